@@ -1,0 +1,323 @@
+package api
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net/http"
+	"strconv"
+	"strings"
+
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+
+	waypostv1 "waypost/proto/waypost/v1"
+)
+
+// jsonOut writes unset fields as null, so that unknown is seen.
+var jsonOut = protojson.MarshalOptions{EmitUnpopulated: true}
+
+// MarshalJSON returns a message as the API writes it.
+func MarshalJSON(m proto.Message) ([]byte, error) { return jsonOut.Marshal(m) }
+
+func (s *Server) routes() *http.ServeMux {
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST /v1/place", s.httpPlace)
+	mux.HandleFunc("POST /v1/place:batch", s.httpPlaceBatch)
+	mux.HandleFunc("POST /v1/outcome", s.httpOutcome)
+	mux.HandleFunc("POST /v1/placements/{idverb}", s.httpPlacementVerb)
+	mux.HandleFunc("GET /v1/placements/{id}", s.httpGetPlacement)
+	mux.HandleFunc("GET /v1/placements", s.httpListPlacements)
+	mux.HandleFunc("GET /v1/status", s.httpStatus)
+	mux.HandleFunc("GET /v1/workers", s.httpWorkers)
+	mux.HandleFunc("GET /v1/hosts", s.httpHosts)
+	mux.HandleFunc("GET /v1/members", s.httpMembers)
+	mux.HandleFunc("GET /v1/coordinators", s.httpCoordinators)
+	mux.HandleFunc("GET /v1/fleet", s.httpGetFleet)
+	mux.HandleFunc("PUT /v1/fleet", s.httpPutFleet)
+	mux.HandleFunc("POST /v1/targets/{targetverb...}", s.httpTarget)
+	mux.HandleFunc("GET /healthz", s.httpHealthz)
+	mux.HandleFunc("GET /readyz", s.httpReadyz)
+	if s.opt.Metrics != nil {
+		mux.Handle("GET /metrics", s.opt.Metrics)
+	}
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		writeError(w, NotFound("path", fmt.Sprintf("%s %s is not a route of this API", r.Method, r.URL.Path)))
+	})
+	return mux
+}
+
+func writeMessage(w http.ResponseWriter, code int, m proto.Message) {
+	b, err := jsonOut.Marshal(m)
+	if err != nil {
+		writeError(w, err)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	// The connection may be gone; there is nobody left to tell.
+	_, _ = w.Write(append(b, '\n'))
+}
+
+// body reads a request body within the limit.
+func (s *Server) body(w http.ResponseWriter, r *http.Request) ([]byte, bool) {
+	b, err := io.ReadAll(http.MaxBytesReader(w, r.Body, s.opt.BodyLimitBytes))
+	if err == nil {
+		return b, true
+	}
+	var tooLong *http.MaxBytesError
+	if errors.As(err, &tooLong) {
+		writeProblem(w, Problem{
+			Type: problemType + "body-limit", Title: "body too large", Status: http.StatusRequestEntityTooLarge,
+			Field: "body", Detail: fmt.Sprintf("the body is over %d bytes; raise [api] body_limit or send token ids as base64", s.opt.BodyLimitBytes),
+		})
+		return nil, false
+	}
+	writeError(w, BadField("body", err.Error()))
+	return nil, false
+}
+
+// decode reads a JSON body into m.
+func (s *Server) decode(w http.ResponseWriter, r *http.Request, m proto.Message) bool {
+	b, ok := s.body(w, r)
+	if !ok {
+		return false
+	}
+	if err := protojson.Unmarshal(b, m); err != nil {
+		writeError(w, badJSON(err))
+		return false
+	}
+	return true
+}
+
+func (s *Server) httpPlace(w http.ResponseWriter, r *http.Request) {
+	b, ok := s.body(w, r)
+	if !ok {
+		return
+	}
+	rest, ids, err := liftTokens(b)
+	if err != nil {
+		writeError(w, err)
+		return
+	}
+	req := &waypostv1.PlaceRequest{}
+	if err := protojson.Unmarshal(rest, req); err != nil {
+		writeError(w, badJSON(err))
+		return
+	}
+	if ids != nil {
+		req.GetInput().TokenIds = ids
+	}
+	resp, ok := call(s, w, r, waypostv1.PlacementService_Place_FullMethodName, req, s.opt.Placement.Place)
+	if !ok {
+		return
+	}
+	if p := resp.GetPlacement(); p != nil {
+		writeMessage(w, http.StatusOK, p)
+		return
+	}
+	refused := resp.GetRefused()
+	code := http.StatusTooManyRequests
+	if refused.GetReason() == "none_eligible" {
+		code = http.StatusServiceUnavailable
+	}
+	if refused.RetryAfterMs != nil {
+		w.Header().Set("Retry-After", strconv.Itoa(int(math.Ceil(refused.GetRetryAfterMs()/1000))))
+	}
+	writeMessage(w, code, resp)
+}
+
+func (s *Server) httpPlaceBatch(w http.ResponseWriter, r *http.Request) {
+	req := &waypostv1.PlaceBatchRequest{}
+	if !s.decode(w, r, req) {
+		return
+	}
+	if resp, ok := call(s, w, r, waypostv1.PlacementService_PlaceBatch_FullMethodName, req, s.opt.Placement.PlaceBatch); ok {
+		writeMessage(w, http.StatusOK, resp)
+	}
+}
+
+func (s *Server) httpOutcome(w http.ResponseWriter, r *http.Request) {
+	req := &waypostv1.ReportOutcomeRequest{}
+	if !s.decode(w, r, req) {
+		return
+	}
+	if resp, ok := call(s, w, r, waypostv1.PlacementService_ReportOutcome_FullMethodName, req, s.opt.Placement.ReportOutcome); ok {
+		writeMessage(w, http.StatusOK, resp)
+	}
+}
+
+func (s *Server) httpPlacementVerb(w http.ResponseWriter, r *http.Request) {
+	id, verb, _ := cutLast(r.PathValue("idverb"), ":")
+	switch verb {
+	case "renew":
+		req := &waypostv1.RenewPlacementRequest{PlacementId: &id}
+		if resp, ok := call(s, w, r, waypostv1.PlacementService_RenewPlacement_FullMethodName, req, s.opt.Placement.RenewPlacement); ok {
+			writeMessage(w, http.StatusOK, resp)
+		}
+	case "release":
+		req := &waypostv1.ReleasePlacementRequest{PlacementId: &id}
+		if resp, ok := call(s, w, r, waypostv1.PlacementService_ReleasePlacement_FullMethodName, req, s.opt.Placement.ReleasePlacement); ok {
+			writeMessage(w, http.StatusOK, resp)
+		}
+	case "learn":
+		req := &waypostv1.LearnTokensRequest{}
+		if !s.decode(w, r, req) {
+			return
+		}
+		req.PlacementId = &id
+		if resp, ok := call(s, w, r, waypostv1.PlacementService_LearnTokens_FullMethodName, req, s.opt.Placement.LearnTokens); ok {
+			writeMessage(w, http.StatusOK, resp)
+		}
+	default:
+		writeError(w, NotFound("path", fmt.Sprintf("unknown verb %q of a placement: use :renew, :release or :learn", verb)))
+	}
+}
+
+func (s *Server) httpGetPlacement(w http.ResponseWriter, r *http.Request) {
+	id := r.PathValue("id")
+	req := &waypostv1.GetPlacementRequest{PlacementId: &id}
+	if resp, ok := call(s, w, r, waypostv1.PlacementService_GetPlacement_FullMethodName, req, s.opt.Placement.GetPlacement); ok {
+		writeMessage(w, http.StatusOK, resp)
+	}
+}
+
+func (s *Server) httpListPlacements(w http.ResponseWriter, r *http.Request) {
+	q := newQuery(r)
+	req := &waypostv1.ListPlacementsRequest{
+		RequestId: q.str("request_id"), Worker: q.str("worker"), ReuseClass: q.str("class"), Tenant: q.str("tenant"),
+		SinceMs: q.ms("since"), Redirected: q.flag("redirected"), Mispredicted: q.flag("mispredicted"), Limit: q.count("limit"),
+	}
+	if !q.ok(w) {
+		return
+	}
+	if resp, ok := call(s, w, r, waypostv1.PlacementService_ListPlacements_FullMethodName, req, s.opt.Placement.ListPlacements); ok {
+		writeMessage(w, http.StatusOK, resp)
+	}
+}
+
+func (s *Server) httpStatus(w http.ResponseWriter, r *http.Request) {
+	if resp, ok := call(s, w, r, waypostv1.OperatorService_GetStatus_FullMethodName, &waypostv1.GetStatusRequest{}, s.opt.Operator.GetStatus); ok {
+		writeMessage(w, http.StatusOK, resp)
+	}
+}
+
+func (s *Server) httpWorkers(w http.ResponseWriter, r *http.Request) {
+	q := newQuery(r)
+	req := &waypostv1.ListWorkersRequest{Name: q.str("name"), Pool: q.str("pool"), Host: q.str("host"), State: q.str("state")}
+	if !q.ok(w) {
+		return
+	}
+	if resp, ok := call(s, w, r, waypostv1.OperatorService_ListWorkers_FullMethodName, req, s.opt.Operator.ListWorkers); ok {
+		writeMessage(w, http.StatusOK, resp)
+	}
+}
+
+func (s *Server) httpHosts(w http.ResponseWriter, r *http.Request) {
+	q := newQuery(r)
+	req := &waypostv1.ListHostsRequest{Name: q.str("name")}
+	if !q.ok(w) {
+		return
+	}
+	if resp, ok := call(s, w, r, waypostv1.OperatorService_ListHosts_FullMethodName, req, s.opt.Operator.ListHosts); ok {
+		writeMessage(w, http.StatusOK, resp)
+	}
+}
+
+func (s *Server) httpMembers(w http.ResponseWriter, r *http.Request) {
+	q := newQuery(r)
+	req := &waypostv1.ListMembersRequest{From: q.str("from")}
+	if !q.ok(w) {
+		return
+	}
+	if resp, ok := call(s, w, r, waypostv1.OperatorService_ListMembers_FullMethodName, req, s.opt.Operator.ListMembers); ok {
+		writeMessage(w, http.StatusOK, resp)
+	}
+}
+
+func (s *Server) httpCoordinators(w http.ResponseWriter, r *http.Request) {
+	req := &waypostv1.ListCoordinatorsRequest{}
+	if resp, ok := call(s, w, r, waypostv1.OperatorService_ListCoordinators_FullMethodName, req, s.opt.Operator.ListCoordinators); ok {
+		writeMessage(w, http.StatusOK, resp)
+	}
+}
+
+func (s *Server) httpGetFleet(w http.ResponseWriter, r *http.Request) {
+	if resp, ok := call(s, w, r, waypostv1.OperatorService_GetFleet_FullMethodName, &waypostv1.GetFleetRequest{}, s.opt.Operator.GetFleet); ok {
+		writeMessage(w, http.StatusOK, resp)
+	}
+}
+
+func (s *Server) httpPutFleet(w http.ResponseWriter, r *http.Request) {
+	q := newQuery(r)
+	req := &waypostv1.PutFleetRequest{BaseVersion: q.count("base"), DryRun: q.flag("dry_run"), Message: q.str("message"), RequestId: q.str("request_id")}
+	if !q.ok(w) {
+		return
+	}
+	b, ok := s.body(w, r)
+	if !ok {
+		return
+	}
+	req.Toml = proto.String(string(b))
+	if resp, ok := call(s, w, r, waypostv1.OperatorService_PutFleet_FullMethodName, req, s.opt.Operator.PutFleet); ok {
+		writeMessage(w, http.StatusOK, resp)
+	}
+}
+
+func (s *Server) httpTarget(w http.ResponseWriter, r *http.Request) {
+	target, verb, _ := cutLast(r.PathValue("targetverb"), ":")
+	q := newQuery(r)
+	reason, dryRun, id := q.str("reason"), q.flag("dry_run"), q.str("request_id")
+	if !q.ok(w) {
+		return
+	}
+	switch verb {
+	case "cordon":
+		req := &waypostv1.CordonTargetRequest{Selector: &target, Reason: reason, DryRun: dryRun, RequestId: id}
+		if resp, ok := call(s, w, r, waypostv1.OperatorService_CordonTarget_FullMethodName, req, s.opt.Operator.CordonTarget); ok {
+			writeMessage(w, http.StatusOK, resp)
+		}
+	case "uncordon":
+		req := &waypostv1.UncordonTargetRequest{Selector: &target, Reason: reason, DryRun: dryRun, RequestId: id}
+		if resp, ok := call(s, w, r, waypostv1.OperatorService_UncordonTarget_FullMethodName, req, s.opt.Operator.UncordonTarget); ok {
+			writeMessage(w, http.StatusOK, resp)
+		}
+	default:
+		writeError(w, NotFound("path", fmt.Sprintf("unknown verb %q of a target: use :cordon or :uncordon", verb)))
+	}
+}
+
+func (s *Server) httpHealthz(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	_, _ = io.WriteString(w, "ok\n")
+}
+
+func (s *Server) httpReadyz(w http.ResponseWriter, r *http.Request) {
+	checks := s.opt.Ready()
+	code, b := http.StatusOK, &strings.Builder{}
+	for _, c := range checks {
+		mark := "ok"
+		if c.Problem != "" {
+			mark, code = c.Problem, http.StatusServiceUnavailable
+		}
+		if r.URL.Query().Has("verbose") || c.Problem != "" {
+			fmt.Fprintf(b, "%s: %s\n", c.Name, mark)
+		}
+	}
+	if code == http.StatusOK {
+		b.WriteString("ready\n")
+	}
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.WriteHeader(code)
+	_, _ = io.WriteString(w, b.String())
+}
+
+// cutLast splits s at the last separator.
+func cutLast(s, sep string) (before, after string, found bool) {
+	i := strings.LastIndex(s, sep)
+	if i < 0 {
+		return s, "", false
+	}
+	return s[:i], s[i+len(sep):], true
+}

@@ -1,0 +1,113 @@
+package ctl
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"waypost/coordinator/api"
+)
+
+// Exit codes of every command; scripts rely on them.
+const (
+	ExitOK          = 0
+	ExitFailed      = 1
+	ExitUsage       = 2
+	ExitUnreachable = 3
+	ExitInfeasible  = 4
+	ExitDenied      = 5
+	ExitConflict    = 6
+	ExitTimeout     = 7
+)
+
+// ExitError is an error with the exit code it leads to.
+type ExitError struct {
+	Code int
+	Err  error
+}
+
+// Error returns the text of the error.
+func (e *ExitError) Error() string { return e.Err.Error() }
+
+// Unwrap returns the error within.
+func (e *ExitError) Unwrap() error { return e.Err }
+
+// Usage returns an error about how a command was used.
+func Usage(format string, args ...any) error {
+	return &ExitError{ExitUsage, fmt.Errorf(format, args...)}
+}
+
+// failed returns an error that leads to an exit code.
+func failed(code int, format string, args ...any) error {
+	return &ExitError{code, fmt.Errorf(format, args...)}
+}
+
+// ExitCode returns the exit code an error leads to.
+func ExitCode(err error) int {
+	if err == nil {
+		return ExitOK
+	}
+	var e *ExitError
+	if errors.As(err, &e) {
+		return e.Code
+	}
+	if s, ok := status.FromError(err); ok {
+		switch s.Code() {
+		case codes.InvalidArgument, codes.OutOfRange, codes.NotFound:
+			return ExitUsage
+		case codes.Unavailable:
+			return ExitUnreachable
+		case codes.PermissionDenied, codes.Unauthenticated:
+			return ExitDenied
+		case codes.Aborted, codes.AlreadyExists, codes.FailedPrecondition:
+			return ExitConflict
+		case codes.DeadlineExceeded:
+			return ExitTimeout
+		case codes.ResourceExhausted:
+			return ExitInfeasible
+		}
+		return ExitFailed
+	}
+	// Cobra has no typed error for a command that does not exist.
+	if strings.HasPrefix(err.Error(), "unknown command") || strings.HasPrefix(err.Error(), "unknown flag") ||
+		strings.HasPrefix(err.Error(), "accepts ") || strings.HasPrefix(err.Error(), "requires ") {
+		return ExitUsage
+	}
+	return ExitFailed
+}
+
+// Message returns the error as a person should read it.
+func Message(err error) string {
+	s, ok := status.FromError(err)
+	if !ok {
+		return err.Error()
+	}
+	if f := api.FieldOf(err); f != "" {
+		return f + ": " + s.Message()
+	}
+	return s.Message()
+}
+
+// Execute runs the root command and returns the exit code; what went wrong is
+// said on stderr.
+func Execute(ctx context.Context, root *cobra.Command, args []string, stderr io.Writer) int {
+	root.SilenceErrors, root.SilenceUsage = true, true
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return Usage("%w; see: %s --help", err, cmd.CommandPath())
+	})
+	root.SetArgs(args)
+	cmd, err := root.ExecuteContextC(ctx)
+	if err == nil {
+		return ExitOK
+	}
+	if msg := Message(err); msg != "" {
+		fmt.Fprintf(stderr, "%s: %s\n", cmd.CommandPath(), msg)
+	}
+	return ExitCode(err)
+}

@@ -1,0 +1,209 @@
+package ctl
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	waypostv1 "waypost/proto/waypost/v1"
+)
+
+func cordonCommand(f *flags) *cobra.Command {
+	var reason string
+	var dryRun bool
+	c := &cobra.Command{
+		Use: "cordon TARGET", Short: "Stop new placements on a host, engine, worker or GPU", Args: cobra.ExactArgs(1),
+		Example:           "  waypost cordon gpu-02 --reason \"fan swap INC-431\"\n  waypost cordon gpu-02/vllm-8000/0 --reason test --dry-run",
+		ValidArgsFunction: completeWorkers(f),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if strings.TrimSpace(reason) == "" {
+				return Usage("--reason is required: the next person asks why")
+			}
+			req := &waypostv1.CordonTargetRequest{Selector: &args[0], Reason: &reason, DryRun: &dryRun}
+			resp, err := ask(cmd, f, req, func(c *grpc.ClientConn) func(context.Context, *waypostv1.CordonTargetRequest, ...grpc.CallOption) (*waypostv1.CordonTargetResponse, error) {
+				return operator(c).CordonTarget
+			})
+			if err != nil {
+				return noLeader(err)
+			}
+			if f.asJSON() {
+				return printJSON(cmd.OutOrStdout(), resp)
+			}
+			out := cmd.OutOrStdout()
+			switch {
+			case dryRun:
+				fmt.Fprintf(out, "%s: would stop new placements on %s\n", args[0], whom(resp.GetWorkers()))
+			case len(resp.GetPendingOn()) > 0:
+				fmt.Fprintf(out, "%s: no new placements on %s (in force on %s; not confirmed by %s)\n", args[0], whom(resp.GetWorkers()), strings.Join(resp.GetAppliedOn(), ", "), strings.Join(resp.GetPendingOn(), ", "))
+			default:
+				fmt.Fprintf(out, "%s: no new placements on %s (in force on all %d coordinators). Undo: waypost uncordon %s\n", args[0], whom(resp.GetWorkers()), len(resp.GetAppliedOn()), args[0])
+			}
+			return nil
+		},
+	}
+	c.Flags().StringVar(&reason, "reason", "", "why; required")
+	c.Flags().BoolVar(&dryRun, "dry-run", false, "only say what would change")
+	return c
+}
+
+func whom(workers []string) string {
+	if len(workers) == 0 {
+		return "nothing that is here now (the cordon is kept)"
+	}
+	return strings.Join(workers, ", ")
+}
+
+func uncordonCommand(f *flags) *cobra.Command {
+	var reason string
+	var dryRun bool
+	c := &cobra.Command{
+		Use: "uncordon TARGET", Short: "Take a cordon back", Args: cobra.ExactArgs(1),
+		Example:           "  waypost uncordon gpu-02",
+		ValidArgsFunction: completeWorkers(f),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			req := &waypostv1.UncordonTargetRequest{Selector: &args[0], Reason: optional(reason), DryRun: &dryRun}
+			resp, err := ask(cmd, f, req, func(c *grpc.ClientConn) func(context.Context, *waypostv1.UncordonTargetRequest, ...grpc.CallOption) (*waypostv1.UncordonTargetResponse, error) {
+				return operator(c).UncordonTarget
+			})
+			if err != nil {
+				return noLeader(err)
+			}
+			if f.asJSON() {
+				return printJSON(cmd.OutOrStdout(), resp)
+			}
+			switch {
+			case !resp.GetRemoved():
+				return Usage("no cordon on %q; see: waypost status", args[0])
+			case dryRun:
+				fmt.Fprintf(cmd.OutOrStdout(), "%s: would allow placements on %s again\n", args[0], whom(resp.GetWorkers()))
+			default:
+				fmt.Fprintf(cmd.OutOrStdout(), "%s: placements on %s allowed again\n", args[0], whom(resp.GetWorkers()))
+			}
+			return nil
+		},
+	}
+	c.Flags().StringVar(&reason, "reason", "", "why")
+	c.Flags().BoolVar(&dryRun, "dry-run", false, "only say what would change")
+	return c
+}
+
+// noLeader adds what can still be done when nobody leads.
+func noLeader(err error) error {
+	if status.Code(err) == codes.Unavailable {
+		return failed(ExitUnreachable, "%s", Message(err))
+	}
+	return err
+}
+
+func fleetCommand(f *flags) *cobra.Command {
+	c := &cobra.Command{Use: "fleet", Short: "Show, compare or apply the fleet file"}
+	c.AddCommand(fleetShow(f), fleetDiff(f), fleetApply(f))
+	return c
+}
+
+func fleetShow(f *flags) *cobra.Command {
+	return &cobra.Command{
+		Use: "show", Short: "Print the fleet file in force", Args: cobra.NoArgs,
+		Example: "  waypost fleet show > fleet.toml",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			resp, err := ask(cmd, f, &waypostv1.GetFleetRequest{}, func(c *grpc.ClientConn) func(context.Context, *waypostv1.GetFleetRequest, ...grpc.CallOption) (*waypostv1.GetFleetResponse, error) {
+				return operator(c).GetFleet
+			})
+			if err != nil {
+				return err
+			}
+			if f.asJSON() {
+				return printJSON(cmd.OutOrStdout(), resp)
+			}
+			if !f.quiet && resp.GetVersion() > 0 {
+				fmt.Fprintf(cmd.ErrOrStderr(), "version %d, applied by %s at %s (%q)\n", resp.GetVersion(), resp.GetAppliedBy(), resp.GetAppliedAt(), resp.GetMessage())
+			}
+			fmt.Fprint(cmd.OutOrStdout(), resp.GetToml())
+			return nil
+		},
+	}
+}
+
+func fleetDiff(f *flags) *cobra.Command {
+	var base uint32
+	c := &cobra.Command{
+		Use: "diff FILE", Short: "Say what a fleet file would change", Args: cobra.ExactArgs(1),
+		Example: "  waypost fleet diff fleet.toml",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return putFleet(cmd, f, args[0], cmd.Flags().Changed("base"), base, true, "")
+		},
+	}
+	c.Flags().Uint32Var(&base, "base", 0, "version the file was made from; left out: the one in force")
+	return c
+}
+
+func fleetApply(f *flags) *cobra.Command {
+	var base uint32
+	var message string
+	var dryRun bool
+	c := &cobra.Command{
+		Use: "apply FILE", Short: "Make a fleet file the one in force", Args: cobra.ExactArgs(1),
+		Example: "  waypost fleet apply fleet.toml --base 6 --message \"RoCE links\"",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return putFleet(cmd, f, args[0], cmd.Flags().Changed("base"), base, dryRun, message)
+		},
+	}
+	c.Flags().Uint32Var(&base, "base", 0, "version the file was made from; left out: the one in force")
+	c.Flags().StringVarP(&message, "message", "m", "", "why")
+	c.Flags().BoolVar(&dryRun, "dry-run", false, "only say what would change")
+	return c
+}
+
+func putFleet(cmd *cobra.Command, f *flags, path string, hasBase bool, base uint32, dryRun bool, message string) error {
+	b, err := readFile(path)
+	if err != nil {
+		return Usage("%w", err)
+	}
+	if !hasBase {
+		now, err := ask(cmd, f, &waypostv1.GetFleetRequest{}, func(c *grpc.ClientConn) func(context.Context, *waypostv1.GetFleetRequest, ...grpc.CallOption) (*waypostv1.GetFleetResponse, error) {
+			return operator(c).GetFleet
+		})
+		if err != nil {
+			return err
+		}
+		base = now.GetVersion()
+	}
+	if message == "" && !dryRun {
+		message = "applied from " + pathOf(path)
+	}
+	req := &waypostv1.PutFleetRequest{Toml: proto.String(string(b)), BaseVersion: &base, DryRun: &dryRun, Message: &message}
+	resp, err := ask(cmd, f, req, func(c *grpc.ClientConn) func(context.Context, *waypostv1.PutFleetRequest, ...grpc.CallOption) (*waypostv1.PutFleetResponse, error) {
+		return operator(c).PutFleet
+	})
+	if err != nil {
+		return noLeader(err)
+	}
+	if f.asJSON() {
+		return printJSON(cmd.OutOrStdout(), resp)
+	}
+	out := cmd.OutOrStdout()
+	for _, line := range resp.GetChanges() {
+		fmt.Fprintln(out, "  "+line)
+	}
+	if len(resp.GetChanges()) == 0 {
+		fmt.Fprintln(out, "  no change")
+	}
+	if !dryRun {
+		fmt.Fprintf(out, "  applied version %d (was %d); in force on %d of %d coordinators\n", resp.GetVersion(), base, resp.GetAppliedOn(), resp.GetCoordinators())
+	}
+	return nil
+}
+
+func pathOf(path string) string {
+	if path == "-" {
+		return "standard input"
+	}
+	return path[strings.LastIndexByte(path, os.PathSeparator)+1:]
+}

@@ -1,0 +1,253 @@
+package ctl
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
+
+	waypostv1 "waypost/proto/waypost/v1"
+)
+
+// maxPromptFile bounds a prompt read from a file.
+const maxPromptFile = 64 << 20
+
+func placeCommand(f *flags) *cobra.Command {
+	var (
+		pool, tenant, promptFile, idsFile, adapter, salt, zone, requestID, infeasible string
+		tokens, output                                                                uint32
+		deadline, firstToken                                                          time.Duration
+		exclude                                                                       []string
+		reserve                                                                       bool
+	)
+	c := &cobra.Command{
+		Use: "place", Short: "Ask which worker would serve a request, and why", Args: cobra.NoArgs,
+		Long: "Ask which worker would serve a request, and why. Nothing is reserved unless --reserve is given.",
+		Example: "  waypost place --pool qwen3-32b --tokens 8000 --output 256\n" +
+			"  waypost place --token-ids-file ids.json --reserve --request-id r1",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			in, err := placeInput(promptFile, idsFile, tokens)
+			if err != nil {
+				return err
+			}
+			req := &waypostv1.PlaceRequest{
+				RequestId: optional(requestID), Pool: optional(pool), Tenant: optional(tenant), Input: in, Adapter: optional(adapter), CacheSalt: optional(salt),
+				CallerZone: optional(zone), Exclude: exclude, IfInfeasible: optional(infeasible), Explain: proto.String("terms"), Reserve: &reserve,
+			}
+			if output > 0 {
+				req.OutputTokensMax = &output
+			}
+			if deadline != 0 {
+				req.DeadlineMs = proto.Float64(float64(deadline) / float64(time.Millisecond))
+			}
+			if firstToken != 0 {
+				req.FirstTokenBudgetMs = proto.Float64(float64(firstToken) / float64(time.Millisecond))
+			}
+			resp, err := ask(cmd, f, req, func(c *grpc.ClientConn) func(context.Context, *waypostv1.PlaceRequest, ...grpc.CallOption) (*waypostv1.PlaceResponse, error) {
+				return placement(c).Place
+			})
+			if err != nil {
+				return err
+			}
+			return showPlaced(cmd, f, resp)
+		},
+	}
+	fl := c.Flags()
+	fl.StringVar(&pool, "pool", "", "pool; may be left out when there is exactly one")
+	fl.StringVar(&tenant, "tenant", "", "tenant")
+	fl.StringVar(&requestID, "request-id", "", "your id of the request")
+	fl.StringVar(&promptFile, "prompt-file", "", "file with the prompt as text, - for standard input")
+	fl.StringVar(&idsFile, "token-ids-file", "", "file with the prompt as a JSON array of token ids, - for standard input")
+	fl.Uint32Var(&tokens, "tokens", 0, "only the length of a prompt that nobody has cached")
+	fl.Uint32Var(&output, "output", 0, "upper limit of output tokens")
+	fl.StringVar(&adapter, "adapter", "", "LoRA adapter")
+	fl.StringVar(&salt, "cache-salt", "", "cache salt")
+	fl.StringVar(&zone, "zone", "", "zone the caller is in")
+	fl.StringVar(&infeasible, "if-infeasible", "", "best-effort, reject or retry-after")
+	fl.DurationVar(&deadline, "deadline", 0, "time until the whole answer must be there")
+	fl.DurationVar(&firstToken, "first-token-budget", 0, "time until the first token must be there")
+	fl.StringSliceVar(&exclude, "exclude", nil, "workers that must not be chosen")
+	fl.BoolVar(&reserve, "reserve", false, "reserve the worker, as a real request does")
+	return c
+}
+
+func placeInput(promptFile, idsFile string, tokens uint32) (*waypostv1.Input, error) {
+	given := 0
+	for _, set := range []bool{promptFile != "", idsFile != "", tokens > 0} {
+		if set {
+			given++
+		}
+	}
+	if given != 1 {
+		return nil, Usage("give the prompt in exactly one way: --prompt-file, --token-ids-file or --tokens")
+	}
+	switch {
+	case promptFile != "":
+		b, err := readFile(promptFile)
+		if err != nil {
+			return nil, Usage("--prompt-file: %w", err)
+		}
+		return &waypostv1.Input{Prompt: proto.String(string(b))}, nil
+	case idsFile != "":
+		b, err := readFile(idsFile)
+		if err != nil {
+			return nil, Usage("--token-ids-file: %w", err)
+		}
+		var ids []uint32
+		if err := json.Unmarshal(b, &ids); err != nil {
+			return nil, Usage("--token-ids-file %s: a JSON array of token ids is needed: %w", idsFile, err)
+		}
+		return &waypostv1.Input{TokenIds: ids}, nil
+	default:
+		return &waypostv1.Input{PrefixKeys: &waypostv1.PrefixKeys{PromptTokens: &tokens}}, nil
+	}
+}
+
+func readFile(path string) ([]byte, error) {
+	var r io.Reader = os.Stdin
+	if path != "-" {
+		file, err := os.Open(path)
+		if err != nil {
+			return nil, err
+		}
+		// It is only read; a failing close loses nothing.
+		defer func() { _ = file.Close() }()
+		r = file
+	}
+	b, err := io.ReadAll(io.LimitReader(r, maxPromptFile+1))
+	if err == nil && len(b) > maxPromptFile {
+		err = fmt.Errorf("%s is over %d MiB", path, maxPromptFile>>20)
+	}
+	return b, err
+}
+
+func showPlaced(cmd *cobra.Command, f *flags, resp *waypostv1.PlaceResponse) error {
+	out := cmd.OutOrStdout()
+	if r := resp.GetRefused(); r != nil {
+		if f.asJSON() {
+			if err := printJSON(out, resp); err != nil {
+				return err
+			}
+			return failed(ExitInfeasible, "%s", r.GetReason())
+		}
+		retry := ""
+		if r.RetryAfterMs != nil {
+			retry = ", ask again in " + millis(r.RetryAfterMs)
+		}
+		return failed(ExitInfeasible, "no placement: %s%s: %s", r.GetReason(), retry, r.GetDetail())
+	}
+	p := resp.GetPlacement()
+	if f.asJSON() {
+		return printJSON(out, p)
+	}
+	fmt.Fprintf(out, "Chosen     %s   %s\n", p.GetWorker().GetName(), expectation(p.GetExpected(), nil))
+	fmt.Fprintf(out, "Reach it   %s\n", p.GetWorker().GetUrl())
+	for k, v := range p.GetWorker().GetHeaders() {
+		fmt.Fprintf(out, "           with header %s: %s\n", k, v)
+	}
+	fmt.Fprintf(out, "Because    %s\n\n", p.GetBecause())
+	termTable(out, p)
+	if p.GetPlacementId() != "" {
+		fmt.Fprintf(out, "\nPlacement  %s   read it again: waypost explain %s\n", p.GetPlacementId(), p.GetPlacementId())
+	}
+	return nil
+}
+
+func expectation(e *waypostv1.Expected, promptTokens *uint32) string {
+	reuse := "reuse unknown"
+	if e.GetReuseTokens() > 0 || (e != nil && e.ReuseTokens != nil) {
+		reuse = fmt.Sprintf("reuse %s tokens expected", count(e.ReuseTokens))
+		if promptTokens != nil && *promptTokens > 0 {
+			reuse += fmt.Sprintf(" (%.0f%%)", 100*float64(e.GetReuseTokens())/float64(*promptTokens))
+		}
+	}
+	if e == nil || e.FirstTokenMs == nil {
+		return reuse
+	}
+	return reuse + ", first token in " + millis(e.FirstTokenMs)
+}
+
+// termTable prints the cost terms of every candidate, best first.
+func termTable(out io.Writer, p *waypostv1.Placement) {
+	t := newTable("ms", ">REUSE", ">START", ">PREFILL", ">PULL", ">ROOM", ">DOUBT", ">DIST", "│", ">OWN", "│", ">QUEUE", ">GAP", ">STALL", "│", ">TOTAL", "")
+	var best *float64
+	for _, c := range p.GetTerms() {
+		note := ""
+		switch {
+		case c.GetExcluded() != "":
+			note = c.GetExcluded()
+		case best == nil:
+			best, note = c.TotalMs, "chosen"
+		case c.TotalMs != nil:
+			note = fmt.Sprintf("%+.0f", c.GetTotalMs()-*best)
+		}
+		t.row(c.GetWorker(), count(c.ReuseTokens), number(c.StartMs), number(c.PrefillMs), number(c.PullMs), number(c.RoomMs), number(c.DoubtMs), number(c.DistanceMs),
+			"│", number(c.OwnMs), "│", number(c.QueueMs), number(c.GapMs), number(c.StallMs), "│", number(c.TotalMs), note)
+	}
+	t.print(out)
+}
+
+func outcomeCommand(f *flags) *cobra.Command {
+	var (
+		result, errorClass             string
+		status, cached, prompt, output uint32
+		firstToken, duration           time.Duration
+	)
+	c := &cobra.Command{
+		Use: "outcome PLACEMENT", Short: "Report what happened to a placement", Args: cobra.ExactArgs(1),
+		Example: "  waypost outcome pl_c1_9k3f7q2m --cached-tokens 5120 --prompt-tokens 8192 --first-token 281ms",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			req := &waypostv1.ReportOutcomeRequest{PlacementId: &args[0], Result: &result, ErrorClass: optional(errorClass)}
+			set := cmd.Flags().Changed
+			if set("status") {
+				req.HttpStatus = &status
+			}
+			if set("cached-tokens") {
+				req.CachedTokens = &cached
+			}
+			if set("prompt-tokens") {
+				req.PromptTokens = &prompt
+			}
+			if set("output-tokens") {
+				req.OutputTokens = &output
+			}
+			if set("first-token") {
+				req.FirstTokenMs = proto.Float64(float64(firstToken) / float64(time.Millisecond))
+			}
+			if set("duration") {
+				req.DurationMs = proto.Float64(float64(duration) / float64(time.Millisecond))
+			}
+			resp, err := ask(cmd, f, req, func(c *grpc.ClientConn) func(context.Context, *waypostv1.ReportOutcomeRequest, ...grpc.CallOption) (*waypostv1.ReportOutcomeResponse, error) {
+				return placement(c).ReportOutcome
+			})
+			if err != nil {
+				return err
+			}
+			if f.asJSON() {
+				return printJSON(cmd.OutOrStdout(), resp)
+			}
+			if !resp.GetJoined() {
+				fmt.Fprintln(cmd.OutOrStdout(), "not joined: no such placement here (any more)")
+				return nil
+			}
+			fmt.Fprintf(cmd.OutOrStdout(), "joined: %s\n", resp.GetReuseClass())
+			return nil
+		},
+	}
+	fl := c.Flags()
+	fl.StringVar(&result, "result", "done", "done, failed or cancelled")
+	fl.StringVar(&errorClass, "error-class", "", "of a failure: worker, client, overload or timeout")
+	fl.Uint32Var(&status, "status", 0, "HTTP status of the engine's answer")
+	fl.Uint32Var(&cached, "cached-tokens", 0, "prompt tokens the engine reused")
+	fl.Uint32Var(&prompt, "prompt-tokens", 0, "prompt tokens the engine counted")
+	fl.Uint32Var(&output, "output-tokens", 0, "output tokens the engine counted")
+	fl.DurationVar(&firstToken, "first-token", 0, "time to the first token")
+	fl.DurationVar(&duration, "duration", 0, "time to the end")
+	return c
+}
