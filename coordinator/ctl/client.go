@@ -137,7 +137,7 @@ func shortDialError(msg string) string {
 	if i := strings.LastIndex(msg, "desc = "); i >= 0 {
 		msg = msg[i+len("desc = "):]
 	}
-	return strings.Trim(strings.TrimPrefix(msg, "transport: "), `"`)
+	return strings.Trim(strings.TrimPrefix(strings.Trim(msg, `"`), "transport: Error while dialing: "), `"`)
 }
 
 func placement(c *grpc.ClientConn) waypostv1.PlacementServiceClient {

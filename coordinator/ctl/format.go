@@ -65,7 +65,9 @@ func millis(v *float64) string {
 	switch a := math.Abs(*v); {
 	case a >= 10000:
 		return fmt.Sprintf("%.1f s", *v/1000)
-	case a >= 10 || a == 0:
+	case a >= 1000:
+		return fmt.Sprintf("%.2f s", *v/1000)
+	case a >= 100 || a == math.Trunc(a):
 		return fmt.Sprintf("%.0f ms", *v)
 	default:
 		return fmt.Sprintf("%.1f ms", *v)

@@ -1,0 +1,208 @@
+package ctl
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cockroachdb/datadriven"
+	"github.com/spf13/cobra"
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+
+	"waypost/coordinator/api"
+	waypostv1 "waypost/proto/waypost/v1"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// fleet answers as a coordinator of the fictional fleet in the reference
+// screens would. Its answers are JSON in testdata, so that the API's field
+// names are part of what the golden files hold.
+type fleet struct {
+	waypostv1.UnimplementedPlacementServiceServer
+	waypostv1.UnimplementedOperatorServiceServer
+	t *testing.T
+}
+
+func load[M proto.Message](f fleet, name string, m M) M {
+	b, err := os.ReadFile(filepath.Join("testdata", name+".json"))
+	if err != nil {
+		f.t.Error(err)
+		return m
+	}
+	if err := protojson.Unmarshal(b, m); err != nil {
+		f.t.Errorf("%s: %v", name, err)
+	}
+	return m
+}
+
+func (f fleet) ListWorkers(_ context.Context, r *waypostv1.ListWorkersRequest) (*waypostv1.ListWorkersResponse, error) {
+	all := load(f, "workers", &waypostv1.ListWorkersResponse{})
+	out := &waypostv1.ListWorkersResponse{}
+	for _, w := range all.GetWorkers() {
+		if (r.Name == nil || r.GetName() == w.GetName()) && (r.Pool == nil || r.GetPool() == w.GetPool()) {
+			out.Workers = append(out.Workers, w)
+		}
+	}
+	return out, nil
+}
+
+func (f fleet) ListMembers(context.Context, *waypostv1.ListMembersRequest) (*waypostv1.ListMembersResponse, error) {
+	return load(f, "members", &waypostv1.ListMembersResponse{}), nil
+}
+
+func (f fleet) ListHosts(context.Context, *waypostv1.ListHostsRequest) (*waypostv1.ListHostsResponse, error) {
+	return load(f, "hosts", &waypostv1.ListHostsResponse{}), nil
+}
+
+func (f fleet) ListCoordinators(context.Context, *waypostv1.ListCoordinatorsRequest) (*waypostv1.ListCoordinatorsResponse, error) {
+	return load(f, "coordinators", &waypostv1.ListCoordinatorsResponse{}), nil
+}
+
+func (f fleet) GetStatus(context.Context, *waypostv1.GetStatusRequest) (*waypostv1.GetStatusResponse, error) {
+	return load(f, "status", &waypostv1.GetStatusResponse{}), nil
+}
+
+func (f fleet) GetFleet(context.Context, *waypostv1.GetFleetRequest) (*waypostv1.GetFleetResponse, error) {
+	return &waypostv1.GetFleetResponse{Version: proto.Uint32(7), Toml: proto.String("version = 1\n"), AppliedBy: proto.String("anna"), AppliedAt: proto.String("2026-01-01T00:00:00Z"), Message: proto.String("RoCE links")}, nil
+}
+
+func (f fleet) PutFleet(_ context.Context, r *waypostv1.PutFleetRequest) (*waypostv1.PutFleetResponse, error) {
+	if r.GetBaseVersion() != 7 {
+		return nil, api.Conflict("base_version", fmt.Sprintf("fleet.toml was made from version %d, the fleet is at 7; run: waypost fleet diff", r.GetBaseVersion()))
+	}
+	return &waypostv1.PutFleetResponse{Version: proto.Uint32(8), Changes: []string{"+ pool  qwen3-32b  max_transfer 300ms"}, AppliedOn: proto.Uint32(3), Coordinators: proto.Uint32(3)}, nil
+}
+
+func (f fleet) CordonTarget(_ context.Context, r *waypostv1.CordonTargetRequest) (*waypostv1.CordonTargetResponse, error) {
+	if r.GetSelector() == "gpu-09" {
+		return nil, api.Unavailable("no leader: 1 of 3 voters reachable; on gpu-09 itself nothing changes")
+	}
+	return &waypostv1.CordonTargetResponse{Workers: []string{"gpu-02/vllm-8000/0"}, AppliedOn: []string{"c-gpu-01", "c-gpu-02", "c-gpu-03"}}, nil
+}
+
+func (f fleet) UncordonTarget(_ context.Context, r *waypostv1.UncordonTargetRequest) (*waypostv1.UncordonTargetResponse, error) {
+	return &waypostv1.UncordonTargetResponse{Removed: proto.Bool(r.GetSelector() == "gpu-02"), Workers: []string{"gpu-02/vllm-8000/0"}}, nil
+}
+
+func (f fleet) Place(_ context.Context, r *waypostv1.PlaceRequest) (*waypostv1.PlaceResponse, error) {
+	if r.GetPool() == "none" {
+		return load(f, "refused", &waypostv1.PlaceResponse{}), nil
+	}
+	if r.GetPool() == "lama" {
+		return nil, api.NotFound("pool", `no pool "lama"; pools: qwen3-32b`)
+	}
+	rec := load(f, "record", &waypostv1.PlacementRecord{})
+	return &waypostv1.PlaceResponse{Answer: &waypostv1.PlaceResponse_Placement{Placement: rec.GetPlacement()}}, nil
+}
+
+func (f fleet) GetPlacement(context.Context, *waypostv1.GetPlacementRequest) (*waypostv1.GetPlacementResponse, error) {
+	return &waypostv1.GetPlacementResponse{Record: load(f, "record", &waypostv1.PlacementRecord{})}, nil
+}
+
+func (f fleet) ListPlacements(_ context.Context, r *waypostv1.ListPlacementsRequest) (*waypostv1.ListPlacementsResponse, error) {
+	if r.GetRequestId() == "nobody" {
+		return &waypostv1.ListPlacementsResponse{}, nil
+	}
+	return &waypostv1.ListPlacementsResponse{Records: []*waypostv1.PlacementRecord{load(f, "record", &waypostv1.PlacementRecord{})}}, nil
+}
+
+func (f fleet) ReportOutcome(_ context.Context, r *waypostv1.ReportOutcomeRequest) (*waypostv1.ReportOutcomeResponse, error) {
+	return &waypostv1.ReportOutcomeResponse{Joined: proto.Bool(true), ReuseClass: proto.String("as_predicted")}, nil
+}
+
+// run executes one command line and returns what a person would see.
+func run(t *testing.T, sockets []string, args ...string) (stdout, stderr string, code int) {
+	t.Helper()
+	root := &cobra.Command{Use: "waypost"}
+	noTLS := func(string, string, string) (*tls.Config, error) { return nil, errors.New("no TLS in this test") }
+	root.AddCommand(Commands(Options{Version: "0.0.0-test", ClientTLS: noTLS, Sockets: sockets})...)
+	var out, errOut bytes.Buffer
+	root.SetOut(&out)
+	root.SetErr(&errOut)
+	code = Execute(t.Context(), root, args, &errOut)
+	return out.String(), errOut.String(), code
+}
+
+// TestScreens runs the command lines in testdata/screens against the fictional
+// fleet; what is printed, and the exit code, are the golden part.
+func TestScreens(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := grpc.NewServer()
+	f := fleet{t: t}
+	waypostv1.RegisterPlacementServiceServer(s, f)
+	waypostv1.RegisterOperatorServiceServer(s, f)
+	done := make(chan error, 1)
+	go func() { done <- s.Serve(l) }()
+	defer func() {
+		s.Stop()
+		<-done
+	}()
+	dead, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	deadAddr := dead.Addr().String()
+	_ = dead.Close()
+
+	datadriven.Walk(t, "testdata/screens", func(t *testing.T, path string) {
+		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
+			args := strings.Fields(d.Input)
+			switch d.Cmd {
+			case "waypost":
+				args = append(args, "--addr", l.Addr().String())
+			case "nobody":
+				args = append(args, "--addr", deadAddr)
+			case "unset":
+			default:
+				d.Fatalf(t, "unknown directive %s", d.Cmd)
+			}
+			stdout, stderr, code := run(t, []string{"/nonexistent.sock"}, args...)
+			if stderr != "" {
+				stderr = "stderr: " + stderr
+			}
+			all := stdout + stderr + fmt.Sprintf("exit %d\n", code)
+			return strings.ReplaceAll(all, deadAddr, "HOST:PORT")
+		})
+	})
+}
+
+func TestEveryCommandHelps(t *testing.T) {
+	var walk func(c *cobra.Command)
+	walk = func(c *cobra.Command) {
+		if c.Runnable() && (c.Example == "" || c.Short == "") {
+			t.Errorf("%s has no example or no short help", c.CommandPath())
+		}
+		if c.Runnable() && c.Flags().Lookup("json") == nil && c.PersistentFlags().Lookup("json") == nil && c.InheritedFlags().Lookup("json") == nil {
+			t.Errorf("%s has no --json", c.CommandPath())
+		}
+		for _, sub := range c.Commands() {
+			walk(sub)
+		}
+	}
+	for _, c := range Commands(Options{Version: "x"}) {
+		walk(c)
+	}
+}
+
+func TestNearest(t *testing.T) {
+	if got := nearest("gpu-2", []string{"gpu-01", "gpu-02"}); got != "gpu-02" {
+		t.Errorf("got %q", got)
+	}
+	if got := nearest("zzz", []string{"gpu-01"}); got != "" {
+		t.Errorf("got %q for something unlike all names", got)
+	}
+}
