@@ -1,0 +1,338 @@
+package queue
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"waypost/gossip/ledger"
+)
+
+// ErrOptions is wrapped by every error of New and SetFacts.
+var ErrOptions = errors.New("bad queue options")
+
+// DefaultNoProgressAfter is how long a worker with requests may show no sign
+// of life before it counts as stalled.
+const DefaultNoProgressAfter = 10 * time.Second
+
+// Options says what an Estimator starts from.
+type Options struct {
+	// Facts are the facts known of the worker.
+	Facts Facts
+	// NoProgressAfter is how long a worker with requests may show no sign of
+	// life before it is reported as stalled; 0: DefaultNoProgressAfter.
+	NoProgressAfter time.Duration
+}
+
+// Facts is what the estimate needs to know of a worker. A count of 0 is
+// unknown.
+type Facts struct {
+	// Model prices its steps.
+	Model ledger.StepModel
+	// StepTokens is the number of prefill tokens a step may hold.
+	StepTokens int
+	// BlockTokens is the number of tokens per KV block.
+	BlockTokens int
+	// PoolBlocks is the number of usable KV blocks.
+	PoolBlocks int
+}
+
+// validate names the first fact that is out of range.
+func (f *Facts) validate() error {
+	for _, c := range [...]struct {
+		name  string
+		value int
+		high  int
+	}{
+		{"stepTokens", f.StepTokens, ledger.MaxTokens},
+		{"blockTokens", f.BlockTokens, ledger.MaxTokens},
+		{"poolBlocks", f.PoolBlocks, math.MaxInt32},
+	} {
+		if c.value < 0 || c.value > c.high {
+			return fmt.Errorf("%w: %s: %d is not in 0 to %d", ErrOptions, c.name, c.value, c.high)
+		}
+	}
+	if err := f.Model.Validate(); err != nil {
+		return fmt.Errorf("%w: model: %w", ErrOptions, err)
+	}
+	return nil
+}
+
+// Sample is one reading of an engine's counters. Nil is unknown, never zero.
+type Sample struct {
+	// At is when the reading was taken, on the local monotonic clock.
+	At time.Time
+	// Running is the number of requests in the running batch.
+	Running *int
+	// Waiting is the number of requests that wait for admission.
+	Waiting *int
+	// KVUsedRatio is the share of KV blocks referenced, 0 to 1.
+	KVUsedRatio *float64
+	// PromptTokens counts prompt tokens of finished and running requests.
+	PromptTokens *float64
+	// ComputedPromptTokens counts prompt tokens that were not cached.
+	ComputedPromptTokens *float64
+	// GenerationTokens counts generated tokens.
+	GenerationTokens *float64
+	// FirstTokens counts first tokens, FirstTokenSeconds sums their times.
+	FirstTokens, FirstTokenSeconds *float64
+	// Finished counts finished requests for any reason.
+	Finished *float64
+	// Preemptions counts preempted requests.
+	Preemptions *float64
+	// Sleeping says whether the engine sleeps.
+	Sleeping *bool
+}
+
+// Bounds of what is learnt and of how long a reading is used.
+const (
+	maxRequests = 1 << 20
+	// maxSampleAge is the age beyond which counters are not used.
+	maxSampleAge = 10 * time.Second
+	// perRequest is the weight of one request in the moving means.
+	perRequest = 1.0 / 20
+	// gapWeight is the weight of one interval in the mean token gap.
+	gapWeight = .3
+	// minInterval is the shortest interval a pace is learnt from.
+	minInterval = 10 * time.Millisecond
+	// finishTime is the time constant of the finish rate.
+	finishTime = 10 * time.Second
+)
+
+// Estimator is the estimate of one worker. It is not safe for concurrent use.
+type Estimator struct {
+	facts           Facts
+	noProgressAfter time.Duration
+
+	last Sample // newest cleaned reading; At is zero before the first
+
+	meanUncachedTokens float64 // per request; NaN until learnt
+	meanPromptTokens   float64
+	meanOutputTokens   float64
+	gapMs              float64
+	finishPerSec       float64
+
+	// busySince is when requests without a sign of life were first seen;
+	// zero while idle or unknown. progressAt is the newest sign of life.
+	busySince  time.Time
+	progressAt time.Time
+	// witness tells that signs of life can be seen at all.
+	witness bool
+
+	badReadings uint64
+	resets      uint64
+}
+
+// New makes an estimator that knows nothing yet.
+func New(options Options) (*Estimator, error) {
+	if options.NoProgressAfter < 0 {
+		return nil, fmt.Errorf("%w: noProgressAfter: %v is negative", ErrOptions, options.NoProgressAfter)
+	}
+	if options.NoProgressAfter == 0 {
+		options.NoProgressAfter = DefaultNoProgressAfter
+	}
+	e := &Estimator{noProgressAfter: options.NoProgressAfter}
+	e.forget()
+	if err := e.SetFacts(options.Facts); err != nil {
+		return nil, err
+	}
+	return e, nil
+}
+
+// SetFacts replaces the facts of the worker.
+func (e *Estimator) SetFacts(facts Facts) error {
+	if err := facts.validate(); err != nil {
+		return err
+	}
+	e.facts = facts
+	return nil
+}
+
+// Restarted tells that the engine is a new process: its counters start anew
+// and nothing of the old one waits any more. The learnt means stay; the same
+// model serves the same users.
+func (e *Estimator) Restarted() {
+	e.last = Sample{}
+	e.busySince, e.progressAt = time.Time{}, time.Time{}
+	e.witness = false
+	e.gapMs, e.finishPerSec = math.NaN(), math.NaN()
+}
+
+// forget sets everything learnt to unknown.
+func (e *Estimator) forget() {
+	nan := math.NaN()
+	e.meanUncachedTokens, e.meanPromptTokens, e.meanOutputTokens = nan, nan, nan
+	e.gapMs, e.finishPerSec = nan, nan
+}
+
+// Counts are what the estimator put aside.
+type Counts struct {
+	// BadReadings counts fields of readings that were negative, not finite
+	// or out of range and were taken as unknown.
+	BadReadings uint64
+	// CounterResets counts counters that went back.
+	CounterResets uint64
+}
+
+// Counts returns the counts so far.
+func (e *Estimator) Counts() Counts {
+	return Counts{BadReadings: e.badReadings, CounterResets: e.resets}
+}
+
+// Stored tells that the engine stored blocks with so many tokens: a sign that
+// its model runs.
+func (e *Estimator) Stored(at time.Time, tokens int) {
+	if tokens > 0 {
+		e.witness = true
+		e.alive(at)
+	}
+}
+
+func (e *Estimator) alive(at time.Time) {
+	if at.After(e.progressAt) {
+		e.progressAt = at
+	}
+}
+
+// Sample takes a reading. One that is not newer than the last is put aside.
+func (e *Estimator) Sample(s Sample) {
+	if !e.last.At.IsZero() && !s.At.After(e.last.At) {
+		return
+	}
+	e.clean(&s)
+	e.learn(&s)
+	requests, known := sum(s.Running, s.Waiting)
+	switch {
+	case !known || requests == 0:
+		e.busySince = time.Time{}
+	case e.busySince.IsZero():
+		e.busySince = s.At
+	}
+	e.last = s
+}
+
+// clean takes values that no engine can mean as unknown.
+func (e *Estimator) clean(s *Sample) {
+	for _, count := range [...]**int{&s.Running, &s.Waiting} {
+		if *count != nil && (**count < 0 || **count > maxRequests) {
+			*count = nil
+			e.badReadings++
+		}
+	}
+	for _, value := range [...]**float64{
+		&s.KVUsedRatio, &s.PromptTokens, &s.ComputedPromptTokens, &s.GenerationTokens,
+		&s.FirstTokens, &s.FirstTokenSeconds, &s.Finished, &s.Preemptions,
+	} {
+		if *value != nil && !(**value >= 0 && **value <= math.MaxFloat64) {
+			*value = nil
+			e.badReadings++
+		}
+	}
+	if s.KVUsedRatio != nil && *s.KVUsedRatio > 1 {
+		s.KVUsedRatio = nil
+		e.badReadings++
+	}
+}
+
+// learn takes the growth of the counters since the last reading.
+func (e *Estimator) learn(s *Sample) {
+	if e.last.At.IsZero() {
+		return
+	}
+	prompt := e.grown(e.last.PromptTokens, s.PromptTokens)
+	computed := e.grown(e.last.ComputedPromptTokens, s.ComputedPromptTokens)
+	generated := e.grown(e.last.GenerationTokens, s.GenerationTokens)
+	firsts := e.grown(e.last.FirstTokens, s.FirstTokens)
+	finished := e.grown(e.last.Finished, s.Finished)
+	for _, growth := range [...]float64{prompt, computed, generated, firsts, finished} {
+		if !math.IsNaN(growth) {
+			e.witness = true
+		}
+		if growth > 0 {
+			e.alive(s.At)
+		}
+	}
+	if changed(e.last.Running, s.Running) || changed(e.last.KVUsedRatio, s.KVUsedRatio) {
+		// Admissions, ends, and a long prefill that fills block after block.
+		e.alive(s.At)
+	}
+	prefills := firsts
+	if math.IsNaN(prefills) {
+		prefills = finished
+	}
+	answers := finished
+	if math.IsNaN(answers) {
+		answers = firsts
+	}
+	if math.IsNaN(computed) {
+		computed = prompt
+	}
+	learnMean(&e.meanUncachedTokens, computed, prefills)
+	learnMean(&e.meanPromptTokens, prompt, prefills)
+	learnMean(&e.meanOutputTokens, generated, answers)
+	e.learnPace(s, generated, finished)
+}
+
+// learnPace takes the token gap and the finish rate of an interval.
+func (e *Estimator) learnPace(s *Sample, generated, finished float64) {
+	interval := s.At.Sub(e.last.At)
+	if interval < minInterval {
+		return
+	}
+	ms := float64(interval) / float64(time.Millisecond)
+	if generated > 0 && s.Running != nil && e.last.Running != nil {
+		// Every running stream gets one token per gap.
+		running := float64(*s.Running+*e.last.Running) / 2
+		if gap := running * ms / generated; gap > 0 && gap < 60_000 {
+			blend(&e.gapMs, gap, gapWeight)
+		}
+	}
+	if !math.IsNaN(finished) {
+		blend(&e.finishPerSec, min(finished*1000/ms, ledger.MaxFinishPerSec), 1-math.Exp(-float64(interval)/float64(finishTime)))
+	}
+}
+
+// changed reports whether a known gauge moved.
+func changed[T comparable](before, after *T) bool {
+	return before != nil && after != nil && *before != *after
+}
+
+// grown is the growth of a counter, NaN if it is unknown. A counter that went
+// back started anew; its growth since is not known.
+func (e *Estimator) grown(before, after *float64) float64 {
+	if before == nil || after == nil {
+		return math.NaN()
+	}
+	if *after < *before {
+		e.resets++
+		return math.NaN()
+	}
+	return *after - *before
+}
+
+// learnMean moves a mean of tokens per request by the requests of an interval.
+func learnMean(mean *float64, tokens, requests float64) {
+	if !(requests >= 1) || math.IsNaN(tokens) {
+		return
+	}
+	value := min(max(tokens/requests, 1), ledger.MaxTokens)
+	blend(mean, value, 1-math.Pow(1-perRequest, requests))
+}
+
+// blend moves a mean towards a value; the first value is taken whole.
+func blend(mean *float64, value, weight float64) {
+	if math.IsNaN(*mean) {
+		*mean = value
+		return
+	}
+	*mean += weight * (value - *mean)
+}
+
+// sum adds two counts; it is not known if either is not.
+func sum(a, b *int) (total int, known bool) {
+	if a == nil || b == nil {
+		return 0, false
+	}
+	return *a + *b, true
+}

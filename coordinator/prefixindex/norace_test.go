@@ -1,0 +1,5 @@
+//go:build !race
+
+package prefixindex
+
+const raceEnabled = false

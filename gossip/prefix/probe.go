@@ -1,0 +1,169 @@
+package prefix
+
+import "math/bits"
+
+// Probe names the prefixes of one request. Keys are computed when first asked
+// for and kept. A Probe may be reset and reused: after it has seen a request of
+// some size, further ones of that size allocate nothing. It is not safe for
+// concurrent use.
+type Probe struct {
+	promptTokens int
+	tokens       []uint32 // of a request that came as tokens
+	keyer        *Keyer
+	chains       []Chain // value after chunk i, as far as computed
+	checkpoints  []Key   // key after chunk i; 0: not computed, or not given
+	points       pointCache
+	given        map[uint32]Key // points of a request that came as keys
+}
+
+// ResetTokens prepares for a request given as token ids. The probe reads tokens
+// until the next reset; the caller must not change them.
+func (p *Probe) ResetTokens(tokens []uint32, k *Keyer) {
+	n := len(tokens) / ChunkTokens
+	p.promptTokens, p.tokens, p.keyer, p.given = len(tokens), tokens, k, nil
+	p.chains = p.chains[:0]
+	p.checkpoints = resize(p.checkpoints, n)
+	clear(p.checkpoints)
+	p.points.reset()
+}
+
+// ResetKeys prepares for a request given as keys: checkpoints[i] at depth
+// (i+1)·ChunkTokens, points by depth in tokens. A zero key, a missing one and
+// one deeper than the prompt are unknown. The probe reads points until the next reset.
+func (p *Probe) ResetKeys(promptTokens int, checkpoints []Key, points map[uint32]Key) {
+	promptTokens = max(promptTokens, 0)
+	n := min(len(checkpoints), promptTokens/ChunkTokens)
+	p.promptTokens, p.tokens, p.keyer, p.given = promptTokens, nil, nil, points
+	p.chains = p.chains[:0]
+	p.checkpoints = append(p.checkpoints[:0], checkpoints[:n]...)
+	p.points.reset()
+}
+
+func resize(s []Key, n int) []Key {
+	if cap(s) < n {
+		return make([]Key, n)
+	}
+	return s[:n]
+}
+
+// PromptTokens is the length of the prompt, in tokens.
+func (p *Probe) PromptTokens() int { return p.promptTokens }
+
+// Checkpoint returns the key at depth j·ChunkTokens, j ≥ 1. It reports false
+// past the end of the prompt and where the caller's keys have a gap.
+func (p *Probe) Checkpoint(j int) (Key, bool) {
+	if j < 1 || j > len(p.checkpoints) {
+		return 0, false
+	}
+	if p.checkpoints[j-1] == 0 && p.keyer != nil {
+		p.checkpoints[j-1] = p.keyer.Key(p.chain(j), uint32(j*ChunkTokens))
+	}
+	k := p.checkpoints[j-1]
+	return k, k != 0
+}
+
+// At returns the key at any depth from 1 to the length of the prompt, in
+// tokens. It reports false outside and where the caller's keys have a gap.
+func (p *Probe) At(depthTokens int) (Key, bool) {
+	if depthTokens < 1 || depthTokens > p.promptTokens {
+		return 0, false
+	}
+	if depthTokens%ChunkTokens == 0 {
+		return p.Checkpoint(depthTokens / ChunkTokens)
+	}
+	if p.keyer == nil {
+		k := p.given[uint32(depthTokens)]
+		return k, k != 0
+	}
+	slot := p.points.slot(uint32(depthTokens))
+	if slot.key == 0 {
+		j := depthTokens / ChunkTokens
+		c := Point(p.chain(j), p.tokens[j*ChunkTokens:depthTokens])
+		slot.key = p.keyer.Key(c, uint32(depthTokens))
+	}
+	return slot.key, true
+}
+
+// Chain returns the chain value at depth j·ChunkTokens, j ≥ 0, of a request
+// given as tokens; false past the end of the prompt or when keys were given.
+func (p *Probe) Chain(j int) (Chain, bool) {
+	if p.keyer == nil || j < 0 || j > len(p.checkpoints) {
+		return 0, false
+	}
+	return p.chain(j), true
+}
+
+// chain computes the values up to chunk j, at most len(p.checkpoints).
+func (p *Probe) chain(j int) Chain {
+	for i := len(p.chains); i < j; i++ {
+		var prev Chain
+		if i > 0 {
+			prev = p.chains[i-1]
+		}
+		p.chains = append(p.chains, Next(prev, p.tokens[i*ChunkTokens:(i+1)*ChunkTokens]))
+	}
+	if j == 0 {
+		return 0
+	}
+	return p.chains[j-1]
+}
+
+// pointCache is a hash table from depth to key that is emptied in O(1) and
+// keeps its memory. A slot counts only if its generation is the current one.
+type pointCache struct {
+	slots      []pointSlot // a power of two long
+	used       int
+	generation uint32
+}
+
+type pointSlot struct {
+	depth      uint32
+	generation uint32
+	key        Key
+}
+
+func (c *pointCache) reset() {
+	c.used = 0
+	c.generation++
+	if c.generation == 0 { // wrapped: slots of 2^32 resets ago would look current
+		clear(c.slots)
+		c.generation = 1
+	}
+}
+
+// slot returns the slot of a depth, with key 0 if it is new. It is valid until
+// the next call.
+func (c *pointCache) slot(depth uint32) *pointSlot {
+	if c.used*2 >= len(c.slots) {
+		c.grow()
+	}
+	s := c.find(depth)
+	if s.generation != c.generation {
+		*s = pointSlot{depth: depth, generation: c.generation}
+		c.used++
+	}
+	return s
+}
+
+// find returns the slot that holds depth, or the free one where it belongs.
+func (c *pointCache) find(depth uint32) *pointSlot {
+	mask := uint32(len(c.slots) - 1)
+	shift := 32 - bits.Len32(mask)
+	for i := depth * 2654435769 >> shift; ; i++ { // Fibonacci hashing
+		s := &c.slots[i&mask]
+		if s.generation != c.generation || s.depth == depth {
+			return s
+		}
+	}
+}
+
+// grow doubles the table; the slots in use move, the others are dropped.
+func (c *pointCache) grow() {
+	old := c.slots
+	c.slots = make([]pointSlot, max(16, 2*len(old)))
+	for _, s := range old {
+		if s.generation == c.generation {
+			*c.find(s.depth) = s
+		}
+	}
+}
