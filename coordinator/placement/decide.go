@@ -1,0 +1,449 @@
+package placement
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/zeebo/xxh3"
+)
+
+// maxFallbacks is the number of next best workers an answer names.
+const maxFallbacks = 3
+
+// Survey is what a decision takes from the candidates together. A record that
+// keeps only some of the candidates keeps it, so that they are priced alike.
+type Survey struct {
+	// Candidates counts all, Eligible those that will does not exclude, Aged
+	// those of them that only silence excludes, Placeable those that could
+	// be chosen.
+	Candidates, Eligible, Aged, Placeable int
+	// Known means over the eligible; NaN where no candidate knows.
+	MeanQueueMs, MeanLive, MeanGapMs, MeanRoomMs float64
+	// MaxDistanceMs is the farthest known distance; NaN: none is known.
+	MaxDistanceMs float64
+	// BestOwnMs is the least own time among the placeable.
+	BestOwnMs float64
+	// PanicFloor says that silence was ignored.
+	PanicFloor bool
+	// Reasons counts the candidates per reason.
+	Reasons [numReasons]int
+}
+
+// Decision is the outcome of Decide. It is reusable: Decide overwrites it and
+// keeps the memory of its terms.
+type Decision struct {
+	// Chosen is the index of the chosen candidate; -1: refused.
+	Chosen int
+	// Terms holds the terms of every candidate, in the candidates' order.
+	Terms []Terms
+	// MostReuse is the index of the candidate with most reuse, placeable or
+	// not; -1: nobody is known to hold anything.
+	MostReuse int
+	// Tied says that the choice was made among equals.
+	Tied bool
+	// Marks says what was not normal.
+	Marks Marks
+	// FirstTokenMs and FirstTokenP90Ms are the prediction for the chosen.
+	FirstTokenMs, FirstTokenP90Ms float64
+	// Refusal says why nobody was chosen; meaningful if Chosen is -1.
+	Refusal Refusal
+	// Survey is what was taken from the candidates together.
+	Survey Survey
+
+	// theta is the policy's, for comparing terms.
+	theta float64
+	// least is the index of the smallest total that was allowed.
+	least         int
+	fallbacks     [maxFallbacks]int
+	fallbackCount int
+}
+
+// Fallbacks are the indices of the next best candidates, best first, at most
+// three.
+func (d *Decision) Fallbacks() []int { return d.fallbacks[:d.fallbackCount] }
+
+// RefusalReason says why no worker was chosen.
+type RefusalReason string
+
+// The refusals.
+const (
+	// RefusedNoneEligible: will excludes every worker.
+	RefusedNoneEligible RefusalReason = "none_eligible"
+	// RefusedDeadline: no worker meets the budgets.
+	RefusedDeadline RefusalReason = "deadline_impossible"
+	// RefusedOverLimit: no worker meets the budgets now; waiting may help.
+	RefusedOverLimit RefusalReason = "all_over_limit"
+)
+
+// Refusal is an answer without a worker.
+type Refusal struct {
+	// Reason says why.
+	Reason RefusalReason
+	// RetryAfterMs is when asking again may help; NaN: not by waiting.
+	RetryAfterMs float64
+}
+
+// Redirected reports whether the worker with most reuse was passed over.
+func (d *Decision) Redirected() bool {
+	return d.Chosen >= 0 && d.MostReuse >= 0 &&
+		d.Terms[d.MostReuse].ReuseTokens > max(d.Terms[d.Chosen].ReuseTokens, 0)
+}
+
+// Decide chooses among the candidates and writes terms, choice or refusal
+// into d. It returns an error, and no decision, for a request or policy with
+// a bad field.
+func Decide(req *Request, candidates []Candidate, policy *Policy, sit Situation, d *Decision) error {
+	if err := req.Validate(); err != nil {
+		return err
+	}
+	if err := policy.Validate(); err != nil {
+		return err
+	}
+	if math.IsNaN(sit.NowMs) {
+		return &FieldError{Field: "nowMs", Detail: "is not a number", kind: ErrRequest}
+	}
+	for i := range candidates {
+		if candidates[i].Worker == nil {
+			return &FieldError{Field: fmt.Sprintf("candidates[%d]", i), Detail: "names no worker", kind: ErrRequest}
+		}
+	}
+	p := newPricer(req, policy, sit)
+	d.reset(len(candidates))
+	for i := range candidates {
+		p.price(&candidates[i], &d.Terms[i])
+	}
+	d.Survey = survey(candidates, d.Terms, sit.NowMs)
+	d.decide(&p, candidates)
+	return nil
+}
+
+func (d *Decision) reset(n int) {
+	terms := d.Terms
+	if cap(terms) < n {
+		terms = make([]Terms, n)
+	}
+	nan := math.NaN()
+	*d = Decision{
+		Chosen: -1, MostReuse: -1, least: -1, Terms: terms[:n],
+		FirstTokenMs: nan, FirstTokenP90Ms: nan, Refusal: Refusal{RetryAfterMs: nan},
+	}
+}
+
+// survey takes what the candidates say together.
+func survey(candidates []Candidate, terms []Terms, nowMs float64) Survey {
+	s := Survey{Candidates: len(candidates), MaxDistanceMs: math.NaN(), BestOwnMs: math.NaN()}
+	var queue, live, gap, room mean
+	for i := range candidates {
+		w, t := candidates[i].Worker, &terms[i]
+		s.Reasons[t.Reason]++
+		if t.Reason.Firm() {
+			continue
+		}
+		s.Eligible++
+		if t.Reason.ofAge() {
+			s.Aged++
+		}
+		if w.QueueKnown {
+			queue.add(w.Waiting.QueueMs(nowMs))
+		}
+		live.add(w.Live)
+		gap.add(t.GapMs)
+		room.add(t.RoomMs)
+		if !(t.DistanceMs <= s.MaxDistanceMs) && !math.IsNaN(t.DistanceMs) {
+			s.MaxDistanceMs = t.DistanceMs
+		}
+	}
+	s.MeanQueueMs, s.MeanLive, s.MeanGapMs, s.MeanRoomMs = queue.value(), live.value(), gap.value(), room.value()
+	s.PanicFloor = s.Aged*2 > s.Eligible
+	return s
+}
+
+// mean is a mean over what is known.
+type mean struct {
+	sum float64
+	n   int
+}
+
+func (m *mean) add(v float64) {
+	if !math.IsNaN(v) {
+		m.sum += v
+		m.n++
+	}
+}
+
+func (m *mean) value() float64 {
+	if m.n == 0 {
+		return math.NaN()
+	}
+	return m.sum / float64(m.n)
+}
+
+// decide completes the terms with the survey and chooses.
+func (d *Decision) decide(p *pricer, candidates []Candidate) {
+	s := &d.Survey
+	d.Marks, d.theta = p.marks, p.policy.Theta
+	s.Placeable = 0
+	for i := range d.Terms {
+		t := &d.Terms[i]
+		p.complete(candidates[i].Worker, t, s)
+		t.Placeable = t.Reason == ReasonNone || s.PanicFloor && t.Reason.ofAge()
+		if t.Placeable {
+			s.Placeable++
+		}
+	}
+	if s.PanicFloor {
+		d.Marks |= MarkPanicFloor
+	}
+	if s.Placeable == 0 {
+		for i := range d.Terms {
+			if t := &d.Terms[i]; !t.Reason.Firm() {
+				t.Placeable = true
+			}
+		}
+		if s.Eligible == 0 {
+			d.Refusal.Reason = RefusedNoneEligible
+			return
+		}
+		d.Marks |= MarkLastResort
+	}
+	d.choose(p, candidates)
+}
+
+// complete adds what the survey takes unknown terms to be, and sums up.
+func (p *pricer) complete(w *Worker, t *Terms, s *Survey) {
+	if !w.QueueKnown {
+		// No better than the average of those that tell.
+		t.DoubtMs += positive(s.MeanQueueMs - w.Waiting.QueueMs(p.sit.NowMs))
+	}
+	room := t.RoomMs
+	if math.IsNaN(room) {
+		room = 0
+		t.DoubtMs += positive(s.MeanRoomMs)
+	}
+	distance := t.DistanceMs
+	if math.IsNaN(distance) {
+		distance = 0
+		t.DoubtMs += positive(s.MaxDistanceMs)
+	}
+	t.OwnMs = t.StartMs + t.PrefillMs + room + t.DoubtMs + distance
+	theta := p.policy.Theta
+	t.TotalMs = t.OwnMs
+	if !math.IsNaN(t.QueueMs) {
+		t.TotalMs += t.QueueMs
+	}
+	if math.IsNaN(t.GapMs) {
+		t.AssumedMs += theta * positive(s.MeanGapMs)
+	} else {
+		t.TotalMs += theta * t.GapMs
+	}
+	if math.IsNaN(t.StallMs) {
+		live := max(w.OpenClaims, positive(s.MeanLive))
+		t.AssumedMs += theta * t.PrefillMs * live / p.meanOutputTokens
+	} else {
+		t.TotalMs += theta * t.StallMs
+	}
+	t.TotalMs += t.AssumedMs
+}
+
+// positive is v, or 0 if it is negative or unknown.
+func positive(v float64) float64 {
+	if v > 0 {
+		return v
+	}
+	return 0
+}
+
+// choose picks among the placeable candidates.
+func (d *Decision) choose(p *pricer, candidates []Candidate) {
+	s := &d.Survey
+	withinBudget := 0
+	for i := range d.Terms {
+		t := &d.Terms[i]
+		if t.ReuseTokens > 0 && (d.MostReuse < 0 || d.outholds(i, d.MostReuse)) {
+			d.MostReuse = i
+		}
+		if !t.Placeable {
+			continue
+		}
+		// A record that left candidates out keeps the best own time of all.
+		if !(s.BestOwnMs <= t.OwnMs) {
+			s.BestOwnMs = t.OwnMs
+		}
+		if t.Missed = p.missed(t); t.Missed == BudgetNone {
+			withinBudget++
+		}
+	}
+	budgetBinds := withinBudget > 0
+	if !budgetBinds && p.req.hasBudget() && d.missBudget(p) {
+		return
+	}
+	limit := s.BestOwnMs*(1+p.policy.OwnLimitRatio) + p.policy.OwnLimitMs
+	competing := 0
+	for i := range d.Terms {
+		t := &d.Terms[i]
+		t.OverLimit = t.Placeable && t.OwnMs > limit
+		if t.Placeable && !t.OverLimit && !(budgetBinds && t.Missed != BudgetNone) {
+			competing++
+		}
+	}
+	// A budget goes before the limit: if only workers beyond the limit keep
+	// the budget, they compete.
+	limitBinds := competing > 0
+	allowed := func(t *Terms) bool {
+		return t.Placeable && !(budgetBinds && t.Missed != BudgetNone) && !(limitBinds && t.OverLimit)
+	}
+	d.Chosen = d.best(p, candidates, allowed)
+	d.rankFallbacks(p, candidates)
+	d.describe(p, candidates)
+}
+
+// outholds reports whether candidate i holds more than j: more reuse, or as
+// much on a worker that could be chosen.
+func (d *Decision) outholds(i, j int) bool {
+	a, b := &d.Terms[i], &d.Terms[j]
+	if a.ReuseTokens != b.ReuseTokens {
+		return a.ReuseTokens > b.ReuseTokens
+	}
+	return a.Placeable && !b.Placeable
+}
+
+// missBudget answers a request that no worker can serve in its budget; it
+// reports whether that is a refusal.
+func (d *Decision) missBudget(p *pricer) bool {
+	answer := p.req.IfInfeasible
+	if answer == "" {
+		answer = p.policy.IfInfeasible
+	}
+	switch answer {
+	case Reject:
+		d.Refusal.Reason = RefusedDeadline
+		return true
+	case RetryAfter:
+		// The least excess of any worker, if only waiting stands between.
+		wait := math.NaN()
+		for i := range d.Terms {
+			t := &d.Terms[i]
+			if !t.Placeable {
+				continue
+			}
+			fresh := *t
+			fresh.OwnMs -= t.StartMs + positive(t.RoomMs)
+			if p.missed(&fresh) != BudgetNone {
+				continue
+			}
+			if excess := p.excessMs(t); !(wait <= excess) {
+				wait = excess
+			}
+		}
+		d.Refusal = Refusal{Reason: RefusedOverLimit, RetryAfterMs: wait}
+		if math.IsNaN(wait) {
+			d.Refusal.Reason = RefusedDeadline
+		}
+		return true
+	}
+	d.Marks |= MarkOverLimit
+	return false
+}
+
+// excessMs is how far a candidate's own time is beyond the budgets.
+func (p *pricer) excessMs(t *Terms) float64 {
+	excess := 0.0
+	if b := p.req.FirstTokenBudgetMs; b > 0 {
+		excess = max(excess, t.OwnMs-b)
+	}
+	if b := p.req.DeadlineMs; b > 0 {
+		excess = max(excess, t.OwnMs+(p.outputTokens-1)*positive(t.GapMs)-b)
+	}
+	return excess
+}
+
+// best is the allowed candidate with the smallest total; among those within
+// the policy's tie of it the one with most reuse, then the highest hash.
+func (d *Decision) best(p *pricer, candidates []Candidate, allowed func(*Terms) bool) int {
+	least := math.NaN()
+	for i := range d.Terms {
+		if t := &d.Terms[i]; allowed(t) && !(least <= t.TotalMs) {
+			least, d.least = t.TotalMs, i
+		}
+	}
+	key := p.tieKey()
+	best, equals := -1, 0
+	var bestHash uint64
+	for i := range d.Terms {
+		t := &d.Terms[i]
+		if !allowed(t) || t.TotalMs > least+p.policy.TieMs {
+			continue
+		}
+		equals++
+		hash := rendezvous(key, candidates[i].nameHash)
+		if best < 0 || t.ReuseTokens > d.Terms[best].ReuseTokens ||
+			t.ReuseTokens == d.Terms[best].ReuseTokens && hash > bestHash {
+			best, bestHash = i, hash
+		}
+	}
+	d.Tied = equals > 1
+	return best
+}
+
+// tieKey is what equal candidates are ranked by.
+func (p *pricer) tieKey() uint64 {
+	if p.req.SharedKey != 0 {
+		return p.req.SharedKey
+	}
+	return xxh3.HashString(p.req.ID)
+}
+
+// rendezvous mixes a key with a worker's name hash (the finalizer of
+// splitmix64). All coordinators agree on it because names are the fleet's.
+func rendezvous(key, nameHash uint64) uint64 {
+	x := key ^ nameHash
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
+}
+
+// rankFallbacks names the next best placeable candidates by total; equal
+// totals by the hash.
+func (d *Decision) rankFallbacks(p *pricer, candidates []Candidate) {
+	key := p.tieKey()
+	n := 0
+	before := func(a, b int) bool {
+		if ta, tb := d.Terms[a].TotalMs, d.Terms[b].TotalMs; ta != tb {
+			return ta < tb
+		}
+		return rendezvous(key, candidates[a].nameHash) > rendezvous(key, candidates[b].nameHash)
+	}
+	for i := range d.Terms {
+		if i == d.Chosen || !d.Terms[i].Placeable {
+			continue
+		}
+		if n == maxFallbacks && !before(i, d.fallbacks[n-1]) {
+			continue
+		}
+		n = min(n+1, maxFallbacks)
+		at := n - 1
+		for ; at > 0 && before(i, d.fallbacks[at-1]); at-- {
+			d.fallbacks[at] = d.fallbacks[at-1]
+		}
+		d.fallbacks[at] = i
+	}
+	d.fallbackCount = n
+}
+
+// describe sets the prediction and the marks of the choice.
+func (d *Decision) describe(p *pricer, candidates []Candidate) {
+	w, t := candidates[d.Chosen].Worker, &d.Terms[d.Chosen]
+	d.FirstTokenMs, d.FirstTokenP90Ms = t.OwnMs, firstTokenP90Ms(w, t)
+	if !w.QueueKnown {
+		d.Marks |= MarkQueueUnknown
+	}
+	if !(p.sit.NowMs-w.LoadAtMs <= p.policy.StaleQueueMs) {
+		d.Marks |= MarkStaleQueue
+	}
+	if !(p.sit.PolicyAgeMs <= p.policy.StalePolicyMs) {
+		d.Marks |= MarkStalePolicy
+	}
+	if t.ReuseTokens == Unknown || w.View.Kind == ViewBlind {
+		d.Marks |= MarkNoCacheView
+	}
+}

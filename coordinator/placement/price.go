@@ -1,0 +1,246 @@
+package placement
+
+import "math"
+
+// pricer prices candidates for one request at one moment.
+type pricer struct {
+	req    *Request
+	policy *Policy
+	sit    Situation
+	// promptTokens is what is computed: the prompt and what a former attempt
+	// generated behind it.
+	promptTokens int
+	// outputTokens is the expected rest of the answer, meanOutputTokens that
+	// of the pool's requests.
+	outputTokens, meanOutputTokens float64
+	marks                          Marks
+}
+
+func newPricer(req *Request, policy *Policy, sit Situation) pricer {
+	p := pricer{req: req, policy: policy, sit: sit, promptTokens: req.PromptTokens + req.GeneratedTokens}
+	p.meanOutputTokens = sit.MeanOutputTokens
+	if !(p.meanOutputTokens >= 1) {
+		p.meanOutputTokens = policy.PriorOutputTokens
+	}
+	p.outputTokens = req.OutputTokensExpected
+	if p.outputTokens == 0 {
+		p.outputTokens = p.meanOutputTokens
+		if !(sit.MeanOutputTokens >= 1) {
+			p.marks |= MarkEstimatedLength
+		}
+	}
+	if req.LengthEstimated {
+		p.marks |= MarkEstimatedLength
+	}
+	if limit := float64(req.OutputTokensMax); limit > 0 {
+		p.outputTokens = min(p.outputTokens, limit)
+	}
+	p.outputTokens = max(p.outputTokens-float64(req.GeneratedTokens), 1)
+	return p
+}
+
+// price fills the terms of one candidate that need no other candidate.
+func (p *pricer) price(c *Candidate, t *Terms) {
+	nan := math.NaN()
+	w := c.Worker
+	*t = Terms{Worker: w.ID, PullMs: nan, StillThere: nan, QueueMs: nan, GapMs: nan, StallMs: nan, RoomMs: nan}
+	t.Reason = p.reason(w)
+
+	matched := c.MatchedTokens
+	if w.View.Kind == ViewBlind && !c.Predicted {
+		matched = Unknown // a cache nobody sees may hold anything
+	}
+	t.ReuseTokens = reusableTokens(matched, p.promptTokens, w.BlockTokens)
+	reused := max(t.ReuseTokens, 0)
+	t.UncachedTokens = p.promptTokens - reused
+	t.PrefillMs = w.Steps.PrefillMs(reused, t.UncachedTokens)
+	// Half a decode step cannot make an idle worker slower than a busy one.
+	first := max(w.Waiting.OwnMs(&w.Steps, p.sit.NowMs, reused, t.UncachedTokens), w.Steps.IdleMs(reused, t.UncachedTokens))
+	t.StartMs = first - t.PrefillMs
+
+	t.DoubtMs = p.ageDoubtMs(w) + p.errorDoubtMs(w)
+	if reused > 0 {
+		t.StillThere = p.stillThere(w, c.Predicted)
+		t.DoubtMs += (1 - t.StillThere) * max(w.Steps.PrefillMs(0, p.promptTokens)-t.PrefillMs, 0)
+	}
+	t.DistanceMs = c.DistanceMs + c.SurchargeMs
+	t.RoomMs = p.roomMs(w, t.UncachedTokens)
+	if !math.IsNaN(p.sit.ArrivalsPerMs) {
+		// The rule's max(backlog, prefill/2): start is never negative.
+		backlog := t.StartMs + t.PrefillMs/2
+		t.QueueMs = p.policy.QueueWeight * p.sit.ArrivalsPerMs * t.PrefillMs * backlog
+	}
+	t.GapMs = p.gapMs(w)
+	t.StallMs = t.PrefillMs * w.Live / p.meanOutputTokens
+}
+
+// reason says why the worker is not a free choice.
+func (p *pricer) reason(w *Worker) Reason {
+	if w.Barred != ReasonNone {
+		return w.Barred
+	}
+	if p.req.TenantBarred != "" {
+		return ReasonTenant
+	}
+	for _, name := range p.req.ExcludeWorkers {
+		if name == w.Name {
+			return ReasonExcludedByRequest
+		}
+	}
+	for _, process := range p.req.ExcludeProcesses {
+		if process == w.Process {
+			return ReasonSuperseded
+		}
+	}
+	if w.MaxModelTokens > 0 && p.promptTokens >= w.MaxModelTokens {
+		return ReasonTooLong
+	}
+	if w.Doubted != ReasonNone {
+		return w.Doubted
+	}
+	if p.sit.NowMs-w.AwaySinceMs > p.policy.AwayBoundMs {
+		return ReasonAway
+	}
+	if !(p.sit.NowMs-w.LoadAtMs <= p.policy.SilentMs) && math.IsNaN(w.AwaySinceMs) {
+		return ReasonSilent
+	}
+	return ReasonNone
+}
+
+// reusableTokens is what an engine can reuse of a match: whole blocks, and
+// never the last token, which is always computed.
+func reusableTokens(matched, prompt, block int) int {
+	if matched < 0 {
+		return Unknown
+	}
+	usable := min(matched, prompt-1)
+	if block > 1 {
+		usable -= usable % block
+	}
+	return usable
+}
+
+// stillThere is the probability that matched blocks are found when the
+// request gets there: trust · max(0, 1 − age/eviction age). Blocks in the
+// cache are of all ages up to the eviction age, so while a view grows old by
+// some age that share of them has gone. A match by a live claim does not
+// fade: its prefill stands before this request's.
+func (p *pricer) stillThere(w *Worker, predicted bool) float64 {
+	trust := w.View.Trust
+	if math.IsNaN(trust) {
+		trust = p.priorTrust(w.View.Kind)
+	}
+	if predicted {
+		return trust
+	}
+	eviction := w.View.EvictionAgeMs
+	if !(eviction > 0) {
+		eviction = p.policy.UnknownEvictionAgeMs
+	}
+	fresh := 1 - (p.sit.NowMs-w.View.AtMs)/eviction
+	if math.IsNaN(fresh) {
+		return 0
+	}
+	return trust * min(max(fresh, 0), 1)
+}
+
+// priorTrust is the trust in a view before outcomes were compared with it.
+func (p *pricer) priorTrust(kind ViewKind) float64 {
+	switch kind {
+	case ViewLive, ViewWarming:
+		return 1
+	case ViewPartial:
+		return p.policy.PartialTrust
+	case ViewStale:
+		return p.policy.StaleTrust
+	}
+	return p.policy.InferredTrust
+}
+
+// ageDoubtMs grows with the age of the load report beyond FreshMs. Without
+// any report it is the largest allowance.
+func (p *pricer) ageDoubtMs(w *Worker) float64 {
+	age := p.sit.NowMs - w.LoadAtMs
+	if math.IsNaN(age) {
+		return p.policy.MaxAgeDoubtMs
+	}
+	return min(max(age-p.policy.FreshMs, 0)*p.policy.DoubtPerMs, p.policy.MaxAgeDoubtMs)
+}
+
+// errorDoubtMs is the allowance for past prediction errors.
+func (p *pricer) errorDoubtMs(w *Worker) float64 {
+	if math.IsNaN(w.ErrorMs) {
+		return 0
+	}
+	return p.policy.ErrorWeight * w.ErrorMs
+}
+
+// roomMs is the wait for KV blocks or a batch slot: what is missing over the
+// rate at which requests end, held amount / (mean answer · gap). It is NaN
+// when neither the pool nor the batch can be judged.
+func (p *pricer) roomMs(w *Worker, uncached int) float64 {
+	room := math.NaN()
+	gap := w.GapMs
+	if !(gap > 0) {
+		gap = max(w.Steps.DecodeMs(), 1)
+	}
+	answerMs := p.meanOutputTokens * gap
+	if w.PoolBlocks > 0 && w.BlockTokens > 0 && !math.IsNaN(w.HeldBlocks) {
+		added := float64((uncached+w.BlockTokens-1)/w.BlockTokens + 1)
+		room = missingMs(w.HeldBlocks+added-float64(w.PoolBlocks), min(w.HeldBlocks, float64(w.PoolBlocks)), answerMs)
+	}
+	if w.MaxRunning > 0 && !math.IsNaN(w.Live) {
+		limit := float64(w.MaxRunning)
+		slots := missingMs(w.Live+1-limit, min(w.Live, limit), answerMs)
+		if math.IsNaN(room) || slots > room {
+			room = slots
+		}
+	}
+	return p.policy.RoomWeight * room
+}
+
+// missingMs is the time until what is missing was given back by those who
+// hold the held amount for answerMs each.
+func missingMs(missing, held, answerMs float64) float64 {
+	if missing <= 0 {
+		return 0
+	}
+	return missing * answerMs / max(held, 1)
+}
+
+// gapMs is the request's own token gap once it decodes on w.
+func (p *pricer) gapMs(w *Worker) float64 {
+	model := w.Steps.Model()
+	return model.DecodeMs(w.Decoding+1, w.ContextTokens+float64(p.promptTokens), float64(w.PoolBlocks)*float64(w.BlockTokens))
+}
+
+// missed is the budget that the request would miss here. An unknown gap
+// cannot be held against a worker.
+func (p *pricer) missed(t *Terms) Budget {
+	r := p.req
+	switch {
+	case r.FirstTokenBudgetMs > 0 && t.OwnMs > r.FirstTokenBudgetMs:
+		return BudgetFirstToken
+	case r.GapBudgetMs > 0 && t.GapMs > r.GapBudgetMs:
+		return BudgetGap
+	case r.DeadlineMs > 0 && t.OwnMs+(p.outputTokens-1)*positive(t.GapMs) > r.DeadlineMs:
+		return BudgetDeadline
+	}
+	return BudgetNone
+}
+
+// firstTokenP90Ms is the first-token time not exceeded in nine of ten cases,
+// taking the errors of start (a quarter), prefill (a tenth), the doubt and
+// the worker's past error as independent.
+func firstTokenP90Ms(w *Worker, t *Terms) float64 {
+	past := w.ErrorMs
+	if math.IsNaN(past) {
+		past = 0
+	}
+	// 1.25 turns a mean absolute error into a standard deviation, 1.28 that
+	// into the ninth decile.
+	sigma := math.Sqrt(sq(t.StartMs/4) + sq(t.PrefillMs/10) + sq(t.DoubtMs) + sq(1.25*past))
+	return t.OwnMs + 1.28*sigma
+}
+
+func sq(v float64) float64 { return v * v }
