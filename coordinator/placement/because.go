@@ -12,7 +12,7 @@ import (
 // of the terms.
 func (d *Decision) Because(candidates []Candidate) string {
 	if d.Chosen < 0 {
-		return d.RefusalDetail(nil, candidates)
+		return d.RefusalDetail(candidates)
 	}
 	c, t := &candidates[d.Chosen], &d.Terms[d.Chosen]
 	var b strings.Builder
@@ -126,8 +126,8 @@ func (d *Decision) largest(worse, better *Terms) (string, float64) {
 const maxNamed = 5
 
 // RefusalDetail is one sentence for a person: what excluded the workers, by
-// name. req may be nil when only the constraints matter.
-func (d *Decision) RefusalDetail(req *Request, candidates []Candidate) string {
+// name.
+func (d *Decision) RefusalDetail(candidates []Candidate) string {
 	if d.Refusal.Reason != RefusedNoneEligible {
 		best := math.NaN()
 		for i := range d.Terms {
@@ -140,8 +140,8 @@ func (d *Decision) RefusalDetail(req *Request, candidates []Candidate) string {
 	if len(candidates) == 0 {
 		return "no eligible worker: the pool has no workers"
 	}
-	if req != nil && req.TenantBarred != "" {
-		return "no eligible worker: " + req.TenantBarred
+	if d.tenantBarred != "" {
+		return "no eligible worker: " + d.tenantBarred
 	}
 	byReason := map[Reason][]string{}
 	for i := range candidates {

@@ -43,6 +43,8 @@ type Decision struct {
 	Tied bool
 	// Marks says what was not normal.
 	Marks Marks
+	// OutputTokens is the answer that was expected.
+	OutputTokens float64
 	// FirstTokenMs and FirstTokenP90Ms are the prediction for the chosen.
 	FirstTokenMs, FirstTokenP90Ms float64
 	// Refusal says why nobody was chosen; meaningful if Chosen is -1.
@@ -50,8 +52,9 @@ type Decision struct {
 	// Survey is what was taken from the candidates together.
 	Survey Survey
 
-	// theta is the policy's, for comparing terms.
-	theta float64
+	// theta is the policy's, for comparing terms; tenantBarred the request's.
+	theta        float64
+	tenantBarred string
 	// least is the index of the smallest total that was allowed.
 	least         int
 	fallbacks     [maxFallbacks]int
@@ -181,7 +184,8 @@ func (m *mean) value() float64 {
 // decide completes the terms with the survey and chooses.
 func (d *Decision) decide(p *pricer, candidates []Candidate) {
 	s := &d.Survey
-	d.Marks, d.theta = p.marks, p.policy.Theta
+	d.tenantBarred = p.req.TenantBarred
+	d.Marks, d.theta, d.OutputTokens = p.marks, p.policy.Theta, p.outputTokens
 	s.Placeable = 0
 	for i := range d.Terms {
 		t := &d.Terms[i]

@@ -131,6 +131,38 @@ func TestDecideNamesBadFields(t *testing.T) {
 	}
 }
 
+func TestExpectedOutput(t *testing.T) {
+	candidates := idleFleet(1)
+	for _, test := range []struct {
+		req       Request
+		want      float64
+		estimated bool
+	}{
+		{Request{PromptTokens: 10}, 64, false}, // the pool's mean
+		{Request{PromptTokens: 10, OutputTokensExpected: 300}, 300, false},
+		{Request{PromptTokens: 10, OutputTokensExpected: 300, OutputTokensMax: 100}, 100, false},
+		{Request{PromptTokens: 10, OutputTokensExpected: 300, GeneratedTokens: 120}, 180, false},
+		{Request{PromptTokens: 10, GeneratedTokens: 120}, 1, false},
+		{Request{PromptTokens: 10, LengthEstimated: true}, 64, true},
+	} {
+		d := place(t, test.req, candidates)
+		if d.OutputTokens != test.want || (d.Marks&MarkEstimatedLength != 0) != test.estimated {
+			t.Errorf("%+v: %v tokens, marks %v", test.req, d.OutputTokens, d.Marks.Words())
+		}
+	}
+}
+
+func TestFind(t *testing.T) {
+	candidates := idleFleet(5)
+	candidates = append(candidates[:2], candidates[3:]...)
+	for id := range WorkerID(6) {
+		c := Find(candidates, id)
+		if want := id != 2 && id != 5; (c != nil) != want || c != nil && c.ID != id {
+			t.Errorf("Find(%d) = %v", id, c)
+		}
+	}
+}
+
 func TestDecisionIsReusable(t *testing.T) {
 	policy := DefaultPolicy()
 	sit := Situation{NowMs: 1e6, MeanOutputTokens: 64}

@@ -249,7 +249,7 @@ func transcript(req *Request, candidates []Candidate, policy *Policy, sit Situat
 	}
 	if d.Chosen < 0 {
 		fmt.Fprintf(&b, "refused: %s\n", d.Refusal.Reason)
-		fmt.Fprintf(&b, "detail: %s\n", d.RefusalDetail(req, candidates))
+		fmt.Fprintf(&b, "detail: %s\n", d.Because(candidates))
 		if ms := d.Refusal.RetryAfterMs; !math.IsNaN(ms) {
 			fmt.Fprintf(&b, "retry after: %s ms\n", number(ms))
 		}

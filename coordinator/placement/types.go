@@ -1,7 +1,9 @@
 package placement
 
 import (
+	"cmp"
 	"math"
+	"slices"
 
 	"github.com/zeebo/xxh3"
 
@@ -132,6 +134,18 @@ type Candidate struct {
 	DistanceMs float64
 	// SurchargeMs is the operator's price on that way, at least 0.
 	SurchargeMs float64
+}
+
+// Find is the candidate of a worker in candidates ordered by slot, as the
+// fleet gives them; nil if it is not among them.
+func Find(candidates []Candidate, id WorkerID) *Candidate {
+	i, found := slices.BinarySearchFunc(candidates, id, func(c Candidate, id WorkerID) int {
+		return cmp.Compare(c.ID, id)
+	})
+	if !found {
+		return nil
+	}
+	return &candidates[i]
 }
 
 // Situation is what surrounds a decision.

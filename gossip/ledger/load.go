@@ -28,10 +28,12 @@ type Load struct {
 	// State is the state word, StateReason says why it is not ready.
 	State       State
 	StateReason string
-	// AgeMs is the age of the report's oldest fact when it was sent.
+	// AgeMs is the age of the report's oldest fact at the moment of writing;
+	// it is what doubt grows with.
 	AgeMs *float64
-	// QueueMs is the time until the last known open claim's prefill ends; 0
-	// is an empty queue.
+	// QueueMs is the time from the moment of writing until the last known
+	// open claim's prefill ends; 0 is an empty queue. The writer has carried
+	// older facts forward to that moment already.
 	QueueMs *float64
 	// OpenTokens is the prompt tokens in the last planned step that has not
 	// begun; 0 when that step is in flight or full.

@@ -1,0 +1,106 @@
+package explain
+
+import (
+	"errors"
+	"math"
+	"strings"
+	"testing"
+
+	"waypost/coordinator/placement"
+)
+
+func TestClassify(t *testing.T) {
+	base := Evidence{ExpectedTokens: 512, ActualTokens: 512, BlockTokens: 16, View: placement.ViewLive, ViewAgeMs: 400}
+	for _, test := range []struct {
+		name   string
+		change func(*Evidence)
+		want   Class
+	}{
+		{"exact", func(*Evidence) {}, ClassAsPredicted},
+		{"one block less", func(e *Evidence) { e.ActualTokens = 496 }, ClassAsPredicted},
+		{"one block more", func(e *Evidence) { e.ActualTokens = 528 }, ClassAsPredicted},
+		{"two blocks more", func(e *Evidence) { e.ActualTokens = 544 }, ClassUnderPredicted},
+		{"nothing reported", func(e *Evidence) { e.ActualTokens = placement.Unknown }, ClassNotReported},
+		{"nothing reported after a restart", func(e *Evidence) { e.ActualTokens, e.ProcessChanged = placement.Unknown, Yes }, ClassNotReported},
+		{"nothing expected or found", func(e *Evidence) { e.ExpectedTokens, e.ActualTokens = 0, 0 }, ClassCold},
+		{"unknown expected, nothing found", func(e *Evidence) { e.ExpectedTokens, e.ActualTokens = placement.Unknown, 0 }, ClassCold},
+		{"nothing expected, a block found", func(e *Evidence) { e.ExpectedTokens, e.ActualTokens = 0, 16 }, ClassUnderPredicted},
+		{"unknown expected, something found", func(e *Evidence) { e.ExpectedTokens = placement.Unknown }, ClassUnderPredicted},
+		{"one block expected, nothing found", func(e *Evidence) { e.ExpectedTokens, e.ActualTokens = 16, 0 }, ClassEvicted},
+		{"two blocks less, nothing known", func(e *Evidence) { e.ActualTokens = 480 }, ClassEvicted},
+		{"restart goes before all", func(e *Evidence) {
+			e.ActualTokens, e.ProcessChanged, e.BoundaryDiffers, e.EvictedSince, e.StreamLost = 0, Yes, Yes, Yes, Yes
+		}, ClassRestarted},
+		{"known boundary goes before removal", func(e *Evidence) {
+			e.ActualTokens, e.BoundaryDiffers, e.EvictedSince = 0, Yes, Yes
+		}, ClassBoundary},
+		{"removal goes before a stale view", func(e *Evidence) {
+			e.ActualTokens, e.EvictedSince, e.StreamLost = 0, Yes, Yes
+		}, ClassEvicted},
+		{"frames lost", func(e *Evidence) { e.ActualTokens, e.StreamLost = 0, Yes }, ClassViewStale},
+		{"old view", func(e *Evidence) { e.ActualTokens, e.ViewAgeMs = 0, 5001 }, ClassViewStale},
+		{"view of unknown age", func(e *Evidence) { e.ActualTokens, e.ViewAgeMs, e.WorkerHeld = 0, math.NaN(), No }, ClassFalsePositive},
+		{"inferred view", func(e *Evidence) { e.ActualTokens, e.View = 0, placement.ViewInferred }, ClassViewStale},
+		{"the worker never held it", func(e *Evidence) { e.ActualTokens, e.WorkerHeld = 0, No }, ClassFalsePositive},
+		{"the worker held it, unused", func(e *Evidence) { e.ActualTokens, e.WorkerHeld = 0, Yes }, ClassBoundary},
+		{"known to be neither", func(e *Evidence) {
+			e.ActualTokens, e.ProcessChanged, e.BoundaryDiffers, e.EvictedSince, e.StreamLost = 0, No, No, No, No
+		}, ClassEvicted},
+		{"block size unknown: exactly or not", func(e *Evidence) { e.BlockTokens, e.ActualTokens = 0, 496 }, ClassEvicted},
+	} {
+		e := base
+		test.change(&e)
+		if got := Classify(e); got != test.want {
+			t.Errorf("%s: %s, want %s", test.name, got, test.want)
+		}
+	}
+}
+
+// Misses are not mispredictions, and every class is listed once.
+func TestClassList(t *testing.T) {
+	seen := map[Class]bool{}
+	for _, c := range Classes {
+		if seen[c] {
+			t.Errorf("%s twice", c)
+		}
+		seen[c] = true
+	}
+	for c, want := range map[Class]bool{
+		ClassCold: false, ClassAsPredicted: false, ClassNotReported: false, "": false,
+		ClassUnderPredicted: true, ClassEvicted: true, ClassViewStale: true, ClassRestarted: true, ClassBoundary: true, ClassFalsePositive: true,
+	} {
+		if c.Mispredicted() != want {
+			t.Errorf("%q mispredicted: %v", c, c.Mispredicted())
+		}
+		if c != "" && !seen[c] {
+			t.Errorf("%s is not listed", c)
+		}
+	}
+}
+
+func TestOutcomeNamesBadFields(t *testing.T) {
+	for field, change := range map[string]func(*Outcome){
+		"result":       func(o *Outcome) { o.Result = "ok" },
+		"errorClass":   func(o *Outcome) { o.ErrorClass = "oops" },
+		"httpStatus":   func(o *Outcome) { o.HTTPStatus = 99 },
+		"firstTokenMs": func(o *Outcome) { o.FirstTokenMs = -1 },
+		"durationMs":   func(o *Outcome) { o.DurationMs = math.Inf(1) },
+		"cachedTokens": func(o *Outcome) { o.CachedTokens = -2 },
+		"promptTokens": func(o *Outcome) { o.PromptTokens = math.MinInt },
+		"outputTokens": func(o *Outcome) { o.OutputTokens = math.MaxInt },
+	} {
+		o := NewOutcome(ResultDone)
+		change(&o)
+		if err := o.Validate(); !errors.Is(err, ErrOutcome) || !strings.Contains(err.Error(), field) {
+			t.Errorf("%s: error %v", field, err)
+		}
+	}
+	o := NewOutcome(ResultDone)
+	o.CachedTokens, o.PromptTokens = 20, 10
+	if err := o.Validate(); !errors.Is(err, ErrOutcome) {
+		t.Errorf("more cached than prompt: %v", err)
+	}
+	if o = NewOutcome(ResultCancelled); o.Validate() != nil {
+		t.Error("an outcome of which only the result is known is refused")
+	}
+}

@@ -1,0 +1,417 @@
+package explain
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+	"unsafe"
+
+	"waypost/coordinator/placement"
+)
+
+// ErrOptions is wrapped by every error of New.
+var ErrOptions = errors.New("bad explain options")
+
+// Options bounds a Store. Zero values take the defaults.
+type Options struct {
+	// MaxBytes bounds the memory of all entries, 256 MiB.
+	MaxBytes int64
+	// MaxAge is how long an entry is kept, one hour.
+	MaxAge time.Duration
+	// FullPerSec is the rate of entries kept with their inputs, 200; above it
+	// only summaries are kept.
+	FullPerSec float64
+	// KeepCandidates is how many candidates a full entry keeps, 64.
+	KeepCandidates int
+}
+
+// Entry is one decision and what became of it.
+type Entry struct {
+	// Placement is its id, Coordinator who took it, MadeAt when.
+	Placement   string
+	Coordinator string
+	MadeAt      time.Time
+	// RequestID, Attempt, Tenant and Pool are the request's.
+	RequestID    string
+	Attempt      uint32
+	Tenant, Pool string
+	// PromptTokens is the prompt's length, OutputTokens the expected answer.
+	PromptTokens int
+	OutputTokens float64
+	// InputSource says where the prompt's keys came from: tokens, keys, memo,
+	// render or unknown.
+	InputSource string
+	// Worker is the chosen worker, Process its engine's life; empty: refused.
+	Worker  string
+	Process uint64
+	// Refused is the reason of a refusal.
+	Refused placement.RefusalReason
+	// ExpectedTokens is the predicted reuse, placement.Unknown if unknown.
+	ExpectedTokens int
+	// FirstTokenMs and FirstTokenP90Ms are the prediction.
+	FirstTokenMs, FirstTokenP90Ms float64
+	// Redirected says that the worker with most reuse was passed over.
+	Redirected bool
+	// DecidingTerm is the term in which the choice led most.
+	DecidingTerm string
+	// Because is the reason in a sentence.
+	Because string
+	// Marks says what was not normal.
+	Marks placement.Marks
+	// View is the chosen worker's cache view, with its age and that of its
+	// queue report in ms; NaN: none.
+	View                  placement.ViewKind
+	ViewAgeMs, QueueAgeMs float64
+	// Full says that Record holds the inputs; a summary has none.
+	Full   bool
+	Record placement.Record
+	// Outcome is what happened; nil: not reported yet. Class is its class.
+	Outcome *Outcome
+	Class   Class
+}
+
+// NewEntry summarises a decision over its inputs. Placement, Coordinator,
+// Attempt, InputSource and the record are left to the caller and the store.
+func NewEntry(req *placement.Request, candidates []placement.Candidate, sit placement.Situation, d *placement.Decision) Entry {
+	e := Entry{
+		RequestID: req.ID, Tenant: req.Tenant, Pool: req.Pool,
+		PromptTokens: req.PromptTokens, OutputTokens: d.OutputTokens,
+		FirstTokenMs: d.FirstTokenMs, FirstTokenP90Ms: d.FirstTokenP90Ms,
+		Redirected: d.Redirected(), DecidingTerm: d.DecidingTerm(), Because: d.Because(candidates),
+		Marks: d.Marks, Refused: d.Refusal.Reason, ExpectedTokens: placement.Unknown,
+	}
+	if d.Chosen >= 0 {
+		w := candidates[d.Chosen].Worker
+		e.Worker, e.Process = w.Name, w.Process
+		e.ExpectedTokens = d.Terms[d.Chosen].ExpectedReuseTokens()
+		e.View, e.ViewAgeMs, e.QueueAgeMs = w.View.Kind, sit.NowMs-w.View.AtMs, sit.NowMs-w.LoadAtMs
+	}
+	return e
+}
+
+// stored is an entry in the store. Its Entry is replaced as a whole when an
+// outcome comes, so that readers keep what they got.
+type stored struct {
+	*Entry
+	bytes        int64
+	older, newer *stored // of the same request id
+}
+
+// Store keeps entries. It is safe for concurrent use.
+type Store struct {
+	options Options
+
+	mu        sync.RWMutex
+	entries   []*stored // oldest first, from head on
+	head      int
+	byID      map[string]*stored
+	byRequest map[string]*stored // newest of a request id
+	bytes     int64
+	bucket    float64 // full entries that may be kept now
+	bucketAt  time.Time
+	counts    Counts
+}
+
+// Counts are what a store did.
+type Counts struct {
+	// Added counts entries, Summaries those kept without inputs, Dropped
+	// those that went for room or age.
+	Added, Summaries, Dropped uint64
+	// Joined counts outcomes that met their entry, Repeated second ones,
+	// Missed those whose entry is not here.
+	Joined, Repeated, Missed uint64
+}
+
+// New makes an empty store.
+func New(options Options) (*Store, error) {
+	if options.MaxBytes < 0 || options.MaxAge < 0 || options.KeepCandidates < 0 || !(options.FullPerSec >= 0) {
+		return nil, fmt.Errorf("%w: maxBytes, maxAge, fullPerSec and keepCandidates must not be negative: %+v", ErrOptions, options)
+	}
+	if options.MaxBytes == 0 {
+		options.MaxBytes = 256 << 20
+	}
+	if options.MaxAge == 0 {
+		options.MaxAge = time.Hour
+	}
+	if options.FullPerSec == 0 {
+		options.FullPerSec = 200
+	}
+	if options.KeepCandidates == 0 {
+		options.KeepCandidates = 64
+	}
+	return &Store{
+		options: options, byID: map[string]*stored{}, byRequest: map[string]*stored{},
+		bucket: options.FullPerSec,
+	}, nil
+}
+
+// KeepCandidates is how many candidates the record of a full entry should
+// keep.
+func (s *Store) KeepCandidates() int { return s.options.KeepCandidates }
+
+// Add keeps a decision. record makes the inputs and is called only if they
+// are kept; it must hold at most KeepCandidates candidates. An entry whose id
+// is known already changes nothing.
+func (s *Store) Add(now time.Time, e Entry, record func() placement.Record) {
+	full := record != nil && s.takeFull(now)
+	e.MadeAt = now
+	e.Full, e.Record = full, placement.Record{}
+	if full {
+		e.Record = record()
+	}
+	e.Outcome, e.Class = nil, ""
+	n := &stored{Entry: &e, bytes: sizeOf(&e)}
+
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.byID[e.Placement] != nil {
+		return
+	}
+	s.counts.Added++
+	if !full {
+		s.counts.Summaries++
+	}
+	s.entries = append(s.entries, n)
+	s.byID[e.Placement] = n
+	if e.RequestID != "" {
+		if older := s.byRequest[e.RequestID]; older != nil {
+			n.older, older.newer = older, n
+		}
+		s.byRequest[e.RequestID] = n
+	}
+	s.bytes += n.bytes
+	s.trim(now)
+}
+
+// takeFull reports whether one more full entry is within the rate.
+func (s *Store) takeFull(now time.Time) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if elapsed := now.Sub(s.bucketAt); elapsed > 0 {
+		if !s.bucketAt.IsZero() {
+			s.bucket = min(s.bucket+elapsed.Seconds()*s.options.FullPerSec, max(s.options.FullPerSec, 1))
+		}
+		s.bucketAt = now
+	}
+	if s.bucket < 1 {
+		return false
+	}
+	s.bucket--
+	return true
+}
+
+// trim drops the oldest entries until bytes and ages are within the bounds.
+func (s *Store) trim(now time.Time) {
+	for s.head < len(s.entries) {
+		oldest := s.entries[s.head]
+		if s.bytes <= s.options.MaxBytes && now.Sub(oldest.MadeAt) <= s.options.MaxAge {
+			break
+		}
+		s.drop(oldest)
+	}
+	if s.head > 1024 && s.head*2 > len(s.entries) {
+		s.entries = append([]*stored(nil), s.entries[s.head:]...)
+		s.head = 0
+	}
+}
+
+// drop forgets the oldest entry.
+func (s *Store) drop(oldest *stored) {
+	s.entries[s.head] = nil
+	s.head++
+	s.bytes -= oldest.bytes
+	s.counts.Dropped++
+	delete(s.byID, oldest.Placement)
+	if oldest.newer != nil {
+		oldest.newer.older = nil
+	} else if s.byRequest[oldest.RequestID] == oldest {
+		delete(s.byRequest, oldest.RequestID)
+	}
+}
+
+// Trim drops what is too old; call it now and then while nothing is added.
+func (s *Store) Trim(now time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.trim(now)
+}
+
+// Get is the entry of a placement id. The entry must not be changed.
+func (s *Store) Get(placementID string) (*Entry, bool) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	n := s.byID[placementID]
+	if n == nil {
+		return nil, false
+	}
+	return n.Entry, true
+}
+
+// ByRequest lists the entries of a request id, newest first, at most limit.
+// The entries must not be changed.
+func (s *Store) ByRequest(requestID string, limit int) []*Entry {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	var found []*Entry
+	for n := s.byRequest[requestID]; n != nil && len(found) < limit; n = n.older {
+		found = append(found, n.Entry)
+	}
+	return found
+}
+
+// Filter selects entries; zero values match all.
+type Filter struct {
+	RequestID, Worker, Tenant, Pool string
+	Class                           Class
+	// Since matches entries made at or after it.
+	Since time.Time
+	// Redirected and Mispredicted match only such entries.
+	Redirected, Mispredicted bool
+	// Limit is the largest number of entries, 1 to MaxList; 0: 20.
+	Limit int
+}
+
+// MaxList is the largest number of entries in one answer.
+const MaxList = 1000
+
+func (f *Filter) matches(e *Entry) bool {
+	return (f.RequestID == "" || f.RequestID == e.RequestID) &&
+		(f.Worker == "" || f.Worker == e.Worker) &&
+		(f.Tenant == "" || f.Tenant == e.Tenant) &&
+		(f.Pool == "" || f.Pool == e.Pool) &&
+		(f.Class == "" || f.Class == e.Class) &&
+		(!f.Redirected || e.Redirected) &&
+		(!f.Mispredicted || e.Class.Mispredicted())
+}
+
+// List is the matching entries, newest first. They must not be changed.
+func (s *Store) List(f Filter) []*Entry {
+	limit := f.Limit
+	if limit <= 0 {
+		limit = 20
+	}
+	limit = min(limit, MaxList)
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	var found []*Entry
+	for i := len(s.entries) - 1; i >= s.head && len(found) < limit; i-- {
+		e := s.entries[i].Entry
+		if e.MadeAt.Before(f.Since) {
+			break
+		}
+		if f.matches(e) {
+			found = append(found, e)
+		}
+	}
+	return found
+}
+
+// Join adds an outcome to its entry and returns the class. A second outcome
+// changes nothing and returns the first one's class; joined is false if the
+// entry is not here. Evidence is completed from the entry: expectation, view
+// and what the outcome says was reused.
+func (s *Store) Join(placementID string, o Outcome, evidence Evidence) (class Class, joined bool, err error) {
+	if err := o.Validate(); err != nil {
+		return "", false, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := s.byID[placementID]
+	switch {
+	case n == nil:
+		s.counts.Missed++
+		return "", false, nil
+	case n.Outcome != nil:
+		s.counts.Repeated++
+		return n.Class, true, nil
+	}
+	s.counts.Joined++
+	evidence.ExpectedTokens, evidence.ActualTokens = n.ExpectedTokens, o.CachedTokens
+	evidence.View, evidence.ViewAgeMs = n.View, n.ViewAgeMs
+	next := *n.Entry
+	next.Outcome, next.Class = &o, Classify(evidence)
+	n.Entry = &next
+	return next.Class, true, nil
+}
+
+// Reuse sums outcomes up.
+type Reuse struct {
+	// Placements counts entries, Reported those with an outcome that tells
+	// what was reused.
+	Placements, Reported int
+	// PromptTokens, ExpectedTokens and ActualTokens sum over the reported;
+	// an unknown expectation counts as none.
+	PromptTokens, ExpectedTokens, ActualTokens float64
+	// ByClass counts entries with an outcome per class.
+	ByClass map[Class]int
+}
+
+// Reuse sums up the entries since a moment, per pool.
+func (s *Store) Reuse(since time.Time) map[string]Reuse {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	sums := map[string]Reuse{}
+	for i := len(s.entries) - 1; i >= s.head; i-- {
+		e := s.entries[i].Entry
+		if e.MadeAt.Before(since) {
+			break
+		}
+		sum := sums[e.Pool]
+		sum.Placements++
+		if e.Outcome != nil {
+			if sum.ByClass == nil {
+				sum.ByClass = map[Class]int{}
+			}
+			sum.ByClass[e.Class]++
+			if e.Outcome.CachedTokens >= 0 {
+				sum.Reported++
+				sum.PromptTokens += float64(e.PromptTokens)
+				sum.ExpectedTokens += float64(max(e.ExpectedTokens, 0))
+				sum.ActualTokens += float64(e.Outcome.CachedTokens)
+			}
+		}
+		sums[e.Pool] = sum
+	}
+	return sums
+}
+
+// Counts returns the counts so far.
+func (s *Store) Counts() Counts {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.counts
+}
+
+// Size is the number of entries and the bytes they count as.
+func (s *Store) Size() (entries int, bytes int64) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return len(s.entries) - s.head, s.bytes
+}
+
+// Sizes of what entries hold, for the bound. A worker snapshot may be shared
+// by many records and counts in each: the sum is an upper bound.
+const (
+	entryBytes     = int64(unsafe.Sizeof(stored{}) + unsafe.Sizeof(Entry{}) + unsafe.Sizeof(Outcome{}))
+	candidateBytes = int64(unsafe.Sizeof(placement.Candidate{}) + unsafe.Sizeof(placement.Worker{}))
+	// indexBytes is about what two map entries and the slot cost.
+	indexBytes = 160
+)
+
+// sizeOf is the memory an entry counts as.
+func sizeOf(e *Entry) int64 {
+	size := entryBytes + indexBytes
+	for _, text := range [...]string{e.Placement, e.Coordinator, e.RequestID, e.Tenant, e.Pool, e.InputSource, e.Worker, e.Because} {
+		size += int64(len(text))
+	}
+	r := &e.Record
+	for i := range r.Candidates {
+		w := r.Candidates[i].Worker
+		size += candidateBytes + int64(len(w.Name)+len(w.BarredWhy)+len(w.DoubtedWhy))
+	}
+	for _, name := range r.Request.ExcludeWorkers {
+		size += int64(len(name)) + int64(unsafe.Sizeof(name))
+	}
+	return size + 8*int64(len(r.Request.ExcludeProcesses))
+}

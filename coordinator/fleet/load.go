@@ -1,0 +1,208 @@
+package fleet
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"waypost/coordinator/placement"
+	"waypost/gossip/ledger"
+)
+
+// Report is one load report of a host.
+type Report struct {
+	// AgentProcess marks the agent's life, LoadSeq numbers its reports.
+	AgentProcess, LoadSeq uint64
+	// SentMonoNs is the sender's monotonic clock at sending; 0: unknown.
+	SentMonoNs uint64
+	// PolicyVersion is the version the host obeys, Cordons the selectors it
+	// was told.
+	PolicyVersion uint64
+	Cordons       []string
+	// Workers are the loads by index.
+	Workers []WorkerLoad
+}
+
+// WorkerLoad is the load of the worker with an index.
+type WorkerLoad struct {
+	Index uint32
+	ledger.Load
+}
+
+const (
+	maxCordons       = 4096
+	maxSelectorBytes = 512
+)
+
+// Claims that a report does not speak of stay on top of it until the report
+// must have known them: rule 10 of the ledger's protocol for agents that echo
+// claims, and for counters alone the age at which a request that was sent is
+// expected to be counted.
+const (
+	echoGraceMs    = 300
+	counterGraceMs = 100
+)
+
+func (r *Report) validate() error {
+	if len(r.Cordons) > maxCordons {
+		return fmt.Errorf("%w: cordons: %d are more than %d", ErrReport, len(r.Cordons), maxCordons)
+	}
+	for i, selector := range r.Cordons {
+		if len(selector) > maxSelectorBytes {
+			return fmt.Errorf("%w: cordons[%d]: %d bytes are more than %d", ErrReport, i, len(selector), maxSelectorBytes)
+		}
+	}
+	if len(r.Workers) > maxWorkersPerHost {
+		return fmt.Errorf("%w: workers: %d are more than %d", ErrReport, len(r.Workers), maxWorkersPerHost)
+	}
+	for i := range r.Workers {
+		if err := r.Workers[i].Validate(); err != nil {
+			return fmt.Errorf("%w: workers[%d]: %w", ErrReport, i, err)
+		}
+	}
+	return nil
+}
+
+// Load takes a load report from a host's lane. A report with a bad field
+// changes nothing. A worker's part that names an engine process which is over
+// is fenced; one that names a process never seen is the news of a restart.
+func (f *Fleet) Load(now time.Time, host string, lane Lane, report Report) (Changes, error) {
+	if err := report.validate(); err != nil {
+		return Changes{}, err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var changes Changes
+	h := f.hosts[host]
+	if h == nil || h.lane != lane || lane == 0 || h.agentProcess != report.AgentProcess {
+		return changes, fmt.Errorf("%w: %s", ErrStaleLane, host)
+	}
+	nowMs := f.Ms(now)
+	h.heardMs = nowMs
+	late := h.late.observe(nowMs, report.SentMonoNs)
+	if report.LoadSeq <= h.loadSeq {
+		f.counts.OldReports++
+		return changes, nil
+	}
+	h.loadSeq = report.LoadSeq
+	told := h.policyVersion != report.PolicyVersion || !slices.Equal(h.cordons, report.Cordons)
+	if told {
+		h.policyVersion, h.cordons = report.PolicyVersion, slices.Clone(report.Cordons)
+	}
+	for i := range report.Workers {
+		load := &report.Workers[i]
+		w := h.byIndex[load.Index]
+		switch {
+		case w == nil || w.isPast(load.EngineProcess):
+			f.counts.FencedReports++
+			continue
+		case load.EngineProcess != w.process:
+			f.restart(w, load.EngineProcess, nowMs, &changes)
+		}
+		f.takeLoad(w, &load.Load, nowMs-late)
+		if w.report.state == ledger.StateLost {
+			f.endAll(w, nowMs, &changes)
+		}
+		w.refold()
+		f.publish(w, nowMs, &changes)
+	}
+	if told {
+		for _, w := range h.workers {
+			f.publish(w, nowMs, &changes)
+		}
+	}
+	return changes, nil
+}
+
+// endAll ends the claims of a worker whose engine is gone.
+func (f *Fleet) endAll(w *worker, nowMs float64, changes *Changes) {
+	for _, c := range slices.Clone(w.open) {
+		f.end(c, EndWorkerLost, nowMs, changes)
+	}
+}
+
+// takeLoad takes the report of one worker, written at writtenMs.
+func (f *Fleet) takeLoad(w *worker, l *ledger.Load, writtenMs float64) {
+	r := unknownReport()
+	r.any = true
+	r.writtenMs, r.factsMs = writtenMs, writtenMs
+	if l.AgeMs != nil {
+		r.factsMs = writtenMs - *l.AgeMs
+	}
+	if l.CountersAgeMs != nil {
+		r.sampledMs = writtenMs - *l.CountersAgeMs
+	}
+	r.state, r.stateReason, r.gpuVerdict, r.coverage = l.State, l.StateReason, l.GPUVerdict, l.Coverage
+	r.queueMs, r.contextTokens, r.gapMs = float(l.QueueMs), float(l.ContextTokens), float(l.GapMs)
+	r.decoding, r.live, r.foreign = number(l.Decoding), number(l.Live), number(l.Foreign)
+	r.heldBlocks, r.meanOutput, r.finishPerSec = float(l.HeldBlocks), float(l.MeanOutputTokens), float(l.FinishPerSec)
+	r.running, r.waiting, r.cachedBlocks = number(l.Running), number(l.Waiting), number(l.CachedBlocks)
+	r.kvUsedRatio, r.evictionAgeMs = float(l.KVUsedRatio), float(l.EvictionAgeMs)
+	if l.OpenTokens != nil {
+		r.openTokens = int(*l.OpenTokens)
+	}
+	w.report = r
+	w.setSteps()
+	w.rebase()
+	echo, echoes := l.EchoOf(f.options.Process), len(l.Echo) > 0
+	for _, c := range w.open {
+		if !c.covered {
+			c.covered = r.covers(c, echo, echoes)
+		}
+	}
+}
+
+// covers reports whether the report speaks of a claim.
+func (r *report) covers(c *claim, echo uint64, echoes bool) bool {
+	switch {
+	case c.Seq <= echo:
+		return true
+	case math.IsNaN(r.queueMs):
+		return false // it speaks of no queue at all: own claims count on
+	case echoes || math.IsNaN(r.sampledMs):
+		return r.writtenMs-c.MadeMs > echoGraceMs
+	}
+	return r.sampledMs-c.MadeMs > counterGraceMs
+}
+
+func float(v *float64) float64 {
+	if v == nil {
+		return math.NaN()
+	}
+	return *v
+}
+
+func number(v *uint32) float64 {
+	if v == nil {
+		return math.NaN()
+	}
+	return float64(*v)
+}
+
+// SetView tells what is known of a worker's cache: how much is seen and how
+// old it was when it was sent; the lane's lateness is added. A process that is
+// not the worker's changes nothing.
+func (f *Fleet) SetView(now time.Time, id WorkerID, process uint64, kind placement.ViewKind, age time.Duration) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	w := f.worker(id)
+	if w == nil || w.process != process {
+		return
+	}
+	nowMs := f.Ms(now)
+	w.view.Kind = kind
+	w.view.AtMs = nowMs - w.host.late.lastMs - max(durationMs(age), 0)
+	if kind == placement.ViewBlind {
+		w.view.AtMs = math.NaN()
+	}
+	f.publish(w, nowMs, new(Changes))
+}
+
+// worker is the worker of a slot; nil if it is free.
+func (f *Fleet) worker(id WorkerID) *worker {
+	if int(id) >= len(f.slots) {
+		return nil
+	}
+	return f.slots[id]
+}

@@ -1,0 +1,216 @@
+package fleet
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"waypost/coordinator/placement"
+)
+
+// WorkerInfo is all that is known of a worker, for people. NaN is unknown,
+// ages are ms.
+type WorkerInfo struct {
+	// ID, Name and Host say which.
+	ID         WorkerID
+	Name, Host string
+	// Process marks its engine's life.
+	Process uint64
+	// Pool, Zone and Rack are what intent makes of it.
+	Pool, Zone, Rack string
+	// State is the state word, StateWhy says more.
+	State, StateWhy string
+	// Facts are as the agent told them.
+	Facts Facts
+	// WaitMs is the expected wait of a new request; unknown while no report
+	// tells the queue.
+	WaitMs float64
+	// Running, Waiting and KVUsedRatio are the engine's counters.
+	Running, Waiting, KVUsedRatio float64
+	// Live counts requests, claims on top included; OpenClaims are the claims
+	// open here.
+	Live       float64
+	OpenClaims int
+	// StepMs is the present decode step, PrefillTokensPerSec the speed of a
+	// long prefill by the step model in force.
+	StepMs, PrefillTokensPerSec float64
+	// CachedBlocks is the number of blocks in its table.
+	CachedBlocks float64
+	// ErrorMs is the mean error of first-token predictions.
+	ErrorMs float64
+	// View is what is known of its cache, ViewAgeMs how old.
+	View      placement.ViewKind
+	ViewAgeMs float64
+	// Trust is the learnt factor on cache credit.
+	Trust float64
+	// UpdatedMs is the age of its last report's facts.
+	UpdatedMs float64
+	// GPUVerdict is what was reported of its GPUs.
+	GPUVerdict string
+	// Snapshot is what decisions see.
+	Snapshot *placement.Worker
+}
+
+// HostInfo is what is known of a host, for people.
+type HostInfo struct {
+	Name string
+	// LaneUp says whether its lane is up; DownMs since when not.
+	LaneUp bool
+	DownMs float64
+	// AgentProcess marks its agent's life.
+	AgentProcess uint64
+	Version      string
+	// UpdatedMs is the age of the last frame, LatenessMs that of the last
+	// report on its way.
+	UpdatedMs, LatenessMs float64
+	// Workers are the names of its workers.
+	Workers []string
+	// PolicyVersion is the version the host obeys.
+	PolicyVersion uint64
+	// ConflictWith marks another agent that claims the host's name; 0: none
+	// in the last minute.
+	ConflictWith uint64
+	// ZoneHint and RackHint are what it says of itself.
+	ZoneHint, RackHint string
+}
+
+// conflictShownMs is how long a refused agent is shown.
+const conflictShownMs = 60_000
+
+// Workers lists all workers by name.
+func (f *Fleet) Workers(now time.Time) []WorkerInfo {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	infos := make([]WorkerInfo, 0, len(f.byName))
+	for _, name := range slices.Sorted(maps.Keys(f.byName)) {
+		infos = append(infos, f.byName[name].info(f.Ms(now)))
+	}
+	return infos
+}
+
+// Worker is one worker by name.
+func (f *Fleet) Worker(now time.Time, name string) (WorkerInfo, error) {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	w := f.byName[name]
+	if w == nil {
+		return WorkerInfo{}, fmt.Errorf("%w: %q", ErrUnknownWorker, name)
+	}
+	return w.info(f.Ms(now)), nil
+}
+
+// Endpoint is how to reach a worker.
+type Endpoint struct {
+	Name    string
+	Process uint64
+	URL     string
+	// Headers must not be changed.
+	Headers map[string]string
+}
+
+// Endpoint is how to reach the worker of a slot.
+func (f *Fleet) Endpoint(id WorkerID) (Endpoint, bool) {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	w := f.worker(id)
+	if w == nil {
+		return Endpoint{}, false
+	}
+	return Endpoint{Name: w.name, Process: w.process, URL: w.facts.URL, Headers: w.facts.Headers}, true
+}
+
+// LookupWorker is the slot and engine process of a worker by name.
+func (f *Fleet) LookupWorker(name string) (id WorkerID, process uint64, ok bool) {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	w := f.byName[name]
+	if w == nil {
+		return 0, 0, false
+	}
+	return w.id, w.process, true
+}
+
+// Hosts lists all hosts by name.
+func (f *Fleet) Hosts(now time.Time) []HostInfo {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	nowMs := f.Ms(now)
+	infos := make([]HostInfo, 0, len(f.hosts))
+	for _, name := range slices.Sorted(maps.Keys(f.hosts)) {
+		h := f.hosts[name]
+		info := HostInfo{
+			Name: name, LaneUp: h.lane != 0, DownMs: math.NaN(), AgentProcess: h.agentProcess, Version: h.version,
+			UpdatedMs: nowMs - h.heardMs, LatenessMs: h.late.lastMs, PolicyVersion: h.policyVersion,
+			ZoneHint: h.zone, RackHint: h.rack,
+		}
+		if h.lane == 0 {
+			info.DownMs = nowMs - h.downSinceMs
+		}
+		if nowMs-h.conflictAtMs <= conflictShownMs {
+			info.ConflictWith = h.conflictWith
+		}
+		for _, w := range h.workers {
+			info.Workers = append(info.Workers, w.name)
+		}
+		slices.SortFunc(info.Workers, strings.Compare)
+		infos = append(infos, info)
+	}
+	return infos
+}
+
+// PoolInfo is one pool in short.
+type PoolInfo struct {
+	Name string
+	// Workers are in it, Ready of them have the state word ready.
+	Workers, Ready int
+	// ArrivalsPerSec are the placements claimed here.
+	ArrivalsPerSec float64
+}
+
+// Pools lists all pools by name.
+func (f *Fleet) Pools(now time.Time) []PoolInfo {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	infos := make([]PoolInfo, 0, len(f.pools))
+	for _, name := range slices.Sorted(maps.Keys(f.pools)) {
+		p := f.pools[name]
+		info := PoolInfo{Name: name, Workers: len(p.workers), ArrivalsPerSec: zeroIfUnknown(p.arrivals.value(f.Ms(now))) * 1000}
+		for _, id := range p.workers {
+			if f.slots[id].state.word == "ready" {
+				info.Ready++
+			}
+		}
+		infos = append(infos, info)
+	}
+	return infos
+}
+
+// info is what is known of the worker.
+func (w *worker) info(nowMs float64) WorkerInfo {
+	r, s := &w.report, w.snapshot
+	info := WorkerInfo{
+		ID: w.id, Name: w.name, Host: w.host.name, Process: w.process,
+		Pool: w.assigned.Pool, Zone: w.assigned.Zone, Rack: w.assigned.Rack,
+		State: w.state.word, StateWhy: w.state.why, Facts: copyFacts(&w.facts),
+		WaitMs: math.NaN(), Running: r.running, Waiting: r.waiting, KVUsedRatio: r.kvUsedRatio,
+		Live: s.Live, OpenClaims: len(w.open), StepMs: r.gapMs, CachedBlocks: r.cachedBlocks,
+		ErrorMs: s.ErrorMs, View: w.view.Kind, ViewAgeMs: nowMs - w.view.AtMs, Trust: w.view.Trust,
+		UpdatedMs: nowMs - r.factsMs, GPUVerdict: r.gpuVerdict, Snapshot: s,
+	}
+	if s.QueueKnown {
+		info.WaitMs = w.waiting.QueueMs(nowMs)
+	}
+	if math.IsNaN(info.StepMs) && w.steps.DecodeMs() > 0 {
+		info.StepMs = w.steps.DecodeMs()
+	}
+	budget := w.steps.BudgetTokens()
+	if ms := w.steps.PrefillMs(0, budget); ms > 0 {
+		info.PrefillTokensPerSec = float64(budget) / ms * 1000
+	} else {
+		info.PrefillTokensPerSec = math.NaN()
+	}
+	return info
+}
