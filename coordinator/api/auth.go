@@ -130,3 +130,15 @@ func call[Req, Resp any](s *Server, w http.ResponseWriter, r *http.Request, meth
 	}
 	return resp, true
 }
+
+// LocalCaller makes every call of a server one caller's: that of a socket whose
+// file permissions say who may connect.
+func LocalCaller(name string, role Role) grpc.UnaryServerInterceptor {
+	c := Caller{Name: name, Role: role}
+	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+		if err := authorise(c, info.FullMethod); err != nil {
+			return nil, err
+		}
+		return handler(WithCaller(ctx, c), req)
+	}
+}

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"waypost/coordinator/api"
+	"waypost/systemd/daemon"
 )
 
 // Exit codes of every command; scripts rely on them.
@@ -56,6 +57,10 @@ func ExitCode(err error) int {
 	var e *ExitError
 	if errors.As(err, &e) {
 		return e.Code
+	}
+	var field *daemon.FieldError
+	if errors.Is(err, daemon.ErrConfig) || errors.As(err, &field) {
+		return ExitUsage
 	}
 	if s, ok := status.FromError(err); ok {
 		switch s.Code() {

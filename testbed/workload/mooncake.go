@@ -132,6 +132,9 @@ type Shape struct {
 	// FirstToken and TokenCount bound the token ids; default 1,000 and 99,000,
 	// which every usual vocabulary has.
 	FirstToken, TokenCount uint32
+	// SiblingTokens, if not 0, lets the blocks that follow one block begin
+	// alike, see BlockPrompt; before scaling.
+	SiblingTokens int
 	// MaxPromptTokens leaves out requests with longer prompts, after scaling;
 	// 0: none.
 	MaxPromptTokens int
@@ -150,6 +153,9 @@ func (s Shape) withDefaults() (Shape, error) {
 	if uint64(s.FirstToken)+uint64(s.TokenCount) > math.MaxUint32 || s.MaxPromptTokens < 0 {
 		return s, fmt.Errorf("%w: token ids from %d, %d of them, prompts up to %d: want ids below 2^32 and a limit of 0 or more", ErrOptions, s.FirstToken, s.TokenCount, s.MaxPromptTokens)
 	}
+	if s.SiblingTokens < 0 || s.SiblingTokens > MooncakeBlockTokens {
+		return s, fmt.Errorf("%w: SiblingTokens is %d: want 0 to %d", ErrOptions, s.SiblingTokens, MooncakeBlockTokens)
+	}
 	return s, nil
 }
 
@@ -163,6 +169,9 @@ func (s Shape) prompt(tokens int, blocks []uint64) (*BlockPrompt, bool) {
 	whole := len(blocks) - 1
 	last := min(s.scaled(tokens-whole*MooncakeBlockTokens), block)
 	p := &BlockPrompt{Blocks: blocks, BlockTokens: block, Tokens: whole*block + last, FirstToken: s.FirstToken, TokenCount: s.TokenCount}
+	if s.SiblingTokens > 0 {
+		p.SiblingTokens = s.scaled(s.SiblingTokens)
+	}
 	return p, s.MaxPromptTokens == 0 || p.Tokens <= s.MaxPromptTokens
 }
 

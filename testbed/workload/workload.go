@@ -16,6 +16,9 @@ type Request struct {
 	Prompt    Prompt
 	// OutputTokens is the length of the answer, at least 1.
 	OutputTokens int
+	// Answer is the answer's OutputTokens ids where later prompts repeat them;
+	// nil: nobody does, and any ids will do.
+	Answer Prompt
 	// Conversation is equal for the turns of one conversation; Turn counts them
 	// from 0.
 	Conversation uint64
@@ -43,6 +46,11 @@ type BlockPrompt struct {
 	// FirstToken and TokenCount bound the ids used: [FirstToken,
 	// FirstToken+TokenCount).
 	FirstToken, TokenCount uint32
+	// SiblingTokens, if not 0, lets all blocks that follow one block begin
+	// alike: with a multiple of it that is fixed by the block they follow, from
+	// 0 to less than BlockTokens. Prompts then part within blocks, as real ones
+	// do.
+	SiblingTokens int
 }
 
 // Len implements Prompt.
@@ -50,20 +58,72 @@ func (p *BlockPrompt) Len() int { return p.Tokens }
 
 // AppendTokens implements Prompt.
 func (p *BlockPrompt) AppendTokens(dst []uint32) []uint32 {
-	left := p.Tokens
-	for _, name := range p.Blocks {
-		// One mixing per two tokens: the state walks by the golden ratio, so
-		// that token i of a block can be had without those before it.
+	left, before := p.Tokens, uint64(0)
+	for i, name := range p.Blocks {
 		n := min(left, p.BlockTokens)
-		state := mix(name)
-		for i := 0; i < n; i += 2 {
-			r := mix(state + uint64(i)*golden)
-			dst = append(dst, p.FirstToken+scale(uint32(r), p.TokenCount))
-			if i+1 < n {
-				dst = append(dst, p.FirstToken+scale(uint32(r>>32), p.TokenCount))
-			}
+		alike := 0
+		if p.SiblingTokens > 0 && i > 0 {
+			r := mix(mix(before) ^ siblings)
+			alike = min(n, int(r%uint64(max(1, p.BlockTokens/p.SiblingTokens)))*p.SiblingTokens)
+			dst = appendStream(dst, r, 0, alike, p.FirstToken, p.TokenCount)
 		}
+		dst = appendStream(dst, name, alike, n-alike, p.FirstToken, p.TokenCount)
 		left -= n
+		before = name
+	}
+	return dst
+}
+
+// siblings sets the names of what siblings have in common apart from others.
+const siblings = 0x5bd1e9955bd1e995
+
+// appendStream appends n token ids from the endless text of a name.
+func appendStream(dst []uint32, name uint64, from, n int, first, count uint32) []uint32 {
+	// One mixing per two tokens: the state walks by the golden ratio, so that
+	// any token can be had without those before it.
+	state := mix(name)
+	i, end := from, from+n
+	if i < end && i%2 == 1 {
+		dst = append(dst, first+scale(uint32(mix(state+uint64(i-1)*golden)>>32), count))
+		i++
+	}
+	for ; i < end; i += 2 {
+		r := mix(state + uint64(i)*golden)
+		dst = append(dst, first+scale(uint32(r), count))
+		if i+1 < end {
+			dst = append(dst, first+scale(uint32(r>>32), count))
+		}
+	}
+	return dst
+}
+
+// Segment is a piece of a text: Tokens ids of the endless text of a name.
+type Segment struct {
+	Name   uint64
+	Tokens int
+}
+
+// SegmentPrompt is a prompt put together of segments.
+type SegmentPrompt struct {
+	Segments []Segment
+	// FirstToken and TokenCount bound the ids used: [FirstToken,
+	// FirstToken+TokenCount).
+	FirstToken, TokenCount uint32
+}
+
+// Len implements Prompt.
+func (p *SegmentPrompt) Len() int {
+	n := 0
+	for _, s := range p.Segments {
+		n += s.Tokens
+	}
+	return n
+}
+
+// AppendTokens implements Prompt.
+func (p *SegmentPrompt) AppendTokens(dst []uint32) []uint32 {
+	for _, s := range p.Segments {
+		dst = appendStream(dst, s.Name, 0, s.Tokens, p.FirstToken, p.TokenCount)
 	}
 	return dst
 }

@@ -2504,7 +2504,9 @@ type JoinClusterRequest struct {
 	// API address.
 	ApiAddress *string `protobuf:"bytes,4,opt,name=api_address,json=apiAddress" json:"api_address,omitempty"`
 	// Whether it may become a voter.
-	Voter         *bool `protobuf:"varint,5,opt,name=voter" json:"voter,omitempty"`
+	Voter *bool `protobuf:"varint,5,opt,name=voter" json:"voter,omitempty"`
+	// Id of the cluster it has state of; empty: it has none.
+	ClusterId     *string `protobuf:"bytes,6,opt,name=cluster_id,json=clusterId" json:"cluster_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2572,6 +2574,13 @@ func (x *JoinClusterRequest) GetVoter() bool {
 		return *x.Voter
 	}
 	return false
+}
+
+func (x *JoinClusterRequest) GetClusterId() string {
+	if x != nil && x.ClusterId != nil {
+		return *x.ClusterId
+	}
+	return ""
 }
 
 // JoinClusterResponse says what happened.
@@ -2831,12 +2840,187 @@ func (x *FetchPlacementResponse) GetRecord() []byte {
 	return nil
 }
 
+// RelayOutcomeRequest is a report that came to another coordinator.
+type RelayOutcomeRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The report.
+	Outcome       *ReportOutcomeRequest `protobuf:"bytes,1,opt,name=outcome" json:"outcome,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RelayOutcomeRequest) Reset() {
+	*x = RelayOutcomeRequest{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RelayOutcomeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RelayOutcomeRequest) ProtoMessage() {}
+
+func (x *RelayOutcomeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RelayOutcomeRequest.ProtoReflect.Descriptor instead.
+func (*RelayOutcomeRequest) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *RelayOutcomeRequest) GetOutcome() *ReportOutcomeRequest {
+	if x != nil {
+		return x.Outcome
+	}
+	return nil
+}
+
+// RelayOutcomeResponse is the answer to it.
+type RelayOutcomeResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The answer.
+	Outcome       *ReportOutcomeResponse `protobuf:"bytes,1,opt,name=outcome" json:"outcome,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RelayOutcomeResponse) Reset() {
+	*x = RelayOutcomeResponse{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RelayOutcomeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RelayOutcomeResponse) ProtoMessage() {}
+
+func (x *RelayOutcomeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RelayOutcomeResponse.ProtoReflect.Descriptor instead.
+func (*RelayOutcomeResponse) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *RelayOutcomeResponse) GetOutcome() *ReportOutcomeResponse {
+	if x != nil {
+		return x.Outcome
+	}
+	return nil
+}
+
+// PeerMembersRequest has no fields.
+type PeerMembersRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PeerMembersRequest) Reset() {
+	*x = PeerMembersRequest{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PeerMembersRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PeerMembersRequest) ProtoMessage() {}
+
+func (x *PeerMembersRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PeerMembersRequest.ProtoReflect.Descriptor instead.
+func (*PeerMembersRequest) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{33}
+}
+
+// PeerMembersResponse is a coordinator's own view of the mesh.
+type PeerMembersResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The view.
+	Members       *ListMembersResponse `protobuf:"bytes,1,opt,name=members" json:"members,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PeerMembersResponse) Reset() {
+	*x = PeerMembersResponse{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PeerMembersResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PeerMembersResponse) ProtoMessage() {}
+
+func (x *PeerMembersResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PeerMembersResponse.ProtoReflect.Descriptor instead.
+func (*PeerMembersResponse) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *PeerMembersResponse) GetMembers() *ListMembersResponse {
+	if x != nil {
+		return x.Members
+	}
+	return nil
+}
+
 var File_waypost_v1_lane_proto protoreflect.FileDescriptor
 
 const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\n" +
 	"\x15waypost/v1/lane.proto\x12\n" +
-	"waypost.v1\x1a\x19waypost/v1/operator.proto\"\xbd\x02\n" +
+	"waypost.v1\x1a\x19waypost/v1/operator.proto\x1a\x1awaypost/v1/placement.proto\"\xbd\x02\n" +
 	"\x0eConnectRequest\x12 \n" +
 	"\fsent_mono_ns\x18\x01 \x01(\x06R\n" +
 	"sentMonoNs\x12.\n" +
@@ -3044,14 +3228,16 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\x14ForwardWriteResponse\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\x06R\x05index\x12\x16\n" +
 	"\x06result\x18\x02 \x01(\fR\x06result\x12%\n" +
-	"\x0eleader_address\x18\x03 \x01(\tR\rleaderAddress\"\x98\x01\n" +
+	"\x0eleader_address\x18\x03 \x01(\tR\rleaderAddress\"\xb7\x01\n" +
 	"\x12JoinClusterRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12'\n" +
 	"\x0fcluster_address\x18\x03 \x01(\tR\x0eclusterAddress\x12\x1f\n" +
 	"\vapi_address\x18\x04 \x01(\tR\n" +
 	"apiAddress\x12\x14\n" +
-	"\x05voter\x18\x05 \x01(\bR\x05voter\"T\n" +
+	"\x05voter\x18\x05 \x01(\bR\x05voter\x12\x1d\n" +
+	"\n" +
+	"cluster_id\x18\x06 \x01(\tR\tclusterId\"T\n" +
 	"\x13JoinClusterResponse\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\rR\x06number\x12%\n" +
 	"\x0eleader_address\x18\x02 \x01(\tR\rleaderAddress\"I\n" +
@@ -3065,15 +3251,24 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\x15FetchPlacementRequest\x12!\n" +
 	"\fplacement_id\x18\x01 \x01(\tR\vplacementId\"0\n" +
 	"\x16FetchPlacementResponse\x12\x16\n" +
-	"\x06record\x18\x01 \x01(\fR\x06record2U\n" +
+	"\x06record\x18\x01 \x01(\fR\x06record\"Q\n" +
+	"\x13RelayOutcomeRequest\x12:\n" +
+	"\aoutcome\x18\x01 \x01(\v2 .waypost.v1.ReportOutcomeRequestR\aoutcome\"S\n" +
+	"\x14RelayOutcomeResponse\x12;\n" +
+	"\aoutcome\x18\x01 \x01(\v2!.waypost.v1.ReportOutcomeResponseR\aoutcome\"\x14\n" +
+	"\x12PeerMembersRequest\"P\n" +
+	"\x13PeerMembersResponse\x129\n" +
+	"\amembers\x18\x01 \x01(\v2\x1f.waypost.v1.ListMembersResponseR\amembers2U\n" +
 	"\vLaneService\x12F\n" +
-	"\aConnect\x12\x1a.waypost.v1.ConnectRequest\x1a\x1b.waypost.v1.ConnectResponse(\x010\x012\xc2\x03\n" +
+	"\aConnect\x12\x1a.waypost.v1.ConnectRequest\x1a\x1b.waypost.v1.ConnectResponse(\x010\x012\xe5\x04\n" +
 	"\vPeerService\x12g\n" +
 	"\x12ExchangePlacements\x12%.waypost.v1.ExchangePlacementsRequest\x1a&.waypost.v1.ExchangePlacementsResponse(\x010\x01\x12Q\n" +
 	"\fForwardWrite\x12\x1f.waypost.v1.ForwardWriteRequest\x1a .waypost.v1.ForwardWriteResponse\x12N\n" +
 	"\vJoinCluster\x12\x1e.waypost.v1.JoinClusterRequest\x1a\x1f.waypost.v1.JoinClusterResponse\x12N\n" +
 	"\vWaitApplied\x12\x1e.waypost.v1.WaitAppliedRequest\x1a\x1f.waypost.v1.WaitAppliedResponse\x12W\n" +
-	"\x0eFetchPlacement\x12!.waypost.v1.FetchPlacementRequest\x1a\".waypost.v1.FetchPlacementResponseB$Z\"waypost/proto/waypost/v1;waypostv1b\beditionsp\xe8\a"
+	"\x0eFetchPlacement\x12!.waypost.v1.FetchPlacementRequest\x1a\".waypost.v1.FetchPlacementResponse\x12Q\n" +
+	"\fRelayOutcome\x12\x1f.waypost.v1.RelayOutcomeRequest\x1a .waypost.v1.RelayOutcomeResponse\x12N\n" +
+	"\vPeerMembers\x12\x1e.waypost.v1.PeerMembersRequest\x1a\x1f.waypost.v1.PeerMembersResponseB$Z\"waypost/proto/waypost/v1;waypostv1b\beditionsp\xe8\a"
 
 var (
 	file_waypost_v1_lane_proto_rawDescOnce sync.Once
@@ -3087,7 +3282,7 @@ func file_waypost_v1_lane_proto_rawDescGZIP() []byte {
 	return file_waypost_v1_lane_proto_rawDescData
 }
 
-var file_waypost_v1_lane_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
+var file_waypost_v1_lane_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
 var file_waypost_v1_lane_proto_goTypes = []any{
 	(*ConnectRequest)(nil),             // 0: waypost.v1.ConnectRequest
 	(*ConnectResponse)(nil),            // 1: waypost.v1.ConnectResponse
@@ -3120,10 +3315,17 @@ var file_waypost_v1_lane_proto_goTypes = []any{
 	(*WaitAppliedResponse)(nil),        // 28: waypost.v1.WaitAppliedResponse
 	(*FetchPlacementRequest)(nil),      // 29: waypost.v1.FetchPlacementRequest
 	(*FetchPlacementResponse)(nil),     // 30: waypost.v1.FetchPlacementResponse
-	nil,                                // 31: waypost.v1.WorkerFacts.HeadersEntry
-	(*HostFacts)(nil),                  // 32: waypost.v1.HostFacts
-	(*Gpu)(nil),                        // 33: waypost.v1.Gpu
-	(*Cordon)(nil),                     // 34: waypost.v1.Cordon
+	(*RelayOutcomeRequest)(nil),        // 31: waypost.v1.RelayOutcomeRequest
+	(*RelayOutcomeResponse)(nil),       // 32: waypost.v1.RelayOutcomeResponse
+	(*PeerMembersRequest)(nil),         // 33: waypost.v1.PeerMembersRequest
+	(*PeerMembersResponse)(nil),        // 34: waypost.v1.PeerMembersResponse
+	nil,                                // 35: waypost.v1.WorkerFacts.HeadersEntry
+	(*HostFacts)(nil),                  // 36: waypost.v1.HostFacts
+	(*Gpu)(nil),                        // 37: waypost.v1.Gpu
+	(*Cordon)(nil),                     // 38: waypost.v1.Cordon
+	(*ReportOutcomeRequest)(nil),       // 39: waypost.v1.ReportOutcomeRequest
+	(*ReportOutcomeResponse)(nil),      // 40: waypost.v1.ReportOutcomeResponse
+	(*ListMembersResponse)(nil),        // 41: waypost.v1.ListMembersResponse
 }
 var file_waypost_v1_lane_proto_depIdxs = []int32{
 	2,  // 0: waypost.v1.ConnectRequest.hello:type_name -> waypost.v1.AgentHello
@@ -3139,35 +3341,42 @@ var file_waypost_v1_lane_proto_depIdxs = []int32{
 	18, // 10: waypost.v1.ConnectResponse.tokenize:type_name -> waypost.v1.TokenizeAsk
 	19, // 11: waypost.v1.ConnectResponse.render:type_name -> waypost.v1.RenderAsk
 	3,  // 12: waypost.v1.AgentHello.workers:type_name -> waypost.v1.WorkerFacts
-	31, // 13: waypost.v1.WorkerFacts.headers:type_name -> waypost.v1.WorkerFacts.HeadersEntry
+	35, // 13: waypost.v1.WorkerFacts.headers:type_name -> waypost.v1.WorkerFacts.HeadersEntry
 	4,  // 14: waypost.v1.WorkerFacts.step_model:type_name -> waypost.v1.StepModel
 	6,  // 15: waypost.v1.Load.workers:type_name -> waypost.v1.WorkerLoad
 	7,  // 16: waypost.v1.WorkerLoad.echo:type_name -> waypost.v1.Echo
-	32, // 17: waypost.v1.HostReport.facts:type_name -> waypost.v1.HostFacts
-	33, // 18: waypost.v1.HostReport.gpus:type_name -> waypost.v1.Gpu
-	34, // 19: waypost.v1.PolicyPush.cordons:type_name -> waypost.v1.Cordon
+	36, // 17: waypost.v1.HostReport.facts:type_name -> waypost.v1.HostFacts
+	37, // 18: waypost.v1.HostReport.gpus:type_name -> waypost.v1.Gpu
+	38, // 19: waypost.v1.PolicyPush.cordons:type_name -> waypost.v1.Cordon
 	15, // 20: waypost.v1.ClaimFrame.claims:type_name -> waypost.v1.Claim
 	17, // 21: waypost.v1.MarkFrame.marks:type_name -> waypost.v1.Mark
 	22, // 22: waypost.v1.ExchangePlacementsRequest.places:type_name -> waypost.v1.PlaceFrame
 	22, // 23: waypost.v1.ExchangePlacementsResponse.places:type_name -> waypost.v1.PlaceFrame
 	15, // 24: waypost.v1.PlaceFrame.claim:type_name -> waypost.v1.Claim
-	0,  // 25: waypost.v1.LaneService.Connect:input_type -> waypost.v1.ConnectRequest
-	20, // 26: waypost.v1.PeerService.ExchangePlacements:input_type -> waypost.v1.ExchangePlacementsRequest
-	23, // 27: waypost.v1.PeerService.ForwardWrite:input_type -> waypost.v1.ForwardWriteRequest
-	25, // 28: waypost.v1.PeerService.JoinCluster:input_type -> waypost.v1.JoinClusterRequest
-	27, // 29: waypost.v1.PeerService.WaitApplied:input_type -> waypost.v1.WaitAppliedRequest
-	29, // 30: waypost.v1.PeerService.FetchPlacement:input_type -> waypost.v1.FetchPlacementRequest
-	1,  // 31: waypost.v1.LaneService.Connect:output_type -> waypost.v1.ConnectResponse
-	21, // 32: waypost.v1.PeerService.ExchangePlacements:output_type -> waypost.v1.ExchangePlacementsResponse
-	24, // 33: waypost.v1.PeerService.ForwardWrite:output_type -> waypost.v1.ForwardWriteResponse
-	26, // 34: waypost.v1.PeerService.JoinCluster:output_type -> waypost.v1.JoinClusterResponse
-	28, // 35: waypost.v1.PeerService.WaitApplied:output_type -> waypost.v1.WaitAppliedResponse
-	30, // 36: waypost.v1.PeerService.FetchPlacement:output_type -> waypost.v1.FetchPlacementResponse
-	31, // [31:37] is the sub-list for method output_type
-	25, // [25:31] is the sub-list for method input_type
-	25, // [25:25] is the sub-list for extension type_name
-	25, // [25:25] is the sub-list for extension extendee
-	0,  // [0:25] is the sub-list for field type_name
+	39, // 25: waypost.v1.RelayOutcomeRequest.outcome:type_name -> waypost.v1.ReportOutcomeRequest
+	40, // 26: waypost.v1.RelayOutcomeResponse.outcome:type_name -> waypost.v1.ReportOutcomeResponse
+	41, // 27: waypost.v1.PeerMembersResponse.members:type_name -> waypost.v1.ListMembersResponse
+	0,  // 28: waypost.v1.LaneService.Connect:input_type -> waypost.v1.ConnectRequest
+	20, // 29: waypost.v1.PeerService.ExchangePlacements:input_type -> waypost.v1.ExchangePlacementsRequest
+	23, // 30: waypost.v1.PeerService.ForwardWrite:input_type -> waypost.v1.ForwardWriteRequest
+	25, // 31: waypost.v1.PeerService.JoinCluster:input_type -> waypost.v1.JoinClusterRequest
+	27, // 32: waypost.v1.PeerService.WaitApplied:input_type -> waypost.v1.WaitAppliedRequest
+	29, // 33: waypost.v1.PeerService.FetchPlacement:input_type -> waypost.v1.FetchPlacementRequest
+	31, // 34: waypost.v1.PeerService.RelayOutcome:input_type -> waypost.v1.RelayOutcomeRequest
+	33, // 35: waypost.v1.PeerService.PeerMembers:input_type -> waypost.v1.PeerMembersRequest
+	1,  // 36: waypost.v1.LaneService.Connect:output_type -> waypost.v1.ConnectResponse
+	21, // 37: waypost.v1.PeerService.ExchangePlacements:output_type -> waypost.v1.ExchangePlacementsResponse
+	24, // 38: waypost.v1.PeerService.ForwardWrite:output_type -> waypost.v1.ForwardWriteResponse
+	26, // 39: waypost.v1.PeerService.JoinCluster:output_type -> waypost.v1.JoinClusterResponse
+	28, // 40: waypost.v1.PeerService.WaitApplied:output_type -> waypost.v1.WaitAppliedResponse
+	30, // 41: waypost.v1.PeerService.FetchPlacement:output_type -> waypost.v1.FetchPlacementResponse
+	32, // 42: waypost.v1.PeerService.RelayOutcome:output_type -> waypost.v1.RelayOutcomeResponse
+	34, // 43: waypost.v1.PeerService.PeerMembers:output_type -> waypost.v1.PeerMembersResponse
+	36, // [36:44] is the sub-list for method output_type
+	28, // [28:36] is the sub-list for method input_type
+	28, // [28:28] is the sub-list for extension type_name
+	28, // [28:28] is the sub-list for extension extendee
+	0,  // [0:28] is the sub-list for field type_name
 }
 
 func init() { file_waypost_v1_lane_proto_init() }
@@ -3176,6 +3385,7 @@ func file_waypost_v1_lane_proto_init() {
 		return
 	}
 	file_waypost_v1_operator_proto_init()
+	file_waypost_v1_placement_proto_init()
 	file_waypost_v1_lane_proto_msgTypes[0].OneofWrappers = []any{
 		(*ConnectRequest_Hello)(nil),
 		(*ConnectRequest_Load)(nil),
@@ -3198,7 +3408,7 @@ func file_waypost_v1_lane_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_waypost_v1_lane_proto_rawDesc), len(file_waypost_v1_lane_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   32,
+			NumMessages:   36,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -130,6 +130,8 @@ const (
 	PeerService_JoinCluster_FullMethodName        = "/waypost.v1.PeerService/JoinCluster"
 	PeerService_WaitApplied_FullMethodName        = "/waypost.v1.PeerService/WaitApplied"
 	PeerService_FetchPlacement_FullMethodName     = "/waypost.v1.PeerService/FetchPlacement"
+	PeerService_RelayOutcome_FullMethodName       = "/waypost.v1.PeerService/RelayOutcome"
+	PeerService_PeerMembers_FullMethodName        = "/waypost.v1.PeerService/PeerMembers"
 )
 
 // PeerServiceClient is the client API for PeerService service.
@@ -148,6 +150,10 @@ type PeerServiceClient interface {
 	WaitApplied(ctx context.Context, in *WaitAppliedRequest, opts ...grpc.CallOption) (*WaitAppliedResponse, error)
 	// FetchPlacement reads a decision record held by this coordinator.
 	FetchPlacement(ctx context.Context, in *FetchPlacementRequest, opts ...grpc.CallOption) (*FetchPlacementResponse, error)
+	// RelayOutcome hands an outcome to the coordinator that made the placement.
+	RelayOutcome(ctx context.Context, in *RelayOutcomeRequest, opts ...grpc.CallOption) (*RelayOutcomeResponse, error)
+	// PeerMembers lists the gossip members as this coordinator sees them.
+	PeerMembers(ctx context.Context, in *PeerMembersRequest, opts ...grpc.CallOption) (*PeerMembersResponse, error)
 }
 
 type peerServiceClient struct {
@@ -211,6 +217,26 @@ func (c *peerServiceClient) FetchPlacement(ctx context.Context, in *FetchPlaceme
 	return out, nil
 }
 
+func (c *peerServiceClient) RelayOutcome(ctx context.Context, in *RelayOutcomeRequest, opts ...grpc.CallOption) (*RelayOutcomeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RelayOutcomeResponse)
+	err := c.cc.Invoke(ctx, PeerService_RelayOutcome_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *peerServiceClient) PeerMembers(ctx context.Context, in *PeerMembersRequest, opts ...grpc.CallOption) (*PeerMembersResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PeerMembersResponse)
+	err := c.cc.Invoke(ctx, PeerService_PeerMembers_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // PeerServiceServer is the server API for PeerService service.
 // All implementations must embed UnimplementedPeerServiceServer
 // for forward compatibility.
@@ -227,6 +253,10 @@ type PeerServiceServer interface {
 	WaitApplied(context.Context, *WaitAppliedRequest) (*WaitAppliedResponse, error)
 	// FetchPlacement reads a decision record held by this coordinator.
 	FetchPlacement(context.Context, *FetchPlacementRequest) (*FetchPlacementResponse, error)
+	// RelayOutcome hands an outcome to the coordinator that made the placement.
+	RelayOutcome(context.Context, *RelayOutcomeRequest) (*RelayOutcomeResponse, error)
+	// PeerMembers lists the gossip members as this coordinator sees them.
+	PeerMembers(context.Context, *PeerMembersRequest) (*PeerMembersResponse, error)
 	mustEmbedUnimplementedPeerServiceServer()
 }
 
@@ -251,6 +281,12 @@ func (UnimplementedPeerServiceServer) WaitApplied(context.Context, *WaitAppliedR
 }
 func (UnimplementedPeerServiceServer) FetchPlacement(context.Context, *FetchPlacementRequest) (*FetchPlacementResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method FetchPlacement not implemented")
+}
+func (UnimplementedPeerServiceServer) RelayOutcome(context.Context, *RelayOutcomeRequest) (*RelayOutcomeResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RelayOutcome not implemented")
+}
+func (UnimplementedPeerServiceServer) PeerMembers(context.Context, *PeerMembersRequest) (*PeerMembersResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method PeerMembers not implemented")
 }
 func (UnimplementedPeerServiceServer) mustEmbedUnimplementedPeerServiceServer() {}
 func (UnimplementedPeerServiceServer) testEmbeddedByValue()                     {}
@@ -352,6 +388,42 @@ func _PeerService_FetchPlacement_Handler(srv interface{}, ctx context.Context, d
 	return interceptor(ctx, in, info, handler)
 }
 
+func _PeerService_RelayOutcome_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RelayOutcomeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PeerServiceServer).RelayOutcome(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: PeerService_RelayOutcome_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PeerServiceServer).RelayOutcome(ctx, req.(*RelayOutcomeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _PeerService_PeerMembers_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PeerMembersRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PeerServiceServer).PeerMembers(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: PeerService_PeerMembers_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PeerServiceServer).PeerMembers(ctx, req.(*PeerMembersRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // PeerService_ServiceDesc is the grpc.ServiceDesc for PeerService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -374,6 +446,14 @@ var PeerService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "FetchPlacement",
 			Handler:    _PeerService_FetchPlacement_Handler,
+		},
+		{
+			MethodName: "RelayOutcome",
+			Handler:    _PeerService_RelayOutcome_Handler,
+		},
+		{
+			MethodName: "PeerMembers",
+			Handler:    _PeerService_PeerMembers_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -1,0 +1,306 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"waypost/agent/engine"
+	"waypost/agent/engine/vllm"
+	"waypost/agent/host"
+	"waypost/gossip/identity"
+	"waypost/gossip/lane"
+	"waypost/gossip/mesh"
+	"waypost/gossip/prefix"
+	"waypost/nvml"
+	"waypost/systemd/daemon"
+)
+
+// Rhythms of the agent.
+const (
+	deltaEvery = time.Second
+	hostEvery  = 10 * time.Second
+)
+
+// Options wires an Agent.
+type Options struct {
+	// Config is the agent's configuration, validated.
+	Config Config
+	// Version is Waypost's version.
+	Version string
+	// Process is this agent's mark; 0: the process's own. Several agents in
+	// one process need one each.
+	Process uint64
+	// Logger takes what an operator cares about.
+	Logger *slog.Logger
+	// Registerer takes the metrics; Gatherer serves them.
+	Registerer prometheus.Registerer
+	Gatherer   prometheus.Gatherer
+}
+
+// Agent is the host daemon. New wires it, Start runs it, Stop ends it.
+type Agent struct {
+	opt     Options
+	cfg     Config
+	name    string
+	process uint64
+	log     *slog.Logger
+
+	prefixKey prefix.ClusterKey
+	engines   []*watched
+	lanes     *lanes
+	dialer    *lane.Dialer
+	mesh      *mesh.Mesh
+	gpus      *nvml.Client
+	host      *host.Collector
+	local     *localServer
+	metrics   *metricsServer
+
+	ctx    context.Context
+	cancel context.CancelFunc
+	tasks  sync.WaitGroup
+
+	mu    sync.Mutex
+	index []*rank
+}
+
+// New wires an agent; it opens nothing yet but the files it is configured by.
+func New(opt Options) (*Agent, error) {
+	if err := opt.Config.Validate(); err != nil {
+		return nil, err
+	}
+	if opt.Logger == nil {
+		opt.Logger = slog.New(slog.DiscardHandler)
+	}
+	if opt.Registerer == nil {
+		reg := prometheus.NewRegistry()
+		opt.Registerer, opt.Gatherer = reg, reg
+	}
+	name := opt.Config.Name
+	if name == "" {
+		var err error
+		if name, err = os.Hostname(); err != nil {
+			return nil, fmt.Errorf("agent: no name configured and none known to the system: %w", err)
+		}
+	}
+	a := &Agent{opt: opt, cfg: opt.Config, name: name, log: opt.Logger.With("host", name)}
+	if a.process = opt.Process; a.process == 0 {
+		var err error
+		if a.process, err = daemon.ProcessMark(); err != nil {
+			return nil, err
+		}
+	}
+	a.ctx, a.cancel = context.WithCancel(context.Background())
+	a.lanes = newLanes(a)
+	if err := a.readKeys(); err != nil {
+		return nil, err
+	}
+	for _, e := range a.cfg.Engines {
+		w, err := a.watch(e)
+		if err != nil {
+			return nil, err
+		}
+		a.engines = append(a.engines, w)
+	}
+	if err := a.wireGossip(); err != nil {
+		return nil, err
+	}
+	return a, a.wireFacts()
+}
+
+// readKeys reads the cluster key of prefix keys.
+func (a *Agent) readKeys() error {
+	b, err := os.ReadFile(a.cfg.Prefix.KeyFile)
+	if err != nil {
+		return bad("prefix.key_file", "%w", err)
+	}
+	if a.prefixKey, err = prefix.ParseClusterKey(b); err != nil {
+		return bad("prefix.key_file", "%s: %w", a.cfg.Prefix.KeyFile, err)
+	}
+	return nil
+}
+
+// watch prepares the adapter of one engine.
+func (a *Agent) watch(e EngineConfig) (*watched, error) {
+	target := engine.Target{Name: e.Name, Kind: string(e.Kind), URL: e.URL, Events: e.KVEvents, Replay: e.KVReplay}
+	if e.APIKeyFile != "" {
+		b, err := os.ReadFile(e.APIKeyFile)
+		if err != nil {
+			return nil, bad("engine.api_key_file", "%w", err)
+		}
+		target.APIKey = strings.TrimSpace(string(b))
+	}
+	adapter, err := vllm.New(vllm.Options{Target: target, Logger: a.log})
+	if err != nil {
+		return nil, fmt.Errorf("engine %s: %w", e.Name, err)
+	}
+	return &watched{
+		target: target, adapter: adapter, advertise: advertisedURL(e.Advertise, e.URL, a.hostAddress()), log: a.log,
+		newRank: func(engineName string, number int) *rank { return a.newRank(string(e.Kind), engineName, number) },
+		changed: func() { a.dialer.HelloChanged() },
+		dirty:   func() { a.dialer.Kick() },
+	}, nil
+}
+
+// hostAddress is the address of this host that others reach; empty: none but
+// loopback.
+func (a *Agent) hostAddress() string {
+	if a.cfg.Mesh.Listen.Loopback() {
+		return ""
+	}
+	host, _ := a.cfg.Mesh.Listen.Split()
+	chosen, err := mesh.ChooseAddress(a.cfg.Mesh.Advertise, host)
+	if err != nil {
+		return ""
+	}
+	return chosen.Addr.String()
+}
+
+func (a *Agent) newRank(kind, engineName string, number int) *rank {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	// A block of the mirror takes about 130 bytes; the bound is shared.
+	perRank := int(a.cfg.Limits.Memory) / 130 / max(1, len(a.cfg.Engines))
+	r := newRank(uint32(len(a.index)), kind, engineName, number, a.prefixKey, perRank)
+	a.index = append(a.index, r)
+	return r
+}
+
+// ranks returns all workers of this host by index.
+func (a *Agent) ranks() []*rank {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return append([]*rank(nil), a.index...)
+}
+
+func (a *Agent) rank(index uint32) *rank {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if int(index) >= len(a.index) {
+		return nil
+	}
+	return a.index[index]
+}
+
+// watchedOf returns the engine that a worker's index belongs to.
+func (a *Agent) watchedOf(index uint32) *watched {
+	for _, w := range a.engines {
+		for _, r := range w.all() {
+			if r.index == index {
+				return w
+			}
+		}
+	}
+	return nil
+}
+
+// wireGossip prepares lanes and mesh.
+func (a *Agent) wireGossip() error {
+	var source *identity.Source
+	dopt := lane.DialerOptions{Hello: a.lanes.hello, Load: a.lanes.load, Handler: a.lanes, Logger: a.log, Registerer: a.opt.Registerer}
+	if a.cfg.TLS.set() {
+		var err error
+		source, err = identity.Open(identity.Options{Files: identity.Files{CA: a.cfg.TLS.CAFile, Cert: a.cfg.TLS.CertFile, Key: a.cfg.TLS.KeyFile}, Logger: a.log})
+		if err != nil {
+			return fmt.Errorf("[tls]: %w", err)
+		}
+		dopt.TLS = source.Client(identity.ClientOptions{Accept: []identity.Role{identity.RoleCoordinator}, Protocols: []string{"h2"}})
+	}
+	var err error
+	if a.dialer, err = lane.NewDialer(dopt); err != nil {
+		return err
+	}
+	if err := a.dialer.SetAddresses(lane.FromConfig, texts(a.cfg.Cluster.Coordinators)); err != nil {
+		return bad("cluster.coordinators", "%w", err)
+	}
+	a.mesh, err = mesh.New(mesh.Options{
+		Name: a.name, Fleet: a.cfg.Mesh.Fleet, Role: mesh.RoleAgent, Version: a.opt.Version, Process: a.process, Listen: string(a.cfg.Mesh.Listen),
+		Advertise: a.cfg.Mesh.Advertise, Join: texts(a.cfg.Mesh.Join), KeyFile: a.cfg.Mesh.KeyFile, PeersFile: filepath.Join(a.cfg.StateDir, "peers"),
+		Local: a.cfg.Mesh.Listen.Loopback(), Logger: a.log, Registerer: a.opt.Registerer, OnChange: a.meshChanged,
+	})
+	return err
+}
+
+func texts(list []daemon.HostPort) []string {
+	out := make([]string, 0, len(list))
+	for _, a := range list {
+		out = append(out, string(a))
+	}
+	return out
+}
+
+// meshChanged dials the coordinators that the mesh knows.
+func (a *Agent) meshChanged(members []mesh.Member) {
+	var addrs []string
+	for _, m := range members {
+		if m.Meta.Role == mesh.RoleCoordinator && m.Meta.ClusterAddress != "" && m.Status == mesh.StatusAlive {
+			addrs = append(addrs, m.Meta.ClusterAddress)
+		}
+	}
+	if err := a.dialer.SetAddresses(lane.FromMesh, addrs); err != nil {
+		a.log.Warn("coordinator addresses of the mesh refused", "error", err)
+	}
+}
+
+// Start runs the agent.
+func (a *Agent) Start() error {
+	if err := os.MkdirAll(a.cfg.StateDir, 0o700); err != nil {
+		return fmt.Errorf("agent: state directory: %w", err)
+	}
+	if err := a.mesh.Start(); err != nil {
+		return fmt.Errorf("agent: mesh: %w", err)
+	}
+	if err := a.startLocal(); err != nil {
+		return errors.Join(err, a.mesh.Stop())
+	}
+	for _, w := range a.engines {
+		a.tasks.Go(func() { w.run(a.ctx) })
+	}
+	a.startFacts()
+	a.tasks.Go(a.tick)
+	a.dialer.Start()
+	a.log.Info("agent started", "engines", len(a.engines), "mesh", a.MeshAddress())
+	return nil
+}
+
+// tick drives the prefix streams.
+func (a *Agent) tick() {
+	t := time.NewTicker(deltaEvery)
+	defer t.Stop()
+	for {
+		select {
+		case <-a.ctx.Done():
+			return
+		case now := <-t.C:
+			for _, r := range a.ranks() {
+				r.tick(now)
+			}
+		}
+	}
+}
+
+// Stop ends the agent; it leaves the mesh in good order within ctx.
+func (a *Agent) Stop(ctx context.Context) error {
+	a.cancel()
+	a.dialer.Close()
+	err := a.stopLocal(ctx)
+	a.tasks.Wait()
+	return errors.Join(err, a.mesh.Leave(ctx), a.mesh.Stop())
+}
+
+// MeshAddress is the gossip address, for others to join.
+func (a *Agent) MeshAddress() string {
+	address, _ := a.mesh.Address()
+	return address
+}
+
+// Name is the host's name.
+func (a *Agent) Name() string { return a.name }

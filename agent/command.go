@@ -1,0 +1,67 @@
+package agent
+
+import (
+	"fmt"
+	"runtime"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/spf13/cobra"
+
+	"waypost/systemd/daemon"
+)
+
+// Command is the daemon's command.
+func Command(version string) *cobra.Command {
+	cfg := DefaultConfig()
+	c := &cobra.Command{
+		Use: "agent", Short: "Run the agent of this GPU host", Args: cobra.NoArgs,
+		Long: "Run the agent of this GPU host: it reads the engines and GPUs, and tells the coordinators.\n\n" +
+			"Settings come from flags, WAYPOST_ variables (mesh.listen is WAYPOST_MESH_LISTEN), the file and the defaults, in this order.",
+		Example: "  waypost agent --config /etc/waypost/agent.toml\n  waypost agent --print-config",
+	}
+	load := daemon.Configure(c, &cfg, "/etc/waypost/agent.toml")
+	c.RunE = func(cmd *cobra.Command, _ []string) error {
+		_, done, err := load()
+		if err != nil || done {
+			return err
+		}
+		runtime.GOMAXPROCS(cfg.Limits.CPUs)
+		log, level := daemon.NewLogger(cmd.ErrOrStderr(), cfg.Log.Level, cfg.Log.Format)
+		reg := prometheus.NewRegistry()
+		reloads, err := daemon.NewReloadMetrics(reg)
+		if err != nil {
+			return err
+		}
+		a, err := New(Options{Config: cfg, Version: version, Logger: log, Registerer: reg, Gatherer: reg})
+		if err != nil {
+			return err
+		}
+		return daemon.Serve(cmd.Context(), log, a, a.statusLine, func() error {
+			_, _, err := load()
+			if err == nil {
+				level.Set(cfg.Log.Level.Level())
+				err = a.mesh.ReloadKeys()
+			}
+			reloads.Done(err)
+			return err
+		})
+	}
+	return c
+}
+
+// statusLine is what the service manager shows.
+func (a *Agent) statusLine() string {
+	ready, up := 0, 0
+	for _, r := range a.ranks() {
+		if id := r.identity(); id.known {
+			ready++
+		}
+	}
+	lanes := a.dialer.Status()
+	for _, l := range lanes {
+		if l.State == "up" {
+			up++
+		}
+	}
+	return fmt.Sprintf("%d engines, %d workers known, lanes %d/%d, mesh %d", len(a.engines), ready, up, len(lanes), len(a.mesh.Members()))
+}

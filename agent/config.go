@@ -1,0 +1,228 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"strings"
+	"time"
+
+	"waypost/systemd/daemon"
+)
+
+// Config is agent.toml. The zero value of a field is not its default; use
+// DefaultConfig.
+type Config struct {
+	Name     string        `toml:"name" help:"host name; empty: the system's"`
+	StateDir string        `toml:"state_dir" help:"directory of remembered peers"`
+	RunDir   string        `toml:"run_dir" help:"directory of the local socket; empty: no socket"`
+	TLS      TLSConfig     `toml:"tls"`
+	Mesh     MeshConfig    `toml:"mesh"`
+	Cluster  ClusterConfig `toml:"cluster"`
+	Prefix   PrefixConfig  `toml:"prefix"`
+	Hint     HintConfig    `toml:"hint"`
+	// Engines are the engines to watch.
+	Engines []EngineConfig `toml:"engine"`
+	GPU     GPUConfig      `toml:"gpu"`
+	Limits  LimitsConfig   `toml:"limits"`
+	Metrics MetricsConfig  `toml:"metrics"`
+	Log     LogConfig      `toml:"log"`
+}
+
+// TLSConfig names PEM files; all empty: no TLS, loopback only.
+type TLSConfig struct {
+	CAFile   string `toml:"ca_file" help:"CA of the fleet, PEM"`
+	CertFile string `toml:"cert_file" help:"certificate of this host, PEM"`
+	KeyFile  string `toml:"key_file" help:"its private key, PEM"`
+}
+
+// set says whether TLS is configured.
+func (c TLSConfig) set() bool { return c.CAFile != "" || c.CertFile != "" || c.KeyFile != "" }
+
+// Validate implements daemon.Validator.
+func (c TLSConfig) Validate() error {
+	for _, f := range []struct{ key, value string }{{"ca_file", c.CAFile}, {"cert_file", c.CertFile}, {"key_file", c.KeyFile}} {
+		if c.set() && f.value == "" {
+			return &daemon.FieldError{Field: f.key, Err: errors.New("must be set when another key of [tls] is")}
+		}
+	}
+	return nil
+}
+
+// MeshConfig is the mesh section.
+type MeshConfig struct {
+	Listen    daemon.Listen     `toml:"listen" help:"TCP and UDP address of the gossip"`
+	Advertise string            `toml:"advertise" help:"address, interface, CIDR or auto"`
+	Join      []daemon.HostPort `toml:"join" help:"gossip addresses of members to meet"`
+	KeyFile   string            `toml:"key_file" help:"gossip keys, one per line, the first encrypts"`
+	Fleet     string            `toml:"fleet" help:"name of the fleet; members of another are refused"`
+}
+
+// ClusterConfig is the cluster section.
+type ClusterConfig struct {
+	Coordinators []daemon.HostPort `toml:"coordinators" help:"cluster addresses, beside those the mesh knows"`
+}
+
+// PrefixConfig is the prefix section.
+type PrefixConfig struct {
+	KeyFile string `toml:"key_file" help:"cluster key of the prefix keys, 32 hex digits"`
+}
+
+// HintConfig is the hint section.
+type HintConfig struct {
+	Zone string `toml:"zone" help:"zone of this host; the fleet file wins"`
+	Rack string `toml:"rack" help:"rack of this host; the fleet file wins"`
+}
+
+// Kind is an engine kind that an adapter exists for.
+type Kind string
+
+// Allowed implements daemon.Enum.
+func (Kind) Allowed() []string { return []string{"vllm"} }
+
+// EngineConfig is one engine to watch.
+type EngineConfig struct {
+	Name       string `toml:"name" help:"name on this host; empty: <kind>-<port>"`
+	Kind       Kind   `toml:"kind" help:"engine kind"`
+	URL        string `toml:"url" help:"where the agent reaches the engine"`
+	Advertise  string `toml:"advertise_url" help:"where callers reach it; empty: url with this host's address"`
+	KVEvents   string `toml:"kv_events" help:"ZeroMQ endpoint of KV events; empty: none"`
+	KVReplay   string `toml:"kv_replay" help:"ZeroMQ endpoint of their replay; empty: none"`
+	APIKeyFile string `toml:"api_key_file" help:"key of an engine that needs one"`
+}
+
+// Mode switches something on when it is there, or off.
+type Mode string
+
+// Allowed implements daemon.Enum.
+func (Mode) Allowed() []string { return []string{"auto", "off"} }
+
+// GPUConfig is the gpu section.
+type GPUConfig struct {
+	Enabled Mode            `toml:"enabled" help:"read GPUs through NVML"`
+	Poll    daemon.Duration `toml:"poll" help:"how often GPUs are read"`
+	Helper  string          `toml:"helper" help:"program built with NVML; empty: this one"`
+}
+
+// Validate implements daemon.Validator.
+func (c GPUConfig) Validate() error {
+	if p := c.Poll.D(); p < 100*time.Millisecond || p > time.Minute {
+		return &daemon.FieldError{Field: "poll", Err: fmt.Errorf("%s: use 100ms to 1m", c.Poll)}
+	}
+	return nil
+}
+
+// LimitsConfig is the limits section.
+type LimitsConfig struct {
+	Memory daemon.Size `toml:"memory" help:"bound of the block tables"`
+	CPUs   int         `toml:"cpus" help:"processors used at most"`
+}
+
+// Validate implements daemon.Validator.
+func (c LimitsConfig) Validate() error {
+	if c.CPUs < 1 || c.CPUs > 64 {
+		return &daemon.FieldError{Field: "cpus", Err: fmt.Errorf("%d: use 1 to 64", c.CPUs)}
+	}
+	if c.Memory < 16<<20 {
+		return &daemon.FieldError{Field: "memory", Err: fmt.Errorf("%s: use at least 16MiB", c.Memory)}
+	}
+	return nil
+}
+
+// MetricsConfig is the metrics section.
+type MetricsConfig struct {
+	Listen daemon.Listen `toml:"listen" help:"address of /metrics, /healthz and /readyz"`
+}
+
+// LogConfig is the log section.
+type LogConfig struct {
+	Level  daemon.LogLevel  `toml:"level" help:"least level of log lines" reload:"true"`
+	Format daemon.LogFormat `toml:"format" help:"form of log lines"`
+}
+
+// DefaultConfig returns the documented defaults.
+func DefaultConfig() Config {
+	return Config{
+		StateDir: "/var/lib/waypost/agent",
+		RunDir:   "/run/waypost",
+		Mesh:     MeshConfig{Listen: ":7710", Advertise: "auto", Fleet: "default"},
+		GPU:      GPUConfig{Enabled: "auto", Poll: daemon.Duration(time.Second)},
+		Limits:   LimitsConfig{Memory: 128 << 20, CPUs: 1},
+		Metrics:  MetricsConfig{Listen: "127.0.0.1:7713"},
+		Log:      LogConfig{Level: "info", Format: "logfmt"},
+	}
+}
+
+// Validate names the first key that cannot be used together with the others,
+// and the fix.
+func (c *Config) Validate() error {
+	if c.StateDir == "" {
+		return bad("state_dir", "must name a directory")
+	}
+	if c.Prefix.KeyFile == "" {
+		return bad("prefix.key_file", "must name the file with the fleet's prefix key (waypost dev certs makes one)")
+	}
+	loopback := c.Mesh.Listen.Loopback()
+	if c.Mesh.KeyFile == "" && !loopback {
+		return bad("mesh.key_file", "must be set: mesh.listen %q is reachable from other hosts", c.Mesh.Listen)
+	}
+	if !c.TLS.set() {
+		for i, a := range c.Cluster.Coordinators {
+			if !daemon.Listen(a).Loopback() {
+				return bad(fmt.Sprintf("cluster.coordinators[%d]", i), "%q is another host: set [tls] ca_file, cert_file and key_file", a)
+			}
+		}
+		if !loopback {
+			return bad("tls.ca_file", "must be set: mesh.listen %q is reachable from other hosts", c.Mesh.Listen)
+		}
+	}
+	return c.validateEngines()
+}
+
+func bad(field, format string, args ...any) error {
+	return &daemon.FieldError{Field: field, Err: fmt.Errorf(format, args...)}
+}
+
+func (c *Config) validateEngines() error {
+	seen := map[string]bool{}
+	for i := range c.Engines {
+		e := &c.Engines[i]
+		key := func(k string) string { return fmt.Sprintf("engine[%d].%s", i, k) }
+		u, err := url.Parse(e.URL)
+		if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" {
+			return bad(key("url"), "%q is not a URL such as http://127.0.0.1:8000", e.URL)
+		}
+		if e.Kind == "" {
+			return bad(key("kind"), "must be set: one of %s", strings.Join(e.Kind.Allowed(), ", "))
+		}
+		if e.Name == "" {
+			port := u.Port()
+			if port == "" {
+				port = map[string]string{"http": "80", "https": "443"}[u.Scheme]
+			}
+			e.Name = string(e.Kind) + "-" + port
+		}
+		if strings.ContainsAny(e.Name, "/ \t") {
+			return bad(key("name"), "%q must not hold a slash or space", e.Name)
+		}
+		if seen[e.Name] {
+			return bad(key("name"), "%q is used twice", e.Name)
+		}
+		seen[e.Name] = true
+		for k, v := range map[string]string{"kv_events": e.KVEvents, "kv_replay": e.KVReplay} {
+			if v == "" {
+				continue
+			}
+			if host, ok := strings.CutPrefix(v, "tcp://"); !ok || !hasPort(host) {
+				return bad(key(k), "%q is not an endpoint such as tcp://127.0.0.1:5557", v)
+			}
+		}
+	}
+	return nil
+}
+
+func hasPort(hostport string) bool {
+	_, port, err := net.SplitHostPort(hostport)
+	return err == nil && port != ""
+}

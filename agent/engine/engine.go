@@ -1,0 +1,178 @@
+package engine
+
+import (
+	"context"
+	"time"
+
+	"waypost/agent/blocktable"
+)
+
+// Target is one engine endpoint on this host, as configured or discovered.
+type Target struct {
+	// Name is the engine's name on the host, "vllm-8000" for example.
+	Name string
+	// Kind is the engine kind, "vllm" for example.
+	Kind string
+	// URL is the base URL the agent reaches the engine at.
+	URL string
+	// Events is the ZeroMQ endpoint of KV events of rank 0, "tcp://host:port";
+	// other ranks count its port on. Empty: the engine is asked. "tcp://*:port"
+	// is to listen there for an engine that connects.
+	Events string
+	// ListenEvents says that the engine connects to Events.
+	ListenEvents bool
+	// Replay is the ZeroMQ endpoint of the event replay of rank 0; empty: the
+	// engine is asked.
+	Replay string
+	// APIKey authorises requests to the engine; empty: none.
+	APIKey string
+}
+
+// Facts is what seldom changes about an engine. Zero values are unknown
+// unless the field says otherwise.
+type Facts struct {
+	// Version is the engine's version as it says.
+	Version string
+	// Model is the served model: the first id of the engine's list that is
+	// not an adapter.
+	Model string
+	// Aliases are the other served names and loaded adapters.
+	Aliases []string
+	// Ranks is the number of data-parallel ranks behind the endpoint.
+	Ranks int
+	// BlockTokens is the number of tokens per KV block.
+	BlockTokens int
+	// PoolBlocks is the number of usable KV blocks per rank.
+	PoolBlocks int
+	// MaxModelTokens is the longest prompt and answer together.
+	MaxModelTokens int
+	// MaxRunning is the largest number of running requests per rank.
+	MaxRunning int
+	// StepTokens is the number of prefill tokens a step may hold.
+	StepTokens int
+	// StartMark identifies the process life: equal within one life and
+	// different in the next. It is 0 when the engine does not tell.
+	StartMark uint64
+	// ReportsCachedTokens says whether usage tells cached tokens.
+	ReportsCachedTokens bool
+	// ConnectorKinds names KV transfer connectors in use.
+	ConnectorKinds []string
+	// OmitsAdapters and OmitsSalts say that the events have no place for an
+	// adapter's name or a cache salt: prompts with one are mirrored under
+	// nobody's or a wrong name, and requests with one earn no credit.
+	OmitsAdapters, OmitsSalts bool
+}
+
+// Load is one reading of the counters of one rank. Nil is unknown, never zero.
+type Load struct {
+	// At is when the reading was taken, on the local monotonic clock.
+	At time.Time
+	// Running is the number of requests in the running batch.
+	Running *int
+	// Waiting is the number of requests that wait for admission.
+	Waiting *int
+	// KVUsedRatio is the share of KV blocks referenced, 0 to 1.
+	KVUsedRatio *float64
+	// PromptTokens counts prompt tokens of finished and running requests.
+	PromptTokens *float64
+	// ComputedPromptTokens counts prompt tokens that were not cached.
+	ComputedPromptTokens *float64
+	// GenerationTokens counts generated tokens.
+	GenerationTokens *float64
+	// FirstTokens counts first tokens, FirstTokenSeconds sums their times.
+	FirstTokens, FirstTokenSeconds *float64
+	// Finished counts finished requests for any reason.
+	Finished *float64
+	// Preemptions counts preempted requests.
+	Preemptions *float64
+	// Sleeping says whether the engine sleeps.
+	Sleeping *bool
+}
+
+// Sink receives what an adapter learns, on the adapter's goroutines. Calls of
+// one rank are never concurrent with each other.
+type Sink interface {
+	// Facts tells changed facts of the engine.
+	Facts(Facts)
+	// Load tells a reading of one rank.
+	Load(rank int, load Load)
+	// Health tells whether the engine serves; reason is empty when it does.
+	Health(up bool, reason string)
+	// Batch tells an event batch of one rank in order. The events are valid
+	// during the call only.
+	Batch(rank int, batch Batch)
+	// Reset tells that nothing of the rank's cache is known any more.
+	Reset(rank int, cause ResetCause)
+	// Coverage tells how much of the rank's cache the events show.
+	Coverage(rank int, coverage Coverage, hint string)
+	// Counted adds to a counter of stream faults: gaps, duplicates, damage.
+	Counted(rank int, what string, n int)
+}
+
+// Rebuilder is a Sink that can build a new view of a rank's cache beside the
+// old one, which then serves on, unverified, instead of nothing. A Sink that is
+// none is told Reset with the same cause in place of Rebuild.
+type Rebuilder interface {
+	// Rebuild tells that the batches that follow build the cache of a rank
+	// from the beginning of what the engine remembers. The old view stays,
+	// but is to be trusted less, until Rebuilt or Reset.
+	Rebuild(rank int, cause ResetCause)
+	// Rebuilt tells that the batches since Rebuild are the rank's cache.
+	Rebuilt(rank int)
+}
+
+// Resyncer is an Adapter that can read one rank's events again from the
+// beginning while it runs.
+type Resyncer interface {
+	// Resync asks for it, because the view of the rank proved wrong. Rebuild
+	// or Reset follows when the engine's answer begins. It does not block and
+	// may be called from within the Sink's methods.
+	Resync(rank int)
+}
+
+// Batch is one event batch of one rank.
+type Batch struct {
+	// Seq is the publisher's number of the batch.
+	Seq uint64
+	// Received is when it arrived, on the local monotonic clock.
+	Received time.Time
+	// Age is how long before Received the engine published it, at least 0.
+	Age time.Duration
+	// Replayed says that it came from the replay socket.
+	Replayed bool
+	// Events are the batch's events in order.
+	Events []blocktable.Event
+}
+
+// ResetCause says why a rank's cache is no longer known.
+type ResetCause string
+
+// The causes of a reset.
+const (
+	ResetRestart ResetCause = "restart"
+	ResetGap     ResetCause = "gap"
+	ResetSleep   ResetCause = "sleep"
+	ResetGone    ResetCause = "gone"
+)
+
+// Coverage says how much of a worker's cache is seen.
+type Coverage string
+
+// The coverages. Full needs events and a replay that reached the beginning.
+const (
+	CoverageFull    Coverage = "full"
+	CoveragePartial Coverage = "partial"
+	CoverageNone    Coverage = "none"
+)
+
+// Adapter reads one engine until its context ends.
+type Adapter interface {
+	// Run reads the engine and calls sink; it returns when ctx is done, or
+	// with an error when the target can never work. It may be called again
+	// and then begins anew, with a Reset of each rank.
+	Run(ctx context.Context, sink Sink) error
+	// Tokenize asks the engine for the token ids of a prompt.
+	Tokenize(ctx context.Context, prompt string, addSpecialTokens bool) ([]uint32, error)
+	// Render asks the engine to render a chat request and tokenize it.
+	Render(ctx context.Context, chatJSON []byte) ([]uint32, error)
+}

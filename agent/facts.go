@@ -1,0 +1,95 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"waypost/agent/host"
+	"waypost/gossip/lane"
+	"waypost/nvml"
+	waypostv1 "waypost/proto/waypost/v1"
+)
+
+// wireFacts prepares the readers of GPUs and host.
+func (a *Agent) wireFacts() error {
+	var err error
+	if a.cfg.GPU.Enabled != "off" {
+		a.gpus, err = nvml.New(nvml.Options{Logger: a.log, Registerer: a.opt.Registerer, Executable: a.cfg.GPU.Helper, Poll: time.Duration(a.cfg.GPU.Poll)})
+		if err != nil {
+			return err
+		}
+	}
+	a.host, err = host.New(host.Options{DiskPath: a.cfg.StateDir, Interval: hostEvery})
+	return err
+}
+
+// startFacts runs the readers and sends what they find.
+func (a *Agent) startFacts() {
+	if a.gpus != nil {
+		a.tasks.Go(func() {
+			if err := a.gpus.Run(a.ctx); err != nil && !errors.Is(err, context.Canceled) {
+				a.log.Warn("GPU facts ended", "error", err)
+			}
+		})
+	}
+	a.tasks.Go(func() { a.host.Run(a.ctx) })
+	a.tasks.Go(a.reportHost)
+}
+
+// reportHost sends host and GPU facts on change and every ten seconds.
+func (a *Agent) reportHost() {
+	t := time.NewTicker(hostEvery)
+	defer t.Stop()
+	var changed <-chan struct{}
+	if a.gpus != nil {
+		changed = a.gpus.Changed()
+	}
+	for {
+		select {
+		case <-a.ctx.Done():
+			return
+		case <-t.C:
+		case <-changed:
+			a.dialer.Kick()
+		}
+		for _, l := range a.dialer.Lanes() {
+			a.sendHostReport(l)
+		}
+	}
+}
+
+func (a *Agent) sendHostReport(l *lane.Lane) {
+	facts, _, _ := a.host.Facts()
+	var view *nvml.View
+	if a.gpus != nil {
+		v := a.gpus.View()
+		view = &v
+	}
+	r := host.Report(&facts, view, nvml.DefaultPolicy())
+	if view == nil {
+		r.GpuState = proto.String("GPU facts are switched off: gpu.enabled = \"off\"")
+	}
+	// A full queue means newer facts follow within seconds.
+	_ = l.Send(&waypostv1.ConnectRequest{Frame: &waypostv1.ConnectRequest_Host{Host: r}})
+}
+
+// gpuVerdict is the verdict on the host's GPUs, for workers whose own GPUs are
+// not told apart; empty without GPU facts.
+func (a *Agent) gpuVerdict() string {
+	if a.gpus == nil {
+		return ""
+	}
+	v := a.gpus.View()
+	if len(v.Devices) == 0 {
+		return ""
+	}
+	uuids := make([]string, 0, len(v.Devices))
+	for i := range v.Devices {
+		uuids = append(uuids, v.Devices[i].UUID)
+	}
+	verdict := v.Judge(nvml.DefaultPolicy(), uuids)
+	return verdict.String()
+}

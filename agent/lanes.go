@@ -1,0 +1,286 @@
+package agent
+
+import (
+	"context"
+	"strconv"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"waypost/gossip/lane"
+	"waypost/gossip/ledger"
+	waypostv1 "waypost/proto/waypost/v1"
+)
+
+// prefixFormat is the version of the prefix frame format this agent sends.
+const prefixFormat = 1
+
+// tokenizeTimeout bounds one question to an engine's tokenizer, tokenizeAtOnce
+// how many run together.
+const (
+	tokenizeTimeout = 2 * time.Second
+	tokenizeAtOnce  = 4
+)
+
+// position is how far one coordinator was told one rank's prefix stream.
+type position struct {
+	epoch uint32
+	seq   uint64
+}
+
+// lanes answers the agent's lanes: it is their handler and the source of what
+// they send.
+type lanes struct {
+	a *Agent
+
+	mu   sync.Mutex
+	told map[*lane.Lane]map[uint32]position
+	// policy is the newest push of any coordinator.
+	policy *waypostv1.PolicyPush
+	seq    uint64
+	asks   chan struct{}
+}
+
+func newLanes(a *Agent) *lanes {
+	return &lanes{a: a, told: map[*lane.Lane]map[uint32]position{}, asks: make(chan struct{}, tokenizeAtOnce)}
+}
+
+// LaneUp implements lane.AgentHandler. The stream goes on from where it is;
+// what came before, the coordinator asks for.
+func (h *lanes) LaneUp(l *lane.Lane) {
+	told := map[uint32]position{}
+	for _, r := range h.a.ranks() {
+		epoch, seq := r.seq()
+		told[r.index] = position{epoch, seq}
+	}
+	h.mu.Lock()
+	h.told[l] = told
+	h.mu.Unlock()
+	h.a.log.Info("lane up", "coordinator", name(l), "address", l.Address())
+	h.a.sendHostReport(l)
+}
+
+// LaneDown implements lane.AgentHandler.
+func (h *lanes) LaneDown(l *lane.Lane, cause error) {
+	h.mu.Lock()
+	delete(h.told, l)
+	h.mu.Unlock()
+	h.a.log.Warn("lane down", "coordinator", name(l), "address", l.Address(), "error", cause)
+}
+
+func name(l *lane.Lane) string {
+	n, _ := l.Coordinator()
+	return n
+}
+
+// Frame implements lane.AgentHandler.
+func (h *lanes) Frame(l *lane.Lane, f *waypostv1.ConnectResponse) {
+	switch fr := f.GetFrame().(type) {
+	case *waypostv1.ConnectResponse_Pull:
+		h.answerPull(l, fr.Pull)
+	case *waypostv1.ConnectResponse_Policy:
+		h.takePolicy(fr.Policy)
+	case *waypostv1.ConnectResponse_Tokenize:
+		t := fr.Tokenize
+		h.ask(l, t.GetAskId(), t.GetIndex(), func(ctx context.Context, w *watched) ([]uint32, error) {
+			return w.adapter.Tokenize(ctx, t.GetPrompt(), t.GetAddSpecialTokens())
+		})
+	case *waypostv1.ConnectResponse_Render:
+		r := fr.Render
+		h.ask(l, r.GetAskId(), r.GetIndex(), func(ctx context.Context, w *watched) ([]uint32, error) {
+			return w.adapter.Render(ctx, []byte(r.GetChatJson()))
+		})
+	}
+}
+
+// takePolicy keeps the newest policy and dials the coordinators it names.
+func (h *lanes) takePolicy(p *waypostv1.PolicyPush) {
+	h.mu.Lock()
+	newer := h.policy == nil || p.GetPolicyVersion() >= h.policy.GetPolicyVersion()
+	if newer {
+		h.policy = p
+	}
+	h.mu.Unlock()
+	if !newer {
+		return
+	}
+	if err := h.a.dialer.SetAddresses(lane.FromCatalogue, p.GetCoordinators()); err != nil {
+		h.a.log.Warn("coordinator catalogue refused", "error", err)
+	}
+}
+
+// answerPull sends the frames a coordinator lacks, or a snapshot.
+func (h *lanes) answerPull(l *lane.Lane, p *waypostv1.PrefixPull) {
+	r := h.a.rank(p.GetIndex())
+	if r == nil {
+		return
+	}
+	var frames [][]byte
+	var process uint64
+	ok := false
+	if p.HaveSeq != nil {
+		frames, process, ok = r.framesAfter(p.GetEpoch(), p.GetHaveSeq())
+	}
+	if !ok {
+		frames, process, _, _ = r.snapshot()
+	}
+	h.send(l, r.index, process, frames, p.GetPullId())
+}
+
+// send writes prefix frames one message at a time, so that none is too big.
+func (h *lanes) send(l *lane.Lane, index uint32, process uint64, frames [][]byte, pullID uint32) {
+	for i, f := range frames {
+		msg := &waypostv1.PrefixFrames{Index: &index, EngineProcess: &process, Frames: [][]byte{f}, PullId: &pullID, Last: proto.Bool(i == len(frames)-1)}
+		ctx, cancel := context.WithTimeout(h.a.ctx, 5*time.Second)
+		err := l.SendWait(ctx, &waypostv1.ConnectRequest{Frame: &waypostv1.ConnectRequest_Prefixes{Prefixes: msg}})
+		cancel()
+		if err != nil {
+			// The lane is down or stuck; the coordinator asks again on the next.
+			return
+		}
+	}
+}
+
+// load builds a LOAD for one lane at the moment of writing.
+func (h *lanes) load(l *lane.Lane) *waypostv1.Load {
+	now := time.Now()
+	h.mu.Lock()
+	h.seq++
+	seq := h.seq
+	policy := h.policy
+	told := h.told[l]
+	h.mu.Unlock()
+	out := &waypostv1.Load{AgentProcess: &h.a.process, LoadSeq: &seq}
+	if policy != nil {
+		out.PolicyVersion = policy.PolicyVersion
+		for _, c := range policy.GetCordons() {
+			out.Cordons = append(out.Cordons, c.GetSelector())
+		}
+	}
+	verdict := h.a.gpuVerdict()
+	for _, r := range h.a.ranks() {
+		rep := r.report(now)
+		cached := uint32(rep.cachedBlocks)
+		rep.load.CachedBlocks, rep.load.Coverage = &cached, string(rep.coverage)
+		rep.load.GPUVerdict = verdict
+		w := lane.WorkerLoadOf(r.index, &rep.load)
+		w.PrefixFrame = h.nextFrame(r, told)
+		out.Workers = append(out.Workers, w)
+	}
+	return out
+}
+
+// nextFrame returns the next frame of a rank's stream that the lane was not
+// told. One frame rides on each LOAD; a lane that fell behind catches up at
+// the pace of LOAD, and what left the ring is asked for by the coordinator.
+func (h *lanes) nextFrame(r *rank, told map[uint32]position) []byte {
+	epoch, seq := r.seq()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if told == nil {
+		return nil
+	}
+	at, ok := told[r.index]
+	if !ok || at.epoch != epoch || at.seq > seq {
+		told[r.index] = position{epoch, seq}
+		at = position{epoch, seq - min(seq, 1)}
+	}
+	if at.seq == seq {
+		return nil
+	}
+	frames, _, ok := r.framesAfter(epoch, at.seq)
+	if !ok || len(frames) == 0 {
+		told[r.index] = position{epoch, seq}
+		return nil
+	}
+	told[r.index] = position{epoch, at.seq + 1}
+	return frames[0]
+}
+
+// ask runs a question to an engine's tokenizer beside the lane and sends the
+// answer. The text stays in memory.
+func (h *lanes) ask(l *lane.Lane, id, index uint32, fn func(context.Context, *watched) ([]uint32, error)) {
+	reply := &waypostv1.TokenizeReply{AskId: &id}
+	w := h.a.watchedOf(index)
+	if w == nil {
+		reply.Error = proto.String("no such worker")
+		h.reply(l, reply)
+		return
+	}
+	select {
+	case h.asks <- struct{}{}:
+	default:
+		reply.Error = proto.String("busy: too many questions to the tokenizer at once")
+		h.reply(l, reply)
+		return
+	}
+	h.a.tasks.Go(func() {
+		defer func() { <-h.asks }()
+		ctx, cancel := context.WithTimeout(h.a.ctx, tokenizeTimeout)
+		defer cancel()
+		ids, err := fn(ctx, w)
+		if err != nil {
+			reply.Error = proto.String(err.Error())
+		} else {
+			reply.TokenIds = ids
+		}
+		h.reply(l, reply)
+	})
+}
+
+func (h *lanes) reply(l *lane.Lane, r *waypostv1.TokenizeReply) {
+	if err := l.Send(&waypostv1.ConnectRequest{Frame: &waypostv1.ConnectRequest_TokenizeReply{TokenizeReply: r}}); err != nil {
+		h.a.log.Debug("tokenizer answer not sent", "error", err)
+	}
+}
+
+// hello introduces the host with the facts of the moment.
+func (h *lanes) hello() *waypostv1.AgentHello {
+	a := h.a
+	out := &waypostv1.AgentHello{
+		Host: &a.name, AgentProcess: &a.process, Version: &a.opt.Version, PrefixKeyIds: []string{a.prefixKey.ID()},
+		PrefixFormat: proto.Uint32(prefixFormat), ZoneHint: &a.cfg.Hint.Zone, RackHint: &a.cfg.Hint.Rack,
+	}
+	for _, w := range a.engines {
+		for _, r := range w.all() {
+			if id := r.identity(); id.known {
+				out.Workers = append(out.Workers, workerFacts(w, id))
+			}
+		}
+	}
+	return out
+}
+
+func workerFacts(w *watched, id rankFacts) *waypostv1.WorkerFacts {
+	f := id.facts
+	prior := ledger.PriorFor(ledger.Class{Engine: w.target.Kind, Model: f.Model})
+	out := &waypostv1.WorkerFacts{
+		Index: &id.index, Engine: &id.engine, Rank: proto.Uint32(uint32(id.number)), Ranks: proto.Uint32(uint32(max(1, f.Ranks))),
+		Kind: &w.target.Kind, EngineVersion: &f.Version, EngineProcess: &id.process, Model: &f.Model, Aliases: f.Aliases, Url: &w.advertise,
+		Coverage: proto.String(string(id.coverage)), CoverageHint: &id.hint, StepModel: lane.StepModelOf(&prior.Model),
+		BlockTokens: known(f.BlockTokens), PoolBlocks: known(f.PoolBlocks), MaxModelTokens: known(f.MaxModelTokens),
+		MaxRunning: known(f.MaxRunning), StepTokens: known(f.StepTokens),
+	}
+	if f.StepTokens == 0 {
+		out.StepTokens = known(prior.StepTokens)
+	}
+	if f.Ranks > 1 {
+		out.Headers = map[string]string{"X-data-parallel-rank": strconv.Itoa(id.number)}
+	}
+	if f.ReportsCachedTokens {
+		out.Capabilities = append(out.Capabilities, "cached-tokens")
+	}
+	if id.coverage != "none" {
+		out.Capabilities = append(out.Capabilities, "kv-events")
+	}
+	return out
+}
+
+// known is nil for a count that is not known.
+func known(n int) *uint32 {
+	if n <= 0 {
+		return nil
+	}
+	return proto.Uint32(uint32(n))
+}

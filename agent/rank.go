@@ -1,0 +1,306 @@
+package agent
+
+import (
+	"encoding/binary"
+	"hash/fnv"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"waypost/agent/blocktable"
+	"waypost/agent/engine"
+	"waypost/agent/queue"
+	"waypost/gossip/ledger"
+	"waypost/gossip/prefix"
+	"waypost/gossip/summary"
+)
+
+// rank is one worker of this host: one rank of one engine with its mirror of
+// the block table, its prefix stream and its queue estimate. All methods may
+// be called from any goroutine.
+type rank struct {
+	index  uint32
+	kind   string
+	engine string
+	number int
+
+	mu  sync.Mutex
+	key prefix.ClusterKey
+	// maxBlocks bounds the mirror.
+	maxBlocks int
+	facts     engine.Facts
+	known     bool
+	process   uint64
+	table     *blocktable.Table
+	encoder   *summary.Encoder
+	// beside is a mirror under construction that replaces table when it is
+	// complete; nil: none.
+	beside   *blocktable.Table
+	estimate *queue.Estimator
+	coverage engine.Coverage
+	hint     string
+	up       bool
+	reason   string
+	faults   map[string]int
+	// overPool says that the engine announces copies that do not exist.
+	overPool bool
+}
+
+func newRank(index uint32, kind, engineName string, number int, key prefix.ClusterKey, maxBlocks int) *rank {
+	return &rank{
+		index: index, kind: kind, engine: engineName, number: number, key: key, maxBlocks: maxBlocks,
+		coverage: engine.CoverageNone, reason: "not reached yet", faults: map[string]int{},
+	}
+}
+
+// setFacts takes the facts of the engine. A changed model is another key
+// domain, so the mirror begins anew.
+func (r *rank) setFacts(f engine.Facts) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	newModel := !r.known || f.Model != r.facts.Model
+	r.facts, r.known = f, true
+	r.process = processMark(r.engine, r.number, f.StartMark, r.process)
+	if newModel {
+		r.mirror(r.newTable())
+	}
+	r.table.SetPool(f.PoolBlocks)
+	qf := queue.Facts{
+		Model: ledger.PriorFor(ledger.Class{Engine: r.kind, Model: f.Model}).Model, StepTokens: f.StepTokens,
+		BlockTokens: f.BlockTokens, PoolBlocks: f.PoolBlocks,
+	}
+	if r.estimate == nil {
+		// The facts come from an adapter that bounds them; what is left to
+		// refuse leaves the queue unknown.
+		r.estimate, _ = queue.New(queue.Options{Facts: qf})
+	} else if err := r.estimate.SetFacts(qf); err != nil {
+		r.faults["facts_refused"]++
+	}
+}
+
+// processMark identifies an engine life by what the engine tells of its start;
+// one that tells nothing gets a mark of this agent's own.
+func processMark(engineName string, number int, start, former uint64) uint64 {
+	if start == 0 {
+		if former != 0 {
+			return former
+		}
+		return rand.Uint64() | 1
+	}
+	h := fnv.New64a()
+	// A hash does not fail.
+	_, _ = h.Write([]byte(engineName))
+	_, _ = h.Write(binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64([]byte{0}, uint64(number)), start))
+	return h.Sum64() | 1
+}
+
+// newTable makes an empty mirror.
+func (r *rank) newTable() *blocktable.Table {
+	return blocktable.New(blocktable.Options{Model: r.facts.Model, MaxBlocks: r.maxBlocks, PoolBlocks: r.facts.PoolBlocks, Seed: rand.Uint64()})
+}
+
+// mirror makes a table the rank's mirror, with a stream of its own.
+func (r *rank) mirror(t *blocktable.Table) {
+	r.table, r.beside = t, nil
+	r.encoder = summary.NewEncoder(summary.Options{Key: r.key, Blocks: t, Epoch: rand.Uint32() | 1})
+	t.Listen(r.encoder)
+}
+
+func (r *rank) setLoad(l engine.Load) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.estimate != nil {
+		r.estimate.Sample(queue.Sample(l))
+	}
+}
+
+func (r *rank) setHealth(up bool, reason string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.up, r.reason = up, reason
+}
+
+func (r *rank) setCoverage(c engine.Coverage, hint string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.coverage, r.hint = c, hint
+}
+
+func (r *rank) count(what string, n int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.faults[what] += n
+}
+
+// apply mirrors one event batch. It reports false when the engine announced
+// more copies than it can hold: then the mirror claims too much and must be
+// rebuilt from the beginning.
+func (r *rank) apply(b engine.Batch) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	table := r.table
+	if r.beside != nil {
+		table = r.beside
+	}
+	if table == nil {
+		return true
+	}
+	stored := 0
+	for i := range b.Events {
+		table.Apply(&b.Events[i])
+		if b.Events[i].Op == blocktable.OpStore {
+			stored += len(b.Events[i].Tokens)
+		}
+	}
+	if stored > 0 && !b.Replayed && r.estimate != nil {
+		r.estimate.Stored(b.Received.Add(-b.Age), stored)
+	}
+	return !table.OverPool()
+}
+
+// reset forgets the rank's cache.
+func (r *rank) reset(cause engine.ResetCause) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.faults["reset_"+string(cause)]++
+	r.beside = nil
+	if r.table != nil {
+		r.table.Clear()
+		r.table.CountCopies(!r.overPool)
+	}
+	if cause == engine.ResetRestart {
+		if r.facts.StartMark == 0 {
+			r.process = rand.Uint64() | 1
+		}
+		if r.estimate != nil {
+			r.estimate.Restarted()
+		}
+	}
+}
+
+// tooMany notes that some announced copies do not exist, so that the next
+// mirror stops counting copies. It reports whether this is news.
+func (r *rank) tooMany() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	news := !r.overPool
+	r.overPool = true
+	r.faults["over_pool"]++
+	return news
+}
+
+// startBeside begins a new mirror beside the old one, which serves on.
+func (r *rank) startBeside(cause engine.ResetCause) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.known {
+		return
+	}
+	r.faults["rebuild_"+string(cause)]++
+	r.beside = r.newTable()
+	r.beside.CountCopies(!r.overPool)
+}
+
+// finishBeside makes the new mirror the rank's.
+func (r *rank) finishBeside() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.beside != nil {
+		r.mirror(r.beside)
+	}
+}
+
+// tick builds the next frame of the prefix stream.
+func (r *rank) tick(now time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.encoder != nil {
+		r.encoder.Delta(now)
+	}
+}
+
+// seq returns the epoch and number of the latest frame.
+func (r *rank) seq() (epoch uint32, seq uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.encoder == nil {
+		return 0, 0
+	}
+	return r.encoder.Epoch(), r.encoder.Seq()
+}
+
+// framesAfter returns the frames after a position of the stream; ok is false
+// if only a snapshot helps.
+func (r *rank) framesAfter(epoch uint32, seq uint64) (frames [][]byte, process uint64, ok bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.encoder == nil || r.encoder.Epoch() != epoch {
+		return nil, r.process, false
+	}
+	frames, ok = r.encoder.Replay(seq)
+	return frames, r.process, ok
+}
+
+// snapshot returns frames that rebuild everything and the position they equal.
+func (r *rank) snapshot() (frames [][]byte, process uint64, epoch uint32, seq uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.encoder == nil {
+		return nil, r.process, 0, 0
+	}
+	return r.encoder.Snapshot(), r.process, r.encoder.Epoch(), r.encoder.Seq()
+}
+
+// report is what LOAD and the metrics tell of the rank at a moment.
+type report struct {
+	load         ledger.Load
+	process      uint64
+	coverage     engine.Coverage
+	cachedBlocks int
+	faults       map[string]int
+}
+
+func (r *rank) report(now time.Time) report {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	out := report{process: r.process, coverage: r.coverage, faults: r.faults}
+	if r.estimate != nil {
+		out.load = r.estimate.Load(now)
+	}
+	out.load.EngineProcess = r.process
+	switch {
+	case !r.known:
+		out.load.State, out.load.StateReason = ledger.StateStarting, r.reason
+	case !r.up:
+		out.load.State, out.load.StateReason = ledger.StateLost, r.reason
+	default:
+		out.load.State, out.load.StateReason = ledger.StateReady, ""
+		if r.estimate != nil {
+			if stalled, why := r.estimate.Stalled(now); stalled {
+				out.load.State, out.load.StateReason = ledger.StateStalled, why
+			}
+		}
+	}
+	if r.table != nil {
+		out.cachedBlocks = r.table.Attached()
+	}
+	return out
+}
+
+// rankFacts is what the hello tells of the rank.
+type rankFacts struct {
+	index    uint32
+	engine   string
+	number   int
+	facts    engine.Facts
+	known    bool
+	process  uint64
+	coverage engine.Coverage
+	hint     string
+}
+
+func (r *rank) identity() rankFacts {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return rankFacts{r.index, r.engine, r.number, r.facts, r.known, r.process, r.coverage, r.hint}
+}

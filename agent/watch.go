@@ -1,0 +1,173 @@
+package agent
+
+import (
+	"context"
+	"log/slog"
+	"net/url"
+	"sync"
+	"time"
+
+	"waypost/agent/engine"
+)
+
+// watched is one engine of this host with its ranks. It is the sink of the
+// engine's adapter.
+type watched struct {
+	target    engine.Target
+	adapter   engine.Adapter
+	advertise string
+	log       *slog.Logger
+	newRank   func(engineName string, number int) *rank
+	// changed tells that what the hello says has changed; dirty that a load
+	// report is worth sending at once.
+	changed func()
+	dirty   func()
+
+	mu    sync.Mutex
+	ranks []*rank
+}
+
+// run reads the engine until ctx ends. An adapter that gives up is started
+// again: what it could not do at first may work after an engine's upgrade.
+func (w *watched) run(ctx context.Context) {
+	const pause = 10 * time.Second
+	for ctx.Err() == nil {
+		err := w.adapter.Run(ctx, w)
+		if ctx.Err() != nil {
+			return
+		}
+		if err != nil {
+			w.log.Warn("engine cannot be read", "engine", w.target.Name, "error", err)
+			w.Health(false, err.Error())
+			select {
+			case <-ctx.Done():
+			case <-time.After(pause):
+			}
+		}
+	}
+}
+
+// rank returns the rank of a number, and makes it at first sight.
+func (w *watched) rank(number int) *rank {
+	const maxRanks = 256
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if number < 0 || number >= maxRanks {
+		return nil
+	}
+	for len(w.ranks) <= number {
+		w.ranks = append(w.ranks, w.newRank(w.target.Name, len(w.ranks)))
+	}
+	return w.ranks[number]
+}
+
+func (w *watched) all() []*rank {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return append([]*rank(nil), w.ranks...)
+}
+
+// Facts implements engine.Sink.
+func (w *watched) Facts(f engine.Facts) {
+	for n := range max(1, f.Ranks) {
+		if r := w.rank(n); r != nil {
+			r.setFacts(f)
+		}
+	}
+	w.changed()
+}
+
+// Load implements engine.Sink.
+func (w *watched) Load(number int, l engine.Load) {
+	if r := w.rank(number); r != nil {
+		r.setLoad(l)
+	}
+}
+
+// Health implements engine.Sink.
+func (w *watched) Health(up bool, reason string) {
+	w.rank(0)
+	for _, r := range w.all() {
+		r.setHealth(up, reason)
+	}
+	w.dirty()
+}
+
+// Batch implements engine.Sink.
+func (w *watched) Batch(number int, b engine.Batch) {
+	r := w.rank(number)
+	if r == nil || r.apply(b) {
+		return
+	}
+	if r.tooMany() {
+		w.log.Warn("engine announced more blocks than it can hold; the mirror is built again without counting copies", "event", "view_disagrees", "engine", w.target.Name, "rank", number)
+	}
+	if again, ok := w.adapter.(engine.Resyncer); ok {
+		again.Resync(number)
+	}
+}
+
+// Rebuild implements engine.Rebuilder.
+func (w *watched) Rebuild(number int, cause engine.ResetCause) {
+	if r := w.rank(number); r != nil {
+		w.log.Info("cache view is built again beside the old one", "event", "view_gap", "engine", w.target.Name, "rank", number, "cause", string(cause))
+		r.startBeside(cause)
+	}
+}
+
+// Rebuilt implements engine.Rebuilder.
+func (w *watched) Rebuilt(number int) {
+	if r := w.rank(number); r != nil {
+		w.log.Info("cache view rebuilt", "event", "view_resync", "engine", w.target.Name, "rank", number)
+		r.finishBeside()
+		r.tick(time.Now())
+	}
+	w.dirty()
+}
+
+// Reset implements engine.Sink.
+func (w *watched) Reset(number int, cause engine.ResetCause) {
+	if r := w.rank(number); r != nil {
+		w.log.Info("cache view reset", "event", "view_resync", "engine", w.target.Name, "rank", number, "cause", string(cause))
+		r.reset(cause)
+		r.tick(time.Now())
+	}
+	w.changed()
+	w.dirty()
+}
+
+// Coverage implements engine.Sink.
+func (w *watched) Coverage(number int, c engine.Coverage, hint string) {
+	if r := w.rank(number); r != nil {
+		r.setCoverage(c, hint)
+	}
+	w.changed()
+}
+
+// Counted implements engine.Sink.
+func (w *watched) Counted(number int, what string, n int) {
+	if r := w.rank(number); r != nil {
+		r.count(what, n)
+	}
+}
+
+// advertisedURL is where callers on other hosts reach an engine that this
+// host reaches at target: a loopback host is replaced by the host's address.
+func advertisedURL(configured, target, hostAddress string) string {
+	if configured != "" {
+		return configured
+	}
+	u, err := url.Parse(target)
+	if err != nil || hostAddress == "" {
+		return target
+	}
+	switch u.Hostname() {
+	case "127.0.0.1", "::1", "localhost":
+		if u.Port() != "" {
+			u.Host = hostAddress + ":" + u.Port()
+		} else {
+			u.Host = hostAddress
+		}
+	}
+	return u.String()
+}

@@ -1,0 +1,60 @@
+package coordinator
+
+import (
+	"fmt"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/spf13/cobra"
+
+	"waypost/systemd/daemon"
+)
+
+// Command is the daemon's command.
+func Command(version string) *cobra.Command {
+	cfg := DefaultConfig()
+	c := &cobra.Command{
+		Use: "coordinator", Short: "Run a coordinator", Args: cobra.NoArgs,
+		Long: "Run a coordinator: it answers placements and keeps, with the others, what operators want.\n\n" +
+			"Start the first one of a fleet once with --bootstrap; the others name it in [cluster] join.\n" +
+			"Settings come from flags, WAYPOST_ variables (api.listen is WAYPOST_API_LISTEN), the file and the defaults, in this order.",
+		Example: "  waypost coordinator --config /etc/waypost/coordinator.toml --bootstrap   # once\n  waypost coordinator --config /etc/waypost/coordinator.toml",
+	}
+	var bootstrap bool
+	c.Flags().BoolVar(&bootstrap, "bootstrap", false, "make a new cluster of this coordinator; refused if it has state")
+	load := daemon.Configure(c, &cfg, "/etc/waypost/coordinator.toml")
+	c.RunE = func(cmd *cobra.Command, _ []string) error {
+		_, done, err := load()
+		if err != nil || done {
+			return err
+		}
+		log, level := daemon.NewLogger(cmd.ErrOrStderr(), cfg.Log.Level, cfg.Log.Format)
+		reg := prometheus.NewRegistry()
+		reloads, err := daemon.NewReloadMetrics(reg)
+		if err != nil {
+			return err
+		}
+		co, err := New(Options{Config: cfg, Bootstrap: bootstrap, Version: version, Logger: log, Registerer: reg, Gatherer: reg})
+		if err != nil {
+			return err
+		}
+		return daemon.Serve(cmd.Context(), log, co, co.statusLine, func() error {
+			_, _, err := load()
+			if err == nil {
+				level.Set(cfg.Log.Level.Level())
+				err = co.mesh.ReloadKeys()
+			}
+			reloads.Done(err)
+			return err
+		})
+	}
+	return c
+}
+
+// statusLine is what the service manager shows.
+func (c *Coordinator) statusLine() string {
+	leader := c.leaderName()
+	if leader == "" {
+		leader = "none"
+	}
+	return fmt.Sprintf("leader %s, policy v%d, lanes %d, mesh %d", leader, c.replica.State().FleetFile().Version, len(c.laneServer.Sessions()), len(c.mesh.Members()))
+}

@@ -1,0 +1,220 @@
+package coordinator
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"strconv"
+	"sync"
+
+	"waypost/coordinator/api"
+	"waypost/coordinator/placement"
+	"waypost/gossip/prefix"
+	waypostv1 "waypost/proto/waypost/v1"
+)
+
+// bytesPerToken estimates the length of a prompt that only text is known of.
+const bytesPerToken = 4
+
+// prompt is a request's prompt as the index can look it up.
+type prompt struct {
+	// tokens is the length; estimated says that it is a guess from text.
+	tokens    int
+	estimated bool
+	// source says where it comes from, in the API's words.
+	source string
+	// probe gives its prefix keys; keyed is false when there are none.
+	probe prefix.Probe
+	keyed bool
+}
+
+// maxKeyers bounds the prepared keys of domains.
+const maxKeyers = 4096
+
+// keyers prepares the keys of domains once.
+type keyers struct {
+	mu  sync.Mutex
+	key prefix.ClusterKey
+	by  map[prefix.Domain]*prefix.Keyer
+}
+
+func (k *keyers) of(d prefix.Domain) *prefix.Keyer {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if kr, ok := k.by[d]; ok {
+		return kr
+	}
+	if len(k.by) >= maxKeyers || k.by == nil {
+		k.by = map[prefix.Domain]*prefix.Keyer{}
+	}
+	kr := prefix.NewKeyer(k.key, d)
+	k.by[d] = kr
+	return kr
+}
+
+// read takes a request's prompt in. Text stays in memory for the call.
+func (p *prompt) read(in *waypostv1.Input, keyer *prefix.Keyer, keyID string, tokens []uint32) ([]uint32, error) {
+	p.tokens, p.estimated, p.source, p.keyed = 0, false, "unknown", false
+	forms := 0
+	for _, given := range []bool{
+		len(in.GetMessages()) > 0, in.Prompt != nil, len(in.GetTokenIds()) > 0, len(in.GetTokenIdsLe()) > 0, in.GetPrefixKeys() != nil,
+	} {
+		if given {
+			forms++
+		}
+	}
+	if in == nil || forms == 0 {
+		return tokens, api.BadField("input", "the prompt is missing or empty: give one of tokenIds, prompt, messages or prefixKeys")
+	}
+	if forms > 1 {
+		return tokens, api.BadField("input", "the prompt is given in more than one form; give one of tokenIds, prompt, messages or prefixKeys")
+	}
+	if len(in.GetTools()) > 0 && len(in.GetMessages()) == 0 {
+		return tokens, api.BadField("input.tools", "tools go with messages")
+	}
+	switch {
+	case len(in.GetTokenIds()) > 0:
+		return tokens, p.ofTokens("input.token_ids", in.GetTokenIds(), keyer)
+	case len(in.GetTokenIdsLe()) > 0:
+		raw := in.GetTokenIdsLe()
+		if len(raw)%4 != 0 {
+			return tokens, api.BadField("input.token_ids_le", fmt.Sprintf("%d bytes are not a whole number of 4-byte token ids", len(raw)))
+		}
+		tokens = tokens[:0]
+		for i := 0; i < len(raw); i += 4 {
+			tokens = append(tokens, binary.LittleEndian.Uint32(raw[i:]))
+		}
+		return tokens, p.ofTokens("input.token_ids_le", tokens, keyer)
+	case in.GetPrefixKeys() != nil:
+		return tokens, p.ofKeys(in.GetPrefixKeys(), keyID)
+	case in.Prompt != nil:
+		return tokens, p.ofText("input.prompt", len(in.GetPrompt()))
+	default:
+		size := 0
+		for _, m := range in.GetMessages() {
+			size += len(m.String())
+		}
+		return tokens, p.ofText("input.messages", size)
+	}
+}
+
+func (p *prompt) ofTokens(field string, tokens []uint32, keyer *prefix.Keyer) error {
+	if len(tokens) > placement.MaxPromptTokens {
+		return api.BadField(field, fmt.Sprintf("%d tokens are more than %d", len(tokens), placement.MaxPromptTokens))
+	}
+	p.tokens, p.source, p.keyed = len(tokens), "tokens", true
+	p.probe.ResetTokens(tokens, keyer)
+	return nil
+}
+
+func (p *prompt) ofText(field string, bytes int) error {
+	if bytes == 0 {
+		return api.BadField(field, "the prompt is empty")
+	}
+	p.tokens, p.estimated = max(1, bytes/bytesPerToken), true
+	if p.tokens > placement.MaxPromptTokens {
+		return api.BadField(field, fmt.Sprintf("about %d tokens are more than %d", p.tokens, placement.MaxPromptTokens))
+	}
+	return nil
+}
+
+// maxKeys bounds the prefix keys of one request.
+const maxKeys = 1 << 16
+
+func (p *prompt) ofKeys(k *waypostv1.PrefixKeys, keyID string) error {
+	n := k.GetPromptTokens()
+	if n == 0 || n > placement.MaxPromptTokens {
+		return api.BadField("input.prefix_keys.prompt_tokens", fmt.Sprintf("%d is not a length from 1 to %d", n, placement.MaxPromptTokens))
+	}
+	p.tokens, p.source = int(n), "keys"
+	if len(k.GetCheckpoints()) == 0 && len(k.GetPoints()) == 0 {
+		p.keyed = true
+		p.probe.ResetKeys(int(n), nil, nil)
+		return nil
+	}
+	if k.GetKeyId() != keyID {
+		return api.BadField("input.prefix_keys.key_id", fmt.Sprintf("keys were made with cluster key %q, in use is %s", k.GetKeyId(), keyID))
+	}
+	if len(k.GetCheckpoints())+len(k.GetPoints()) > maxKeys {
+		return api.BadField("input.prefix_keys", fmt.Sprintf("more than %d keys", maxKeys))
+	}
+	if len(k.GetCheckpoints()) > int(n)/prefix.ChunkTokens {
+		return api.BadField("input.prefix_keys.checkpoints", fmt.Sprintf("%d checkpoints are more than a prompt of %d tokens has", len(k.GetCheckpoints()), n))
+	}
+	checkpoints := make([]prefix.Key, 0, len(k.GetCheckpoints()))
+	for i, s := range k.GetCheckpoints() {
+		key, err := parseKey(s)
+		if err != nil {
+			return api.BadField(fmt.Sprintf("input.prefix_keys.checkpoints[%d]", i), err.Error())
+		}
+		checkpoints = append(checkpoints, key)
+	}
+	points := make(map[uint32]prefix.Key, len(k.GetPoints()))
+	for i, pt := range k.GetPoints() {
+		key, err := parseKey(pt.GetKey())
+		if err != nil {
+			return api.BadField(fmt.Sprintf("input.prefix_keys.points[%d].key", i), err.Error())
+		}
+		if pt.GetOffset() == 0 || pt.GetOffset() > n {
+			return api.BadField(fmt.Sprintf("input.prefix_keys.points[%d].offset", i), fmt.Sprintf("%d is outside the prompt of %d tokens", pt.GetOffset(), n))
+		}
+		points[pt.GetOffset()] = key
+	}
+	p.keyed = true
+	p.probe.ResetKeys(int(n), checkpoints, points)
+	return nil
+}
+
+func parseKey(s string) (prefix.Key, error) {
+	v, err := strconv.ParseUint(s, 16, 64)
+	if err != nil || len(s) != 16 {
+		return 0, fmt.Errorf("%.40q is not a key of 16 hex digits", s)
+	}
+	return prefix.Key(v), nil
+}
+
+// newPart appends the keys and depths of what a request adds to a worker's
+// cache beyond what it holds: checkpoints and the tip, the last whole block.
+func (p *prompt) newPart(heldTokens, blockTokens int, keys []prefix.Key, depths []uint32) ([]prefix.Key, []uint32) {
+	if !p.keyed {
+		return keys, depths
+	}
+	for j := heldTokens/prefix.ChunkTokens + 1; j*prefix.ChunkTokens <= p.tokens; j++ {
+		if k, ok := p.probe.Checkpoint(j); ok {
+			keys, depths = append(keys, k), append(depths, uint32(j*prefix.ChunkTokens))
+		}
+	}
+	tip := p.tokens
+	if blockTokens > 0 {
+		tip = p.tokens / blockTokens * blockTokens
+	}
+	if tip > heldTokens && tip%prefix.ChunkTokens != 0 {
+		if k, ok := p.probe.At(tip); ok {
+			keys, depths = append(keys, k), append(depths, uint32(tip))
+		}
+	}
+	return keys, depths
+}
+
+// deepestKey names the deepest prefix of the prompt that any worker holds.
+func (p *prompt) deepestKey(tokens int) uint64 {
+	if !p.keyed || tokens <= 0 || tokens > p.tokens {
+		return 0
+	}
+	k, ok := p.probe.At(tokens)
+	if !ok {
+		return 0
+	}
+	return uint64(k)
+}
+
+// budget reads an optional budget in ms.
+func budget(field string, v *float64) (float64, error) {
+	if v == nil {
+		return 0, nil
+	}
+	if !(*v > 0) || math.IsInf(*v, 0) {
+		return 0, api.BadField(field, fmt.Sprintf("%v is not a time above 0 ms; leave it out for no budget", *v))
+	}
+	return *v, nil
+}

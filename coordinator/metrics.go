@@ -1,0 +1,81 @@
+package coordinator
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
+
+	"waypost/coordinator/fleet"
+)
+
+// metrics are the coordinator's own series; the parts have theirs.
+type metrics struct {
+	placements   *prometheus.CounterVec
+	placeSeconds prometheus.Histogram
+	marks        *prometheus.CounterVec
+	redirected   *prometheus.CounterVec
+	reuseClass   *prometheus.CounterVec
+	reuseTokens  *prometheus.CounterVec
+	ended        *prometheus.CounterVec
+	badFrames    *prometheus.CounterVec
+	prefixFrames *prometheus.CounterVec
+	pulls        *prometheus.CounterVec
+}
+
+func newMetrics(reg prometheus.Registerer, c *Coordinator) *metrics {
+	f := promauto.With(reg)
+	vec := func(name, help string, labels ...string) *prometheus.CounterVec {
+		return f.NewCounterVec(prometheus.CounterOpts{Name: "waypost_" + name, Help: help}, labels)
+	}
+	gauge := func(name, help string, fn func() float64) {
+		f.NewGaugeFunc(prometheus.GaugeOpts{Name: "waypost_" + name, Help: help}, fn)
+	}
+	gauge("reservations", "Open claims of placements made here.", func() float64 { return float64(c.fleet.OpenClaims()) })
+	gauge("index_keys", "Keys in the prefix index.", func() float64 { return float64(c.index.Keys()) })
+	gauge("policy_version", "Version of the fleet file in force here.", func() float64 { return float64(c.replica.State().FleetFile().Version) })
+	gauge("policy_age_seconds", "Time since the last contact with a leader.", func() float64 { return c.policyAgeMs() / 1000 })
+	return &metrics{
+		placements:   vec("placements_total", "Placement requests by result.", "pool", "result"),
+		placeSeconds: f.NewHistogram(prometheus.HistogramOpts{Name: "waypost_placement_seconds", Help: "Time to decide a placement.", Buckets: prometheus.ExponentialBuckets(5e-6, 2, 16)}),
+		marks:        vec("placement_marks_total", "What was not normal about placements.", "pool", "mark"),
+		redirected:   vec("redirected_total", "Placements that passed over the worker with most reuse.", "pool"),
+		reuseClass:   vec("reuse_class_total", "Reported outcomes by class.", "pool", "class"),
+		reuseTokens:  vec("reuse_tokens_total", "Prompt tokens of reported outcomes.", "pool", "kind"),
+		ended:        vec("reservations_ended_total", "Claims that ended, by how.", "how"),
+		badFrames:    vec("lane_frames_refused_total", "Frames from agents that were refused.", "kind"),
+		prefixFrames: vec("prefix_frames_total", "Prefix frames by what became of them.", "result"),
+		pulls:        vec("prefix_pulls_total", "Snapshots and replays asked for, by reason.", "reason"),
+	}
+}
+
+// note tells what a call changed in the fleet.
+func (c *Coordinator) note(ch fleet.Changes) {
+	for _, r := range ch.Restarted {
+		c.log.Info("engine restarted", "event", "engine_restarted", "worker", r.Worker, "old", markHex(r.Old), "new", markHex(r.New))
+	}
+	for _, s := range ch.States {
+		event := "worker_returned"
+		if s.To != "ready" {
+			event = "worker_excluded"
+		}
+		c.log.Info("worker state", "event", event, "worker", s.Name, "from", s.From, "to", s.To, "cause", s.Why)
+	}
+	for _, e := range ch.Ended {
+		c.metrics.ended.WithLabelValues(string(e.How)).Inc()
+	}
+}
+
+// tick drives what happens by itself.
+func (c *Coordinator) tick() {
+	t := time.NewTicker(time.Second)
+	defer t.Stop()
+	for {
+		select {
+		case <-c.ctx.Done():
+			return
+		case now := <-t.C:
+			c.note(c.fleet.Tick(now))
+		}
+	}
+}

@@ -1,0 +1,351 @@
+package coordinator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"waypost/coordinator/api"
+	"waypost/coordinator/explain"
+	"waypost/coordinator/fleet"
+	"waypost/coordinator/placement"
+	"waypost/gossip/ledger"
+	waypostv1 "waypost/proto/waypost/v1"
+)
+
+// remember keeps the record of a decision.
+func (c *Coordinator) remember(w *work, req *waypostv1.PlaceRequest, request *placement.Request, sit placement.Situation, answer *waypostv1.Placement, now time.Time) {
+	d := &w.decision
+	e := explain.NewEntry(request, w.candidates, sit, d)
+	e.Placement, e.Coordinator, e.MadeAt, e.Attempt, e.InputSource = answer.GetPlacementId(), c.name, now, req.GetAttempt(), w.prompt.source
+	if req.GetIfInfeasible() == "" {
+		request.IfInfeasible = c.policy.Load().IfInfeasible
+	}
+	c.records.Add(now, e, func() placement.Record {
+		return placement.NewRecord(request, w.candidates, c.policy.Load(), sit, d, c.records.KeepCandidates())
+	})
+	c.shares.placed(now, request.Pool, answer.GetWorker().GetName())
+	if d.Redirected() {
+		c.metrics.redirected.WithLabelValues(request.Pool).Inc()
+	}
+	for _, m := range d.Marks.Words() {
+		c.metrics.marks.WithLabelValues(request.Pool, m).Inc()
+	}
+}
+
+// ReportOutcome implements the placement service.
+func (p *placements) ReportOutcome(ctx context.Context, req *waypostv1.ReportOutcomeRequest) (*waypostv1.ReportOutcomeResponse, error) {
+	c := p.c
+	out, err := outcomeOf(req)
+	if err != nil {
+		return nil, err
+	}
+	number, err := coordinatorOf(req.GetPlacementId())
+	if err != nil {
+		return nil, err
+	}
+	if number != c.number.Load() {
+		return p.relayOutcome(ctx, number, req)
+	}
+	now := time.Now()
+	mark := map[string]ledger.Mark{explain.ResultDone: ledger.MarkDone, explain.ResultFailed: ledger.MarkFailed, explain.ResultCancelled: ledger.MarkGone}[req.GetResult()]
+	// What had ended by itself is still joined to its record below.
+	changes, err := c.fleet.Mark(now, req.GetPlacementId(), mark, max(0, out.OutputTokens))
+	if err == nil {
+		c.note(changes)
+	}
+	entry, known := c.records.Get(req.GetPlacementId())
+	first := known && entry.Outcome == nil
+	class, joined, err := c.records.Join(req.GetPlacementId(), out, c.evidence(entry))
+	if err != nil {
+		return nil, api.BadField("result", err.Error())
+	}
+	resp := &waypostv1.ReportOutcomeResponse{Joined: &joined}
+	if joined {
+		resp.ReuseClass = proto.String(string(class))
+	}
+	if first && joined {
+		c.count(now, entry, class, out.CachedTokens)
+	}
+	return resp, nil
+}
+
+// count adds a reported outcome to the pool's sums.
+func (c *Coordinator) count(now time.Time, e *explain.Entry, class explain.Class, cachedTokens int) {
+	c.metrics.reuseClass.WithLabelValues(e.Pool, string(class)).Inc()
+	var actual *float64
+	if cachedTokens >= 0 {
+		a := float64(cachedTokens)
+		actual = &a
+		c.metrics.reuseTokens.WithLabelValues(e.Pool, "actual").Add(a)
+	}
+	expected := float64(max(0, e.ExpectedTokens))
+	c.metrics.reuseTokens.WithLabelValues(e.Pool, "prompt").Add(float64(e.PromptTokens))
+	c.metrics.reuseTokens.WithLabelValues(e.Pool, "expected").Add(expected)
+	c.shares.reported(now, e.Pool, float64(e.PromptTokens), expected, actual)
+}
+
+// evidence gathers what is known of a placement when its outcome comes.
+func (c *Coordinator) evidence(e *explain.Entry) explain.Evidence {
+	ev := explain.Evidence{ViewAgeMs: math.NaN()}
+	if e == nil {
+		return ev
+	}
+	if w, err := c.fleet.Worker(time.Now(), e.Worker); err == nil {
+		ev.BlockTokens = w.Facts.BlockTokens
+		ev.ProcessChanged = explain.AnswerOf(w.Process != e.Process)
+	}
+	return ev
+}
+
+func (p *placements) relayOutcome(ctx context.Context, number uint32, req *waypostv1.ReportOutcomeRequest) (*waypostv1.ReportOutcomeResponse, error) {
+	conn, _, err := p.c.peerByNumber(number)
+	if err != nil {
+		return nil, api.NotFound("placement_id", err.Error())
+	}
+	resp, err := waypostv1.NewPeerServiceClient(conn).RelayOutcome(ctx, &waypostv1.RelayOutcomeRequest{Outcome: req})
+	if err != nil {
+		return nil, err
+	}
+	return resp.GetOutcome(), nil
+}
+
+// RelayOutcome implements the peer service.
+func (p *peers) RelayOutcome(ctx context.Context, req *waypostv1.RelayOutcomeRequest) (*waypostv1.RelayOutcomeResponse, error) {
+	number, err := coordinatorOf(req.GetOutcome().GetPlacementId())
+	if err != nil || number != p.c.number.Load() {
+		return nil, api.NotFound("placement_id", "the placement was not made here")
+	}
+	out, err := p.c.placements.ReportOutcome(ctx, req.GetOutcome())
+	return &waypostv1.RelayOutcomeResponse{Outcome: out}, err
+}
+
+// coordinatorOf reads the coordinator's number out of a placement id.
+func coordinatorOf(id string) (uint32, error) {
+	rest, ok := strings.CutPrefix(id, "pl_c")
+	digits, _, found := strings.Cut(rest, "_")
+	n, err := strconv.ParseUint(digits, 10, 32)
+	if !ok || !found || err != nil {
+		return 0, api.BadField("placement_id", fmt.Sprintf("%.80q is not a placement id such as pl_c1_9k3f7q2m", id))
+	}
+	return uint32(n), nil
+}
+
+// outcomeOf checks a report and puts it into the store's words.
+func outcomeOf(req *waypostv1.ReportOutcomeRequest) (explain.Outcome, error) {
+	switch req.GetResult() {
+	case explain.ResultDone, explain.ResultFailed, explain.ResultCancelled:
+	default:
+		return explain.Outcome{}, api.BadField("result", fmt.Sprintf("%.40q: use done, failed or cancelled", req.GetResult()))
+	}
+	o := explain.NewOutcome(req.GetResult())
+	switch req.GetErrorClass() {
+	case "", explain.ErrorWorker, explain.ErrorClient, explain.ErrorOverload, explain.ErrorTimeout:
+		o.ErrorClass = req.GetErrorClass()
+	default:
+		return o, api.BadField("error_class", fmt.Sprintf("%.40q: use worker, client, overload or timeout", req.GetErrorClass()))
+	}
+	if req.HttpStatus != nil {
+		if s := req.GetHttpStatus(); s < 100 || s > 599 {
+			return o, api.BadField("http_status", fmt.Sprintf("%d is not an HTTP status", s))
+		}
+		o.HTTPStatus = int(req.GetHttpStatus())
+	}
+	var err error
+	if o.FirstTokenMs, err = optionalMs("first_token_ms", req.FirstTokenMs); err != nil {
+		return o, err
+	}
+	if o.DurationMs, err = optionalMs("duration_ms", req.DurationMs); err != nil {
+		return o, err
+	}
+	for _, f := range []struct {
+		field string
+		value *uint32
+		to    *int
+	}{{"cached_tokens", req.CachedTokens, &o.CachedTokens}, {"prompt_tokens", req.PromptTokens, &o.PromptTokens}, {"output_tokens", req.OutputTokens, &o.OutputTokens}} {
+		if f.value == nil {
+			continue
+		}
+		if *f.value > math.MaxInt32 {
+			return o, api.BadField(f.field, fmt.Sprintf("%d is not a number of tokens", *f.value))
+		}
+		*f.to = int(*f.value)
+	}
+	return o, nil
+}
+
+func optionalMs(field string, v *float64) (float64, error) {
+	if v == nil {
+		return math.NaN(), nil
+	}
+	if !(*v >= 0) || math.IsInf(*v, 0) {
+		return 0, api.BadField(field, fmt.Sprintf("%v is not a time in ms", *v))
+	}
+	return *v, nil
+}
+
+// RenewPlacement implements the placement service.
+func (p *placements) RenewPlacement(_ context.Context, req *waypostv1.RenewPlacementRequest) (*waypostv1.RenewPlacementResponse, error) {
+	ttl, err := p.c.fleet.Renew(time.Now(), req.GetPlacementId())
+	if err != nil {
+		return nil, p.c.noClaim(req.GetPlacementId(), err)
+	}
+	return &waypostv1.RenewPlacementResponse{ReservationTtlMs: proto.Float64(ms(ttl))}, nil
+}
+
+// ReleasePlacement implements the placement service.
+func (p *placements) ReleasePlacement(_ context.Context, req *waypostv1.ReleasePlacementRequest) (*waypostv1.ReleasePlacementResponse, error) {
+	_, open := p.c.fleet.Open(req.GetPlacementId())
+	changes, err := p.c.fleet.Mark(time.Now(), req.GetPlacementId(), ledger.MarkGone, 0)
+	if err != nil {
+		return nil, p.c.noClaim(req.GetPlacementId(), err)
+	}
+	p.c.note(changes)
+	return &waypostv1.ReleasePlacementResponse{Released: &open}, nil
+}
+
+func (c *Coordinator) noClaim(id string, err error) error {
+	if !errors.Is(err, fleet.ErrUnknownPlacement) {
+		return err
+	}
+	if number, perr := coordinatorOf(id); perr != nil {
+		return perr
+	} else if number != c.number.Load() {
+		if _, name, err := c.peerByNumber(number); err == nil {
+			return api.NotFound("placement_id", fmt.Sprintf("the reservation is held by coordinator %s; ask there", name))
+		}
+	}
+	return api.NotFound("placement_id", fmt.Sprintf("no open reservation %.80q here", id))
+}
+
+// LearnTokens implements the placement service.
+func (p *placements) LearnTokens(context.Context, *waypostv1.LearnTokensRequest) (*waypostv1.LearnTokensResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "this version places token ids and prefix keys; it keeps no memo of texts to teach")
+}
+
+// GetPlacement implements the placement service.
+func (p *placements) GetPlacement(ctx context.Context, req *waypostv1.GetPlacementRequest) (*waypostv1.GetPlacementResponse, error) {
+	c := p.c
+	number, err := coordinatorOf(req.GetPlacementId())
+	if err != nil {
+		return nil, err
+	}
+	var rec *waypostv1.PlacementRecord
+	if number == c.number.Load() {
+		rec = c.recordOf(req.GetPlacementId())
+	} else if rec, err = c.fetchRecord(ctx, number, req.GetPlacementId()); err != nil {
+		return nil, err
+	}
+	if rec == nil {
+		return nil, api.NotFound("placement_id", fmt.Sprintf("no record of %s is kept (any more); records are kept for %s", req.GetPlacementId(), c.cfg.Explain.Keep))
+	}
+	return &waypostv1.GetPlacementResponse{Record: rec}, nil
+}
+
+func (c *Coordinator) fetchRecord(ctx context.Context, number uint32, id string) (*waypostv1.PlacementRecord, error) {
+	conn, name, err := c.peerByNumber(number)
+	if err != nil {
+		return nil, api.NotFound("placement_id", err.Error())
+	}
+	resp, err := waypostv1.NewPeerServiceClient(conn).FetchPlacement(ctx, &waypostv1.FetchPlacementRequest{PlacementId: &id})
+	if status.Code(err) == codes.Unavailable {
+		return nil, api.Unavailable(fmt.Sprintf("the record is on %s, which does not answer", name))
+	}
+	if err != nil || len(resp.GetRecord()) == 0 {
+		return nil, err
+	}
+	rec := &waypostv1.PlacementRecord{}
+	if err := proto.Unmarshal(resp.GetRecord(), rec); err != nil {
+		return nil, fmt.Errorf("record from %s: %w", name, err)
+	}
+	return rec, nil
+}
+
+// ListPlacements implements the placement service.
+func (p *placements) ListPlacements(_ context.Context, req *waypostv1.ListPlacementsRequest) (*waypostv1.ListPlacementsResponse, error) {
+	f := explain.Filter{
+		RequestID: req.GetRequestId(), Worker: req.GetWorker(), Tenant: req.GetTenant(), Class: explain.Class(req.GetReuseClass()),
+		Redirected: req.GetRedirected(), Mispredicted: req.GetMispredicted(), Limit: int(req.GetLimit()),
+	}
+	if f.Limit > explain.MaxList {
+		return nil, api.BadField("limit", fmt.Sprintf("%d: use 1 to %d", f.Limit, explain.MaxList))
+	}
+	now := time.Now()
+	if req.SinceMs != nil {
+		f.Since = now.Add(-time.Duration(req.GetSinceMs() * float64(time.Millisecond)))
+	}
+	out := &waypostv1.ListPlacementsResponse{}
+	for _, e := range p.c.records.List(f) {
+		out.Records = append(out.Records, p.c.recordProto(e, now, f.Limit == 1))
+	}
+	return out, nil
+}
+
+// recordOf is the record of a placement made here; nil: not kept.
+func (c *Coordinator) recordOf(id string) *waypostv1.PlacementRecord {
+	e, ok := c.records.Get(id)
+	if !ok {
+		return nil
+	}
+	return c.recordProto(e, time.Now(), true)
+}
+
+// recordProto puts an entry into the API's words. With whole, terms and
+// counterfactuals are computed again from the record's inputs.
+func (c *Coordinator) recordProto(e *explain.Entry, now time.Time, whole bool) *waypostv1.PlacementRecord {
+	out := &waypostv1.PlacementRecord{
+		Placement: &waypostv1.Placement{
+			PlacementId: &e.Placement, Worker: &waypostv1.WorkerRef{Name: &e.Worker, Incarnation: proto.String(markHex(e.Process))}, Because: &e.Because,
+			Expected: &waypostv1.Expected{ReuseTokens: counted(e.ExpectedTokens), FirstTokenMs: finite(e.FirstTokenMs), FirstTokenP90Ms: finite(e.FirstTokenP90Ms)},
+			Basis: &waypostv1.Basis{
+				CacheView: proto.String(e.View.String()), CacheViewAgeMs: finite(e.ViewAgeMs), QueueAgeMs: finite(e.QueueAgeMs), InputSource: &e.InputSource, Marks: e.Marks.Words(),
+			},
+		},
+		RequestId: &e.RequestID, Attempt: &e.Attempt, Tenant: &e.Tenant, Pool: &e.Pool, PromptTokens: counted(e.PromptTokens), OutputTokensExpected: finite(e.OutputTokens),
+		Coordinator: &e.Coordinator, AgeMs: proto.Float64(ms(now.Sub(e.MadeAt))),
+	}
+	if e.Outcome != nil {
+		out.Outcome, out.ReuseClass = outcomeProto(e), proto.String(string(e.Class))
+	}
+	if !e.Full {
+		return out
+	}
+	sit := e.Record.Situation
+	out.Placement.Basis.PolicyVersion, out.Placement.Basis.PolicyAgeMs = &sit.PolicyVersion, finite(sit.PolicyAgeMs)
+	if !whole {
+		return out
+	}
+	var d placement.Decision
+	if err := e.Record.Redecide(&d); err != nil {
+		c.log.Error("record cannot be decided again", "placement", e.Placement, "error", err)
+		return out
+	}
+	out.Placement.Terms = termsOf(&d, e.Record.Candidates)
+	for _, w := range e.Record.WouldChange(&d) {
+		out.WouldChange = append(out.WouldChange, w.Sentence())
+	}
+	return out
+}
+
+func outcomeProto(e *explain.Entry) *waypostv1.ReportOutcomeRequest {
+	o := e.Outcome
+	out := &waypostv1.ReportOutcomeRequest{
+		PlacementId: &e.Placement, Result: &o.Result, FirstTokenMs: finite(o.FirstTokenMs), DurationMs: finite(o.DurationMs),
+		CachedTokens: counted(o.CachedTokens), PromptTokens: counted(o.PromptTokens), OutputTokens: counted(o.OutputTokens),
+	}
+	if o.HTTPStatus > 0 {
+		out.HttpStatus = proto.Uint32(uint32(o.HTTPStatus))
+	}
+	if o.ErrorClass != "" {
+		out.ErrorClass = &o.ErrorClass
+	}
+	return out
+}

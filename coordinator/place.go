@@ -1,0 +1,393 @@
+package coordinator
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/base32"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"waypost/coordinator/api"
+	"waypost/coordinator/fleet"
+	"waypost/coordinator/placement"
+	"waypost/coordinator/prefixindex"
+	"waypost/gossip/ledger"
+	"waypost/gossip/prefix"
+	waypostv1 "waypost/proto/waypost/v1"
+)
+
+// decideTries bounds deciding again when the chosen worker changed between
+// decision and claim; maxBatch the requests of one batch.
+const (
+	decideTries = 3
+	maxBatch    = 256
+	maxNameLen  = 256
+)
+
+// placements serves the placement API.
+type placements struct {
+	waypostv1.UnimplementedPlacementServiceServer
+	c *Coordinator
+}
+
+// work is the memory of one decision, used again.
+type work struct {
+	prompt     prompt
+	tokens     []uint32
+	candidates []placement.Candidate
+	matches    []prefixindex.Match
+	decision   placement.Decision
+	keys       []prefix.Key
+	depths     []uint32
+}
+
+var works = sync.Pool{New: func() any { return &work{} }}
+
+// Place implements the placement service.
+func (p *placements) Place(ctx context.Context, req *waypostv1.PlaceRequest) (*waypostv1.PlaceResponse, error) {
+	c := p.c
+	select {
+	case c.inFlight <- struct{}{}:
+		defer func() { <-c.inFlight }()
+	default:
+		return &waypostv1.PlaceResponse{Answer: &waypostv1.PlaceResponse_Refused{Refused: &waypostv1.Refusal{
+			Reason: proto.String("busy"), RetryAfterMs: proto.Float64(50), Detail: proto.String("this coordinator decides as many placements at once as [limits] places_in_flight allows; ask another one"),
+		}}}, nil
+	}
+	started := time.Now()
+	w := works.Get().(*work)
+	defer works.Put(w)
+	resp, pool, err := p.place(w, req)
+	result := "placed"
+	switch {
+	case err != nil:
+		result = "bad_request"
+	case resp.GetRefused() != nil:
+		result = resp.GetRefused().GetReason()
+	}
+	c.metrics.placements.WithLabelValues(pool, result).Inc()
+	c.metrics.placeSeconds.Observe(time.Since(started).Seconds())
+	return resp, err
+}
+
+// place decides one request. It returns the pool for the counters.
+func (p *placements) place(w *work, req *waypostv1.PlaceRequest) (*waypostv1.PlaceResponse, string, error) {
+	c := p.c
+	if err := checkNames(req); err != nil {
+		return nil, "", err
+	}
+	pool, err := c.fleet.PoolName(req.GetPool())
+	if err != nil {
+		return nil, "", c.poolError(err, req.GetPool())
+	}
+	request, err := requestOf(req, pool)
+	if err != nil {
+		return nil, pool, err
+	}
+	keyer := c.keyers.of(prefix.Domain{Model: c.modelOf(pool), Adapter: req.GetAdapter(), Salt: req.GetCacheSalt()})
+	if w.tokens, err = w.prompt.read(req.GetInput(), keyer, c.prefixKey.ID(), w.tokens); err != nil {
+		return nil, pool, err
+	}
+	request.PromptTokens, request.LengthEstimated = w.prompt.tokens, w.prompt.estimated
+	key := fleet.RequestKey{Tenant: req.GetTenant(), ID: request.ID}
+	if req.GetReserve() {
+		admission, err := c.fleet.Admit(key, req.GetAttempt())
+		if err != nil {
+			return nil, pool, admitError(err)
+		}
+		if admission.Stored != nil {
+			if stored, ok := admission.Stored.Answer.(*waypostv1.PlaceResponse); ok {
+				return stored, pool, nil
+			}
+		}
+		request.ExcludeProcesses = admission.ExcludeProcesses
+	}
+	for range decideTries {
+		resp, again, err := p.decide(w, req, &request, key)
+		if err != nil || !again {
+			return resp, pool, err
+		}
+	}
+	return &waypostv1.PlaceResponse{Answer: &waypostv1.PlaceResponse_Refused{Refused: &waypostv1.Refusal{
+		Reason: proto.String("none_eligible"), RetryAfterMs: proto.Float64(100), Detail: proto.String("the chosen worker changed while it was being reserved, several times in a row"),
+	}}}, pool, nil
+}
+
+// decide takes one decision and reserves the choice. again says that the
+// chosen worker changed meanwhile.
+func (p *placements) decide(w *work, req *waypostv1.PlaceRequest, request *placement.Request, key fleet.RequestKey) (resp *waypostv1.PlaceResponse, again bool, err error) {
+	c, now := p.c, time.Now()
+	var sit placement.Situation
+	w.candidates, sit, err = c.fleet.Candidates(now, fleet.Query{Pool: request.Pool, CallerZone: req.GetCallerZone()}, w.candidates[:0])
+	if err != nil {
+		return nil, false, c.poolError(err, request.Pool)
+	}
+	state := c.replica.State()
+	sit.PolicyVersion, sit.PolicyAgeMs = state.FleetFile().Version, c.policyAgeMs()
+	deepest := p.match(w)
+	request.SharedKey = w.prompt.deepestKey(deepest)
+	policy := c.policy.Load()
+	if err := placement.Decide(request, w.candidates, policy, sit, &w.decision); err != nil {
+		return nil, false, fieldError(err)
+	}
+	d := &w.decision
+	if d.Chosen < 0 {
+		return &waypostv1.PlaceResponse{Answer: &waypostv1.PlaceResponse_Refused{Refused: refusal(d, w.candidates)}}, false, nil
+	}
+	answer := c.answer(w, req, request, sit)
+	resp = &waypostv1.PlaceResponse{Answer: &waypostv1.PlaceResponse_Placement{Placement: answer}}
+	if !req.GetReserve() {
+		return resp, false, nil
+	}
+	answer.PlacementId = proto.String(c.newPlacementID())
+	answer.ReservationTtlMs = proto.Float64(ms(c.reservationTTL))
+	chosen, terms := w.candidates[d.Chosen], &d.Terms[d.Chosen]
+	held := max(0, terms.ReuseTokens)
+	w.keys, w.depths = w.prompt.newPart(held, chosen.BlockTokens, w.keys[:0], w.depths[:0])
+	claim, stored, changes, err := c.fleet.Claim(now, fleet.NewClaim{
+		Key: key, Attempt: req.GetAttempt(), Placement: answer.GetPlacementId(), Worker: chosen.ID,
+		Claim: ledger.Claim{
+			EngineProcess: chosen.Process, PromptTokens: request.PromptTokens, UncachedTokens: terms.UncachedTokens,
+			OutputTokens: c.expectedOutput(request, sit), Sequences: 1, Keys: slices.Clone(w.keys), KeyDepths: slices.Clone(w.depths),
+		},
+		ExpectedFirstMs: d.FirstTokenMs, Answer: resp,
+	})
+	c.note(changes)
+	switch {
+	case errors.Is(err, fleet.ErrFenced) || errors.Is(err, fleet.ErrBarred):
+		return nil, true, nil
+	case errors.Is(err, fleet.ErrOlderAttempt):
+		return nil, false, admitError(err)
+	case err != nil:
+		return nil, false, err
+	case stored:
+		if s, ok := claim.Answer.(*waypostv1.PlaceResponse); ok {
+			return s, false, nil
+		}
+	}
+	c.remember(w, req, request, sit, answer, now)
+	return resp, false, nil
+}
+
+// match asks the index how much of the prompt each candidate holds. It
+// returns the deepest prefix that any of them holds.
+func (p *placements) match(w *work) (deepest int) {
+	if !w.prompt.keyed {
+		for i := range w.candidates {
+			w.candidates[i].MatchedTokens = placement.Unknown
+		}
+		return 0
+	}
+	w.matches = p.c.index.Match(&w.prompt.probe, w.matches[:0])
+	for i := range w.candidates {
+		if w.candidates[i].View.Kind == placement.ViewBlind {
+			w.candidates[i].MatchedTokens = placement.Unknown
+		}
+	}
+	for _, m := range w.matches {
+		if c := placement.Find(w.candidates, fleet.WorkerID(m.Worker)); c != nil {
+			c.MatchedTokens, c.Predicted = int(m.Tokens), m.Predicted
+			deepest = max(deepest, int(m.Tokens))
+		}
+	}
+	return deepest
+}
+
+// answer puts a decision into the API's words.
+func (c *Coordinator) answer(w *work, req *waypostv1.PlaceRequest, request *placement.Request, sit placement.Situation) *waypostv1.Placement {
+	d := &w.decision
+	chosen := w.candidates[d.Chosen]
+	out := &waypostv1.Placement{
+		Worker:   c.reach(chosen.ID),
+		Expected: &waypostv1.Expected{ReuseTokens: counted(d.Terms[d.Chosen].ExpectedReuseTokens()), FirstTokenMs: finite(d.FirstTokenMs), FirstTokenP90Ms: finite(d.FirstTokenP90Ms)},
+		Because:  proto.String(d.Because(w.candidates)),
+		Basis: &waypostv1.Basis{
+			PolicyVersion: &sit.PolicyVersion, PolicyAgeMs: finite(sit.PolicyAgeMs), QueueAgeMs: finite(sit.NowMs - chosen.LoadAtMs),
+			CacheViewAgeMs: finite(sit.NowMs - chosen.View.AtMs), CacheView: proto.String(chosen.View.Kind.String()), InputSource: &w.prompt.source, Marks: d.Marks.Words(),
+		},
+	}
+	for _, i := range d.Fallbacks() {
+		if len(out.Fallbacks) < 3 {
+			out.Fallbacks = append(out.Fallbacks, c.reach(w.candidates[i].ID))
+		}
+	}
+	if e := req.GetExplain(); e == "terms" || e == "full" {
+		out.Terms = termsOf(d, w.candidates)
+	}
+	return out
+}
+
+// termsOf lists the terms of all candidates, best first, the chosen one on top.
+func termsOf(d *placement.Decision, candidates []placement.Candidate) []*waypostv1.Terms {
+	out := make([]*waypostv1.Terms, 0, len(d.Terms))
+	for _, i := range d.Ranked() {
+		out = append(out, termsProto(&d.Terms[i], candidates[i].Worker))
+	}
+	return out
+}
+
+func termsProto(t *placement.Terms, w *placement.Worker) *waypostv1.Terms {
+	out := &waypostv1.Terms{
+		Worker: &w.Name, ReuseTokens: counted(t.ReuseTokens), StartMs: finite(t.StartMs), PrefillMs: finite(t.PrefillMs), PullMs: finite(t.PullMs),
+		RoomMs: finite(t.RoomMs), DoubtMs: finite(t.DoubtMs), DistanceMs: finite(t.DistanceMs), OwnMs: finite(t.OwnMs), QueueMs: finite(t.QueueMs),
+		GapMs: finite(t.GapMs), StallMs: finite(t.StallMs), TotalMs: finite(t.TotalMs),
+	}
+	if ex := t.Excluded(w); ex != "" {
+		out.Excluded = &ex
+	}
+	return out
+}
+
+// reach says how to reach a worker.
+func (c *Coordinator) reach(id fleet.WorkerID) *waypostv1.WorkerRef {
+	e, ok := c.fleet.Endpoint(id)
+	if !ok {
+		return nil
+	}
+	return &waypostv1.WorkerRef{Name: &e.Name, Incarnation: proto.String(markHex(e.Process)), Url: &e.URL, Headers: maps.Clone(e.Headers)}
+}
+
+func markHex(process uint64) string { return fmt.Sprintf("%016x", process) }
+
+func refusal(d *placement.Decision, candidates []placement.Candidate) *waypostv1.Refusal {
+	out := &waypostv1.Refusal{
+		Reason: proto.String(string(d.Refusal.Reason)), RetryAfterMs: finite(d.Refusal.RetryAfterMs), Detail: proto.String(d.RefusalDetail(candidates)),
+		Workers: map[string]uint32{},
+	}
+	for reason, n := range d.RefusedWorkers() {
+		out.Workers[reason] = uint32(n)
+	}
+	return out
+}
+
+// expectedOutput is the answer length a claim is sized with.
+func (c *Coordinator) expectedOutput(r *placement.Request, sit placement.Situation) float64 {
+	out := r.OutputTokensExpected
+	if out == 0 {
+		out = sit.MeanOutputTokens
+	}
+	if math.IsNaN(out) || out <= 0 {
+		out = c.policy.Load().PriorOutputTokens
+	}
+	if r.OutputTokensMax > 0 {
+		out = min(out, float64(r.OutputTokensMax))
+	}
+	return max(1, out)
+}
+
+// PlaceBatch implements the placement service.
+func (p *placements) PlaceBatch(ctx context.Context, req *waypostv1.PlaceBatchRequest) (*waypostv1.PlaceBatchResponse, error) {
+	n := len(req.GetRequests())
+	if n == 0 || n > maxBatch {
+		return nil, api.BadField("requests", fmt.Sprintf("%d requests: use 1 to %d", n, maxBatch))
+	}
+	out := &waypostv1.PlaceBatchResponse{}
+	for i, r := range req.GetRequests() {
+		resp, err := p.Place(ctx, r)
+		if err != nil {
+			return nil, api.BadField(fmt.Sprintf("requests[%d].%s", i, api.FieldOf(err)), err.Error())
+		}
+		out.Responses = append(out.Responses, resp)
+	}
+	return out, nil
+}
+
+// requestOf checks the fields of a request and puts them into the rule's words.
+func requestOf(req *waypostv1.PlaceRequest, pool string) (placement.Request, error) {
+	r := placement.Request{
+		ID: req.GetRequestId(), Tenant: req.GetTenant(), Pool: pool, OutputTokensMax: int(req.GetOutputTokensMax()),
+		OutputTokensExpected: float64(req.GetOutputTokensExpected()), GeneratedTokens: int(req.GetGeneratedTokens()),
+		IfInfeasible: placement.IfInfeasible(req.GetIfInfeasible()), ExcludeWorkers: req.GetExclude(),
+	}
+	if r.ID == "" {
+		r.ID = "req-" + randomName(10)
+	}
+	var err error
+	if r.DeadlineMs, err = budget("deadline_ms", req.DeadlineMs); err != nil {
+		return r, err
+	}
+	if r.FirstTokenBudgetMs, err = budget("first_token_budget_ms", req.FirstTokenBudgetMs); err != nil {
+		return r, err
+	}
+	if r.GapBudgetMs, err = budget("gap_budget_ms", req.GapBudgetMs); err != nil {
+		return r, err
+	}
+	if req.GetAttempt() == 0 {
+		return r, api.BadField("attempt", "attempts count from 1")
+	}
+	switch req.GetExplain() {
+	case "", "none", "terms", "full":
+	default:
+		return r, api.BadField("explain", fmt.Sprintf("%.40q: use none, terms or full", req.GetExplain()))
+	}
+	return r, nil
+}
+
+// checkNames bounds the texts of a request.
+func checkNames(req *waypostv1.PlaceRequest) error {
+	for _, f := range []struct{ field, value string }{
+		{"request_id", req.GetRequestId()}, {"pool", req.GetPool()}, {"tenant", req.GetTenant()}, {"adapter", req.GetAdapter()},
+		{"cache_salt", req.GetCacheSalt()}, {"caller_zone", req.GetCallerZone()},
+	} {
+		if len(f.value) > maxNameLen {
+			return api.BadField(f.field, fmt.Sprintf("%d bytes are more than %d", len(f.value), maxNameLen))
+		}
+	}
+	return nil
+}
+
+// fieldError names the field that the rule refuses.
+func fieldError(err error) error {
+	var fe *placement.FieldError
+	if errors.As(err, &fe) {
+		return api.BadField(fe.Field, fe.Detail)
+	}
+	return err
+}
+
+func admitError(err error) error {
+	if errors.Is(err, fleet.ErrOlderAttempt) {
+		return api.Conflict("attempt", err.Error())
+	}
+	return err
+}
+
+// poolError says which pools there are.
+func (c *Coordinator) poolError(err error, pool string) error {
+	if !errors.Is(err, fleet.ErrUnknownPool) {
+		return err
+	}
+	var names []string
+	for _, p := range c.fleet.Pools(time.Now()) {
+		names = append(names, p.Name)
+	}
+	switch {
+	case len(names) == 0:
+		return api.NotFound("pool", "no worker has joined yet, so there is no pool; see: waypost members")
+	case pool == "":
+		return api.BadField("pool", "there are several pools; name one of: "+strings.Join(names, ", "))
+	default:
+		return api.NotFound("pool", fmt.Sprintf("no pool %.80q; pools: %s", pool, strings.Join(names, ", ")))
+	}
+}
+
+// newPlacementID names a placement; the coordinator's number says who has the
+// record.
+func (c *Coordinator) newPlacementID() string {
+	return fmt.Sprintf("pl_c%d_%s", c.number.Load(), randomName(13))
+}
+
+func randomName(chars int) string {
+	var b [16]byte
+	// The system's random source does not fail.
+	_, _ = rand.Read(b[:])
+	return strings.ToLower(base32.HexEncoding.WithPadding(base32.NoPadding).EncodeToString(b[:]))[:chars]
+}

@@ -1,0 +1,106 @@
+package coordinator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"waypost/gossip/oneport"
+	"waypost/systemd/daemon"
+)
+
+// Start runs the coordinator.
+func (c *Coordinator) Start() error {
+	if err := os.MkdirAll(c.cfg.StateDir, 0o700); err != nil {
+		return fmt.Errorf("coordinator: state directory: %w", err)
+	}
+	c.serve()
+	if err := c.replica.Start(); err != nil {
+		return errors.Join(fmt.Errorf("coordinator: raft: %w", err), c.Stop(context.Background()))
+	}
+	c.follow()
+	if err := c.mesh.Start(); err != nil {
+		return errors.Join(fmt.Errorf("coordinator: mesh: %w", err), c.Stop(context.Background()))
+	}
+	c.meshUp = true
+	if err := c.startLocal(); err != nil {
+		return errors.Join(err, c.Stop(context.Background()))
+	}
+	c.tasks.Go(c.tick)
+	c.tasks.Go(func() { c.join(c.ctx) })
+	c.log.Info("coordinator started", "api", c.APIAddress(), "cluster", c.ClusterAddress(), "mesh", c.MeshAddress())
+	return nil
+}
+
+// serve lets the ports take connections.
+func (c *Coordinator) serve() {
+	c.tasks.Go(func() {
+		if err := c.clusterGRPC.Serve(c.clusterPort.Listener(oneport.GRPC)); err != nil && c.ctx.Err() == nil {
+			c.log.Error("cluster port failed", "error", err)
+		}
+	})
+	c.tasks.Go(func() {
+		if err := c.api.Serve(c.apiPort.Listener(oneport.GRPC), c.apiPort.Listener(oneport.HTTP)); err != nil && c.ctx.Err() == nil {
+			c.log.Error("api port failed", "error", err)
+		}
+	})
+	c.clusterPort.Start()
+	c.apiPort.Start()
+}
+
+// follow takes every state of the registry over, the present one at once.
+func (c *Coordinator) follow() {
+	changed, stop := c.replica.Subscribe()
+	state := c.replica.State()
+	c.takeNumber(state)
+	c.applyState(state)
+	c.tasks.Go(func() {
+		defer stop()
+		for {
+			select {
+			case <-c.ctx.Done():
+				return
+			case <-changed:
+				state := c.replica.State()
+				c.takeNumber(state)
+				c.applyState(state)
+			}
+		}
+	})
+}
+
+// startLocal opens the socket for people on this host.
+func (c *Coordinator) startLocal() error {
+	if c.cfg.RunDir == "" {
+		return nil
+	}
+	l, err := daemon.ListenSocket(filepath.Join(c.cfg.RunDir, SocketName))
+	if err != nil {
+		return bad("run_dir", "%w", err)
+	}
+	c.tasks.Go(func() {
+		if err := c.localGRPC.Serve(l); err != nil && c.ctx.Err() == nil {
+			c.log.Error("local socket failed", "error", err)
+		}
+	})
+	return nil
+}
+
+// Stop ends the coordinator: no new work, then lanes, Raft, mesh.
+func (c *Coordinator) Stop(ctx context.Context) error {
+	c.cancel()
+	errs := []error{c.api.Stop(ctx)}
+	c.localGRPC.Stop()
+	c.laneServer.Close()
+	errs = append(errs, c.replica.Stop(ctx))
+	c.clusterGRPC.Stop()
+	c.peers.close()
+	if c.meshUp {
+		errs = append(errs, c.mesh.Leave(ctx), c.mesh.Stop())
+	}
+	errs = append(errs, c.clusterPort.Close(), c.apiPort.Close())
+	c.tasks.Wait()
+	return errors.Join(errs...)
+}

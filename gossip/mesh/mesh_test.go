@@ -1,0 +1,785 @@
+package mesh
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/go-msgpack/v2/codec"
+	"github.com/hashicorp/memberlist"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// eventually waits for a condition that gossip brings about.
+func eventually(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(30 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("never: %s", what)
+		}
+	}
+}
+
+// quick makes gossip fast, yet patient enough for a busy machine.
+func quick(c *memberlist.Config) {
+	c.ProbeInterval, c.ProbeTimeout = 200*time.Millisecond, 100*time.Millisecond
+	c.GossipInterval, c.PushPullInterval = 20*time.Millisecond, 500*time.Millisecond
+	c.SuspicionMult, c.SuspicionMaxTimeoutMult = 4, 2
+	c.AwarenessMaxMultiplier = 2
+}
+
+type testNode struct {
+	*Mesh
+	t   testing.TB
+	reg *prometheus.Registry
+
+	mu      sync.Mutex
+	history map[string][]Status // of each member as OnChange showed it
+	log     bytes.Buffer
+}
+
+func (n *testNode) Write(b []byte) (int, error) { // the log
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.log.Write(b)
+}
+
+func (n *testNode) logged() string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.log.String()
+}
+
+type nodeOptions struct {
+	name  string
+	join  []string
+	edit  func(*Options)
+	tune  func(*memberlist.Config)
+	fault func(packet bool) bool
+}
+
+func newNode(t testing.TB, o nodeOptions) *testNode {
+	t.Helper()
+	n := &testNode{t: t, reg: prometheus.NewRegistry(), history: map[string][]Status{}}
+	opts := Options{
+		Name: o.name, Fleet: "test", Role: RoleAgent, Version: "0.1.0", Process: uint64(len(o.name)), Listen: "127.0.0.1:0",
+		KeyFile: keyFile(t, testKey), Join: o.join, Local: true, Registerer: n.reg,
+		Logger:   slog.New(slog.NewTextHandler(n, nil)),
+		OnChange: n.changed,
+	}
+	if o.edit != nil {
+		o.edit(&opts)
+	}
+	var err error
+	if n.Mesh, err = New(opts); err != nil {
+		t.Fatal(err)
+	}
+	n.tune = quick
+	if o.tune != nil {
+		n.tune = o.tune
+	}
+	if err := n.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if o.fault != nil {
+		n.transport.fault.Store(&o.fault)
+	}
+	t.Cleanup(func() { n.Stop() })
+	return n
+}
+
+func (n *testNode) changed(members []Member) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, m := range members {
+		if h := n.history[m.Name]; len(h) == 0 || h[len(h)-1] != m.Status {
+			n.history[m.Name] = append(h, m.Status)
+		}
+	}
+}
+
+func (n *testNode) seen(name string) []Status {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return slices.Clone(n.history[name])
+}
+
+func (n *testNode) addr() string { a, _ := n.Address(); return a }
+
+func (n *testNode) member(name string) Member {
+	for _, m := range n.Members() {
+		if m.Name == name {
+			return m
+		}
+	}
+	return Member{}
+}
+
+func (n *testNode) waitFor(name string, s Status) Member {
+	n.t.Helper()
+	eventually(n.t, fmt.Sprintf("%s sees %s %s (it sees %+v)", n.opts.Name, name, s, n.Members()), func() bool { return n.member(name).Status == s })
+	return n.member(name)
+}
+
+func testKeyBytes(n int) string {
+	b := make([]byte, n)
+	rand.Read(b)
+	return base64.StdEncoding.EncodeToString(b)
+}
+
+var testKey = testKeyBytes(32)
+
+func keyFile(t testing.TB, keys ...string) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "mesh.key")
+	if err := os.WriteFile(file, []byte(strings.Join(keys, "\n")+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+func three(t *testing.T) (a, b, c *testNode) {
+	t.Helper()
+	a = newNode(t, nodeOptions{name: "a", edit: func(o *Options) { o.Role, o.ClusterAddress = RoleCoordinator, "10.0.0.1:7711" }})
+	b = newNode(t, nodeOptions{name: "bb", join: []string{a.addr()}})
+	c = newNode(t, nodeOptions{name: "ccc", join: []string{a.addr()}})
+	for _, n := range []*testNode{a, b, c} {
+		for _, name := range []string{"a", "bb", "ccc"} {
+			n.waitFor(name, StatusAlive)
+		}
+	}
+	return a, b, c
+}
+
+func TestThreeMembers(t *testing.T) {
+	a, b, c := three(t)
+	key := fingerprint(must(base64.StdEncoding.DecodeString(testKey)))
+	for _, n := range []*testNode{a, b, c} {
+		members := n.Members()
+		if len(members) != 3 {
+			t.Fatalf("%d members at %s", len(members), n.opts.Name)
+		}
+		for i, other := range []*testNode{a, b, c} {
+			m := members[i]
+			if m.Name != other.opts.Name || m.Address != other.addr() || m.Meta != other.currentMeta() || m.Self != (other == n) {
+				t.Errorf("%s sees %+v", n.opts.Name, m)
+			}
+			if m.Meta.KeyID != key || m.Meta.Protocol != Protocol || m.Since.IsZero() {
+				t.Errorf("%s sees %+v", n.opts.Name, m)
+			}
+		}
+		eventually(t, "round trips", func() bool {
+			for _, m := range n.Members() {
+				if !m.Self && m.RTT <= 0 {
+					return false
+				}
+			}
+			return true
+		})
+		if s := n.JoinStatus(); s.Alone {
+			eventually(t, "no longer alone", func() bool { return !n.JoinStatus().Alone })
+		}
+	}
+	if m := b.member("a"); m.Meta.Role != RoleCoordinator || m.Meta.ClusterAddress != "10.0.0.1:7711" {
+		t.Errorf("coordinator seen as %+v", m.Meta)
+	}
+	want := strings.NewReader(`
+# HELP waypost_mesh_members Gossip members as this process sees them, by status.
+# TYPE waypost_mesh_members gauge
+waypost_mesh_members{status="alive"} 3
+waypost_mesh_members{status="conflict"} 0
+waypost_mesh_members{status="left"} 0
+waypost_mesh_members{status="lost"} 0
+waypost_mesh_members{status="refused"} 0
+waypost_mesh_members{status="suspect"} 0
+`)
+	if err := testutil.GatherAndCompare(a.reg, want, "waypost_mesh_members"); err != nil {
+		t.Error(err)
+	}
+	for _, name := range []string{"waypost_mesh_health_score", "waypost_mesh_queue_depth", "waypost_mesh_key_info"} {
+		if n, err := testutil.GatherAndCount(a.reg, name); err != nil || n != 1 {
+			t.Errorf("%s: %d series, %v", name, n, err)
+		}
+	}
+	if a.counts.bytesIn.Load() == 0 || a.counts.bytesOut.Load() == 0 {
+		t.Error("no bytes counted")
+	}
+}
+
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
+}
+
+func TestMetaUpdateReachesAll(t *testing.T) {
+	a, b, c := three(t)
+	if err := b.SetMeta(func(m *Meta) { m.APIAddress, m.Role, m.Life = "10.0.0.2:7712", RoleCoordinator, 7 }); err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range []*testNode{a, b, c} {
+		eventually(t, "new API address at "+n.opts.Name, func() bool { return n.member("bb").Meta.APIAddress == "10.0.0.2:7712" })
+		if m := n.member("bb").Meta; m.Role != RoleAgent || m.Life != b.life {
+			t.Errorf("a member may not change its role or life: %+v", m)
+		}
+	}
+	if err := b.SetMeta(func(m *Meta) { m.APIAddress = strings.Repeat("x", 129) }); err == nil || !strings.Contains(err.Error(), "API address has 129 bytes") {
+		t.Errorf("SetMeta with a long address: %v", err)
+	}
+}
+
+func TestLeaveAndCrashAreTold(t *testing.T) {
+	a, b, c := three(t)
+	if err := b.Leave(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	a.waitFor("bb", StatusLeft)
+	c.waitFor("bb", StatusLeft)
+	if got := a.seen("bb"); !slices.Equal(got, []Status{StatusAlive, StatusLeft}) {
+		t.Errorf("the leave was seen as %v", got)
+	}
+	if err := c.Stop(); err != nil { // without a goodbye
+		t.Fatal(err)
+	}
+	a.waitFor("ccc", StatusLost)
+	if got := a.seen("ccc"); !slices.Equal(got, []Status{StatusAlive, StatusSuspect, StatusLost}) {
+		t.Errorf("the crash was seen as %v", got)
+	}
+	if log := a.logged(); !strings.Contains(log, "event=host_lost") || !strings.Contains(log, "event=host_left") || !strings.Contains(log, "event=host_suspect") {
+		t.Errorf("log:\n%s", log)
+	}
+	if n := strings.Count(a.logged(), selfReadMark); n != 0 {
+		t.Errorf("self-reads are in the log %d times", n)
+	}
+}
+
+func TestSuspicionIsSeenByOthersThanTheProber(t *testing.T) {
+	// c never probes, so it can only have heard of the suspicion.
+	slow := func(c *memberlist.Config) { quick(c); c.ProbeInterval = time.Hour }
+	a := newNode(t, nodeOptions{name: "a"})
+	b := newNode(t, nodeOptions{name: "bb", join: []string{a.addr()}})
+	c := newNode(t, nodeOptions{name: "ccc", join: []string{a.addr()}, tune: slow})
+	for _, n := range []*testNode{a, b, c} {
+		n.waitFor("bb", StatusAlive)
+		n.waitFor("ccc", StatusAlive)
+	}
+	b.Stop()
+	c.waitFor("bb", StatusLost)
+	if got := c.seen("bb"); !slices.Contains(got, StatusSuspect) {
+		t.Errorf("the member that does not probe saw %v", got)
+	}
+}
+
+func TestUDPLostTCPAnswers(t *testing.T) {
+	packets := func(packet bool) bool { return packet }
+	a := newNode(t, nodeOptions{name: "a", fault: packets})
+	b := newNode(t, nodeOptions{name: "bb", join: []string{a.addr()}, fault: packets})
+	a.waitFor("bb", StatusAlive)
+	eventually(t, "the note", func() bool { return a.member("bb").Note == "UDP lost, TCP answers" && b.member("a").Note != "" })
+	if s := a.member("bb").Status; s != StatusAlive {
+		t.Errorf("status %s", s)
+	}
+}
+
+func TestWrongKeyIsRefusedOnBothSides(t *testing.T) {
+	a := newNode(t, nodeOptions{name: "a"})
+	peers := filepath.Join(t.TempDir(), "peers.json")
+	stranger := newNode(t, nodeOptions{name: "bb", join: []string{a.addr()}, edit: func(o *Options) {
+		o.KeyFile, o.PeersFile = keyFile(t, testKeyBytes(32)), peers
+	}})
+	m := a.waitFor("127.0.0.1", StatusRefused)
+	if m.Other != "key" {
+		t.Errorf("refused for %q", m.Other)
+	}
+	eventually(t, "the reason at the stranger", func() bool {
+		s := stranger.JoinStatus()
+		return s.String() == "alone, 0 of 1 seeds reachable" && strings.Contains(s.Error, "another gossip key")
+	})
+	if len(a.Members()) != 2 || len(stranger.Members()) > 2 || stranger.member("a").Name != "" {
+		t.Errorf("members %+v and %+v", a.Members(), stranger.Members())
+	}
+	if a.counts.droppedFor("key") == 0 {
+		t.Error("refusals are not counted")
+	}
+	eventually(t, "several tries", func() bool { return a.counts.droppedFor("key") >= 3 })
+	if n := strings.Count(a.logged(), "failed to receive"); n > 1 {
+		t.Errorf("%d log lines of one kind within a minute", n)
+	}
+	stranger.Stop()
+	// The key is corrected; nothing of the wrong one was kept.
+	again := newNode(t, nodeOptions{name: "bb", join: []string{a.addr()}, edit: func(o *Options) { o.PeersFile = peers }})
+	again.waitFor("a", StatusAlive)
+	a.waitFor("bb", StatusAlive)
+}
+
+func TestOtherFleetIsRefused(t *testing.T) {
+	a := newNode(t, nodeOptions{name: "a"})
+	other := newNode(t, nodeOptions{name: "bb", join: []string{a.addr()}, edit: func(o *Options) { o.Fleet = "other" }})
+	if m := a.waitFor("127.0.0.1", StatusRefused); m.Other != "label" {
+		t.Errorf("refused for %q", m.Other)
+	}
+	eventually(t, "the reason at the other", func() bool { return strings.Contains(other.JoinStatus().Error, `another fleet than "other"`) })
+}
+
+func TestKeyErrors(t *testing.T) {
+	for _, tt := range []struct {
+		keys []string
+		want string
+	}{
+		{[]string{testKeyBytes(15)}, "line 1: key of 15 bytes, want 16, 24 or 32"},
+		{[]string{"", "# nothing"}, "holds no key"},
+		{[]string{testKey, "not base64!"}, "line 2 is not base64"},
+		{[]string{testKey, testKey}, "line 2 repeats an earlier key"},
+		{[]string{strings.Repeat("A", 5000)}, "at most 4096"},
+	} {
+		_, err := New(Options{Name: "a", Fleet: "f", Role: RoleAgent, Listen: "127.0.0.1:0", KeyFile: keyFile(t, tt.keys...)})
+		if err == nil || !strings.Contains(err.Error(), tt.want) || !strings.Contains(err.Error(), "mesh.key_file") {
+			t.Errorf("New = %v, want %q", err, tt.want)
+		}
+		if err != nil && strings.Contains(err.Error(), testKey) {
+			t.Error("the error shows a key")
+		}
+	}
+}
+
+func TestKeyRotation(t *testing.T) {
+	oldKey, newKey := testKeyBytes(32), testKeyBytes(32)
+	files := []string{keyFile(t, oldKey), keyFile(t, oldKey)}
+	a := newNode(t, nodeOptions{name: "a", edit: func(o *Options) { o.KeyFile = files[0] }})
+	b := newNode(t, nodeOptions{name: "bb", join: []string{a.addr()}, edit: func(o *Options) { o.KeyFile = files[1] }})
+	a.waitFor("bb", StatusAlive)
+	for step, keys := range [][]string{{oldKey, newKey}, {newKey, oldKey}, {newKey}} {
+		for i, n := range []*testNode{a, b} {
+			if err := os.WriteFile(files[i], []byte(strings.Join(keys, "\n")), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if err := n.ReloadKeys(); err != nil {
+				t.Fatalf("step %d: %v", step+1, err)
+			}
+		}
+		want := fingerprint(must(base64.StdEncoding.DecodeString(keys[0])))
+		for _, n := range []*testNode{a, b} {
+			eventually(t, fmt.Sprintf("step %d: key %s seen by %s", step+1, want, n.opts.Name), func() bool {
+				return n.member("a").Meta.KeyID == want && n.member("bb").Meta.KeyID == want && n.member("a").Status == StatusAlive && n.member("bb").Status == StatusAlive
+			})
+		}
+	}
+	if n := len(a.keyring.GetKeys()); n != 1 {
+		t.Errorf("%d keys in use after the rotation", n)
+	}
+	if err := os.WriteFile(files[0], []byte("junk"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.ReloadKeys(); err == nil || len(a.keyring.GetKeys()) != 1 {
+		t.Errorf("a bad file: %v, %d keys", err, len(a.keyring.GetKeys()))
+	}
+}
+
+func TestRejoinByPeersFileWithDeadSeeds(t *testing.T) {
+	dead := deadAddress(t)
+	a := newNode(t, nodeOptions{name: "a"})
+	peers := filepath.Join(t.TempDir(), "peers.json")
+	edit := func(o *Options) { o.PeersFile = peers }
+	b := newNode(t, nodeOptions{name: "bb", join: []string{dead, a.addr()}, edit: edit})
+	b.waitFor("a", StatusAlive)
+	b.Stop()
+	again := newNode(t, nodeOptions{name: "bb", join: []string{dead}, edit: edit})
+	again.waitFor("a", StatusAlive)
+	a.waitFor("bb", StatusAlive)
+	eventually(t, "the new process at a", func() bool { return a.member("bb").Meta.Life == again.life })
+
+	// A file that is damaged is forgotten, not fatal.
+	if err := os.WriteFile(peers, []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	third := newNode(t, nodeOptions{name: "ccc", join: []string{a.addr()}, edit: edit})
+	third.waitFor("a", StatusAlive)
+	if !strings.Contains(third.logged(), "remembered peers cannot be read") {
+		t.Error("damage is not logged")
+	}
+}
+
+// deadAddress returns an address where nobody listens.
+func deadAddress(t *testing.T) string {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	return ln.Addr().String()
+}
+
+func TestJoinsASeedThatComesLater(t *testing.T) {
+	seed := deadAddress(t)
+	b := newNode(t, nodeOptions{name: "bb", join: []string{seed}})
+	eventually(t, "a failed try", func() bool { return strings.Contains(b.JoinStatus().Error, "connection refused") })
+	if s := b.JoinStatus().String(); s != "alone, 0 of 1 seeds reachable" {
+		t.Errorf("status %q", s)
+	}
+	newNode(t, nodeOptions{name: "a", edit: func(o *Options) { o.Listen = seed }})
+	b.waitFor("a", StatusAlive)
+}
+
+func TestTwoHalvesMeetAgain(t *testing.T) {
+	a := newNode(t, nodeOptions{name: "a"})
+	b := newNode(t, nodeOptions{name: "bb", join: []string{a.addr()}})
+	a.waitFor("bb", StatusAlive)
+	b.waitFor("a", StatusAlive)
+	// Cut: each believes that the other is dead. Datagrams and TCP pings vanish.
+	cut := func(n *testNode, on bool) {
+		fault := func(bool) bool { return on }
+		n.transport.fault.Store(&fault)
+	}
+	cut(a, true)
+	cut(b, true)
+	a.waitFor("bb", StatusLost)
+	b.waitFor("a", StatusLost)
+	cut(a, false)
+	cut(b, false)
+	a.waitFor("bb", StatusAlive)
+	b.waitFor("a", StatusAlive)
+}
+
+func TestLeaveAndJoinAgain(t *testing.T) {
+	a := newNode(t, nodeOptions{name: "a"})
+	for i := range 3 {
+		b := newNode(t, nodeOptions{name: "bb", join: []string{a.addr()}, edit: func(o *Options) { o.Process = 77 }})
+		eventually(t, fmt.Sprintf("member in round %d", i), func() bool { m := a.member("bb"); return m.Status == StatusAlive && m.Meta.Life == b.life })
+		if err := b.Leave(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		b.Stop()
+		a.waitFor("bb", StatusLeft)
+	}
+}
+
+func TestConflictOfTwoLivingMembers(t *testing.T) {
+	a := newNode(t, nodeOptions{name: "a"})
+	first := newNode(t, nodeOptions{name: "gpu-07", join: []string{a.addr()}})
+	a.waitFor("gpu-07", StatusAlive)
+	second := newNode(t, nodeOptions{name: "gpu-07", join: []string{a.addr()}})
+	m := a.waitFor("gpu-07", StatusConflict)
+	if m.Address != first.addr() || m.Other != second.addr() {
+		t.Errorf("conflict shows %s and %s, want %s (kept) and %s", m.Address, m.Other, first.addr(), second.addr())
+	}
+	if m.Meta.Life != first.life {
+		t.Error("the second one is described")
+	}
+	if !strings.Contains(a.logged(), "event=host_conflict") {
+		t.Error("conflict is not logged")
+	}
+	// The first stops; the name goes to the one that lives.
+	second.Stop()
+	first.Stop()
+	a.waitFor("gpu-07", StatusLost)
+	third := newNode(t, nodeOptions{name: "gpu-07", join: []string{a.addr()}})
+	eventually(t, "same name under another address", func() bool { m := a.member("gpu-07"); return m.Address == third.addr() && m.Meta.Life == third.life })
+}
+
+func TestRenamedHostReplacesItsOldName(t *testing.T) {
+	a := newNode(t, nodeOptions{name: "a"})
+	b := newNode(t, nodeOptions{name: "gpu-03", join: []string{a.addr()}})
+	a.waitFor("gpu-03", StatusAlive)
+	addr := b.addr()
+	b.Stop()
+	newNode(t, nodeOptions{name: "gpu-33", join: []string{a.addr()}, edit: func(o *Options) { o.Listen = addr }})
+	a.waitFor("gpu-33", StatusAlive)
+	if m := a.waitFor("gpu-03", StatusLeft); m.Note != "replaced by gpu-33" {
+		t.Errorf("note %q", m.Note)
+	}
+	// The library still believes in the old name; reading it changes nothing.
+	eventually(t, "its state is read", a.readState)
+	if m := a.member("gpu-03"); m.Status != StatusLeft {
+		t.Errorf("old name came back as %s", m.Status)
+	}
+}
+
+func TestEventFloodIsBounded(t *testing.T) {
+	a := newNode(t, nodeOptions{name: "a"})
+	newNode(t, nodeOptions{name: "bb", join: []string{a.addr()}})
+	a.waitFor("bb", StatusAlive)
+	d := &delegate{a.Mesh}
+	real := a.member("bb")
+	host, port, _ := net.SplitHostPort(real.Address)
+	var portNumber uint16
+	fmt.Sscan(port, &portNumber)
+	a.mu.Lock() // the list takes nothing in meanwhile
+	for i := range 100_000 {
+		d.NotifyUpdate(&memberlist.Node{Name: fmt.Sprintf("x%d", i%3), Addr: net.ParseIP(host), Port: portNumber, Meta: []byte{byte(i)}})
+	}
+	queued := len(a.events)
+	a.mu.Unlock()
+	if queued > eventQueue {
+		t.Errorf("%d events queued, the bound is %d", queued, eventQueue)
+	}
+	if a.counts.droppedFor("event_overflow") == 0 {
+		t.Error("overflow is not counted")
+	}
+	eventually(t, "the right list after the flood", func() bool {
+		m := a.member("bb")
+		return len(a.events) == 0 && m.Status == StatusAlive && m.Meta == real.Meta && len(a.Members()) == 2
+	})
+}
+
+func TestSketchesNewestWins(t *testing.T) {
+	a, b, c := three(t)
+	for i := range 50 { // faster than gossip carries them
+		if err := b.SetSketch([]byte(fmt.Sprintf("sketch %d", i))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	sketchAt := func(n *testNode, name string) string {
+		for _, s := range n.Sketches() {
+			if s.Name == name {
+				return string(s.Payload)
+			}
+		}
+		return ""
+	}
+	for _, n := range []*testNode{a, b, c} {
+		eventually(t, "newest sketch at "+n.opts.Name, func() bool { return sketchAt(n, "bb") == "sketch 49" })
+	}
+	if q := b.queue.NumQueued(); q > 1 {
+		t.Errorf("%d sketches of one member are queued", q)
+	}
+	// The largest one goes through, a larger one is an error.
+	big := make([]byte, a.MaxSketchBytes())
+	if err := a.SetSketch(big); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "largest sketch", func() bool { return len(sketchAt(c, "a")) == len(big) })
+	if err := a.SetSketch(append(big, 0)); !errors.Is(err, ErrSketchTooBig) {
+		t.Errorf("SetSketch of too much: %v", err)
+	}
+	// A member that joins is given them at once; gossip of old ones has ended.
+	eventually(t, "gossip has ended", func() bool { return a.queue.NumQueued()+b.queue.NumQueued()+c.queue.NumQueued() == 0 })
+	late := newNode(t, nodeOptions{name: "dddd", join: []string{a.addr()}})
+	eventually(t, "sketches at a late member", func() bool { return sketchAt(late, "bb") == "sketch 49" })
+	// A new life begins anew, whatever its numbers.
+	b.Leave(t.Context())
+	b.Stop()
+	again := newNode(t, nodeOptions{name: "bb", join: []string{a.addr()}})
+	eventually(t, "new life at a", func() bool { return a.member("bb").Meta.Life == again.life })
+	if got := sketchAt(a, "bb"); got != "" {
+		t.Errorf("sketch of a former life is shown: %q", got)
+	}
+	again.SetSketch([]byte("new"))
+	for _, n := range []*testNode{a, c} {
+		eventually(t, "sketch of the new life at "+n.opts.Name, func() bool { return sketchAt(n, "bb") == "new" })
+	}
+}
+
+func TestStrangersDisturbNobody(t *testing.T) {
+	a, b, _ := three(t)
+	udp, err := net.Dial("udp", a.addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer udp.Close()
+	for i := range 500 {
+		junk := make([]byte, 1+i%1400)
+		rand.Read(junk)
+		if i%3 == 0 { // with the right label
+			junk = append([]byte{244, 4, 't', 'e', 's', 't'}, junk...)
+		}
+		udp.Write(junk)
+	}
+	// Streams that announce much, and streams that say nothing.
+	var open []net.Conn
+	for i := range maxInboundPerHost + 30 {
+		c, err := net.Dial("tcp", a.addr())
+		if err != nil {
+			t.Fatal(err)
+		}
+		open = append(open, c)
+		if i%2 == 0 {
+			c.Write([]byte{244, 4, 't', 'e', 's', 't', 10, 1, 0x30, 0, 0, 1, 2, 3}) // 19 MiB of encrypted state to come
+		}
+	}
+	eventually(t, "streams beyond the bound are closed", func() bool { return a.counts.droppedFor("stream_limit") >= 20 })
+	eventually(t, "junk is counted", func() bool { return a.counts.droppedFor("key")+a.counts.droppedFor("label") >= 100 })
+	a.transport.mu.Lock()
+	if n := len(a.transport.inbound); n > maxInboundPerHost {
+		t.Errorf("%d streams of one host are open", n)
+	}
+	a.transport.mu.Unlock()
+	for _, c := range open {
+		c.Close()
+	}
+	for _, name := range []string{"a", "bb", "ccc"} {
+		if s := b.member(name).Status; s != StatusAlive {
+			t.Errorf("%s is %s at bb", name, s)
+		}
+	}
+	if err := b.SetMeta(func(m *Meta) { m.Version = "0.1.1" }); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "gossip goes on", func() bool { return a.member("bb").Meta.Version == "0.1.1" })
+}
+
+func TestInboundStreamBytesAreBounded(t *testing.T) {
+	a := newNode(t, nodeOptions{name: "a"})
+	c, err := net.Dial("tcp", a.addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	c.Write([]byte{244, 4, 't', 'e', 's', 't', 10, 1, 0x30, 0, 0})
+	c.SetDeadline(time.Now().Add(20 * time.Second))
+	chunk := make([]byte, 64<<10)
+	sent := 0
+	for ; sent < 18<<20; sent += len(chunk) {
+		if _, err := c.Write(chunk); err != nil {
+			break
+		}
+	}
+	if sent >= 18<<20 { // the socket may have held it; then the answer is the error
+		if n, err := c.Read(make([]byte, 1)); err == nil && n == 0 {
+			t.Errorf("a stranger could send %d bytes", sent)
+		}
+	}
+	eventually(t, "nothing held", func() bool {
+		a.transport.mu.Lock()
+		defer a.transport.mu.Unlock()
+		return a.transport.held == 0 && len(a.transport.inbound) == 0
+	})
+}
+
+func TestOptionsAreChecked(t *testing.T) {
+	good := Options{Name: "a", Fleet: "f", Role: RoleAgent, Listen: "127.0.0.1:0"}
+	for _, tt := range []struct {
+		edit func(*Options)
+		want string
+	}{
+		{func(o *Options) { o.Name = "" }, "name is empty"},
+		{func(o *Options) { o.Name = strings.Repeat("x", 200) }, "200 bytes"},
+		{func(o *Options) { o.Fleet = "" }, "fleet name has 0 bytes"},
+		{func(o *Options) { o.Fleet = strings.Repeat("x", 300) }, "fleet name has 300 bytes"},
+		{func(o *Options) { o.Role = "viewer" }, `role "viewer"`},
+		{func(o *Options) { o.Version = strings.Repeat("9", 64) }, "version has 64 bytes"},
+		{func(o *Options) { o.Listen = "7710" }, `mesh.listen "7710"`},
+		{func(o *Options) { o.Listen = ":7710" }, "mesh.key_file is not set"},
+		{func(o *Options) { o.Join = []string{"gpu-01"} }, `mesh.join: address "gpu-01": want host:port`},
+		{func(o *Options) { o.KeyFile = "/nonexistent" }, "mesh.key_file"},
+	} {
+		o := good
+		tt.edit(&o)
+		if _, err := New(o); err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("New = %v, want %q", err, tt.want)
+		}
+	}
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	o := good
+	o.Listen = taken.Addr().String()
+	m, err := New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Start(); err == nil || !strings.Contains(err.Error(), "address already in use") || !strings.Contains(err.Error(), o.Listen) {
+		t.Errorf("Start on a taken port: %v", err)
+	}
+}
+
+// inject makes a member of a plain mesh believe in n others.
+func inject(t testing.TB, m *Mesh, from, n int) {
+	t.Helper()
+	meta := Meta{Role: RoleAgent, Protocol: 1, Version: "0.1.0", Process: 1, Life: 1}.encode()
+	for i := from; i < from+n; i++ {
+		var buf bytes.Buffer
+		buf.WriteByte(4) // alive
+		msg := struct {
+			Incarnation uint32
+			Node        string
+			Addr        []byte
+			Port        uint16
+			Meta        []byte
+			Vsn         []uint8
+		}{1, fmt.Sprintf("gpu-%04d", i), []byte{10, 1, byte(i >> 8), byte(i)}, 7710, meta, []uint8{1, 5, 2, 1, 1, 1}}
+		if err := codec.NewEncoder(&buf, &codec.MsgpackHandle{}).Encode(msg); err != nil {
+			t.Fatal(err)
+		}
+		m.transport.packets <- &memberlist.Packet{Buf: append([]byte{244, 4, 't', 'e', 's', 't'}, buf.Bytes()...), From: &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)}, Timestamp: time.Now()}
+	}
+}
+
+func calm(c *memberlist.Config) { // neither probes nor gossips
+	c.ProbeInterval, c.GossipInterval, c.PushPullInterval = 0, 0, 0
+}
+
+func TestMembersAreBounded(t *testing.T) {
+	a := newNode(t, nodeOptions{name: "a", tune: calm, edit: func(o *Options) { o.KeyFile, o.MaxMembers = "", 20 }})
+	for i := range 30 { // in small steps: the bound follows the list
+		inject(t, a.Mesh, i, 1)
+		eventually(t, "member taken in or refused", func() bool {
+			return a.member(fmt.Sprintf("gpu-%04d", i)).Status == StatusAlive || a.counts.droppedFor("vetoed") > uint64(max(0, i-19))
+		})
+	}
+	if n := len(a.Members()); n != 20 {
+		t.Errorf("%d members, the bound is 20", n)
+	}
+	if a.list.NumMembers() != 20 {
+		t.Errorf("the library has %d members", a.list.NumMembers())
+	}
+}
+
+// BenchmarkSelfRead1000 reads the state of 1,000 members as the list does every few seconds.
+func BenchmarkSelfRead1000(b *testing.B) {
+	a := newNode(b, nodeOptions{name: "a", tune: calm, edit: func(o *Options) { o.KeyFile = "" }})
+	inject(b, a.Mesh, 0, 999)
+	eventually(b, "999 members", func() bool { return a.list.NumMembers() == 1000 })
+	b.ReportAllocs()
+	for b.Loop() {
+		if nodes, ok := a.selfRead(); !ok || len(nodes) != 1000 {
+			b.Fatalf("%d nodes, %v", len(nodes), ok)
+		}
+	}
+}
+
+// BenchmarkMembers1000 copies the list of 1,000 members.
+func BenchmarkMembers1000(b *testing.B) {
+	t := newTable("a", 2000)
+	now := time.Now()
+	meta := Meta{Role: RoleAgent, Protocol: 1, Version: "0.1.0", Process: 1, Life: 1}.encode()
+	for i := range 1000 {
+		t.joined(node{name: fmt.Sprintf("gpu-%04d", i), addr: fmt.Sprintf("10.1.%d.%d:7710", i>>8, i&255), meta: meta}, now)
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		t.members()
+	}
+}
+
+func TestLeaveHasABound(t *testing.T) {
+	// Nobody can be told: the goodbye gives up with its context.
+	packets := func(packet bool) bool { return packet }
+	a := newNode(t, nodeOptions{name: "a", fault: packets, tune: func(c *memberlist.Config) { quick(c); c.GossipInterval = time.Hour; c.ProbeInterval = time.Hour }})
+	newNode(t, nodeOptions{name: "bb", join: []string{a.addr()}, fault: packets})
+	a.waitFor("bb", StatusAlive)
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if err := a.Leave(ctx); err == nil || !strings.Contains(err.Error(), "leave") {
+		t.Errorf("Leave = %v, want a timeout", err)
+	}
+}

@@ -1,0 +1,72 @@
+package mesh
+
+import (
+	"sync"
+	"sync/atomic"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// counts are the counters behind the metrics.
+type counts struct {
+	bytesIn, bytesOut atomic.Uint64
+
+	mu      sync.Mutex
+	dropped map[string]uint64 // by reason; the reasons are fixed words of this package
+}
+
+func (c *counts) drop(reason string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.dropped == nil {
+		c.dropped = map[string]uint64{}
+	}
+	c.dropped[reason]++
+}
+
+func (c *counts) droppedFor(reason string) uint64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.dropped[reason]
+}
+
+var (
+	membersDesc = prometheus.NewDesc("waypost_mesh_members", "Gossip members as this process sees them, by status.", []string{"status"}, nil)
+	healthDesc  = prometheus.NewDesc("waypost_mesh_health_score", "How badly this process keeps the gossip's rhythm; 0 is well.", nil, nil)
+	queueDesc   = prometheus.NewDesc("waypost_mesh_queue_depth", "Sketches waiting to be gossiped.", nil, nil)
+	bytesDesc   = prometheus.NewDesc("waypost_mesh_bytes_total", "Bytes of gossip, datagrams and streams.", []string{"direction"}, nil)
+	droppedDesc = prometheus.NewDesc("waypost_mesh_messages_dropped_total", "Gossip thrown away, by reason.", []string{"reason"}, nil)
+	keyDesc     = prometheus.NewDesc("waypost_mesh_key_info", "Fingerprint of the gossip key that encrypts.", []string{"fingerprint"}, nil)
+)
+
+// Describe implements prometheus.Collector.
+func (m *Mesh) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{membersDesc, healthDesc, queueDesc, bytesDesc, droppedDesc, keyDesc} {
+		ch <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (m *Mesh) Collect(ch chan<- prometheus.Metric) {
+	byStatus := map[Status]int{StatusAlive: 0, StatusSuspect: 0, StatusLost: 0, StatusLeft: 0, StatusConflict: 0, StatusRefused: 0}
+	for _, x := range m.Members() {
+		byStatus[x.Status]++
+	}
+	for s, n := range byStatus {
+		ch <- prometheus.MustNewConstMetric(membersDesc, prometheus.GaugeValue, float64(n), string(s))
+	}
+	if m.started.Load() {
+		ch <- prometheus.MustNewConstMetric(healthDesc, prometheus.GaugeValue, float64(m.list.GetHealthScore()))
+	}
+	ch <- prometheus.MustNewConstMetric(queueDesc, prometheus.GaugeValue, float64(m.queue.NumQueued()))
+	ch <- prometheus.MustNewConstMetric(bytesDesc, prometheus.CounterValue, float64(m.counts.bytesIn.Load()), "in")
+	ch <- prometheus.MustNewConstMetric(bytesDesc, prometheus.CounterValue, float64(m.counts.bytesOut.Load()), "out")
+	m.counts.mu.Lock()
+	for reason, n := range m.counts.dropped {
+		ch <- prometheus.MustNewConstMetric(droppedDesc, prometheus.CounterValue, float64(n), reason)
+	}
+	m.counts.mu.Unlock()
+	if id := m.currentMeta().KeyID; id != "" {
+		ch <- prometheus.MustNewConstMetric(keyDesc, prometheus.GaugeValue, 1, id)
+	}
+}

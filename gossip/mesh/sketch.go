@@ -1,0 +1,187 @@
+package mesh
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/memberlist"
+)
+
+// Sketch is the newest small message of a member.
+type Sketch struct {
+	Name     string
+	Seq      uint64
+	Received time.Time // by this process's clock
+	Payload  []byte    // must not be changed
+}
+
+// Wire form of a sketch: kind byte, version byte, u32 life of the origin, u64
+// seq, name length byte, name, payload.
+const (
+	kindSketch    = 1
+	sketchVersion = 1
+	sketchHead    = 1 + 1 + 4 + 8 + 1
+	maxNameBytes  = 128 // identity.CheckName's bound
+)
+
+// ErrSketchTooBig: a sketch must fit one packet.
+var ErrSketchTooBig = errors.New("sketch does not fit one packet")
+
+var errSketch = errors.New("malformed sketch")
+
+type sketchFrame struct {
+	name    string
+	life    uint32
+	seq     uint64
+	payload []byte
+}
+
+func (f sketchFrame) encode() []byte {
+	b := make([]byte, sketchHead, sketchHead+len(f.name)+len(f.payload))
+	b[0], b[1] = kindSketch, sketchVersion
+	binary.BigEndian.PutUint32(b[2:], f.life)
+	binary.BigEndian.PutUint64(b[6:], f.seq)
+	b[14] = byte(len(f.name))
+	b = append(b, f.name...)
+	return append(b, f.payload...)
+}
+
+// decodeSketch copies what it keeps: the library reuses its buffers.
+func decodeSketch(b []byte) (sketchFrame, error) {
+	if len(b) < sketchHead || b[0] != kindSketch || b[1] != sketchVersion {
+		return sketchFrame{}, errSketch
+	}
+	n := int(b[14])
+	if n == 0 || n > maxNameBytes || len(b) < sketchHead+n {
+		return sketchFrame{}, errSketch
+	}
+	return sketchFrame{
+		life: binary.BigEndian.Uint32(b[2:]), seq: binary.BigEndian.Uint64(b[6:]),
+		name: string(b[sketchHead : sketchHead+n]), payload: append([]byte(nil), b[sketchHead+n:]...),
+	}, nil
+}
+
+// sketchBroadcast is a queued sketch; a newer one of the same origin replaces it.
+type sketchBroadcast struct {
+	name string
+	wire []byte
+}
+
+var _ memberlist.NamedBroadcast = sketchBroadcast{}
+
+// Invalidates implements memberlist.Broadcast.
+func (b sketchBroadcast) Invalidates(other memberlist.Broadcast) bool {
+	o, ok := other.(memberlist.NamedBroadcast)
+	return ok && o.Name() == b.name
+}
+
+// Message implements memberlist.Broadcast.
+func (b sketchBroadcast) Message() []byte { return b.wire }
+
+// Finished implements memberlist.Broadcast.
+func (sketchBroadcast) Finished() {}
+
+// Name implements memberlist.NamedBroadcast.
+func (b sketchBroadcast) Name() string { return b.name }
+
+// sketchStore keeps the newest sketch per origin. The order of sketches is that
+// of their numbers within one life of the origin; which life is the present one
+// the member list says.
+type sketchStore struct {
+	limit int
+
+	mu     sync.Mutex
+	latest map[string]storedSketch
+}
+
+type storedSketch struct {
+	life     uint32
+	seq      uint64
+	received time.Time
+	payload  []byte
+}
+
+func newSketchStore(limit int) *sketchStore {
+	return &sketchStore{limit: limit, latest: map[string]storedSketch{}}
+}
+
+// take keeps a sketch if it is news. present is the origin's life by the member
+// list; known is false when the list does not have it (yet).
+func (s *sketchStore) take(f sketchFrame, present uint32, known bool, now time.Time) (news bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	old, have := s.latest[f.name]
+	switch {
+	case have && old.life == f.life && f.seq <= old.seq:
+		return false
+	case have && old.life != f.life && known && present == old.life:
+		return false // of a former life, or of one that is not announced yet
+	case !have && len(s.latest) >= s.limit:
+		return false
+	}
+	s.latest[f.name] = storedSketch{f.life, f.seq, now, f.payload}
+	return true
+}
+
+// keep drops the sketches whose origin is not wanted.
+func (s *sketchStore) keep(wanted func(name string, life uint32, received time.Time) bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for name, k := range s.latest {
+		if !wanted(name, k.life, k.received) {
+			delete(s.latest, name)
+		}
+	}
+}
+
+// all returns the sketches whose life is the present one.
+func (s *sketchStore) all(life func(name string) (uint32, bool)) []Sketch {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var out []Sketch
+	for name, k := range s.latest {
+		if l, ok := life(name); ok && l == k.life {
+			out = append(out, Sketch{name, k.seq, k.received, k.payload})
+		}
+	}
+	return out
+}
+
+// maxStateBytes bounds the sketches handed to a member that joins.
+const maxStateBytes = 1 << 20
+
+// state packs sketches for a member that joins: u16 length and frame, repeated.
+func (s *sketchStore) state() []byte {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var b []byte
+	for name, k := range s.latest {
+		frame := sketchFrame{name, k.life, k.seq, k.payload}.encode()
+		if len(b)+2+len(frame) > maxStateBytes {
+			break
+		}
+		b = binary.BigEndian.AppendUint16(b, uint16(len(frame)))
+		b = append(b, frame...)
+	}
+	return b
+}
+
+// unpackState calls take for each sketch of a packed state.
+func unpackState(b []byte, take func(sketchFrame)) error {
+	for len(b) > 0 {
+		if len(b) < 2 || len(b) < 2+int(binary.BigEndian.Uint16(b)) {
+			return fmt.Errorf("%w: state cut short", errSketch)
+		}
+		n := int(binary.BigEndian.Uint16(b))
+		f, err := decodeSketch(b[2 : 2+n])
+		if err != nil {
+			return err
+		}
+		take(f)
+		b = b[2+n:]
+	}
+	return nil
+}
