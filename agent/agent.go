@@ -144,7 +144,7 @@ func (a *Agent) watch(e EngineConfig) (*watched, error) {
 	}
 	return &watched{
 		target: target, adapter: adapter, advertise: advertisedURL(e.Advertise, e.URL, a.hostAddress()), log: a.log,
-		newRank: func(engineName string, number int) *rank { return a.newRank(string(e.Kind), engineName, number) },
+		newRank: func(engineName string, number int) *rank { return a.newRank(e, engineName, number) },
 		changed: func() { a.dialer.HelloChanged() },
 		dirty:   func() { a.dialer.Kick() },
 	}, nil
@@ -164,12 +164,12 @@ func (a *Agent) hostAddress() string {
 	return chosen.Addr.String()
 }
 
-func (a *Agent) newRank(kind, engineName string, number int) *rank {
+func (a *Agent) newRank(e EngineConfig, engineName string, number int) *rank {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	// A block of the mirror takes about 130 bytes; the bound is shared.
 	perRank := int(a.cfg.Limits.Memory) / 130 / max(1, len(a.cfg.Engines))
-	r := newRank(uint32(len(a.index)), kind, engineName, number, a.prefixKey, perRank)
+	r := newRank(uint32(len(a.index)), string(e.Kind), engineName, a.name+" "+e.URL, number, a.prefixKey, perRank)
 	a.index = append(a.index, r)
 	return r
 }

@@ -63,13 +63,12 @@ func (a *Agent) reportHost() {
 
 func (a *Agent) sendHostReport(l *lane.Lane) {
 	facts, _, _ := a.host.Facts()
-	var view *nvml.View
+	var view nvml.View
 	if a.gpus != nil {
-		v := a.gpus.View()
-		view = &v
+		view = a.gpus.View()
 	}
-	r := host.Report(&facts, view, nvml.DefaultPolicy())
-	if view == nil {
+	r := host.Report(&facts, &view, nvml.DefaultPolicy())
+	if a.gpus == nil {
 		r.GpuState = proto.String("GPU facts are switched off: gpu.enabled = \"off\"")
 	}
 	// A full queue means newer facts follow within seconds.

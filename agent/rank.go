@@ -23,6 +23,9 @@ type rank struct {
 	kind   string
 	engine string
 	number int
+	// endpoint tells this engine apart from all others of the fleet: host
+	// and URL.
+	endpoint string
 
 	mu  sync.Mutex
 	key prefix.ClusterKey
@@ -46,9 +49,9 @@ type rank struct {
 	overPool bool
 }
 
-func newRank(index uint32, kind, engineName string, number int, key prefix.ClusterKey, maxBlocks int) *rank {
+func newRank(index uint32, kind, engineName, endpoint string, number int, key prefix.ClusterKey, maxBlocks int) *rank {
 	return &rank{
-		index: index, kind: kind, engine: engineName, number: number, key: key, maxBlocks: maxBlocks,
+		index: index, kind: kind, engine: engineName, endpoint: endpoint, number: number, key: key, maxBlocks: maxBlocks,
 		coverage: engine.CoverageNone, reason: "not reached yet", faults: map[string]int{},
 	}
 }
@@ -60,7 +63,7 @@ func (r *rank) setFacts(f engine.Facts) {
 	defer r.mu.Unlock()
 	newModel := !r.known || f.Model != r.facts.Model
 	r.facts, r.known = f, true
-	r.process = processMark(r.engine, r.number, f.StartMark, r.process)
+	r.process = processMark(r.endpoint, r.number, f.StartMark, r.process)
 	if newModel {
 		r.mirror(r.newTable())
 	}
@@ -80,7 +83,7 @@ func (r *rank) setFacts(f engine.Facts) {
 
 // processMark identifies an engine life by what the engine tells of its start;
 // one that tells nothing gets a mark of this agent's own.
-func processMark(engineName string, number int, start, former uint64) uint64 {
+func processMark(endpoint string, number int, start, former uint64) uint64 {
 	if start == 0 {
 		if former != 0 {
 			return former
@@ -89,7 +92,7 @@ func processMark(engineName string, number int, start, former uint64) uint64 {
 	}
 	h := fnv.New64a()
 	// A hash does not fail.
-	_, _ = h.Write([]byte(engineName))
+	_, _ = h.Write([]byte(endpoint))
 	_, _ = h.Write(binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64([]byte{0}, uint64(number)), start))
 	return h.Sum64() | 1
 }

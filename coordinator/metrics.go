@@ -33,8 +33,6 @@ func newMetrics(reg prometheus.Registerer, c *Coordinator) *metrics {
 	}
 	gauge("reservations", "Open claims of placements made here.", func() float64 { return float64(c.fleet.OpenClaims()) })
 	gauge("index_keys", "Keys in the prefix index.", func() float64 { return float64(c.index.Keys()) })
-	gauge("policy_version", "Version of the fleet file in force here.", func() float64 { return float64(c.replica.State().FleetFile().Version) })
-	gauge("policy_age_seconds", "Time since the last contact with a leader.", func() float64 { return c.policyAgeMs() / 1000 })
 	return &metrics{
 		placements:   vec("placements_total", "Placement requests by result.", "pool", "result"),
 		placeSeconds: f.NewHistogram(prometheus.HistogramOpts{Name: "waypost_placement_seconds", Help: "Time to decide a placement.", Buckets: prometheus.ExponentialBuckets(5e-6, 2, 16)}),

@@ -19,7 +19,7 @@ func (t *Table) tryAttach(id uint32) {
 	cur := id
 	for {
 		t.attachOne(cur)
-		next := uint32(0)
+		next := t.nextAttachable(t.nodes.at(cur).first)
 		for next == 0 {
 			if cur == id {
 				return

@@ -34,7 +34,7 @@ type Options struct {
 	Seed uint64
 	// Speedup divides the pauses between the turns of a conversation.
 	Speedup float64
-	// RequestsPerSecond is the mean rate of arrivals; 0: two per engine.
+	// RequestsPerSecond is the mean rate of arrivals; 0: 1.5 per engine.
 	RequestsPerSecond float64
 	// Verbose logs what the parts say.
 	Verbose bool
@@ -104,10 +104,10 @@ func (o *Options) requests() ([]workload.Request, error) {
 		length = endless
 	}
 	if rate == 0 {
-		rate = 2 * float64(o.Engines)
+		rate = 1.5 * float64(o.Engines)
 	}
 	return trace.Conversations(workload.Sampling{
-		Shape: workload.Shape{MaxPromptTokens: 100_000}, Seed: o.Seed, RequestsPerSecond: rate, Duration: length, Speedup: o.Speedup,
+		Shape: workload.Shape{MaxPromptTokens: 32_000}, Seed: o.Seed, RequestsPerSecond: rate, Duration: length, Speedup: o.Speedup,
 	})
 }
 
@@ -265,7 +265,7 @@ func Command(version string) *cobra.Command {
 	f.BoolVar(&o.JSON, "json", false, "one object per placement and a last summary")
 	f.Uint64Var(&o.Seed, "seed", 1, "seed of the workload")
 	f.Float64Var(&o.Speedup, "speedup", 10, "divides the pauses between the turns of a conversation")
-	f.Float64Var(&o.RequestsPerSecond, "rate", 0, "requests per second; 0: two per engine")
+	f.Float64Var(&o.RequestsPerSecond, "rate", 0, "requests per second; 0: 1.5 per engine")
 	f.BoolVar(&o.Verbose, "verbose", false, "print the parts' logs")
 	c.AddCommand(certsCommand())
 	return c
