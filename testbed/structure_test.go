@@ -27,9 +27,10 @@ var pure = []string{
 // pureLibraries are the libraries outside the standard library that pure
 // packages may use, and who may use them.
 var pureLibraries = map[string][]string{
-	"github.com/zeebo/xxh3":           {"gossip/prefix", "gossip/summary", "coordinator/prefixindex"},
-	"github.com/dchest/siphash":       {"gossip/prefix"},
-	"github.com/pelletier/go-toml/v2": {"coordinator/registry"},
+	"github.com/zeebo/xxh3":                    {"gossip/prefix", "gossip/summary", "coordinator/prefixindex", "coordinator/placement"},
+	"github.com/dchest/siphash":                {"gossip/prefix"},
+	"github.com/pelletier/go-toml/v2":          {"coordinator/registry"},
+	"github.com/pelletier/go-toml/v2/unstable": {"coordinator/registry"},
 }
 
 // impureStd are parts of the standard library that do I/O or know the time.
@@ -235,13 +236,17 @@ func TestTopLevel(t *testing.T) {
 }
 
 func TestShape(t *testing.T) {
-	const maxLines = 620
+	const maxLines, maxTestLines = 620, 820
 	_, files := parseAll(t)
 	documented, packages := map[string]bool{}, map[string]bool{}
 	for _, f := range files {
 		generated := ast.IsGenerated(f.ast)
-		if f.lines > maxLines && !generated {
-			t.Errorf("%s has %d lines: split it by what it is about (limit %d)", f.name, f.lines, maxLines)
+		limit := maxLines
+		if f.test {
+			limit = maxTestLines
+		}
+		if f.lines > limit && !generated {
+			t.Errorf("%s has %d lines: split it by what it is about (limit %d)", f.name, f.lines, limit)
 		}
 		if !f.test {
 			packages[f.pkg] = true
