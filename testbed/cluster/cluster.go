@@ -37,6 +37,9 @@ type Options struct {
 	Version string
 	// Logger takes what the parts say; nil: nobody.
 	Logger *slog.Logger
+	// DeltaEvery is how often agents tell what changed in the caches; 0: the
+	// default.
+	DeltaEvery time.Duration
 	// Reservation is how long a reservation lives; 0: the default.
 	Reservation time.Duration
 }
@@ -231,7 +234,7 @@ func (c *Cluster) AgentConfig(i int) agent.Config {
 
 // StartAgent starts the agent of an engine.
 func (c *Cluster) StartAgent(i int) error {
-	a, err := agent.New(agent.Options{Config: c.AgentConfig(i), Version: c.opt.Version, Process: rand.Uint64() | 1, Logger: c.opt.Logger})
+	a, err := agent.New(agent.Options{Config: c.AgentConfig(i), Version: c.opt.Version, Process: rand.Uint64() | 1, DeltaEvery: c.opt.DeltaEvery, Logger: c.opt.Logger})
 	if err != nil {
 		return fmt.Errorf("agent %s: %w", HostName(i), err)
 	}
