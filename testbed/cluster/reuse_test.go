@@ -28,7 +28,7 @@ func (r *rig) settled(worker string, a ask, held, blockTokens int) {
 func TestExpectedReuseEqualsWhatTheEngineReports(t *testing.T) {
 	t.Parallel()
 	const conversations, rounds, block = 10, 7, 16
-	r := start(t, 2, 1, emulator.Options{BlockTokens: block, PoolBlocks: 420, MaxModelTokens: 8192})
+	r := start(t, 2, 1, emulator.Options{BlockTokens: block, PoolBlocks: 420, MaxModelTokens: 4096})
 	prompts := make([][]uint32, conversations)
 	system := tokens(7, 600)
 	for i := range prompts {
