@@ -279,6 +279,26 @@ func TestBounds(t *testing.T) {
 	}
 }
 
+// An engine that names blocks each other's ancestors must not tie a knot, whose
+// nodes would never be freed.
+func TestNoKnots(t *testing.T) {
+	for name, events := range map[string][]*Event{
+		"itself":     {store(1, 1)},
+		"each other": {store(2, 1), store(1, 2)},
+		"in a ring":  {store(3, 1, 2), store(2, 3), store(4, 3)},
+	} {
+		table := New(Options{})
+		apply(table, events...)
+		conflicts := table.Stats().Conflicts
+		for h := uint64(1); h <= 4; h++ {
+			apply(table, remove(h, h))
+		}
+		if table.Held() != 0 || conflicts == 0 {
+			t.Errorf("%s: %d nodes held after all removals, %d conflicts", name, table.Held(), conflicts)
+		}
+	}
+}
+
 func TestManySalts(t *testing.T) {
 	table := New(Options{})
 	e := store(0, 1)

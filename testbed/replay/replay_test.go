@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	"waypost/gossip/prefix"
+
+	"github.com/tinylib/msgp/msgp"
 )
 
 var update = flag.Bool("update", false, "write testdata/golden.txt anew")
@@ -311,6 +313,48 @@ func TestCommand(t *testing.T) {
 	} {
 		if _, err := run(bad.args...); err == nil || !strings.Contains(err.Error(), bad.says) {
 			t.Errorf("%v: %v, want %q", bad.args, err, bad.says)
+		}
+	}
+}
+
+// A prompt of whole blocks that is held to its end is reused one block less,
+// and where a window group is, that shorter prefix may not be usable at all.
+func TestIndexRoundsDownToUsableEnds(t *testing.T) {
+	store := func(group int, kind string, hashes ...any) map[string]any {
+		e := map[string]any{
+			"type": "BlockStored", "block_hashes": hashes, "parent_block_hash": nil, "block_size": 2,
+			"token_ids": []any{0, 1, 2, 3, 4, 5, 6, 7}, "medium": "GPU", "group_idx": group, "kv_cache_spec_kind": kind,
+		}
+		if kind == "sliding_window" {
+			e["kv_cache_spec_sliding_window"] = 3
+		}
+		return e
+	}
+	full := store(1, "full_attention", 1, 2, 3, 4)
+	for _, test := range []struct {
+		name   string
+		events []any
+		want   int
+	}{
+		{"full attention alone", []any{full}, 6},
+		{"window group with the last block", []any{store(0, "sliding_window", 4), full}, 0},
+		{"window group with the last but one", []any{store(0, "sliding_window", 3), full}, 6},
+	} {
+		payload, err := msgp.AppendIntf(nil, []any{1.5, test.events, 0})
+		if err != nil {
+			t.Fatal(err)
+		}
+		frames := fmt.Sprintf(`{"kind":"live","t":1,"parts":["","0000000000000000","%x"]}`, payload)
+		requests := `{"n":1,"t_send":2,"path":"/v1/completions","request":{"prompt":[0,1,2,3,4,5,6,7]},"status":200}`
+		r, err := Run(Input{
+			Frames:   []Source{{Name: "frames", Reader: strings.NewReader(frames)}},
+			Requests: Source{Name: "requests", Reader: strings.NewReader(requests)},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if x := r.Results[0]; x.BlockTableTokens != test.want || x.IndexTokens != test.want {
+			t.Errorf("%s: table %d, index %d, want %d", test.name, x.BlockTableTokens, x.IndexTokens, test.want)
 		}
 	}
 }

@@ -234,6 +234,15 @@ func (r *fakeRank) awaitSubscriber() {
 	}
 }
 
+// awaitAsked waits until replays were asked for so many times.
+func (r *fakeRank) awaitAsked(times int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for len(r.asked) < times {
+		r.wake.Wait()
+	}
+}
+
 func (r *fakeRank) replayer(c net.Conn, in *bufio.Reader) {
 	for {
 		frames, err := zmtpRead(in)

@@ -19,8 +19,7 @@ import (
 )
 
 const (
-	// receiveTimeout bounds the silence of a replay socket; the stream's own
-	// timeout is shorter.
+	// replayLimit bounds one replay; the stream gives a silent one up sooner.
 	replayLimit = 10 * time.Minute
 	// bindRetry is the pause before listening again on a port that is taken.
 	bindRetry = 5 * time.Second

@@ -286,7 +286,11 @@ func (s *Stream) Live(m Message) {
 
 // old judges a batch with a number that was applied before.
 func (s *Stream) old(m Message) {
-	s.fx.Counted(CountDuplicates, 1)
+	if s.sums.same(m) {
+		s.fx.Counted(CountDuplicates, 1)
+		return
+	}
+	s.restart(m.Received, &m)
 }
 
 func (s *Stream) hold(m Message) {
@@ -519,10 +523,8 @@ func (s *Stream) Tick(now time.Time, busy bool) {
 		if !now.Before(s.retryAt) {
 			s.askAgain(now)
 		}
-	case s.mode == modeLive && !s.rebuildAt.IsZero():
-		if !now.Before(s.rebuildAt) {
-			s.rebuild(now)
-		}
+	case s.mode == modeLive && !s.rebuildAt.IsZero() && !now.Before(s.rebuildAt):
+		s.rebuild(now)
 	case s.mode == modeLive && s.started && s.probeDue(now, busy):
 		s.lastProbe = now
 		s.goOn(now)

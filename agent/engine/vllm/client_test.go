@@ -1,0 +1,185 @@
+package vllm
+
+import (
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"waypost/agent/engine"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// Bad answers make the engine down with the reason, and cost bounded memory
+// and time; a good one makes it up again.
+func TestBadAnswers(t *testing.T) {
+	endless := func(w http.ResponseWriter) {
+		line := []byte(strings.Repeat("vllm:x 1\n", 1000))
+		for {
+			if _, err := w.Write(line); err != nil {
+				return
+			}
+		}
+	}
+	for name, test := range map[string]struct {
+		answer func(w http.ResponseWriter)
+		reason string
+	}{
+		"endless": {endless, "too large"},
+		"slow": {func(w http.ResponseWriter) {
+			w.Write([]byte("vllm:"))
+			w.(http.Flusher).Flush()
+			time.Sleep(1500 * time.Millisecond)
+		}, "deadline"},
+		"redirect":   {func(w http.ResponseWriter) { w.Header().Set("Location", "http://192.0.2.1/"); w.WriteHeader(302) }, "redirects"},
+		"compressed": {func(w http.ResponseWriter) { w.Header().Set("Content-Encoding", "gzip"); w.Write([]byte("x")) }, "compressed"},
+		"error":      {func(w http.ResponseWriter) { http.Error(w, strings.Repeat("x", 1<<20), 500) }, "answered 500"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFakeEngine(t, 1)
+			f.metrics = test.answer
+			m := newMirror(t)
+			watch(t, f, Options{}, m)
+			m.await("down", func() bool { return !m.up && strings.Contains(m.reason, test.reason) })
+			if len(m.reason) > 1000 {
+				t.Errorf("a reason of %d bytes", len(m.reason))
+			}
+			f.set(func() { f.metrics = nil })
+			m.await("up", func() bool { return m.up })
+		})
+	}
+}
+
+func TestUnauthorised(t *testing.T) {
+	keys := make(chan string, 1)
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case keys <- r.Header.Get("Authorization"):
+		default:
+		}
+		w.WriteHeader(401)
+	}))
+	defer s.Close()
+	a, err := New(Options{Target: engine.Target{URL: s.URL, APIKey: "secret\n"}, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.client.close()
+	if _, err := a.Tokenize(t.Context(), "x", true); statusOf(err) != 401 {
+		t.Error(err)
+	}
+	if got := <-keys; got != "Bearer secret" {
+		t.Errorf("authorization %q", got)
+	}
+}
+
+func TestTokenizeAndRender(t *testing.T) {
+	var got string
+	answer := `{"count":3,"max_model_len":2048,"tokens":[1,4294967295,3],"token_strs":null}`
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		b, _ := io.ReadAll(r.Body)
+		got = r.URL.Path + " " + string(b)
+		io.WriteString(w, answer)
+	}))
+	defer s.Close()
+	a, err := New(Options{Target: engine.Target{URL: s.URL}, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.client.close()
+	check := func(tokens []uint32, err error, want string) {
+		t.Helper()
+		if diff := cmp.Diff([]uint32{1, 1<<32 - 1, 3}, tokens); diff != "" || err != nil || got != want {
+			t.Errorf("%v; sent %s, want %s; %s", err, got, want, diff)
+		}
+	}
+	tokens, err := a.Tokenize(t.Context(), "x", true)
+	check(tokens, err, `/tokenize {"add_special_tokens":true,"prompt":"x"}`)
+	tokens, err = a.Render(t.Context(), []byte(`{"model":"m","messages":[{"role":"user","content":"x"}],"max_tokens":4,"stream":true,"reasoning_effort":"low","chat_template_kwargs":{"a":1}}`))
+	check(tokens, err, `/tokenize {"chat_template_kwargs":{"a":1,"reasoning_effort":"low"},"messages":[{"role":"user","content":"x"}],"model":"m"}`)
+	for _, bad := range []string{`{}`, `[]`, `{"messages":[],"x":`, `{"messages":[],"reasoning_effort":"low","chat_template_kwargs":3}`} {
+		if _, err := a.Render(t.Context(), []byte(bad)); err == nil {
+			t.Errorf("%s was accepted", bad)
+		}
+	}
+	for _, answer = range []string{`{}`, `{"tokens":[4294967296]}`, `{"tokens":[-1]}`, `x`} {
+		if _, err := a.Tokenize(t.Context(), "x", false); err == nil {
+			t.Errorf("answer %s was accepted", answer)
+		}
+	}
+}
+
+func TestNewRefuses(t *testing.T) {
+	for _, target := range []string{"", "127.0.0.1:8000", "ftp://x", "http://"} {
+		if _, err := New(Options{Target: engine.Target{URL: target}, Logger: slog.New(slog.DiscardHandler)}); err == nil {
+			t.Errorf("URL %q was accepted", target)
+		}
+	}
+	if _, err := New(Options{Target: engine.Target{URL: "http://x"}}); err == nil {
+		t.Error("no logger was accepted")
+	}
+}
+
+func TestPlans(t *testing.T) {
+	yes, no, replay, null := true, false, "tcp://*:5657", "null"
+	target := engine.Target{URL: "http://10.1.1.1:8000"}
+	with := func(events, replay string) engine.Target {
+		t := target
+		t.Events, t.Replay = events, replay
+		return t
+	}
+	star := []source{{Enabled: &yes, Endpoint: "tcp://*:5557", Replay: &replay}}
+	tests := []struct {
+		name   string
+		target engine.Target
+		known  knowledge
+		rank   int
+		want   plan
+	}{
+		{"configured", with("tcp://127.0.0.1:5557", "tcp://127.0.0.1:5657"), knowledge{}, 0, plan{events: "tcp://127.0.0.1:5557", replay: "tcp://127.0.0.1:5657"}},
+		{"configured, rank 2", with("tcp://127.0.0.1:5557", "tcp://127.0.0.1:5657"), knowledge{}, 2, plan{events: "tcp://127.0.0.1:5559", replay: "tcp://127.0.0.1:5659"}},
+		{"to listen", with("tcp://*:5557", ""), knowledge{}, 0, plan{events: "tcp://*:5557", listen: true}},
+		{"asked", target, knowledge{sources: star}, 0, plan{events: "tcp://10.1.1.1:5557", replay: "tcp://10.1.1.1:5657"}},
+		{"asked by the configuration, rank 1", target, knowledge{sources: star, configured: true}, 1, plan{events: "tcp://10.1.1.1:5558", replay: "tcp://10.1.1.1:5658"}},
+		{"configured, and the engine tells of a replay", with("tcp://127.0.0.1:5557", ""), knowledge{sources: star}, 0, plan{events: "tcp://127.0.0.1:5557", replay: "tcp://10.1.1.1:5657"}},
+		{"configured to listen, but the engine binds", with("tcp://*:5557", ""), knowledge{sources: star}, 0, plan{events: "tcp://10.1.1.1:5557", replay: "tcp://10.1.1.1:5657"}},
+		{"a plain address", target, knowledge{sources: []source{{Endpoint: "tcp://127.0.0.1:5557"}}}, 0, plan{events: "tcp://127.0.0.1:5557", either: true}},
+		{"off", target, knowledge{sources: []source{{Enabled: &no, Endpoint: "tcp://*:5557"}}}, 0, plan{hint: hintNoEvents}},
+		{"without a publisher", target, knowledge{sources: []source{{Enabled: &yes, Publisher: &null, Endpoint: "tcp://*:5557"}}}, 0, plan{hint: hintNoEvents}},
+		{"unset in the configuration", target, knowledge{configured: true}, 0, plan{hint: hintNoEvents}},
+		{"unknown", target, knowledge{}, 0, plan{hint: hintUnknown}},
+	}
+	for _, test := range tests {
+		if got := planFor(test.target, &test.known, test.rank); got != test.want {
+			t.Errorf("%s: %+v, want %+v", test.name, got, test.want)
+		}
+	}
+}
+
+// The forms of the list of publishers.
+func TestSources(t *testing.T) {
+	for body, want := range map[string]int{
+		`{"0":{"endpoint":"tcp://*:5557"},"1":{"endpoint":"tcp://*:5558"}}`: 2,
+		`[{"data_parallel_rank":0,"endpoint":"tcp://10.0.0.1:5557"}]`:       1,
+		`{}`:                                0,
+		`{"x":{"endpoint":"tcp://*:5557"}}`: -1,
+		`5`:                                 -1,
+	} {
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, body) }))
+		c, err := newClient(s.URL, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var k knowledge
+		err = c.learnSources(t.Context(), &k)
+		if got := len(k.sources); (err != nil) != (want < 0) || want >= 0 && got != want {
+			t.Errorf("%s: %d sources, %v", body, got, err)
+		}
+		c.close()
+		s.Close()
+	}
+}
