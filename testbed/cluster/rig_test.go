@@ -142,6 +142,10 @@ func (r *rig) expects(coordinator int, worker string, a ask) int {
 
 // send serves a request on a worker as its placement says.
 func (r *rig) send(p *waypostv1.Placement, a ask) (cached int, output []uint32, err error) {
+	return r.sendContext(r.t.Context(), p, a)
+}
+
+func (r *rig) sendContext(ctx context.Context, p *waypostv1.Placement, a ask) (cached int, output []uint32, err error) {
 	model := "Llama-3.1-8B"
 	if a.adapter != "" {
 		model = a.adapter
@@ -154,7 +158,7 @@ func (r *rig) send(p *waypostv1.Placement, a ask) (cached int, output []uint32, 
 	if err != nil {
 		return 0, nil, err
 	}
-	req, err := http.NewRequestWithContext(r.t.Context(), http.MethodPost, p.GetWorker().GetUrl()+"/v1/completions", bytes.NewReader(b))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, p.GetWorker().GetUrl()+"/v1/completions", bytes.NewReader(b))
 	if err != nil {
 		return 0, nil, err
 	}
