@@ -84,6 +84,7 @@ func TestViewAgesUntilTheStreamIsKnownToContinue(t *testing.T) {
 	o := startOne(t)
 	c := newCache(1)
 	tokens := c.grow(100)
+	c.delta()
 	var answers atomic.Bool
 	answers.Store(true)
 	a := &fakeAgent{workers: 1}
