@@ -215,7 +215,7 @@ func (a *Agent) wireGossip() error {
 		var err error
 		source, err = identity.Open(identity.Options{Files: identity.Files{CA: a.cfg.TLS.CAFile, Cert: a.cfg.TLS.CertFile, Key: a.cfg.TLS.KeyFile}, Logger: a.log})
 		if err != nil {
-			return fmt.Errorf("[tls]: %w", err)
+			return bad("tls", "%w", err)
 		}
 		dopt.TLS = source.Client(identity.ClientOptions{Accept: []identity.Role{identity.RoleCoordinator}, Protocols: []string{"h2"}})
 	}

@@ -168,7 +168,7 @@ func (c *Coordinator) wireIdentity() error {
 	if c.cfg.TLS.set() {
 		c.identity, err = identity.Open(identity.Options{Files: identity.Files{CA: c.cfg.TLS.CAFile, Cert: c.cfg.TLS.CertFile, Key: c.cfg.TLS.KeyFile}, Logger: c.log})
 		if err != nil {
-			return fmt.Errorf("[tls]: %w", err)
+			return bad("tls", "%w", err)
 		}
 	}
 	return nil
