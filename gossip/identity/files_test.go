@@ -140,3 +140,16 @@ func TestWritePairRemovesHalfAPair(t *testing.T) {
 		t.Error("certificate stayed though its key could not be written")
 	}
 }
+
+func TestWriteFileNeverOverwrites(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "x.key")
+	if err := WriteFile(path, []byte("first"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := WriteFile(path, []byte("second"), 0o600); !errors.Is(err, ErrExists) {
+		t.Errorf("WriteFile over a file: %v", err)
+	}
+	if data, _ := os.ReadFile(path); string(data) != "first" {
+		t.Errorf("file now holds %q", data)
+	}
+}
