@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -26,8 +27,10 @@ import (
 
 // Rhythms of the agent.
 const (
-	deltaEvery = time.Second
-	hostEvery  = 10 * time.Second
+	// defaultDeltaEvery is how often a prefix stream tells what changed: once a
+	// second costs least, and a view a second old costs nothing measurable.
+	defaultDeltaEvery = time.Second
+	hostEvery         = 10 * time.Second
 )
 
 // Options wires an Agent.
@@ -39,6 +42,8 @@ type Options struct {
 	// Process is this agent's mark; 0: the process's own. Several agents in
 	// one process need one each.
 	Process uint64
+	// DeltaEvery is how often prefix streams tell what changed; 0: 1 s.
+	DeltaEvery time.Duration
 	// Logger takes what an operator cares about.
 	Logger *slog.Logger
 	// Registerer takes the metrics; Gatherer serves them.
@@ -273,7 +278,7 @@ func (a *Agent) Start() error {
 
 // tick drives the prefix streams.
 func (a *Agent) tick() {
-	t := time.NewTicker(deltaEvery)
+	t := time.NewTicker(cmp.Or(a.opt.DeltaEvery, defaultDeltaEvery))
 	defer t.Stop()
 	for {
 		select {

@@ -1,6 +1,7 @@
 package coordinator
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -59,6 +60,9 @@ type Options struct {
 	Gatherer   prometheus.Gatherer
 	// Timing tunes Raft; the zero value is the default.
 	Timing replica.Timing
+	// ReservationTTL is how long a reservation holds without a sign of life;
+	// 0: 60 s.
+	ReservationTTL time.Duration
 }
 
 // Coordinator is the service. New wires and binds it, Start runs it, Stop
@@ -104,7 +108,7 @@ type Coordinator struct {
 
 // New wires a coordinator and binds its listeners; it serves nothing yet.
 func New(opt Options) (*Coordinator, error) {
-	c := &Coordinator{opt: opt, cfg: opt.Config, reservationTTL: reservationTTL}
+	c := &Coordinator{opt: opt, cfg: opt.Config, reservationTTL: cmp.Or(opt.ReservationTTL, reservationTTL)}
 	if err := c.cfg.Validate(); err != nil {
 		return nil, err
 	}

@@ -113,12 +113,12 @@ func (o *Options) requests() ([]workload.Request, error) {
 
 // introduce tells how to look at the running system.
 func (o *Options) introduce(s *system, took time.Duration) {
-	api := s.coordinators[0].APIAddress()
+	api := s.API(0)
 	fmt.Fprintf(o.Talk, "Ready after %.1f s. API on http://%s (JSON and gRPC). From another terminal:\n", took.Seconds(), api)
 	for _, line := range []string{
 		"waypost workers --addr " + api,
 		"waypost explain --last --addr " + api,
-		"waypost members --addr unix:" + s.agents[0].SocketPath(),
+		"waypost members --addr unix:" + s.Agents[0].SocketPath(),
 		"curl -s http://" + api + `/v1/place -d '{"input":{"tokenIds":[1,2,3]}}'`,
 	} {
 		fmt.Fprintln(o.Talk, "  "+line)

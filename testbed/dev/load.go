@@ -136,7 +136,7 @@ func sleepUntil(ctx context.Context, at time.Time) bool {
 // placed asks a coordinator, calls the worker and reports the outcome.
 func (l *load) placed(ctx context.Context, i int, tokens []uint32, outputTokens int) {
 	arrival := time.Now()
-	api := waypostv1.NewPlacementServiceClient(l.s.conns[i%len(l.s.conns)])
+	api := l.s.Placement(i % len(l.s.Coordinators))
 	resp, err := api.Place(ctx, &waypostv1.PlaceRequest{
 		RequestId: proto.String(fmt.Sprintf("dev-%d", i)), Input: &waypostv1.Input{TokenIds: tokens}, OutputTokensMax: proto.Uint32(uint32(outputTokens)),
 	})
