@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -120,11 +121,17 @@ func (p *peers) ForwardWrite(ctx context.Context, req *waypostv1.ForwardWriteReq
 	applied, err := p.c.replica.ProposeHere(ctx, req.GetCommand())
 	var other *replica.NotLeaderError
 	switch {
+	case err == nil:
+	case errors.Is(err, replica.ErrUnknownOutcome):
+		// First, because such an error may match the others as well.
+		return nil, status.Error(codes.Unavailable, err.Error())
 	case errors.As(err, &other):
 		return &waypostv1.ForwardWriteResponse{LeaderAddress: &other.LeaderAddress}, nil
 	case errors.Is(err, replica.ErrNoLeader):
 		return nil, status.Error(codes.FailedPrecondition, err.Error())
-	case err != nil:
+	case errors.Is(err, registry.ErrInvalid), errors.Is(err, registry.ErrUnknownCommand):
+		return nil, status.Error(codes.InvalidArgument, err.Error())
+	default:
 		return nil, status.Error(codes.Unavailable, err.Error())
 	}
 	b, err := applied.Result.Encode()
@@ -144,6 +151,11 @@ func (c *Coordinator) forward(ctx context.Context, leaderAddress string, cmd []b
 	switch {
 	case status.Code(err) == codes.FailedPrecondition:
 		return replica.Applied{}, replica.ErrNoLeader
+	case status.Code(err) == codes.InvalidArgument:
+		return replica.Applied{}, fmt.Errorf("%w: %s", registry.ErrInvalid, status.Convert(err).Message())
+	case status.Code(err) == codes.Unavailable && strings.Contains(err.Error(), "connection error"):
+		// gRPC says so when it never had a connection to send on.
+		return replica.Applied{}, fmt.Errorf("%w: %w", replica.ErrNotSent, err)
 	case err != nil:
 		return replica.Applied{}, err
 	case resp.GetLeaderAddress() != "":
