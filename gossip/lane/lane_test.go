@@ -53,6 +53,7 @@ type coordinator struct {
 	history []string // "up gpu-01", "down gpu-01"
 	frames  map[string]int
 	lates   []time.Duration
+	ages    []float64 // of the LOADs, as the handler saw them
 	last    map[string]*waypostv1.ConnectRequest
 	refuse  error
 	hold    chan struct{} // Frame waits for it to be closed
@@ -126,7 +127,10 @@ func (c *coordinator) Frame(s *Session, f *waypostv1.ConnectRequest, late time.D
 	c.mu.Lock()
 	c.frames[s.Host()+" "+kindOf(f)]++
 	c.last[s.Host()+" "+kindOf(f)] = f
-	c.lates = append(c.lates, late)
+	if load := f.GetLoad(); load != nil && len(load.GetWorkers()) > 0 {
+		c.lates = append(c.lates, late)
+		c.ages = append(c.ages, load.GetWorkers()[0].GetAgeMs())
+	}
 	hold := c.hold
 	c.mu.Unlock()
 	if hold != nil {
@@ -519,7 +523,7 @@ func TestNewestLaneOfAProcessWins(t *testing.T) {
 	if _, err := stream2.Recv(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := stream1.Recv(); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "replaced by session 6") {
+	if _, err := stream1.Recv(); status.Code(err) != codes.Aborted || !strings.Contains(err.Error(), "replaced by session 6") {
 		t.Errorf("the older lane ended with %v", err)
 	}
 	conn3, stream3 := rawLane(t, c.addr)
@@ -635,7 +639,7 @@ func TestBadStreamsAreClosedAndDisturbNobody(t *testing.T) {
 	}{
 		{"says nothing", nil, "no hello within"},
 		{"LOAD before hello", []*waypostv1.ConnectRequest{load}, "spoke load before its hello"},
-		{"big frame", []*waypostv1.ConnectRequest{hello("gpu-01", 1, 1), big}, "received message larger than max"},
+		{"big frame", []*waypostv1.ConnectRequest{hello("gpu-04", 1, 1), big}, "received message larger than max"},
 		{"becomes another host", []*waypostv1.ConnectRequest{hello("gpu-01", 1, 1), hello("gpu-03", 1, 1)}, "names another host"},
 		{"no process", []*waypostv1.ConnectRequest{hello("gpu-01", 0, 1)}, "agent_process and session must not be 0"},
 	} {
@@ -700,11 +704,37 @@ func TestLateFramesAreOlder(t *testing.T) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	worst := time.Duration(0)
-	for _, late := range c.lates {
+	for i, late := range c.lates {
 		worst = max(worst, late)
+		if want := 10 + float64(late)/float64(time.Millisecond); c.ages[i] != want { // it was sent as 10 ms old
+			t.Fatalf("a LOAD that was late by %v has age %v ms, want %v", late, c.ages[i], want)
+		}
 	}
 	if worst < 100*time.Millisecond { // at least 20 LOADs of 20 ms waited, less what was under way
 		t.Errorf("latest LOAD by %v", worst)
+	}
+}
+
+func TestLatenessIsAddedToEveryKnownAge(t *testing.T) {
+	up := &waypostv1.ConnectRequest{Frame: &waypostv1.ConnectRequest_Host{Host: &waypostv1.HostReport{Gpus: []*waypostv1.Gpu{{Xids: []*waypostv1.XidEvent{{AgeMs: new(5.0)}, {}}}}}}}
+	addLateness(up, 1500*time.Millisecond)
+	if xids := up.GetHost().GetGpus()[0].GetXids(); xids[0].GetAgeMs() != 1505 || xids[1].AgeMs != nil {
+		t.Errorf("Xid ages %v", xids)
+	}
+	load := &waypostv1.ConnectRequest{Frame: &waypostv1.ConnectRequest_Load{Load: &waypostv1.Load{Workers: []*waypostv1.WorkerLoad{{AgeMs: new(1.0), CountersAgeMs: new(2.0)}, {}}}}}
+	addLateness(load, time.Second)
+	if w := load.GetLoad().GetWorkers(); w[0].GetAgeMs() != 1001 || w[0].GetCountersAgeMs() != 1002 || w[1].AgeMs != nil || w[1].CountersAgeMs != nil {
+		t.Errorf("LOAD ages %v", w)
+	}
+	claims := &waypostv1.ConnectResponse{Frame: &waypostv1.ConnectResponse_Claims{Claims: &waypostv1.ClaimFrame{Claims: []*waypostv1.Claim{{AgeMs: new(3.0)}}}}}
+	addLatenessDown(claims, time.Second)
+	if age := claims.GetClaims().GetClaims()[0].GetAgeMs(); age != 1003 {
+		t.Errorf("claim age %v", age)
+	}
+	marks := &waypostv1.ConnectResponse{Frame: &waypostv1.ConnectResponse_Marks{Marks: &waypostv1.MarkFrame{Marks: []*waypostv1.Mark{{AgeMs: new(4.0)}, {}}}}}
+	addLatenessDown(marks, time.Second)
+	if m := marks.GetMarks().GetMarks(); m[0].GetAgeMs() != 1004 || m[1].AgeMs != nil {
+		t.Errorf("mark ages %v", m)
 	}
 }
 
