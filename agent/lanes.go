@@ -128,10 +128,14 @@ func (h *lanes) answerPull(l *lane.Lane, p *waypostv1.PrefixPull) {
 	h.send(l, r.index, process, frames, p.GetPullId())
 }
 
-// send writes prefix frames one message at a time, so that none is too big.
+// send writes prefix frames one message at a time, so that none is too big. An
+// answer without frames says that nothing is missing.
 func (h *lanes) send(l *lane.Lane, index uint32, process uint64, frames [][]byte, pullID uint32) {
-	for i, f := range frames {
-		msg := &waypostv1.PrefixFrames{Index: &index, EngineProcess: &process, Frames: [][]byte{f}, PullId: &pullID, Last: proto.Bool(i == len(frames)-1)}
+	for i := range max(1, len(frames)) {
+		msg := &waypostv1.PrefixFrames{Index: &index, EngineProcess: &process, PullId: &pullID, Last: proto.Bool(i >= len(frames)-1)}
+		if i < len(frames) {
+			msg.Frames = frames[i : i+1]
+		}
 		ctx, cancel := context.WithTimeout(h.a.ctx, 5*time.Second)
 		err := l.SendWait(ctx, &waypostv1.ConnectRequest{Frame: &waypostv1.ConnectRequest_Prefixes{Prefixes: msg}})
 		cancel()

@@ -20,9 +20,12 @@ import (
 // prefixFormats are the versions of the prefix frame format understood here.
 var prefixFormats = []uint32{1}
 
-// pullAgainAfter is how long an asked-for snapshot may take before it is asked
-// for again.
-const pullAgainAfter = 3 * time.Second
+// pullAgainAfter is how long an answer to a pull may take before it is asked
+// for again, pullGap the least time between two pulls of one stream.
+const (
+	pullAgainAfter = 3 * time.Second
+	pullGap        = 200 * time.Millisecond
+)
 
 // lanes takes in what agents say.
 type lanes struct {
@@ -52,6 +55,8 @@ type stream struct {
 	process uint64
 	decoder *summary.Decoder
 	asked   time.Time
+	// pull is the id of the pull that is not answered yet; 0: none.
+	pull    uint32
 	resyncs map[string]int
 }
 
@@ -136,6 +141,9 @@ func (h *lanes) Frame(s *lane.Session, f *waypostv1.ConnectRequest, _ time.Durat
 		p := fr.Prefixes
 		for _, frame := range p.GetFrames() {
 			h.takePrefix(hl, s, p.GetIndex(), p.GetEngineProcess(), frame)
+		}
+		if p.GetLast() {
+			h.answered(hl, s, p.GetIndex(), p.GetPullId())
 		}
 	case *waypostv1.ConnectRequest_Host:
 		hl.mu.Lock()
@@ -231,6 +239,16 @@ func (h *lanes) takePrefix(hl *hostLane, s *lane.Session, index uint32, process 
 	h.view(st)
 }
 
+// answered notes that all of an answer came: what is wrong from now on may be
+// asked for again.
+func (h *lanes) answered(hl *hostLane, s *lane.Session, index, pull uint32) {
+	hl.mu.Lock()
+	defer hl.mu.Unlock()
+	if st := h.streamOf(hl, s, index); st != nil && st.pull == pull {
+		st.pull = 0
+	}
+}
+
 // heard notes that a report came without a frame: nothing changed.
 func (h *lanes) heard(hl *hostLane, s *lane.Session, index uint32) {
 	hl.mu.Lock()
@@ -240,7 +258,7 @@ func (h *lanes) heard(hl *hostLane, s *lane.Session, index uint32) {
 		return
 	}
 	if _, _, ok := st.decoder.Have(); !ok {
-		h.pull(hl, s, index, st, "new")
+		h.pull(hl, s, index, st, "missing")
 		return
 	}
 	h.view(st)
@@ -256,29 +274,36 @@ func (h *lanes) view(st *stream) {
 }
 
 // sync asks for the stream of every worker whose position is not known to
-// continue.
+// continue. What was asked for on a former lane is not answered any more.
 func (h *lanes) sync(hl *hostLane, s *lane.Session) {
 	hl.mu.Lock()
 	defer hl.mu.Unlock()
 	for _, w := range s.Hello().GetWorkers() {
 		if st := h.streamOf(hl, s, w.GetIndex()); st != nil {
+			st.asked = time.Time{}
 			h.pull(hl, s, w.GetIndex(), st, "new")
 		}
 	}
 }
 
-// pull asks for a replay from where the stream stands, or for a snapshot.
+// pull asks for a replay from where the stream stands, or for a snapshot,
+// unless an answer is still to come.
 func (h *lanes) pull(hl *hostLane, s *lane.Session, index uint32, st *stream, reason string) {
-	if time.Since(st.asked) < pullAgainAfter && reason != "new" {
+	wait := pullGap
+	if st.pull != 0 {
+		wait = pullAgainAfter
+	}
+	if time.Since(st.asked) < wait {
 		return
 	}
 	st.asked = time.Now()
 	st.resyncs[reason]++
 	h.c.metrics.pulls.WithLabelValues(reason).Inc()
 	h.mu.Lock()
-	h.pulls++
+	h.pulls = max(1, h.pulls+1)
 	id := h.pulls
 	h.mu.Unlock()
+	st.pull = id
 	p := &waypostv1.PrefixPull{PullId: &id, Index: &index, EngineProcess: &st.process, Reason: &reason}
 	if epoch, seq, ok := st.decoder.Have(); ok {
 		p.Epoch, p.HaveSeq = &epoch, &seq

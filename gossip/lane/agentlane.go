@@ -7,7 +7,6 @@ import (
 	"io"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -42,12 +41,14 @@ type Lane struct {
 	hello   *waypostv1.CoordinatorHello
 	name    string // of the coordinator
 
-	track    *tracker
-	out      *outbox[*waypostv1.ConnectRequest]
-	kicks    chan struct{}
-	wake     chan struct{}
-	helloDue atomic.Bool
-	fresh    Freshness // of the read goroutine
+	track *tracker
+	out   *outbox[*waypostv1.ConnectRequest]
+	kicks chan struct{}
+	wake  chan struct{}
+	// helloSent is the number of changes that the last hello sent was built
+	// after. Of the goroutine that sends.
+	helloSent uint64
+	fresh     Freshness // of the read goroutine
 
 	endOnce sync.Once
 	cause   error
@@ -221,7 +222,10 @@ func (l *Lane) greet(stream waypostv1.LaneService_ConnectClient) error {
 
 func (l *Lane) mono() int64 { return int64(time.Since(l.d.began)) }
 
+// buildHello counts before it asks for the facts: a change between the two is
+// told twice rather than never.
 func (l *Lane) buildHello() *waypostv1.ConnectRequest {
+	l.helloSent = l.d.helloChanges.Load()
 	h := l.d.opts.Hello()
 	h.Session, h.Protocol, h.ProtocolMin = new(l.session), new(uint32(Protocol)), new(uint32(ProtocolMin))
 	return &waypostv1.ConnectRequest{SentMonoNs: new(uint64(l.mono())), Frame: &waypostv1.ConnectRequest_Hello{Hello: h}}
@@ -280,7 +284,7 @@ func (l *Lane) write(ctx context.Context, stream requestStream) error {
 			pace.kick()
 		default:
 		}
-		if l.helloDue.Swap(false) {
+		if l.helloSent != l.d.helloChanges.Load() {
 			if err := stream.Send(l.buildHello()); err != nil {
 				return plain(err)
 			}

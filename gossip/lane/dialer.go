@@ -127,6 +127,10 @@ type Dialer struct {
 	metrics  *agentMetrics
 	began    time.Time     // zero of the monotonic clock in frames
 	sessions atomic.Uint64 // number of the last session
+	// helloChanges counts the calls of HelloChanged. Every lane compares it with
+	// the count its last hello was built at, so that a change reaches lanes too
+	// that are about to be up.
+	helloChanges atomic.Uint64
 
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -269,10 +273,11 @@ func (d *Dialer) Kick() {
 	}
 }
 
-// HelloChanged sends the hello again on every lane, with its facts of then.
+// HelloChanged sends the hello again on every lane, with its facts of then: on
+// those that are up at once, on those that exchange hellos now afterwards.
 func (d *Dialer) HelloChanged() {
+	d.helloChanges.Add(1)
 	for _, l := range d.Lanes() {
-		l.helloDue.Store(true)
 		signal(l.wake)
 	}
 }

@@ -95,9 +95,7 @@ func TestLostEvents(t *testing.T) {
 			}
 			// The next batch shows the gap.
 			r.serve(0, ask{tokens: tokens(30, 100), output: 1})
-			if mode == emulator.DropLive {
-				r.noCredit(w, a)
-			}
+			r.noCredit(w, a)
 			r.eventually("the view does not come back", func() string { return notLive(r.worker(0, w)) })
 			r.fresh()
 			if s := r.serve(0, a); s.expected > s.actual {

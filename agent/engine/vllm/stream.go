@@ -77,7 +77,7 @@ const (
 	hintNoReplay     = "the engine replays no events: set replay_endpoint in --kv-events-config"
 	hintReplaySilent = "the engine's replay socket does not answer: check replay_endpoint in --kv-events-config"
 	hintReplayBehind = "the engine's replay is behind its own event stream"
-	hintLate         = "events from before the agent came are gone: raise buffer_steps in --kv-events-config"
+	hintLate         = "earlier events are gone: raise buffer_steps in --kv-events-config"
 	hintGap          = "a gap in the events is being replayed"
 	hintLossy        = "events were lost and could not be replayed: raise buffer_steps in --kv-events-config"
 	hintDisconnected = "the event stream is disconnected"
@@ -158,7 +158,7 @@ type Stream struct {
 	sums    sums
 
 	// The doubts that make coverage partial.
-	late         bool // nothing is known of before the first batch
+	late         bool // nothing is known of before the first batch of the view
 	lateBlocks   int  // stored since then
 	lossy        bool // batches or removals are missing for good
 	disconnected bool
@@ -359,11 +359,24 @@ func (s *Stream) apply(m Message) {
 	s.fx.Apply(m)
 }
 
-// goOnAt accepts that the batches before seq are lost.
+// goOnAt accepts that the batches before seq are lost. What a view that is
+// being built holds from before them may have been removed in them, so it begins
+// anew behind: it shows less than there is, never more. One that stands serves
+// on until another is built beside it.
 func (s *Stream) goOnAt(now time.Time, seq uint64) {
 	s.fx.Counted(CountLost, int(min(seq-s.next, 1<<31)))
 	s.next = seq
-	s.loses(now)
+	switch s.mode {
+	case modeBuild:
+		s.fx.Reset(engine.ResetGap)
+	case modeRebuild:
+		s.fx.Rebuild(engine.ResetGap)
+	default:
+		s.loses(now)
+		return
+	}
+	s.late, s.lateBlocks = true, 0
+	s.lossy, s.rebuildAt = false, time.Time{}
 }
 
 // loses notes that the view may claim what is gone, and plans to build it anew.

@@ -1,0 +1,200 @@
+package coordinator
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/proto"
+
+	"waypost/gossip/lane"
+	"waypost/gossip/ledger"
+	"waypost/gossip/prefix"
+	"waypost/gossip/summary"
+	"waypost/gossip/summary/summarytest"
+	waypostv1 "waypost/proto/waypost/v1"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const testModel = "Llama-3.1-8B"
+
+var testKey = prefix.ClusterKey{1, 2, 3}
+
+// one is a running coordinator that is a cluster of itself, without TLS.
+type one struct {
+	*Coordinator
+	conn *grpc.ClientConn
+}
+
+func startOne(tb testing.TB) *one {
+	tb.Helper()
+	dir := tb.TempDir()
+	key := filepath.Join(dir, "prefix.key")
+	if err := os.WriteFile(key, fmt.Appendf(nil, "%x\n", testKey[:]), 0o600); err != nil {
+		tb.Fatal(err)
+	}
+	cfg := DefaultConfig()
+	cfg.Name, cfg.StateDir, cfg.RunDir, cfg.Prefix.KeyFile = "c-1", filepath.Join(dir, "state"), "", key
+	cfg.Mesh.Listen, cfg.Cluster.Listen, cfg.API.Listen = "127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0"
+	c, err := New(Options{Config: cfg, Bootstrap: true, Version: "test", Process: 0xc1})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	if err := c.Start(); err != nil {
+		tb.Fatal(err)
+	}
+	conn, err := grpc.NewClient("passthrough:///"+c.APIAddress(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		if err := conn.Close(); err != nil {
+			tb.Error(err)
+		}
+		if err := c.Stop(tb.Context()); err != nil && tb.Context().Err() == nil {
+			tb.Error(err)
+		}
+	})
+	return &one{c, conn}
+}
+
+// fakeAgent speaks on a lane as an agent with a number of workers does. It
+// answers a pull with what pulled returns and puts what frame returns on each
+// LOAD of the first worker.
+type fakeAgent struct {
+	dialer  *lane.Dialer
+	workers int
+	pulled  func(*waypostv1.PrefixPull) [][]byte // nil result: no answer
+	frame   func() []byte
+
+	mu    sync.Mutex
+	seq   uint64
+	pulls []*waypostv1.PrefixPull
+}
+
+func (a *fakeAgent) start(tb testing.TB, c *one) {
+	tb.Helper()
+	var err error
+	a.dialer, err = lane.NewDialer(lane.DialerOptions{Hello: a.hello, Load: a.load, Handler: a, LoadEvery: 20 * time.Millisecond})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	if err := a.dialer.SetAddresses(lane.FromConfig, []string{c.ClusterAddress()}); err != nil {
+		tb.Fatal(err)
+	}
+	a.dialer.Start()
+	tb.Cleanup(a.dialer.Close)
+}
+
+func (a *fakeAgent) hello() *waypostv1.AgentHello {
+	h := &waypostv1.AgentHello{Host: new("gpu-01"), AgentProcess: new(uint64(0xa1)), Version: new("test"), PrefixKeyIds: []string{testKey.ID()}, PrefixFormat: new(prefixFormats[0])}
+	prior := ledger.PriorFor(ledger.Class{Engine: "vllm", Model: testModel})
+	for i := range a.workers {
+		h.Workers = append(h.Workers, &waypostv1.WorkerFacts{
+			Index: new(uint32(i)), Engine: new(fmt.Sprintf("vllm-%d", 8000+i)), Rank: new(uint32(0)), Ranks: new(uint32(1)), Kind: new("vllm"), EngineProcess: new(uint64(100 + i)),
+			Model: new(testModel), Url: new(fmt.Sprintf("http://127.0.0.1:%d", 8000+i)), BlockTokens: new(uint32(16)), PoolBlocks: new(uint32(20_000)), MaxModelTokens: new(uint32(65536)),
+			MaxRunning: new(uint32(256)), StepTokens: new(uint32(prior.StepTokens)), Coverage: new("full"), StepModel: lane.StepModelOf(&prior.Model),
+		})
+	}
+	return h
+}
+
+func (a *fakeAgent) load(*lane.Lane) *waypostv1.Load {
+	a.mu.Lock()
+	a.seq++
+	l := &waypostv1.Load{AgentProcess: new(uint64(0xa1)), LoadSeq: new(a.seq)}
+	a.mu.Unlock()
+	for i := range a.workers {
+		w := lane.WorkerLoadOf(uint32(i), &ledger.Load{EngineProcess: uint64(100 + i), State: ledger.StateReady, Coverage: "full"})
+		if i == 0 && a.frame != nil {
+			w.PrefixFrame = a.frame()
+		}
+		l.Workers = append(l.Workers, w)
+	}
+	return l
+}
+
+func (*fakeAgent) LaneUp(*lane.Lane)          {}
+func (*fakeAgent) LaneDown(*lane.Lane, error) {}
+
+func (a *fakeAgent) Frame(l *lane.Lane, f *waypostv1.ConnectResponse) {
+	p := f.GetPull()
+	if p == nil || p.GetIndex() != 0 {
+		return
+	}
+	a.mu.Lock()
+	a.pulls = append(a.pulls, p)
+	a.mu.Unlock()
+	if a.pulled == nil {
+		return
+	}
+	if frames := a.pulled(p); frames != nil {
+		// A lane that is down is dialled again.
+		_ = l.Send(&waypostv1.ConnectRequest{Frame: &waypostv1.ConnectRequest_Prefixes{Prefixes: &waypostv1.PrefixFrames{
+			Index: new(uint32(0)), EngineProcess: new(uint64(100)), Frames: frames, PullId: p.PullId, Last: proto.Bool(true),
+		}}})
+	}
+}
+
+func (a *fakeAgent) counts() (loads uint64, pulls int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.seq, len(a.pulls)
+}
+
+// eventually waits for a condition that other goroutines bring about.
+func eventually(tb testing.TB, what string, ok func() bool) {
+	tb.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			tb.Fatalf("never: %s", what)
+		}
+	}
+}
+
+// cache is a block table with its encoder, driven by a test.
+type cache struct {
+	mu      sync.Mutex
+	forest  *summarytest.Forest
+	encoder *summary.Encoder
+	last    uint32
+	content uint64
+}
+
+func newCache(epoch uint32) *cache {
+	f := summarytest.NewForest(16, prefix.Domain{Model: testModel})
+	c := &cache{forest: f, encoder: summary.NewEncoder(summary.Options{Key: testKey, Blocks: f, Epoch: epoch})}
+	f.Listener = c.encoder
+	return c
+}
+
+// grow adds blocks to the only prompt and returns its tokens.
+func (c *cache) grow(blocks int) []uint32 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for range blocks {
+		c.content++
+		c.last = c.forest.Attach(c.last, 0, c.content, true)
+	}
+	c.forest.StoreEnded(c.last)
+	return c.forest.Path(c.last)
+}
+
+func (c *cache) delta() []byte {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.encoder.Delta(time.Now())
+}
+
+func (c *cache) snapshot() [][]byte {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.encoder.Snapshot()
+}
