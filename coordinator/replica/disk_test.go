@@ -237,8 +237,10 @@ func TestDamage(t *testing.T) {
 		want   []string // nil: it starts
 	}{
 		"none": {func(*testing.T, string) {}, nil},
-		"snapshot bit": {func(t *testing.T, dir string) { rewrite(t, newestSnapshot(t, dir, "state.bin"), flip) },
-			[]string{snapshotDir, "CRC mismatch", "the log still holds all of it"}},
+		"snapshot bit": {
+			func(t *testing.T, dir string) { rewrite(t, newestSnapshot(t, dir, "state.bin"), flip) },
+			[]string{snapshotDir, "CRC mismatch", "the log still holds all of it"},
+		},
 		"snapshot cut": {func(t *testing.T, dir string) {
 			rewrite(t, newestSnapshot(t, dir, "state.bin"), func(b []byte) []byte { return b[:len(b)/2] })
 		}, []string{snapshotDir, "CRC mismatch"}},
@@ -279,10 +281,12 @@ func TestDamage(t *testing.T) {
 			rewrite(t, filepath.Join(dir, logFile), func(b []byte) []byte { return bytes.Repeat([]byte{0xff}, len(b)) })
 		}, []string{logFile}},
 		"mark bit": {func(t *testing.T, dir string) { rewrite(t, filepath.Join(dir, appliedFile), flip) }, []string{"10 of 30"}},
-		"identity": {func(t *testing.T, dir string) {
-			rewrite(t, filepath.Join(dir, idFile), func([]byte) []byte { return nil })
+		"identity": {
+			func(t *testing.T, dir string) {
+				rewrite(t, filepath.Join(dir, idFile), func([]byte) []byte { return nil })
+			},
+			[]string{"is empty"},
 		},
-			[]string{"is empty"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

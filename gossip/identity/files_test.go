@@ -37,9 +37,11 @@ func TestWriteDevCerts(t *testing.T) {
 		}
 	}
 	slices.Sort(got)
-	want := []string{"admin.key", "admin.pem", "agent-gpu-01.key", "agent-gpu-01.pem", "agent-gpu-02.key", "agent-gpu-02.pem",
+	want := []string{
+		"admin.key", "admin.pem", "agent-gpu-01.key", "agent-gpu-01.pem", "agent-gpu-02.key", "agent-gpu-02.pem",
 		"ca.key", "ca.pem", "coordinator-c-gpu-01.key", "coordinator-c-gpu-01.pem", "mesh.key", "operator.key", "operator.pem",
-		"placer.key", "placer.pem", "prefix.key", "viewer.key", "viewer.pem"}
+		"placer.key", "placer.pem", "prefix.key", "viewer.key", "viewer.pem",
+	}
 	if !slices.Equal(got, want) {
 		t.Errorf("wrote %v\nwant  %v", got, want)
 	}

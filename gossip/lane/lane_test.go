@@ -206,8 +206,10 @@ func startAgent(t *testing.T, o agentOptions, addresses ...string) *agent {
 			return &waypostv1.AgentHello{Host: new(o.host), AgentProcess: new(o.process), Version: new("test")}
 		},
 		Load: func(*Lane) *waypostv1.Load {
-			return &waypostv1.Load{AgentProcess: new(o.process), LoadSeq: new(uint64(a.loads.Add(1))),
-				Workers: []*waypostv1.WorkerLoad{{Index: new(uint32(0)), AgeMs: new(10.0)}, {Index: new(uint32(1))}}}
+			return &waypostv1.Load{
+				AgentProcess: new(o.process), LoadSeq: new(uint64(a.loads.Add(1))),
+				Workers: []*waypostv1.WorkerLoad{{Index: new(uint32(0)), AgeMs: new(10.0)}, {Index: new(uint32(1))}},
+			}
 		},
 	}
 	if o.edit != nil {
@@ -501,5 +503,6 @@ func rawLane(t *testing.T, addr string) (*grpc.ClientConn, waypostv1.LaneService
 
 func hello(host string, process, session uint64) *waypostv1.ConnectRequest {
 	return &waypostv1.ConnectRequest{Frame: &waypostv1.ConnectRequest_Hello{Hello: &waypostv1.AgentHello{
-		Host: new(host), AgentProcess: new(process), Session: new(session), Protocol: new(uint32(1)), ProtocolMin: new(uint32(1))}}}
+		Host: new(host), AgentProcess: new(process), Session: new(session), Protocol: new(uint32(1)), ProtocolMin: new(uint32(1)),
+	}}}
 }

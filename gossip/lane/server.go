@@ -118,8 +118,10 @@ func NewServer(opts ServerOptions) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("lane server: %w", err)
 	}
-	return &Server{opts: opts, log: opts.Logger, metrics: m, began: time.Now(),
-		open: map[*Session]struct{}{}, hosts: map[string]*Session{}, conflicts: map[string]Conflict{}}, nil
+	return &Server{
+		opts: opts, log: opts.Logger, metrics: m, began: time.Now(),
+		open: map[*Session]struct{}{}, hosts: map[string]*Session{}, conflicts: map[string]Conflict{},
+	}, nil
 }
 
 // GRPCOptions returns the options that a gRPC server carrying lanes needs:

@@ -301,14 +301,18 @@ func benchLane(b *testing.B, workers int) (*drain, *Lane, *waypostv1.ConnectRequ
 	go gs.Serve(ln)
 	load := &waypostv1.Load{AgentProcess: new(uint64(1)), LoadSeq: new(uint64(1))}
 	for i := range workers {
-		load.Workers = append(load.Workers, &waypostv1.WorkerLoad{Index: new(uint32(i)), EngineProcess: new(uint64(9)), State: new("ready"), AgeMs: new(3.5),
+		load.Workers = append(load.Workers, &waypostv1.WorkerLoad{
+			Index: new(uint32(i)), EngineProcess: new(uint64(9)), State: new("ready"), AgeMs: new(3.5),
 			QueueMs: new(120.0), OpenTokens: new(uint32(2048)), Decoding: new(uint32(12)), ContextTokens: new(90000.0), GapMs: new(21.0), Live: new(uint32(14)),
-			HeldBlocks: new(5000.0), Running: new(uint32(13)), Waiting: new(uint32(1)), KvUsedRatio: new(0.4), FinishPerSec: new(2.5)})
+			HeldBlocks: new(5000.0), Running: new(uint32(13)), Waiting: new(uint32(1)), KvUsedRatio: new(0.4), FinishPerSec: new(2.5),
+		})
 	}
-	dialer, err := NewDialer(DialerOptions{Handler: nobody{}, Hello: func() *waypostv1.AgentHello {
-		return &waypostv1.AgentHello{Host: new("h"), AgentProcess: new(uint64(1))}
-	},
-		Load: func(*Lane) *waypostv1.Load { return nil }, LoadEvery: time.Hour})
+	dialer, err := NewDialer(DialerOptions{
+		Handler: nobody{}, Hello: func() *waypostv1.AgentHello {
+			return &waypostv1.AgentHello{Host: new("h"), AgentProcess: new(uint64(1))}
+		},
+		Load: func(*Lane) *waypostv1.Load { return nil }, LoadEvery: time.Hour,
+	})
 	if err != nil {
 		b.Fatal(err)
 	}

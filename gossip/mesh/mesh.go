@@ -163,8 +163,10 @@ func New(opts Options) (*Mesh, error) {
 		events: make(chan event, eventQueue), remeta: make(chan struct{}, 1), someoneLost: make(chan struct{}, 1),
 		join: JoinStatus{Seeds: len(opts.Join), Alone: true, Since: time.Now()},
 	}
-	m.meta = Meta{Role: opts.Role, Protocol: Protocol, Version: opts.Version, Process: opts.Process, Life: m.life,
-		ClusterAddress: opts.ClusterAddress, APIAddress: opts.APIAddress}
+	m.meta = Meta{
+		Role: opts.Role, Protocol: Protocol, Version: opts.Version, Process: opts.Process, Life: m.life,
+		ClusterAddress: opts.ClusterAddress, APIAddress: opts.APIAddress,
+	}
 	if err := m.meta.check(); err != nil {
 		return nil, err
 	}
