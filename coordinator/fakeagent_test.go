@@ -1,6 +1,7 @@
 package coordinator
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -71,6 +72,7 @@ func startOne(tb testing.TB) *one {
 type fakeAgent struct {
 	dialer  *lane.Dialer
 	workers int
+	every   time.Duration                        // of LOAD; 0: 20 ms
 	pulled  func(*waypostv1.PrefixPull) [][]byte // nil result: no answer
 	frame   func() []byte
 
@@ -82,7 +84,7 @@ type fakeAgent struct {
 func (a *fakeAgent) start(tb testing.TB, c *one) {
 	tb.Helper()
 	var err error
-	a.dialer, err = lane.NewDialer(lane.DialerOptions{Hello: a.hello, Load: a.load, Handler: a, LoadEvery: 20 * time.Millisecond})
+	a.dialer, err = lane.NewDialer(lane.DialerOptions{Hello: a.hello, Load: a.load, Handler: a, LoadEvery: cmp.Or(a.every, 20*time.Millisecond)})
 	if err != nil {
 		tb.Fatal(err)
 	}
