@@ -132,7 +132,7 @@ func (c LimitsConfig) Validate() error {
 
 // MetricsConfig is the metrics section.
 type MetricsConfig struct {
-	Listen daemon.Listen `toml:"listen" help:"address of /metrics, /healthz and /readyz"`
+	Listen daemon.OptionalListen `toml:"listen" help:"address of /metrics, /healthz and /readyz; empty: not served"`
 }
 
 // LogConfig is the log section.

@@ -304,6 +304,9 @@ func (c *Coordinator) wireReplica() error {
 		Bootstrap: c.opt.Bootstrap, FleetName: c.cfg.Mesh.Fleet, Listener: c.raftListener(), Dial: dial, Forward: c.forward,
 		Logger: c.log, Registerer: c.opt.Registerer, Timing: c.opt.Timing,
 	})
+	if errors.Is(err, replica.ErrStateExists) {
+		return bad("--bootstrap", "%w", err)
+	}
 	return err
 }
 

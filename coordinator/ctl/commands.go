@@ -2,6 +2,7 @@ package ctl
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -43,14 +44,13 @@ func versionCommand(version string) *cobra.Command {
 		Example: "  waypost version",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if asJSON {
-				cmd.Printf("{\"version\":%q}\n", version)
-				return nil
+				_, err := fmt.Fprintf(cmd.OutOrStdout(), "{\"version\":%q}\n", version)
+				return err
 			}
-			cmd.Println("waypost", version)
-			return nil
+			_, err := fmt.Fprintln(cmd.OutOrStdout(), "waypost", version)
+			return err
 		},
 	}
-	c.SetOut(nil)
 	c.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return c
 }

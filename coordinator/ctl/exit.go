@@ -81,7 +81,8 @@ func ExitCode(err error) int {
 	}
 	// Cobra has no typed error for a command that does not exist.
 	if strings.HasPrefix(err.Error(), "unknown command") || strings.HasPrefix(err.Error(), "unknown flag") ||
-		strings.HasPrefix(err.Error(), "accepts ") || strings.HasPrefix(err.Error(), "requires ") {
+		strings.HasPrefix(err.Error(), "accepts ") || strings.HasPrefix(err.Error(), "requires ") ||
+		strings.HasPrefix(err.Error(), "required flag") {
 		return ExitUsage
 	}
 	return ExitFailed

@@ -232,6 +232,12 @@ func TestValues(t *testing.T) {
 			t.Errorf("listen %q was accepted", text)
 		}
 	}
+	for text, ok := range map[string]bool{"": true, "127.0.0.1:7713": true, "7713": false} {
+		var l OptionalListen
+		if err := l.UnmarshalText([]byte(text)); (err == nil) != ok {
+			t.Errorf("optional listen %q: %v", text, err)
+		}
+	}
 	for _, text := range []string{"gpu-01", ":7710", "gpu-01:0", "a/b:1", "gpu-01:http"} {
 		var h HostPort
 		if err := h.UnmarshalText([]byte(text)); err == nil {

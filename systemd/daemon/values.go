@@ -140,6 +140,21 @@ func (l *Listen) UnmarshalText(b []byte) error {
 	return nil
 }
 
+// OptionalListen is an address to listen on, or empty to listen nowhere.
+type OptionalListen string
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (l *OptionalListen) UnmarshalText(b []byte) error {
+	var address Listen
+	if len(b) > 0 {
+		if err := address.UnmarshalText(b); err != nil {
+			return fmt.Errorf("%w, or \"\" for none", err)
+		}
+	}
+	*l = OptionalListen(address)
+	return nil
+}
+
 // HostPort is an address to dial: "gpu-01:7711", "10.0.0.11:7710".
 type HostPort string
 

@@ -21,9 +21,26 @@ import (
 
 func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m,
+		goleak.Cleanup(func(code int) {
+			if err := os.RemoveAll(binaryDir); err != nil {
+				fmt.Fprintln(os.Stderr, err)
+				code = 1
+			}
+			os.Exit(code)
+		}),
 		// The HTTP client's idle connections end with the engines they lead to.
 		goleak.IgnoreTopFunction("internal/poll.runtime_pollWait"),
 		goleak.IgnoreTopFunction("net/http.(*persistConn).writeLoop"))
+}
+
+// slots bounds the clusters that run at once.
+var slots = make(chan struct{}, 4)
+
+// takeSlot waits for room for one more cluster and gives it back with the test.
+func takeSlot(t *testing.T) {
+	t.Helper()
+	slots <- struct{}{}
+	t.Cleanup(func() { <-slots })
 }
 
 // rig is a running cluster with what a test does to it.
@@ -40,6 +57,7 @@ func start(t *testing.T, n, coordinators int, opt emulator.Options, change ...fu
 	if opt.Model == "" {
 		opt.Model = "Llama-3.1-8B"
 	}
+	takeSlot(t)
 	o := Options{Dir: t.TempDir(), Coordinators: coordinators, Version: "0.0.0-test", DeltaEvery: 50 * time.Millisecond}
 	for range n {
 		o.Engines = append(o.Engines, opt)

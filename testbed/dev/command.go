@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"waypost/gossip/identity"
+	"waypost/systemd/daemon"
 	"waypost/testbed/workload"
 )
 
@@ -52,17 +53,21 @@ const endless = time.Hour
 func (o *Options) Validate() error {
 	switch {
 	case o.Engines < 1 || o.Engines > 64:
-		return fmt.Errorf("--engines %d: use 1 to 64", o.Engines)
+		return wrong("--engines", "%d: use 1 to 64", o.Engines)
 	case o.Coordinators != 1 && o.Coordinators != 3:
-		return fmt.Errorf("--coordinators %d: use 1 or 3", o.Coordinators)
+		return wrong("--coordinators", "%d: use 1 or 3", o.Coordinators)
 	case o.Duration < 0:
-		return fmt.Errorf("--duration %s: must not be negative", o.Duration)
+		return wrong("--duration", "%s: must not be negative", o.Duration)
 	case !(o.Speedup > 0) || o.Speedup > 1000:
-		return fmt.Errorf("--speedup %v: use more than 0 and at most 1000", o.Speedup)
+		return wrong("--speedup", "%v: use more than 0 and at most 1000", o.Speedup)
 	case !(o.RequestsPerSecond >= 0) || o.RequestsPerSecond > 1000:
-		return fmt.Errorf("--rate %v: use 0 to 1000 requests per second", o.RequestsPerSecond)
+		return wrong("--rate", "%v: use 0 to 1000 requests per second", o.RequestsPerSecond)
 	}
 	return nil
+}
+
+func wrong(flag, format string, args ...any) error {
+	return &daemon.FieldError{Field: flag, Err: fmt.Errorf(format, args...)}
 }
 
 // Run runs the system until the duration or ctx ends.
