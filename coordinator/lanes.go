@@ -231,12 +231,14 @@ func (h *lanes) takePrefix(hl *hostLane, s *lane.Session, index uint32, process 
 	}
 	h.c.metrics.prefixFrames.WithLabelValues(result.String()).Inc()
 	switch result {
+	case summary.Applied:
+		h.view(st)
 	case summary.Gap:
 		h.pull(hl, s, index, st, "gap")
 	case summary.DigestMismatch:
 		h.pull(hl, s, index, st, "digest")
+		h.view(st)
 	}
-	h.view(st)
 }
 
 // answered notes that all of an answer came: what is wrong from now on may be
@@ -246,10 +248,15 @@ func (h *lanes) answered(hl *hostLane, s *lane.Session, index, pull uint32) {
 	defer hl.mu.Unlock()
 	if st := h.streamOf(hl, s, index); st != nil && st.pull == pull {
 		st.pull = 0
+		if _, _, ok := st.decoder.Have(); ok {
+			h.view(st)
+		}
 	}
 }
 
-// heard notes that a report came without a frame: nothing changed.
+// heard notes that a report came without a frame: nothing changed since the
+// last one, or since the lane is up; what changed before that, only the answer
+// to a pull tells.
 func (h *lanes) heard(hl *hostLane, s *lane.Session, index uint32) {
 	hl.mu.Lock()
 	defer hl.mu.Unlock()
@@ -257,7 +264,7 @@ func (h *lanes) heard(hl *hostLane, s *lane.Session, index uint32) {
 	if st == nil {
 		return
 	}
-	if _, _, ok := st.decoder.Have(); !ok {
+	if _, _, ok := st.decoder.Have(); !ok || st.pull != 0 {
 		h.pull(hl, s, index, st, "missing")
 		return
 	}

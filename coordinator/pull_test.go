@@ -3,6 +3,7 @@ package coordinator
 import (
 	"sync/atomic"
 	"testing"
+	"time"
 
 	waypostv1 "waypost/proto/waypost/v1"
 )
@@ -75,4 +76,45 @@ func TestDamagedAnswersArePulledAtAPace(t *testing.T) {
 	if uint64(pulls) > 3+n/5 {
 		t.Errorf("%d pulls in %d reports", pulls, n)
 	}
+}
+
+// After a lane was lost its reports alone do not make the view fresh: what
+// changed meanwhile is not known before a pull is answered.
+func TestViewAgesUntilTheStreamIsKnownToContinue(t *testing.T) {
+	o := startOne(t)
+	c := newCache(1)
+	tokens := c.grow(100)
+	c.delta()
+	var answers atomic.Bool
+	answers.Store(true)
+	a := &fakeAgent{workers: 1}
+	a.pulled = func(*waypostv1.PrefixPull) [][]byte {
+		if !answers.Load() {
+			return nil
+		}
+		return c.snapshot()
+	}
+	a.start(t, o)
+	eventually(t, "the stream is known", func() bool { return o.held(tokens) == 1600 })
+	viewAge := func() time.Duration {
+		resp, err := waypostv1.NewPlacementServiceClient(o.conn).Place(t.Context(), &waypostv1.PlaceRequest{Input: &waypostv1.Input{TokenIds: tokens}, Reserve: new(false)})
+		if err != nil || resp.GetPlacement() == nil {
+			return 0
+		}
+		return time.Duration(resp.GetPlacement().GetBasis().GetCacheViewAgeMs() * float64(time.Millisecond))
+	}
+	answers.Store(false)
+	cut := time.Now()
+	if !o.CloseLane("gpu-01") {
+		t.Fatal("there is no lane to cut")
+	}
+	_, pulls := a.counts()
+	eventually(t, "the lane is up again", func() bool { _, n := a.counts(); return n > pulls })
+	loads, _ := a.counts()
+	eventually(t, "10 more reports", func() bool { n, _ := a.counts(); return n > loads+10 })
+	if age, since := viewAge(), time.Since(cut); age < since-50*time.Millisecond {
+		t.Errorf("the view is %s old, the lane was cut %s ago and nobody answered", age, since)
+	}
+	answers.Store(true)
+	eventually(t, "a fresh view", func() bool { return viewAge() < time.Since(cut)/2 })
 }
