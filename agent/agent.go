@@ -215,7 +215,10 @@ func (a *Agent) wireGossip() error {
 		var err error
 		source, err = identity.Open(identity.Options{Files: identity.Files{CA: a.cfg.TLS.CAFile, Cert: a.cfg.TLS.CertFile, Key: a.cfg.TLS.KeyFile}, Logger: a.log})
 		if err != nil {
-			return fmt.Errorf("[tls]: %w", err)
+			return bad("tls", "%w", err)
+		}
+		if source.Name() != a.name {
+			return bad("name", "%q, but the certificate in tls.cert_file is %q's", a.name, source.Name())
 		}
 		dopt.TLS = source.Client(identity.ClientOptions{Accept: []identity.Role{identity.RoleCoordinator}, Protocols: []string{"h2"}})
 	}

@@ -52,9 +52,14 @@ func (k *keyers) of(d prefix.Domain) *prefix.Keyer {
 	return kr
 }
 
+var errNoPrompt = api.BadField("input", "the prompt is missing or empty: give one of tokenIds, prompt, messages or prefixKeys")
+
 // read takes a request's prompt in. Text stays in memory for the call.
 func (p *prompt) read(in *waypostv1.Input, keyer *prefix.Keyer, keyID string, tokens []uint32) ([]uint32, error) {
 	p.tokens, p.estimated, p.source, p.keyed = 0, false, "unknown", false
+	if in == nil {
+		return tokens, errNoPrompt
+	}
 	forms := 0
 	for _, given := range []bool{
 		len(in.GetMessages()) > 0, in.Prompt != nil, len(in.GetTokenIds()) > 0, len(in.GetTokenIdsLe()) > 0, in.GetPrefixKeys() != nil,
@@ -63,8 +68,8 @@ func (p *prompt) read(in *waypostv1.Input, keyer *prefix.Keyer, keyID string, to
 			forms++
 		}
 	}
-	if in == nil || forms == 0 {
-		return tokens, api.BadField("input", "the prompt is missing or empty: give one of tokenIds, prompt, messages or prefixKeys")
+	if forms == 0 {
+		return tokens, errNoPrompt
 	}
 	if forms > 1 {
 		return tokens, api.BadField("input", "the prompt is given in more than one form; give one of tokenIds, prompt, messages or prefixKeys")

@@ -101,19 +101,45 @@ func (c *Coordinator) checkPeer(ctx context.Context) error {
 	if c.identity == nil {
 		return nil
 	}
-	p, ok := peer.FromContext(ctx)
-	if !ok {
-		return status.Error(codes.Unauthenticated, "no certificate")
+	role, name, err := peerOf(ctx)
+	if err != nil {
+		return err
 	}
-	info, ok := p.AuthInfo.(credentials.TLSInfo)
-	if !ok {
-		return status.Error(codes.Unauthenticated, "no certificate")
-	}
-	role, name, err := identity.PeerOf(info.State)
-	if err != nil || role != identity.RoleCoordinator {
+	if role != identity.RoleCoordinator {
 		return status.Errorf(codes.PermissionDenied, "%s has role %q; this needs coordinator", name, role)
 	}
 	return nil
+}
+
+// checkPeerName binds what a coordinator calls itself to its certificate.
+func (c *Coordinator) checkPeerName(ctx context.Context, claimed string) error {
+	if c.identity == nil {
+		return nil
+	}
+	_, name, err := peerOf(ctx)
+	if err != nil {
+		return err
+	}
+	if name != claimed {
+		return status.Errorf(codes.PermissionDenied, "a coordinator with the certificate of %q cannot join as %q", name, claimed)
+	}
+	return nil
+}
+
+func peerOf(ctx context.Context) (identity.Role, string, error) {
+	p, ok := peer.FromContext(ctx)
+	if !ok {
+		return "", "", status.Error(codes.Unauthenticated, "no certificate")
+	}
+	info, ok := p.AuthInfo.(credentials.TLSInfo)
+	if !ok {
+		return "", "", status.Error(codes.Unauthenticated, "no certificate")
+	}
+	role, name, err := identity.PeerOf(info.State)
+	if err != nil {
+		return "", "", status.Error(codes.Unauthenticated, err.Error())
+	}
+	return role, name, nil
 }
 
 // ForwardWrite implements the peer service.
@@ -167,6 +193,9 @@ func (c *Coordinator) forward(ctx context.Context, leaderAddress string, cmd []b
 
 // JoinCluster implements the peer service.
 func (p *peers) JoinCluster(ctx context.Context, req *waypostv1.JoinClusterRequest) (*waypostv1.JoinClusterResponse, error) {
+	if err := p.c.checkPeerName(ctx, req.GetName()); err != nil {
+		return nil, err
+	}
 	number, err := p.c.replica.JoinCluster(ctx, replica.JoinRequest{
 		ID: req.GetId(), Name: req.GetName(), ClusterAddress: req.GetClusterAddress(), APIAddress: req.GetApiAddress(), Voter: req.GetVoter(), ClusterID: req.GetClusterId(),
 	})
