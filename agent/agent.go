@@ -217,6 +217,9 @@ func (a *Agent) wireGossip() error {
 		if err != nil {
 			return bad("tls", "%w", err)
 		}
+		if source.Name() != a.name {
+			return bad("name", "%q, but the certificate in tls.cert_file is %q's", a.name, source.Name())
+		}
 		dopt.TLS = source.Client(identity.ClientOptions{Accept: []identity.Role{identity.RoleCoordinator}, Protocols: []string{"h2"}})
 	}
 	var err error

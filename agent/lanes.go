@@ -8,6 +8,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"waypost/agent/engine"
 	"waypost/gossip/lane"
 	"waypost/gossip/ledger"
 	waypostv1 "waypost/proto/waypost/v1"
@@ -166,7 +167,10 @@ func (h *lanes) load(l *lane.Lane) *waypostv1.Load {
 	for _, r := range h.a.ranks() {
 		rep := r.report(now)
 		cached := uint32(rep.cachedBlocks)
-		rep.load.CachedBlocks, rep.load.Coverage = &cached, string(rep.coverage)
+		rep.load.Coverage = string(rep.coverage)
+		if rep.coverage != engine.CoverageNone {
+			rep.load.CachedBlocks = &cached
+		}
 		rep.load.GPUVerdict = verdict
 		w := lane.WorkerLoadOf(r.index, &rep.load)
 		w.PrefixFrame = h.nextFrame(r, told)

@@ -170,6 +170,9 @@ func (c *Coordinator) wireIdentity() error {
 		if err != nil {
 			return bad("tls", "%w", err)
 		}
+		if c.identity.Name() != c.name {
+			return bad("name", "%q, but the certificate in tls.cert_file is %q's", c.name, c.identity.Name())
+		}
 	}
 	return nil
 }
@@ -358,7 +361,7 @@ func (c *Coordinator) wireLanes() error {
 	if err != nil {
 		return err
 	}
-	opts := append(c.laneServer.GRPCOptions(), grpc.Creds(oneport.Credentials()), grpc.ChainUnaryInterceptor(c.onlyPeers))
+	opts := append(c.laneServer.GRPCOptions(), grpc.Creds(oneport.Credentials()), grpc.ChainUnaryInterceptor(api.Recovering(c.log), c.onlyPeers))
 	c.clusterGRPC = grpc.NewServer(opts...)
 	c.laneServer.Register(c.clusterGRPC)
 	waypostv1.RegisterPeerServiceServer(c.clusterGRPC, c.peers)
@@ -396,7 +399,7 @@ func (c *Coordinator) wireAPI() error {
 	if c.api, err = api.New(opt); err != nil {
 		return err
 	}
-	c.localGRPC = grpc.NewServer(grpc.MaxRecvMsgSize(int(c.cfg.API.BodyLimit)), grpc.UnaryInterceptor(api.LocalCaller("local", api.RoleAdmin)))
+	c.localGRPC = grpc.NewServer(grpc.MaxRecvMsgSize(int(c.cfg.API.BodyLimit)), grpc.ChainUnaryInterceptor(api.Recovering(c.log), api.LocalCaller("local", api.RoleAdmin)))
 	waypostv1.RegisterPlacementServiceServer(c.localGRPC, c.placements)
 	waypostv1.RegisterOperatorServiceServer(c.localGRPC, c.operators)
 	return nil

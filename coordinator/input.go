@@ -52,11 +52,13 @@ func (k *keyers) of(d prefix.Domain) *prefix.Keyer {
 	return kr
 }
 
+var errNoPrompt = api.BadField("input", "the prompt is missing or empty: give one of tokenIds, prompt, messages or prefixKeys")
+
 // read takes a request's prompt in. Text stays in memory for the call.
 func (p *prompt) read(in *waypostv1.Input, keyer *prefix.Keyer, keyID string, tokens []uint32) ([]uint32, error) {
 	p.tokens, p.estimated, p.source, p.keyed = 0, false, "unknown", false
 	if in == nil {
-		in = &waypostv1.Input{} // a request may leave it out
+		return tokens, errNoPrompt
 	}
 	forms := 0
 	for _, given := range []bool{
@@ -67,7 +69,7 @@ func (p *prompt) read(in *waypostv1.Input, keyer *prefix.Keyer, keyID string, to
 		}
 	}
 	if forms == 0 {
-		return tokens, api.BadField("input", "the prompt is missing or empty: give one of tokenIds, prompt, messages or prefixKeys")
+		return tokens, errNoPrompt
 	}
 	if forms > 1 {
 		return tokens, api.BadField("input", "the prompt is given in more than one form; give one of tokenIds, prompt, messages or prefixKeys")

@@ -40,13 +40,12 @@ type lanes struct {
 // streams and its last host report. It outlives a lane, so that an agent that
 // comes back continues where it was.
 type hostLane struct {
-	mu       sync.Mutex
-	session  *lane.Session
-	open     bool
-	lane     fleet.Lane
-	streams  map[uint32]*stream
-	report   *waypostv1.HostReport
-	reportAt time.Time
+	mu      sync.Mutex
+	session *lane.Session
+	open    bool
+	lane    fleet.Lane
+	streams map[uint32]*stream
+	report  *waypostv1.HostReport
 }
 
 // stream is the prefix stream of one worker.
@@ -56,8 +55,13 @@ type stream struct {
 	decoder *summary.Decoder
 	asked   time.Time
 	// pull is the id of the pull that is not answered yet; 0: none.
-	pull    uint32
-	resyncs map[string]int
+	pull uint32
+	// coverage is what the agent says the engine's events show.
+	coverage string
+	// frames, resyncs and bytes are what `inspect` tells.
+	frames, resyncs          map[string]uint32
+	streamBytes, pulledBytes uint64
+	resyncReason             string
 }
 
 func newLanes(c *Coordinator) *lanes { return &lanes{c: c, hosts: map[string]*hostLane{}} }
@@ -147,7 +151,7 @@ func (h *lanes) Frame(s *lane.Session, f *waypostv1.ConnectRequest, _ time.Durat
 		}
 	case *waypostv1.ConnectRequest_Host:
 		hl.mu.Lock()
-		hl.report, hl.reportAt = fr.Host, time.Now()
+		hl.report = fr.Host
 		hl.mu.Unlock()
 	case *waypostv1.ConnectRequest_TokenizeReply:
 		// Nobody asks yet: text requests come with the text memo.
@@ -183,6 +187,7 @@ func (h *lanes) takeLoad(hl *hostLane, s *lane.Session, load *waypostv1.Load) {
 	}
 	h.c.note(changes)
 	for _, w := range load.GetWorkers() {
+		h.covered(hl, s, w.GetIndex(), w.GetCoverage())
 		if len(w.GetPrefixFrame()) > 0 {
 			h.takePrefix(hl, s, w.GetIndex(), w.GetEngineProcess(), w.GetPrefixFrame())
 		} else {
@@ -201,7 +206,7 @@ func (h *lanes) streamOf(hl *hostLane, s *lane.Session, index uint32) *stream {
 	}
 	st := hl.streams[index]
 	if st == nil || st.worker != id || st.process != process {
-		st = &stream{worker: id, process: process, resyncs: map[string]int{}}
+		st = &stream{worker: id, process: process, frames: map[string]uint32{}, resyncs: map[string]uint32{}}
 		st.decoder = summary.NewDecoder(h.c.index.WorkerSink(prefixindex.WorkerID(id)))
 		st.decoder.RequireKey(h.c.prefixKey)
 		hl.streams[index] = st
@@ -222,6 +227,10 @@ func (h *lanes) takePrefix(hl *hostLane, s *lane.Session, index uint32, process 
 		h.c.metrics.badFrames.WithLabelValues("fenced").Inc()
 		return
 	}
+	st.streamBytes += uint64(len(frame))
+	if st.pull != 0 {
+		st.pulledBytes += uint64(len(frame))
+	}
 	result, err := st.decoder.Apply(frame)
 	if err != nil {
 		h.c.metrics.badFrames.WithLabelValues("prefix").Inc()
@@ -229,6 +238,7 @@ func (h *lanes) takePrefix(hl *hostLane, s *lane.Session, index uint32, process 
 		h.pull(hl, s, index, st, "damage")
 		return
 	}
+	st.frames[result.String()]++
 	h.c.metrics.prefixFrames.WithLabelValues(result.String()).Inc()
 	switch result {
 	case summary.Applied:
@@ -271,10 +281,26 @@ func (h *lanes) heard(hl *hostLane, s *lane.Session, index uint32) {
 	h.view(st)
 }
 
-// view tells the fleet how good the worker's cache view is.
+// covered notes how much of its cache a worker's engine shows.
+func (h *lanes) covered(hl *hostLane, s *lane.Session, index uint32, coverage string) {
+	hl.mu.Lock()
+	defer hl.mu.Unlock()
+	if st := h.streamOf(hl, s, index); st != nil {
+		st.coverage = coverage
+	}
+}
+
+// view tells the fleet how good the worker's cache view is: that of a stream
+// whose engine shows nothing is blind, however fresh it is.
 func (h *lanes) view(st *stream) {
 	kind := placement.ViewWarming
-	if _, _, ok := st.decoder.Have(); ok {
+	_, _, have := st.decoder.Have()
+	switch {
+	case st.coverage == "none":
+		kind = placement.ViewBlind
+	case have && st.coverage == "partial":
+		kind = placement.ViewPartial
+	case have && st.coverage == "full":
 		kind = placement.ViewLive
 	}
 	h.c.setView(st.worker, st.process, kind, st.decoder.Age())
@@ -305,6 +331,7 @@ func (h *lanes) pull(hl *hostLane, s *lane.Session, index uint32, st *stream, re
 	}
 	st.asked = time.Now()
 	st.resyncs[reason]++
+	st.resyncReason = reason
 	h.c.metrics.pulls.WithLabelValues(reason).Inc()
 	h.mu.Lock()
 	h.pulls = max(1, h.pulls+1)

@@ -57,6 +57,11 @@ func (c *Coordinator) workerProto(w *fleet.WorkerInfo, state *registry.State) *w
 	if f.BlockTokens == 0 {
 		out.CachedTokens = nil
 	}
+	if strings.HasPrefix(w.State, "lost") {
+		// What was last read of it says nothing about now.
+		out.WaitMs, out.Running, out.Waiting, out.KvUsedRatio, out.StepMs, out.CachedTokens = nil, nil, nil, nil, nil, nil
+		out.View = proto.String("blind")
+	}
 	if f.Ranks > 1 {
 		out.Rank = proto.Uint32(uint32(f.Rank))
 	}

@@ -107,11 +107,14 @@ func (c *Coordinator) evidence(e *explain.Entry) explain.Evidence {
 }
 
 func (p *placements) relayOutcome(ctx context.Context, number uint32, req *waypostv1.ReportOutcomeRequest) (*waypostv1.ReportOutcomeResponse, error) {
-	conn, _, err := p.c.peerByNumber(number)
+	conn, name, err := p.c.peerByNumber(number)
 	if err != nil {
 		return nil, api.NotFound("placement_id", err.Error())
 	}
 	resp, err := waypostv1.NewPeerServiceClient(conn).RelayOutcome(ctx, &waypostv1.RelayOutcomeRequest{Outcome: req})
+	if status.Code(err) == codes.Unavailable {
+		return nil, api.Unavailable(fmt.Sprintf("the placement was made by %s, which does not answer", name))
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -319,6 +322,7 @@ func (c *Coordinator) recordProto(e *explain.Entry, now time.Time, whole bool) *
 		return out
 	}
 	sit := e.Record.Situation
+	out.Placement.Basis.Theta = finite(e.Record.Policy.Theta)
 	out.Placement.Basis.PolicyVersion, out.Placement.Basis.PolicyAgeMs = &sit.PolicyVersion, finite(sit.PolicyAgeMs)
 	if !whole {
 		return out

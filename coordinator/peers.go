@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -100,19 +101,45 @@ func (c *Coordinator) checkPeer(ctx context.Context) error {
 	if c.identity == nil {
 		return nil
 	}
-	p, ok := peer.FromContext(ctx)
-	if !ok {
-		return status.Error(codes.Unauthenticated, "no certificate")
+	role, name, err := peerOf(ctx)
+	if err != nil {
+		return err
 	}
-	info, ok := p.AuthInfo.(credentials.TLSInfo)
-	if !ok {
-		return status.Error(codes.Unauthenticated, "no certificate")
-	}
-	role, name, err := identity.PeerOf(info.State)
-	if err != nil || role != identity.RoleCoordinator {
+	if role != identity.RoleCoordinator {
 		return status.Errorf(codes.PermissionDenied, "%s has role %q; this needs coordinator", name, role)
 	}
 	return nil
+}
+
+// checkPeerName binds what a coordinator calls itself to its certificate.
+func (c *Coordinator) checkPeerName(ctx context.Context, claimed string) error {
+	if c.identity == nil {
+		return nil
+	}
+	_, name, err := peerOf(ctx)
+	if err != nil {
+		return err
+	}
+	if name != claimed {
+		return status.Errorf(codes.PermissionDenied, "a coordinator with the certificate of %q cannot join as %q", name, claimed)
+	}
+	return nil
+}
+
+func peerOf(ctx context.Context) (identity.Role, string, error) {
+	p, ok := peer.FromContext(ctx)
+	if !ok {
+		return "", "", status.Error(codes.Unauthenticated, "no certificate")
+	}
+	info, ok := p.AuthInfo.(credentials.TLSInfo)
+	if !ok {
+		return "", "", status.Error(codes.Unauthenticated, "no certificate")
+	}
+	role, name, err := identity.PeerOf(info.State)
+	if err != nil {
+		return "", "", status.Error(codes.Unauthenticated, err.Error())
+	}
+	return role, name, nil
 }
 
 // ForwardWrite implements the peer service.
@@ -120,11 +147,17 @@ func (p *peers) ForwardWrite(ctx context.Context, req *waypostv1.ForwardWriteReq
 	applied, err := p.c.replica.ProposeHere(ctx, req.GetCommand())
 	var other *replica.NotLeaderError
 	switch {
+	case err == nil:
+	case errors.Is(err, replica.ErrUnknownOutcome):
+		// First, because such an error may match the others as well.
+		return nil, status.Error(codes.Unavailable, err.Error())
 	case errors.As(err, &other):
 		return &waypostv1.ForwardWriteResponse{LeaderAddress: &other.LeaderAddress}, nil
 	case errors.Is(err, replica.ErrNoLeader):
 		return nil, status.Error(codes.FailedPrecondition, err.Error())
-	case err != nil:
+	case errors.Is(err, registry.ErrInvalid), errors.Is(err, registry.ErrUnknownCommand):
+		return nil, status.Error(codes.InvalidArgument, err.Error())
+	default:
 		return nil, status.Error(codes.Unavailable, err.Error())
 	}
 	b, err := applied.Result.Encode()
@@ -144,6 +177,11 @@ func (c *Coordinator) forward(ctx context.Context, leaderAddress string, cmd []b
 	switch {
 	case status.Code(err) == codes.FailedPrecondition:
 		return replica.Applied{}, replica.ErrNoLeader
+	case status.Code(err) == codes.InvalidArgument:
+		return replica.Applied{}, fmt.Errorf("%w: %s", registry.ErrInvalid, status.Convert(err).Message())
+	case status.Code(err) == codes.Unavailable && strings.Contains(err.Error(), "connection error"):
+		// gRPC says so when it never had a connection to send on.
+		return replica.Applied{}, fmt.Errorf("%w: %w", replica.ErrNotSent, err)
 	case err != nil:
 		return replica.Applied{}, err
 	case resp.GetLeaderAddress() != "":
@@ -155,6 +193,9 @@ func (c *Coordinator) forward(ctx context.Context, leaderAddress string, cmd []b
 
 // JoinCluster implements the peer service.
 func (p *peers) JoinCluster(ctx context.Context, req *waypostv1.JoinClusterRequest) (*waypostv1.JoinClusterResponse, error) {
+	if err := p.c.checkPeerName(ctx, req.GetName()); err != nil {
+		return nil, err
+	}
 	number, err := p.c.replica.JoinCluster(ctx, replica.JoinRequest{
 		ID: req.GetId(), Name: req.GetName(), ClusterAddress: req.GetClusterAddress(), APIAddress: req.GetApiAddress(), Voter: req.GetVoter(), ClusterID: req.GetClusterId(),
 	})

@@ -13,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	"waypost/coordinator/api"
@@ -210,8 +211,8 @@ func (c *Coordinator) answer(w *work, req *waypostv1.PlaceRequest, request *plac
 		Expected: &waypostv1.Expected{ReuseTokens: counted(d.Terms[d.Chosen].ExpectedReuseTokens()), FirstTokenMs: finite(d.FirstTokenMs), FirstTokenP90Ms: finite(d.FirstTokenP90Ms)},
 		Because:  proto.String(d.Because(w.candidates)),
 		Basis: &waypostv1.Basis{
-			PolicyVersion: &sit.PolicyVersion, PolicyAgeMs: finite(sit.PolicyAgeMs), QueueAgeMs: finite(sit.NowMs - chosen.LoadAtMs),
-			CacheViewAgeMs: finite(sit.NowMs - chosen.View.AtMs), CacheView: proto.String(chosen.View.Kind.String()), InputSource: &w.prompt.source, Marks: d.Marks.Words(),
+			PolicyVersion: &sit.PolicyVersion, PolicyAgeMs: finite(sit.PolicyAgeMs), QueueAgeMs: finite(sit.NowMs - chosen.LoadAtMs), Theta: finite(c.policy.Load().Theta),
+			CacheViewAgeMs: finite(sit.NowMs - chosen.View.AtMs), CacheView: proto.String(chosen.View.Kind.String()), InputSource: proto.String(w.prompt.source), Marks: d.Marks.Words(),
 		},
 	}
 	for _, i := range d.Fallbacks() {
@@ -293,7 +294,10 @@ func (p *placements) PlaceBatch(ctx context.Context, req *waypostv1.PlaceBatchRe
 	for i, r := range req.GetRequests() {
 		resp, err := p.Place(ctx, r)
 		if err != nil {
-			return nil, api.BadField(fmt.Sprintf("requests[%d].%s", i, api.FieldOf(err)), err.Error())
+			// The others stand: what was reserved for them must reach the caller.
+			resp = &waypostv1.PlaceResponse{Answer: &waypostv1.PlaceResponse_Refused{Refused: &waypostv1.Refusal{
+				Reason: proto.String("bad_request"), Detail: proto.String(fmt.Sprintf("requests[%d].%s: %s", i, api.FieldOf(err), status.Convert(err).Message())),
+			}}}
 		}
 		out.Responses = append(out.Responses, resp)
 	}

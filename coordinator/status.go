@@ -87,7 +87,7 @@ func (r *reuseSum) add(o *reuseSum) {
 func (t *tally) each(now time.Time, window time.Duration, fn func(*tallySlot)) {
 	first := now.Add(-window).UnixNano() / int64(shareSlot)
 	for i := range t.slots {
-		if s := &t.slots[i]; s.number > first && s.workers != nil {
+		if s := &t.slots[i]; s.number >= first && s.workers != nil {
 			fn(s)
 		}
 	}
@@ -130,11 +130,16 @@ func (t *tally) reuse(pool string) reuseSum {
 func (t *tally) perSec() float64 {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	// The last whole slot and what has passed of this one.
+	now := time.Now()
 	n := 0
-	const window = 2 * shareSlot
-	t.each(time.Now(), window, func(s *tallySlot) { n += s.placed })
-	return float64(n) / window.Seconds()
+	t.each(now, shareSlot, func(s *tallySlot) { n += s.placed })
+	covered := shareSlot + time.Duration(now.UnixNano()%int64(shareSlot))
+	return float64(n) / covered.Seconds()
 }
+
+// laneGrace is how long an agent may be alive before it should have a lane.
+const laneGrace = 10 * time.Second
 
 // GetStatus implements the operator service.
 func (o *operators) GetStatus(context.Context, *waypostv1.GetStatusRequest) (*waypostv1.GetStatusResponse, error) {
@@ -155,6 +160,14 @@ func (o *operators) GetStatus(context.Context, *waypostv1.GetStatusRequest) (*wa
 			alive++
 		}
 		since := ms(now.Sub(m.Since))
+		if m.Meta.Role == mesh.RoleAgent && m.Status == mesh.StatusAlive && now.Sub(m.Since) > laneGrace {
+			_, up := c.laneServer.Session(m.Name)
+			p.check(up, "error", m.Name, "its agent is alive but has no lane here", &since, "its workers get no placements from here", "waypost members "+m.Name)
+		}
+		if m.Status == mesh.StatusRefused {
+			// A stranger's packet; the member list shows it.
+			continue
+		}
 		p.check(m.Status == mesh.StatusAlive || m.Status == mesh.StatusLeft, "warning", m.Name, "gossip member is "+string(m.Status), &since, "", "waypost members "+m.Name)
 	}
 	out.MembersAlive = proto.Uint32(uint32(alive))

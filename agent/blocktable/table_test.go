@@ -133,7 +133,8 @@ func TestMatch(t *testing.T) {
 		{
 			name: "removal from another tier leaves the GPU copy",
 			events: []*Event{
-				store(0, 1), {Op: OpStore, Medium: MediumCPU, Hashes: []uint64{1}},
+				store(0, 1),
+				{Op: OpStore, Medium: MediumCPU, Hashes: []uint64{1}},
 				{Op: OpRemove, Medium: MediumCPU, Hashes: []uint64{1, 1}},
 			}, prompt: prompt(1), want: 16,
 		},

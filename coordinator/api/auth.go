@@ -3,7 +3,9 @@ package api
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"net/http"
+	"runtime/debug"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -78,6 +80,7 @@ var needs = map[string]Role{
 	waypostv1.OperatorService_ListMembers_FullMethodName:       RoleViewer,
 	waypostv1.OperatorService_ListCoordinators_FullMethodName:  RoleViewer,
 	waypostv1.OperatorService_GetFleet_FullMethodName:          RoleViewer,
+	waypostv1.OperatorService_InspectWorker_FullMethodName:     RoleViewer,
 	waypostv1.OperatorService_CordonTarget_FullMethodName:      RoleOperator,
 	waypostv1.OperatorService_UncordonTarget_FullMethodName:    RoleOperator,
 	waypostv1.OperatorService_PutFleet_FullMethodName:          RoleAdmin,
@@ -97,6 +100,20 @@ func authorise(c Caller, method string) error {
 		return status.Error(codes.Unauthenticated, "this API needs a client certificate of the fleet with role "+need.String()+" or higher")
 	}
 	return Denied(fmt.Sprintf("%s has role %s; this needs %s", c.Name, c.Role, need))
+}
+
+// Recovering turns a panic of a call into an error of that call: one bad
+// request must not end the process for all others.
+func Recovering(log *slog.Logger) grpc.UnaryServerInterceptor {
+	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (resp any, err error) {
+		defer func() {
+			if p := recover(); p != nil {
+				log.Error("call panicked", "method", info.FullMethod, "panic", p, "stack", string(debug.Stack()))
+				err = status.Error(codes.Internal, "internal error; the coordinator's log says more")
+			}
+		}()
+		return handler(ctx, req)
+	}
 }
 
 func (s *Server) unaryAuth(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {

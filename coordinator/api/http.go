@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"net"
 	"net/http"
 	"strconv"
 	"strings"
@@ -46,6 +47,30 @@ func (s *Server) routes() *http.ServeMux {
 		writeError(w, NotFound("path", fmt.Sprintf("%s %s is not a route of this API", r.Method, r.URL.Path)))
 	})
 	return mux
+}
+
+// guard keeps a web page from using a browser on this machine as its way to an
+// API in clear, which has no other protection than being on loopback.
+func (s *Server) guard(next http.Handler) http.Handler {
+	if s.opt.Credentials != nil {
+		return next
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		host := r.Host
+		if h, _, err := net.SplitHostPort(host); err == nil {
+			host = h
+		}
+		ip := net.ParseIP(strings.Trim(host, "[]"))
+		if host != "localhost" && (ip == nil || !ip.IsLoopback()) {
+			writeError(w, Denied(fmt.Sprintf("host %q: this API is in clear and for this machine only; ask for 127.0.0.1", r.Host)))
+			return
+		}
+		if o := r.Header.Get("Origin"); o != "" && o != "http://"+r.Host {
+			writeError(w, Denied(fmt.Sprintf("origin %q: pages of other origins may not use this API", o)))
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
 }
 
 func writeMessage(w http.ResponseWriter, code int, m proto.Message) {
@@ -274,6 +299,19 @@ func (s *Server) httpTarget(w http.ResponseWriter, r *http.Request) {
 	reason, dryRun, id := q.str("reason"), q.flag("dry_run"), q.str("request_id")
 	if !q.ok(w) {
 		return
+	}
+	given := &waypostv1.CordonTargetRequest{}
+	if r.ContentLength != 0 && !s.decode(w, r, given) {
+		return
+	}
+	if given.Reason != nil {
+		reason = given.Reason
+	}
+	if given.DryRun != nil {
+		dryRun = given.DryRun
+	}
+	if given.RequestId != nil {
+		id = given.RequestId
 	}
 	switch verb {
 	case "cordon":

@@ -84,7 +84,7 @@ func New(opt Options) (*Server, error) {
 	}
 	s := &Server{opt: opt, health: health.NewServer()}
 	gopts := []grpc.ServerOption{
-		grpc.ChainUnaryInterceptor(s.unaryAuth),
+		grpc.ChainUnaryInterceptor(Recovering(opt.Logger), s.unaryAuth),
 		grpc.ChainStreamInterceptor(s.streamAuth),
 		grpc.MaxRecvMsgSize(int(opt.BodyLimitBytes)),
 		grpc.MaxConcurrentStreams(1024),
@@ -99,12 +99,12 @@ func New(opt Options) (*Server, error) {
 	waypostv1.RegisterOperatorServiceServer(s.grpc, opt.Operator)
 	healthpb.RegisterHealthServer(s.grpc, s.health)
 	s.http = &http.Server{
-		Handler:           s.routes(),
+		Handler:           s.guard(s.routes()),
 		ReadHeaderTimeout: 5 * time.Second,
 		ReadTimeout:       30 * time.Second,
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    64 << 10,
-		ErrorLog:          slog.NewLogLogger(opt.Logger.Handler(), slog.LevelDebug),
+		ErrorLog:          slog.NewLogLogger(opt.Logger.Handler(), slog.LevelWarn),
 	}
 	return s, nil
 }

@@ -16,10 +16,10 @@ import (
 
 func explainCommand(f *flags) *cobra.Command {
 	var (
-		request, tenant, worker, class string
-		last, redirected, mispredicted bool
-		since                          time.Duration
-		limit                          uint32
+		request, tenant, worker, class      string
+		last, redirected, mispredicted, raw bool
+		since                               time.Duration
+		limit                               uint32
 	)
 	c := &cobra.Command{
 		Use: "explain [ID]", Short: "Show why a request went where it went, and what came of it", Args: cobra.MaximumNArgs(1),
@@ -32,7 +32,7 @@ func explainCommand(f *flags) *cobra.Command {
 				if err != nil {
 					return err
 				}
-				return showRecords(cmd, f, []*waypostv1.PlacementRecord{resp.GetRecord()}, true)
+				return showRecords(cmd, f, []*waypostv1.PlacementRecord{resp.GetRecord()}, true, raw)
 			}
 			one := last || request != ""
 			if !one && !redirected && !mispredicted && since == 0 && worker == "" && class == "" {
@@ -63,7 +63,7 @@ func explainCommand(f *flags) *cobra.Command {
 			if len(resp.GetRecords()) == 0 {
 				return failed(ExitFailed, "no such placement is kept here")
 			}
-			return showRecords(cmd, f, resp.GetRecords(), one)
+			return showRecords(cmd, f, resp.GetRecords(), one, raw)
 		},
 	}
 	fl := c.Flags()
@@ -74,12 +74,13 @@ func explainCommand(f *flags) *cobra.Command {
 	fl.StringVar(&class, "class", "", "only this class of outcome")
 	fl.BoolVar(&redirected, "redirected", false, "only those that passed over the worker with most reuse")
 	fl.BoolVar(&mispredicted, "mispredicted", false, "only those whose outcome differed from the prediction")
+	fl.BoolVar(&raw, "raw", false, "terms without the weights they have in the total")
 	fl.DurationVar(&since, "since", 0, "only at most this old")
 	fl.Uint32Var(&limit, "limit", 20, "at most so many")
 	return c
 }
 
-func showRecords(cmd *cobra.Command, f *flags, records []*waypostv1.PlacementRecord, full bool) error {
+func showRecords(cmd *cobra.Command, f *flags, records []*waypostv1.PlacementRecord, full, raw bool) error {
 	out := cmd.OutOrStdout()
 	switch {
 	case f.output == "jsonl":
@@ -89,7 +90,7 @@ func showRecords(cmd *cobra.Command, f *flags, records []*waypostv1.PlacementRec
 	case f.asJSON():
 		return printJSON(out, &waypostv1.ListPlacementsResponse{Records: records})
 	case full:
-		printRecord(out, records[0])
+		printRecord(out, records[0], raw)
 	default:
 		t := newTable("PLACEMENT", ">AGE", "WORKER", "TENANT", ">PROMPT", ">EXPECTED", ">REUSED", "CLASS", "REQUEST")
 		for _, r := range records {
@@ -105,7 +106,7 @@ func showRecords(cmd *cobra.Command, f *flags, records []*waypostv1.PlacementRec
 	return nil
 }
 
-func printRecord(out io.Writer, r *waypostv1.PlacementRecord) {
+func printRecord(out io.Writer, r *waypostv1.PlacementRecord, raw bool) {
 	p := r.GetPlacement()
 	b := p.GetBasis()
 	fmt.Fprintf(out, "Placement  %s  request %s  %s ago by %s, policy v%d (%s old), queue data %s, cache view %s\n",
@@ -121,7 +122,7 @@ func printRecord(out io.Writer, r *waypostv1.PlacementRecord) {
 	}
 	fmt.Fprintf(out, "Chosen     %s   %s\n", p.GetWorker().GetName(), expectation(p.GetExpected(), r.PromptTokens))
 	fmt.Fprintf(out, "Because    %s\n\n", p.GetBecause())
-	termTable(out, p)
+	termTable(out, p, raw)
 	if len(r.GetWouldChange()) > 0 {
 		fmt.Fprintf(out, "Would change if   %s\n", strings.Join(r.GetWouldChange(), " · "))
 	}

@@ -24,7 +24,7 @@ func placeCommand(f *flags) *cobra.Command {
 		tokens, output                                                                uint32
 		deadline, firstToken                                                          time.Duration
 		exclude                                                                       []string
-		reserve                                                                       bool
+		reserve, raw                                                                  bool
 	)
 	c := &cobra.Command{
 		Use: "place", Short: "Ask which worker would serve a request, and why", Args: cobra.NoArgs,
@@ -55,7 +55,7 @@ func placeCommand(f *flags) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return showPlaced(cmd, f, resp)
+			return showPlaced(cmd, f, resp, raw)
 		},
 	}
 	fl := c.Flags()
@@ -73,6 +73,7 @@ func placeCommand(f *flags) *cobra.Command {
 	fl.DurationVar(&deadline, "deadline", 0, "time until the whole answer must be there")
 	fl.DurationVar(&firstToken, "first-token-budget", 0, "time until the first token must be there")
 	fl.StringSliceVar(&exclude, "exclude", nil, "workers that must not be chosen")
+	fl.BoolVar(&raw, "raw", false, "terms without the weights they have in the total")
 	fl.BoolVar(&reserve, "reserve", false, "reserve the worker, as a real request does")
 	return c
 }
@@ -127,7 +128,7 @@ func readFile(path string) ([]byte, error) {
 	return b, err
 }
 
-func showPlaced(cmd *cobra.Command, f *flags, resp *waypostv1.PlaceResponse) error {
+func showPlaced(cmd *cobra.Command, f *flags, resp *waypostv1.PlaceResponse, raw bool) error {
 	out := cmd.OutOrStdout()
 	if r := resp.GetRefused(); r != nil {
 		if f.asJSON() {
@@ -152,7 +153,7 @@ func showPlaced(cmd *cobra.Command, f *flags, resp *waypostv1.PlaceResponse) err
 		fmt.Fprintf(out, "           with header %s: %s\n", k, v)
 	}
 	fmt.Fprintf(out, "Because    %s\n\n", p.GetBecause())
-	termTable(out, p)
+	termTable(out, p, raw)
 	if p.GetPlacementId() != "" {
 		fmt.Fprintf(out, "\nPlacement  %s   read it again: waypost explain %s\n", p.GetPlacementId(), p.GetPlacementId())
 	}
@@ -173,8 +174,23 @@ func expectation(e *waypostv1.Expected, promptTokens *uint32) string {
 	return reuse + ", first token in " + millis(e.FirstTokenMs)
 }
 
-// termTable prints the cost terms of every candidate, best first.
-func termTable(out io.Writer, p *waypostv1.Placement) {
+// weighted applies the weight that gap and stall have in the total, so that a
+// row adds up.
+func weighted(v *float64, theta float64) *float64 {
+	if v == nil {
+		return nil
+	}
+	w := *v * theta
+	return &w
+}
+
+// termTable prints the cost terms of every candidate, best first, as they
+// count in the total, or raw.
+func termTable(out io.Writer, p *waypostv1.Placement, raw bool) {
+	theta := 1.0
+	if b := p.GetBasis(); !raw && b != nil && b.Theta != nil {
+		theta = b.GetTheta()
+	}
 	t := newTable("ms", ">REUSE", ">START", ">PREFILL", ">PULL", ">ROOM", ">DOUBT", ">DIST", "│", ">OWN", "│", ">QUEUE", ">GAP", ">STALL", "│", ">TOTAL", "")
 	var best *float64
 	for _, c := range p.GetTerms() {
@@ -188,7 +204,7 @@ func termTable(out io.Writer, p *waypostv1.Placement) {
 			note = fmt.Sprintf("%+.0f", c.GetTotalMs()-*best)
 		}
 		t.row(c.GetWorker(), count(c.ReuseTokens), number(c.StartMs), number(c.PrefillMs), number(c.PullMs), number(c.RoomMs), number(c.DoubtMs), number(c.DistanceMs),
-			"│", number(c.OwnMs), "│", number(c.QueueMs), number(c.GapMs), number(c.StallMs), "│", number(c.TotalMs), note)
+			"│", number(c.OwnMs), "│", number(c.QueueMs), number(weighted(c.GapMs, theta)), number(weighted(c.StallMs, theta)), "│", number(c.TotalMs), note)
 	}
 	t.print(out)
 }
@@ -233,8 +249,7 @@ func outcomeCommand(f *flags) *cobra.Command {
 				return printJSON(cmd.OutOrStdout(), resp)
 			}
 			if !resp.GetJoined() {
-				fmt.Fprintln(cmd.OutOrStdout(), "not joined: no such placement here (any more)")
-				return nil
+				return failed(ExitFailed, "not joined: no such placement is kept there (any more)")
 			}
 			fmt.Fprintf(cmd.OutOrStdout(), "joined: %s\n", resp.GetReuseClass())
 			return nil

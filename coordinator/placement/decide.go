@@ -19,6 +19,9 @@ type Survey struct {
 	Candidates, Eligible, Aged, Placeable int
 	// Known means over the eligible; NaN where no candidate knows.
 	MeanQueueMs, MeanLive, MeanGapMs, MeanRoomMs float64
+	// MeanErrorMs is the mean of the prediction errors of ErrorsKnown workers.
+	MeanErrorMs float64
+	ErrorsKnown int
 	// MaxDistanceMs is the farthest known distance; NaN: none is known.
 	MaxDistanceMs float64
 	// BestOwnMs is the least own time among the placeable.
@@ -135,7 +138,7 @@ func (d *Decision) reset(n int) {
 // survey takes what the candidates say together.
 func survey(candidates []Candidate, terms []Terms, nowMs float64) Survey {
 	s := Survey{Candidates: len(candidates), MaxDistanceMs: math.NaN(), BestOwnMs: math.NaN()}
-	var queue, live, gap, room mean
+	var queue, live, gap, room, errors mean
 	for i := range candidates {
 		w, t := candidates[i].Worker, &terms[i]
 		s.Reasons[t.Reason]++
@@ -152,11 +155,13 @@ func survey(candidates []Candidate, terms []Terms, nowMs float64) Survey {
 		live.add(w.Live)
 		gap.add(t.GapMs)
 		room.add(t.RoomMs)
+		errors.add(w.ErrorMs)
 		if !(t.DistanceMs <= s.MaxDistanceMs) && !math.IsNaN(t.DistanceMs) {
 			s.MaxDistanceMs = t.DistanceMs
 		}
 	}
 	s.MeanQueueMs, s.MeanLive, s.MeanGapMs, s.MeanRoomMs = queue.value(), live.value(), gap.value(), room.value()
+	s.MeanErrorMs, s.ErrorsKnown = errors.value(), errors.n
 	s.PanicFloor = s.Aged*2 > s.Eligible
 	return s
 }
@@ -215,6 +220,7 @@ func (d *Decision) decide(p *pricer, candidates []Candidate) {
 
 // complete adds what the survey takes unknown terms to be, and sums up.
 func (p *pricer) complete(w *Worker, t *Terms, s *Survey) {
+	t.DoubtMs += p.errorDoubtMs(w, t, s)
 	if !w.QueueKnown {
 		// No better than the average of those that tell.
 		t.DoubtMs += positive(s.MeanQueueMs - w.Waiting.QueueMs(p.sit.NowMs))

@@ -58,7 +58,7 @@ func (p *pricer) price(c *Candidate, t *Terms) {
 	first := max(w.Waiting.OwnMs(&w.Steps, p.sit.NowMs, reused, t.UncachedTokens), w.Steps.IdleMs(reused, t.UncachedTokens))
 	t.StartMs = first - t.PrefillMs
 
-	t.DoubtMs = p.ageDoubtMs(w) + p.errorDoubtMs(w)
+	t.DoubtMs = p.ageDoubtMs(w)
 	if reused > 0 {
 		t.StillThere = p.stillThere(w, c.Predicted)
 		t.DoubtMs += (1 - t.StillThere) * max(w.Steps.PrefillMs(0, p.promptTokens)-t.PrefillMs, 0)
@@ -167,12 +167,29 @@ func (p *pricer) ageDoubtMs(w *Worker) float64 {
 	return min(max(age-p.policy.FreshMs, 0)*p.policy.DoubtPerMs, p.policy.MaxAgeDoubtMs)
 }
 
-// errorDoubtMs is the allowance for past prediction errors.
-func (p *pricer) errorDoubtMs(w *Worker) float64 {
+// usualErrors is how many times the others' mean error a worker's error may be
+// before it sets the worker apart. Below it the difference is noise, and noise
+// breaks good ties: it costs reuse.
+const usualErrors = 2
+
+// errorDoubtMs is the allowance for past prediction errors beyond those of the
+// other eligible workers.
+func (p *pricer) errorDoubtMs(w *Worker, t *Terms, s *Survey) float64 {
 	if math.IsNaN(w.ErrorMs) {
 		return 0
 	}
-	return p.policy.ErrorWeight * w.ErrorMs
+	sum, others := 0.0, s.ErrorsKnown
+	if others > 0 {
+		sum = s.MeanErrorMs * float64(others)
+	}
+	if !t.Reason.Firm() {
+		sum, others = sum-w.ErrorMs, others-1
+	}
+	usual := 0.0
+	if others > 0 {
+		usual = usualErrors * max(sum, 0) / float64(others)
+	}
+	return p.policy.ErrorWeight * max(w.ErrorMs-usual, 0)
 }
 
 // roomMs is the wait for KV blocks or a batch slot: what is missing over the

@@ -10,8 +10,13 @@ import (
 
 func FuzzApply(f *testing.F) {
 	for _, body := range []Body{
-		InitCluster{"c", "default"}, PutFleet{"[[pool]]\nname = \"p\"\nmodel = \"m\"\n", 0, "m"}, SetCordon{"h/e/0", "r", true, nil, ""},
-		RemoveCordon{"h", "r"}, RegisterCoordinator{"i", "n", "h:1", "h:2", true}, RemoveCoordinator{"i"}, SetFeatureLevel{1},
+		InitCluster{"c", "default"},
+		PutFleet{"[[pool]]\nname = \"p\"\nmodel = \"m\"\n", 0, "m"},
+		SetCordon{"h/e/0", "r", true, nil, ""},
+		RemoveCordon{"h", "r"},
+		RegisterCoordinator{"i", "n", "h:1", "h:2", true},
+		RemoveCoordinator{"i"},
+		SetFeatureLevel{1},
 	} {
 		f.Add(encode(f, "1", body))
 	}

@@ -87,9 +87,12 @@ func (d *snapshot) check() error {
 		what     string
 		n, limit int
 	}{
-		{"coordinators", len(d.Coordinators), MaxCoordinators}, {"removed", len(d.Removed), maxRemoved},
-		{"cordons", len(d.Cordons), MaxCordons}, {"fleet_files", len(d.FleetFiles), FleetVersions},
-		{"audit", len(d.Audit), AuditEntries}, {"answers", len(d.Answers), DedupWindow},
+		{"coordinators", len(d.Coordinators), MaxCoordinators},
+		{"removed", len(d.Removed), maxRemoved},
+		{"cordons", len(d.Cordons), MaxCordons},
+		{"fleet_files", len(d.FleetFiles), FleetVersions},
+		{"audit", len(d.Audit), AuditEntries},
+		{"answers", len(d.Answers), DedupWindow},
 	}
 	for _, l := range limits {
 		if l.n > l.limit {

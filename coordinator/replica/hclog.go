@@ -6,8 +6,10 @@ import (
 	"io"
 	"log"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
@@ -36,6 +38,9 @@ var _ hclog.Logger = (*raftLogger)(nil)
 type repeats struct {
 	mu   sync.Mutex
 	seen map[string]repeat
+	// closing makes everything debugging: what breaks while the replica is
+	// stopped is no news.
+	closing atomic.Bool
 }
 
 type repeat struct {
@@ -67,6 +72,9 @@ func (r *repeats) pass(key string, now time.Time) (bool, int) {
 // Log writes one message.
 func (l *raftLogger) Log(level hclog.Level, msg string, args ...any) {
 	to := slogLevel(level, msg)
+	if l.repeats.closing.Load() {
+		to = slog.LevelDebug
+	}
 	if !l.to.Enabled(context.Background(), to) {
 		return
 	}
@@ -83,9 +91,13 @@ func (l *raftLogger) Log(level hclog.Level, msg string, args ...any) {
 	l.to.LogAttrs(context.Background(), to, "raft: "+msg, attrs...)
 }
 
+// aboutPeers are parts of Raft's errors over peers and strangers: none of them
+// is a fault of this process.
+var aboutPeers = []string{"heartbeat", "appendEntries", "requestVote", "requestPreVote", "incoming command", "accept connection"}
+
 func slogLevel(level hclog.Level, msg string) slog.Level {
 	switch {
-	case level >= hclog.Error && (strings.Contains(msg, "heartbeat") || strings.Contains(msg, "appendEntries") || strings.Contains(msg, "requestVote") || strings.Contains(msg, "requestPreVote")):
+	case level >= hclog.Error && slices.ContainsFunc(aboutPeers, func(p string) bool { return strings.Contains(msg, p) }):
 		return slog.LevelWarn
 	case level >= hclog.Error:
 		return slog.LevelError

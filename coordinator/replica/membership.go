@@ -17,8 +17,9 @@ const (
 	membershipPoll = 20 * time.Millisecond
 	// stepTimeout bounds one change of the Raft configuration.
 	stepTimeout = 2 * time.Second
-	// quorumLostAfter is how long there may be no leader before it is said.
-	quorumLostAfter = 3 * time.Second
+	// quorumLostAfter is how many Timing.Heartbeat there may be no leader before
+	// it is said: an election takes about three.
+	quorumLostAfter = 6
 )
 
 // JoinRequest is what a coordinator says to be added.
@@ -80,7 +81,11 @@ func (r *Replica) Removed() bool {
 // address. It returns its number once Raft has it. Asking again changes nothing.
 // It works on the leader; elsewhere it returns a *NotLeaderError or ErrNoLeader.
 func (r *Replica) JoinCluster(ctx context.Context, req JoinRequest) (number uint32, err error) {
-	if own := r.State().ClusterID(); req.ClusterID != "" && req.ClusterID != own {
+	own, err := r.settledCluster(ctx)
+	if err != nil {
+		return 0, err
+	}
+	if req.ClusterID != "" && req.ClusterID != own {
 		return 0, fmt.Errorf("%w: %s has the state of cluster %s, this is %s; empty its state directory if it shall give that up", ErrOtherCluster, req.Name, req.ClusterID, own)
 	}
 	body := registry.RegisterCoordinator{ID: req.ID, Name: req.Name, ClusterAddress: req.ClusterAddress, APIAddress: req.APIAddress, Voter: req.Voter}
@@ -102,13 +107,47 @@ func (r *Replica) JoinCluster(ctx context.Context, req JoinRequest) (number uint
 	return done.Result.Number, r.waitConfiguration(ctx, in)
 }
 
+// settledCluster is the id of the cluster this coordinator leads. A leader that
+// has just made the cluster names it in a moment.
+func (r *Replica) settledCluster(ctx context.Context) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, r.opts.Timing.Write)
+	defer cancel()
+	changed, end := r.Subscribe()
+	defer end()
+	for {
+		if !r.IsLeader() {
+			return "", r.elsewhere()
+		}
+		if id := r.State().ClusterID(); id != "" {
+			return id, nil
+		}
+		select {
+		case <-changed:
+		case <-time.After(membershipPoll): // the leadership may be lost meanwhile
+		case <-ctx.Done():
+			return "", fmt.Errorf("the new cluster is not named yet: %w", ctx.Err())
+		}
+	}
+}
+
+// elsewhere says who leads instead of this coordinator.
+func (r *Replica) elsewhere() error {
+	if leader, known := r.Leader(); known && leader.ID != r.id {
+		return &NotLeaderError{leader.ClusterAddress, leader.Name}
+	}
+	return r.noLeader(0)
+}
+
 // RemoveCoordinator takes a coordinator out for good, by id or name. It refuses
 // the leader itself, and a step after which no majority would answer. It works
 // on the leader only, like JoinCluster.
 func (r *Replica) RemoveCoordinator(ctx context.Context, idOrName, by string) error {
 	node := r.running()
-	if node == nil {
+	switch {
+	case node == nil:
 		return ErrClosed
+	case !r.IsLeader():
+		return r.elsewhere()
 	}
 	var target registry.Coordinator
 	for _, c := range r.State().Coordinators() {
@@ -119,10 +158,10 @@ func (r *Replica) RemoveCoordinator(ctx context.Context, idOrName, by string) er
 	switch {
 	case target.ID == "":
 		return fmt.Errorf("%w: no coordinator is named %q", registry.ErrRefused, idOrName)
-	case target.ID == r.id && r.IsLeader():
+	case target.ID == r.id:
 		return fmt.Errorf("%w: %s leads; stop it, then remove it on another coordinator", registry.ErrRefused, target.Name)
 	}
-	if s := r.situation(node); r.IsLeader() && !s.removable(target.ID) {
+	if s := r.situation(node); !s.removable(target.ID) {
 		return fmt.Errorf("%w: of the voters other than %s no majority answers; bring them back first", ErrUnsafe, target.Name)
 	}
 	done, err := r.proposeOwn(ctx, registry.RemoveCoordinator{ID: target.ID}, by)
@@ -222,8 +261,8 @@ func (r *Replica) work(ctx context.Context) {
 		if !ready {
 			if err := r.settle(ctx); err == nil {
 				ready = true
-			} else if ctx.Err() == nil {
-				r.log.Warn("the new leader cannot put itself into the catalogue yet", "error", err)
+			} else if due, left := r.hclog.repeats.pass("settle", time.Now()); due && ctx.Err() == nil {
+				r.log.Warn("the new leader cannot put itself into the catalogue yet", "error", err, "repeated", left)
 			}
 		}
 		for ready && r.reconcile(ctx) {
@@ -314,8 +353,9 @@ func (r *Replica) reconcile(ctx context.Context) bool {
 		name = c.Name
 	}
 	if err := f.Error(); err != nil {
-		if !errors.Is(err, raft.ErrNotLeader) && !errors.Is(err, raft.ErrLeadershipLost) && !errors.Is(err, raft.ErrRaftShutdown) {
-			r.log.Warn("the Raft configuration could not be changed", "coordinator", name, "step", string(next.kind), "error", err)
+		gone := errors.Is(err, raft.ErrNotLeader) || errors.Is(err, raft.ErrLeadershipLost) || errors.Is(err, raft.ErrRaftShutdown)
+		if due, left := r.hclog.repeats.pass("step\x00"+string(next.kind)+name, time.Now()); due && !gone {
+			r.log.Warn("the Raft configuration could not be changed", "coordinator", name, "step", string(next.kind), "error", err, "repeated", left)
 		}
 		return false
 	}
@@ -332,7 +372,7 @@ func (r *Replica) watchLeader(ctx context.Context) {
 	})
 	r.raft.RegisterObserver(observer)
 	defer r.raft.DeregisterObserver(observer)
-	tick := time.NewTicker(quorumLostAfter / 6)
+	tick := time.NewTicker(r.opts.Timing.Heartbeat)
 	defer tick.Stop()
 	var last string
 	lost, leaderless := false, time.Now()
@@ -354,7 +394,7 @@ func (r *Replica) watchLeader(ctx context.Context) {
 				r.log.Info("leader", "event", "leader_changed", "leader", leader.Name, "id", leader.ID, "term", r.raft.CurrentTerm())
 			}
 			last, lost, leaderless = leader.ID, false, time.Now()
-		case !lost && time.Since(leaderless) > quorumLostAfter && r.voters() > 0:
+		case !lost && time.Since(leaderless) > quorumLostAfter*r.opts.Timing.Heartbeat && r.voters() > 0:
 			lost = true
 			r.log.Error("no leader", "event", "quorum_lost", "voters", r.voters(), "effect", "placements continue, changes refused")
 		}

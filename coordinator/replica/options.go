@@ -66,7 +66,9 @@ type Applied struct {
 
 // Forwarder hands an encoded command to the coordinator at a cluster address. It
 // returns a *NotLeaderError or ErrNoLeader if that one does not lead, ErrNotSent
-// if it cannot have got there; any other error counts as an unknown outcome.
+// if it cannot have got there, and registry.ErrInvalid or ErrUnknownCommand if
+// that one cannot read the command, which ends the change; any other error
+// counts as an unknown outcome.
 type Forwarder func(ctx context.Context, leaderAddress string, cmd []byte) (Applied, error)
 
 // Timing are the time constants of a replica. The zero value of a field stands

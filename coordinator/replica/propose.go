@@ -75,7 +75,7 @@ func (r *Replica) propose(ctx context.Context, cmd []byte, forward Forwarder) (A
 			err = ErrNoLeader
 		}
 		switch {
-		case errors.Is(err, ErrBusy):
+		case errors.Is(err, ErrBusy), errors.Is(err, registry.ErrInvalid), errors.Is(err, registry.ErrUnknownCommand):
 			return Applied{}, r.giveUp(unknown, err)
 		case errors.Is(err, ErrNoLeader), errors.Is(err, ErrNotSent):
 			if forward == nil || time.Since(leaderless) > r.opts.Timing.LeaderWait {
@@ -126,7 +126,11 @@ func (r *Replica) noLeader(waited time.Duration) error {
 	if voters == 0 {
 		return fmt.Errorf("%w: this coordinator belongs to no cluster yet; it waits to be joined", ErrNoLeader)
 	}
-	return fmt.Errorf("%w for %s: a majority of the %d coordinators that vote is not in reach; changes are refused, placements continue", ErrNoLeader, waited.Round(100*time.Millisecond), voters)
+	since := ""
+	if waited > 0 {
+		since = " for " + waited.Round(100*time.Millisecond).String()
+	}
+	return fmt.Errorf("%w%s: a majority of the %d coordinators that vote is not in reach; changes are refused, placements continue", ErrNoLeader, since, voters)
 }
 
 func (r *Replica) voters() int {

@@ -177,6 +177,7 @@ func (r *Replica) shutdown(ctx context.Context) error {
 	if node != nil && node.State() == raft.Leader {
 		r.handOver(node)
 	}
+	r.hclog.repeats.closing.Store(true)
 	r.startMu.Lock()
 	close(r.closing)
 	r.startMu.Unlock()
@@ -345,7 +346,8 @@ type Member struct {
 	Role string
 	// Self says that it is the one asked.
 	Self bool
-	// MatchIndex is the log index known to be there; only the leader knows it.
+	// MatchIndex is the log index known to be there, the leader's own included;
+	// only the leader knows it.
 	MatchIndex uint64
 	// LastContact is how long ago it answered the leader, false if unknown; only
 	// the leader knows it.
@@ -385,6 +387,9 @@ func (r *Replica) Members() []Member {
 		}
 		if p, ok := r.peers.get(id); ok && leading {
 			m.MatchIndex, m.LastContact, m.LastContactKnown = p.match, time.Since(p.at), true
+		}
+		if leading && m.Self {
+			m.MatchIndex, m.LastContactKnown = node.LastIndex(), true
 		}
 	}
 	list := make([]Member, len(out))

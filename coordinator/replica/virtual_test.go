@@ -188,6 +188,27 @@ func TestPreVoteKeepsTheLeader(t *testing.T) {
 	})
 }
 
+// TestStopHandsOver: a leader that is stopped leaves another one behind, without
+// the time it takes to miss it.
+func TestStopHandsOver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMemory(t)
+		l := m.leader(t)
+		began := time.Now()
+		if err := l.Stop(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		next := m.leader(t, l)
+		if took := time.Since(began); took > l.opts.Timing.Heartbeat/2 {
+			t.Errorf("the next leader is there after %v, it was not handed over", took)
+		}
+		if _, err := next.Propose(t.Context(), cordon(t, 1)); err != nil {
+			t.Error(err)
+		}
+		m.stop(t)
+	})
+}
+
 // TestPolicyAge: followers know the age of what they have, and a leader without
 // a majority does not pass for a fresh one.
 func TestPolicyAge(t *testing.T) {

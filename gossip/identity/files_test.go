@@ -37,9 +37,11 @@ func TestWriteDevCerts(t *testing.T) {
 		}
 	}
 	slices.Sort(got)
-	want := []string{"admin.key", "admin.pem", "agent-gpu-01.key", "agent-gpu-01.pem", "agent-gpu-02.key", "agent-gpu-02.pem",
+	want := []string{
+		"admin.key", "admin.pem", "agent-gpu-01.key", "agent-gpu-01.pem", "agent-gpu-02.key", "agent-gpu-02.pem",
 		"ca.key", "ca.pem", "coordinator-c-gpu-01.key", "coordinator-c-gpu-01.pem", "mesh.key", "operator.key", "operator.pem",
-		"placer.key", "placer.pem", "prefix.key", "viewer.key", "viewer.pem"}
+		"placer.key", "placer.pem", "prefix.key", "viewer.key", "viewer.pem",
+	}
 	if !slices.Equal(got, want) {
 		t.Errorf("wrote %v\nwant  %v", got, want)
 	}
@@ -138,5 +140,18 @@ func TestWritePairRemovesHalfAPair(t *testing.T) {
 	}
 	if _, err := os.Stat(cert); !errors.Is(err, os.ErrNotExist) {
 		t.Error("certificate stayed though its key could not be written")
+	}
+}
+
+func TestWriteFileNeverOverwrites(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "x.key")
+	if err := WriteFile(path, []byte("first"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := WriteFile(path, []byte("second"), 0o600); !errors.Is(err, ErrExists) {
+		t.Errorf("WriteFile over a file: %v", err)
+	}
+	if data, _ := os.ReadFile(path); string(data) != "first" {
+		t.Errorf("file now holds %q", data)
 	}
 }

@@ -148,22 +148,34 @@ func TestHandshakeRefusals(t *testing.T) {
 		clientErr error  // found in the client's error
 		text      string // found in either
 	}{
-		{"viewer dials a lane", f.source(RoleCoordinator, "c").Server(acceptAgents),
-			f.source(RoleViewer, "v").Client(wantCoordinator), ErrRole, nil, "it is viewer/v, accepted here: [agent]"},
-		{"agent poses as coordinator", f.source(RoleAgent, "a").Server(acceptAgents),
-			f.source(RoleAgent, "b").Client(wantCoordinator), nil, ErrRole, "it is agent/a, accepted here: [coordinator]"},
-		{"another coordinator answers", f.source(RoleCoordinator, "c1").Server(acceptAgents),
-			f.source(RoleAgent, "a").Client(ClientOptions{Accept: []Role{RoleCoordinator}, Name: "c2"}), nil, ErrName, "want c2"},
-		{"client of another fleet", f.source(RoleCoordinator, "c").Server(acceptAgents),
-			foreign.source(RoleAgent, "a").Client(ClientOptions{Accept: []Role{RoleCoordinator}}), nil, nil, "unknown authority"},
-		{"client without certificate", f.source(RoleCoordinator, "c").Server(acceptAgents),
-			&tls.Config{InsecureSkipVerify: true}, nil, nil, "certificate"},
-		{"TLS 1.2", f.source(RoleCoordinator, "c").Server(acceptAgents),
+		{
+			"viewer dials a lane", f.source(RoleCoordinator, "c").Server(acceptAgents),
+			f.source(RoleViewer, "v").Client(wantCoordinator), ErrRole, nil, "it is viewer/v, accepted here: [agent]",
+		},
+		{
+			"agent poses as coordinator", f.source(RoleAgent, "a").Server(acceptAgents),
+			f.source(RoleAgent, "b").Client(wantCoordinator), nil, ErrRole, "it is agent/a, accepted here: [coordinator]",
+		},
+		{
+			"another coordinator answers", f.source(RoleCoordinator, "c1").Server(acceptAgents),
+			f.source(RoleAgent, "a").Client(ClientOptions{Accept: []Role{RoleCoordinator}, Name: "c2"}), nil, ErrName, "want c2",
+		},
+		{
+			"client of another fleet", f.source(RoleCoordinator, "c").Server(acceptAgents),
+			foreign.source(RoleAgent, "a").Client(ClientOptions{Accept: []Role{RoleCoordinator}}), nil, nil, "unknown authority",
+		},
+		{
+			"client without certificate", f.source(RoleCoordinator, "c").Server(acceptAgents),
+			&tls.Config{InsecureSkipVerify: true}, nil, nil, "certificate",
+		},
+		{
+			"TLS 1.2", f.source(RoleCoordinator, "c").Server(acceptAgents),
 			func() *tls.Config {
 				c := f.source(RoleAgent, "a").Client(wantCoordinator)
 				c.MinVersion, c.MaxVersion = tls.VersionTLS12, tls.VersionTLS12
 				return c
-			}(), nil, nil, "version"},
+			}(), nil, nil, "version",
+		},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -103,7 +103,7 @@ func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 	}
 	_, isLoad := msg.GetFrame().(*waypostv1.ConnectRequest_Load)
 	c.track.begin(len(buf), isLoad)
-	return mem.BufferSlice{mem.NewBuffer(&buf, writtenPool{c.track})}, nil
+	return mem.BufferSlice{mem.NewBuffer(&buf, writtenPool(c))}, nil
 }
 
 // Unmarshal implements encoding.CodecV2.

@@ -20,7 +20,8 @@ func TestFreshness(t *testing.T) {
 		"a faster frame lowers the floor":  {{0, 10 * s, 0}, {1 * s, 10*s + 900*ms, 0}, {2 * s, 12 * s, 100 * ms}},
 		"a stopped receiver reads it late": {{0, 0, 0}, {1 * s, 31 * s, 30 * s}, {2 * s, 31 * s, 29 * s}, {31 * s, 31 * s, 0}},
 		"a slow clock is forgiven after the window": {
-			{0, 0, 0}, {30 * s, 30*s + 3*ms, 3 * ms}, {60 * s, 60*s + 6*ms, 3 * ms}, {90 * s, 90*s + 9*ms, 3 * ms}, {120 * s, 120*s + 12*ms, 3 * ms}},
+			{0, 0, 0}, {30 * s, 30*s + 3*ms, 3 * ms}, {60 * s, 60*s + 6*ms, 3 * ms}, {90 * s, 90*s + 9*ms, 3 * ms}, {120 * s, 120*s + 12*ms, 3 * ms},
+		},
 		"after a long silence the scale is new": {{0, 0, 0}, {500 * s, 510 * s, 0}},
 	} {
 		t.Run(name, func(t *testing.T) {

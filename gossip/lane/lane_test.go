@@ -1,10 +1,8 @@
 package lane
 
 import (
-	"context"
 	"crypto/tls"
 	"errors"
-	"fmt"
 	"net"
 	"path/filepath"
 	"strings"
@@ -17,10 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
 
 	"waypost/gossip/identity"
 	"waypost/gossip/oneport"
@@ -53,6 +48,7 @@ type coordinator struct {
 	history []string // "up gpu-01", "down gpu-01"
 	frames  map[string]int
 	lates   []time.Duration
+	ages    []float64 // of the LOADs, as the handler saw them
 	last    map[string]*waypostv1.ConnectRequest
 	refuse  error
 	hold    chan struct{} // Frame waits for it to be closed
@@ -126,7 +122,10 @@ func (c *coordinator) Frame(s *Session, f *waypostv1.ConnectRequest, late time.D
 	c.mu.Lock()
 	c.frames[s.Host()+" "+kindOf(f)]++
 	c.last[s.Host()+" "+kindOf(f)] = f
-	c.lates = append(c.lates, late)
+	if load := f.GetLoad(); load != nil && len(load.GetWorkers()) > 0 {
+		c.lates = append(c.lates, late)
+		c.ages = append(c.ages, load.GetWorkers()[0].GetAgeMs())
+	}
 	hold := c.hold
 	c.mu.Unlock()
 	if hold != nil {
@@ -207,8 +206,10 @@ func startAgent(t *testing.T, o agentOptions, addresses ...string) *agent {
 			return &waypostv1.AgentHello{Host: new(o.host), AgentProcess: new(o.process), Version: new("test")}
 		},
 		Load: func(*Lane) *waypostv1.Load {
-			return &waypostv1.Load{AgentProcess: new(o.process), LoadSeq: new(uint64(a.loads.Add(1))),
-				Workers: []*waypostv1.WorkerLoad{{Index: new(uint32(0)), AgeMs: new(10.0)}, {Index: new(uint32(1))}}}
+			return &waypostv1.Load{
+				AgentProcess: new(o.process), LoadSeq: new(uint64(a.loads.Add(1))),
+				Workers: []*waypostv1.WorkerLoad{{Index: new(uint32(0)), AgeMs: new(10.0)}, {Index: new(uint32(1))}},
+			}
 		},
 	}
 	if o.edit != nil {
@@ -502,315 +503,6 @@ func rawLane(t *testing.T, addr string) (*grpc.ClientConn, waypostv1.LaneService
 
 func hello(host string, process, session uint64) *waypostv1.ConnectRequest {
 	return &waypostv1.ConnectRequest{Frame: &waypostv1.ConnectRequest_Hello{Hello: &waypostv1.AgentHello{
-		Host: new(host), AgentProcess: new(process), Session: new(session), Protocol: new(uint32(1)), ProtocolMin: new(uint32(1))}}}
-}
-
-func TestNewestLaneOfAProcessWins(t *testing.T) {
-	c := startCoordinator(t, coordinatorOptions{})
-	conn1, stream1 := rawLane(t, c.addr)
-	defer conn1.Close()
-	stream1.Send(hello("gpu-01", 1, 5))
-	if _, err := stream1.Recv(); err != nil {
-		t.Fatal(err)
-	}
-	conn2, stream2 := rawLane(t, c.addr)
-	defer conn2.Close()
-	stream2.Send(hello("gpu-01", 1, 6))
-	if _, err := stream2.Recv(); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := stream1.Recv(); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "replaced by session 6") {
-		t.Errorf("the older lane ended with %v", err)
-	}
-	conn3, stream3 := rawLane(t, c.addr)
-	defer conn3.Close()
-	stream3.Send(hello("gpu-01", 1, 5))
-	if _, err := stream3.Recv(); status.Code(err) != codes.Aborted || !strings.Contains(err.Error(), "session 5 is not newer than session 6") {
-		t.Errorf("a lane older than the one that is up ended with %v", err)
-	}
-	if s, _ := c.srv.Session("gpu-01"); s.Number() != 6 {
-		t.Errorf("session %d is up, want 6", s.Number())
-	}
-	if got := c.events(); got != "up gpu-01, down gpu-01, up gpu-01" {
-		t.Errorf("handler saw %s", got)
-	}
-}
-
-func TestConflictOfTwoLiveAgents(t *testing.T) {
-	c := startCoordinator(t, coordinatorOptions{})
-	first := startAgent(t, agentOptions{process: 1}, c.addr)
-	first.lane()
-	second := startAgent(t, agentOptions{process: 2}, c.addr)
-	eventually(t, "refusal of the second", func() bool {
-		s := second.statusOf(c.addr)
-		return s.State == StateRefused && strings.Contains(s.Error, `host "gpu-01" is served by another live agent at 127.0.0.1:`)
-	})
-	conflicts := c.srv.Conflicts()
-	if len(conflicts) != 1 || conflicts[0].Host != "gpu-01" || conflicts[0].Process != 1 || conflicts[0].OtherAgent != 2 || conflicts[0].Other == conflicts[0].Address {
-		t.Errorf("conflicts %+v", conflicts)
-	}
-	if s, _ := c.srv.Session("gpu-01"); s.AgentProcess() != 1 {
-		t.Errorf("process %d serves, want the first", s.AgentProcess())
-	}
-	if first.upCount() != 1 || second.upCount() != 0 {
-		t.Errorf("lanes up: first %d times, second %d", first.upCount(), second.upCount())
-	}
-	// The first goes away; the second gets in by itself.
-	first.d.Close()
-	eventually(t, "second up", func() bool { return second.upCount() == 1 })
-}
-
-func TestSilentLaneYieldsToANewProcess(t *testing.T) {
-	// A host lost power: its connection looks open but says nothing any more.
-	c := startCoordinator(t, coordinatorOptions{})
-	conn, stream := rawLane(t, c.addr)
-	defer conn.Close()
-	stream.Send(hello("gpu-01", 1, 900))
-	if _, err := stream.Recv(); err != nil {
-		t.Fatal(err)
-	}
-	a := startAgent(t, agentOptions{process: 2}, c.addr)
-	eventually(t, "new process up", func() bool { return a.upCount() == 1 })
-	if n := len(c.srv.Conflicts()); n != 0 {
-		t.Errorf("%d conflicts shown", n)
-	}
-}
-
-func TestTwoAddressesOfOneCoordinator(t *testing.T) {
-	c := startCoordinator(t, coordinatorOptions{})
-	_, port, _ := net.SplitHostPort(c.addr)
-	alias := "localhost:" + port
-	a := startAgent(t, agentOptions{}, c.addr, alias)
-	eventually(t, "one up, the other an alias", func() bool {
-		one, two := a.statusOf(c.addr).State, a.statusOf(alias).State
-		return one == StateUp && two == StateAlias || one == StateAlias && two == StateUp
-	})
-	before := a.upCount()
-	loads := c.count("gpu-01 load")
-	eventually(t, "20 more LOADs", func() bool { return c.count("gpu-01 load") > loads+20 })
-	if n := a.upCount(); n != before {
-		t.Errorf("lanes flap: %d ups, then %d", before, n)
-	}
-	if n := len(a.d.Lanes()); n != 1 {
-		t.Errorf("%d lanes", n)
-	}
-}
-
-func TestAddressesFollowTheirSources(t *testing.T) {
-	c1 := startCoordinator(t, coordinatorOptions{name: "c-1", process: 1})
-	c2 := startCoordinator(t, coordinatorOptions{name: "c-2", process: 2})
-	a := startAgent(t, agentOptions{edit: func(o *DialerOptions) { o.MaxAddresses = 2 }}, c1.addr)
-	a.lane()
-	if err := a.d.SetAddresses(FromMesh, []string{c2.addr, c1.addr, "127.0.0.1:1"}); err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, "two lanes", func() bool { return len(a.d.Lanes()) == 2 })
-	if n := len(a.d.Status()); n != 2 {
-		t.Errorf("%d addresses tried, the limit is 2", n)
-	}
-	err := a.d.SetAddresses(FromMesh, []string{"nowhere", "10.0.0.1:x", "10.0.0.1:0", "8.8.8.8:7711"})
-	for _, want := range []string{`"nowhere": want host:port`, `"10.0.0.1:x": port must be`, `"8.8.8.8:7711" is not on loopback`} {
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("SetAddresses = %v, want %q", err, want)
-		}
-	}
-	// c2 is in no source now: its lane stays while it is up and is not dialled again.
-	if n := len(a.d.Lanes()); n != 2 {
-		t.Errorf("%d lanes after an address disappeared", n)
-	}
-	c2.stop()
-	eventually(t, "only c1 is tried", func() bool { return len(a.d.Lanes()) == 1 && len(a.d.Status()) == 1 })
-}
-
-func TestBadStreamsAreClosedAndDisturbNobody(t *testing.T) {
-	c := startCoordinator(t, coordinatorOptions{edit: func(o *ServerOptions) { o.HelloTimeout = 150 * time.Millisecond }})
-	a := startAgent(t, agentOptions{host: "gpu-02"}, c.addr)
-	a.lane()
-	load := &waypostv1.ConnectRequest{Frame: &waypostv1.ConnectRequest_Load{Load: &waypostv1.Load{}}}
-	big := &waypostv1.ConnectRequest{Frame: &waypostv1.ConnectRequest_Prefixes{Prefixes: &waypostv1.PrefixFrames{Frames: [][]byte{make([]byte, MaxMessageBytes+1)}}}}
-	for _, tt := range []struct {
-		name string
-		send []*waypostv1.ConnectRequest
-		want string
-	}{
-		{"says nothing", nil, "no hello within"},
-		{"LOAD before hello", []*waypostv1.ConnectRequest{load}, "spoke load before its hello"},
-		{"big frame", []*waypostv1.ConnectRequest{hello("gpu-01", 1, 1), big}, "received message larger than max"},
-		{"becomes another host", []*waypostv1.ConnectRequest{hello("gpu-01", 1, 1), hello("gpu-03", 1, 1)}, "names another host"},
-		{"no process", []*waypostv1.ConnectRequest{hello("gpu-01", 0, 1)}, "agent_process and session must not be 0"},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			conn, stream := rawLane(t, c.addr)
-			defer conn.Close()
-			for _, f := range tt.send {
-				stream.Send(f)
-			}
-			var err error
-			for err == nil {
-				_, err = stream.Recv()
-			}
-			if !strings.Contains(err.Error(), tt.want) {
-				t.Errorf("stream ended with %v, want %q", err, tt.want)
-			}
-		})
-	}
-	if n := a.upCount(); n != 1 {
-		t.Errorf("the good lane came up %d times", n)
-	}
-	l := a.lane()
-	if err := l.Send(big); !errors.Is(err, ErrTooBig) {
-		t.Errorf("Send of a big frame: %v", err)
-	}
-	for _, f := range []*waypostv1.ConnectRequest{load, hello("x", 1, 1), {}} {
-		if err := l.Send(f); err == nil {
-			t.Errorf("Send(%v) was accepted", f)
-		}
-	}
-}
-
-func TestHandlerRefusesALane(t *testing.T) {
-	c := startCoordinator(t, coordinatorOptions{})
-	c.mu.Lock()
-	c.refuse = errors.New("prefix key 1a2b3c4d is not known here")
-	c.mu.Unlock()
-	a := startAgent(t, agentOptions{}, c.addr)
-	eventually(t, "refusal shown", func() bool {
-		s := a.statusOf(c.addr)
-		return s.State == StateRefused && strings.Contains(s.Error, "prefix key 1a2b3c4d")
-	})
-	c.mu.Lock()
-	c.refuse = nil
-	c.mu.Unlock()
-	a.lane()
-	if got := c.events(); got != "up gpu-01" {
-		t.Errorf("handler saw %s", got)
-	}
-}
-
-func TestLateFramesAreOlder(t *testing.T) {
-	c := startCoordinator(t, coordinatorOptions{})
-	a := startAgent(t, agentOptions{}, c.addr)
-	a.lane()
-	eventually(t, "a first LOAD", func() bool { return c.count("gpu-01 load") > 3 })
-	release := c.holdFrames()
-	n := c.count("gpu-01 load")
-	eventually(t, "LOADs wait in the socket", func() bool { return a.loads.Load() > int64(n)+20 })
-	release()
-	eventually(t, "they are read", func() bool { return c.count("gpu-01 load") > n+20 })
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	worst := time.Duration(0)
-	for _, late := range c.lates {
-		worst = max(worst, late)
-	}
-	if worst < 100*time.Millisecond { // at least 20 LOADs of 20 ms waited, less what was under way
-		t.Errorf("latest LOAD by %v", worst)
-	}
-}
-
-func TestHostsComeAndGo(t *testing.T) {
-	// LaneUp and LaneDown of each host alternate, whatever the churn.
-	c := startCoordinator(t, coordinatorOptions{})
-	for i := range 4 {
-		startAgent(t, agentOptions{host: fmt.Sprintf("h%d", i), process: uint64(i + 1)}, c.addr)
-	}
-	for range 30 {
-		for _, s := range c.srv.Sessions() {
-			s.Close(errors.New("churn"))
-		}
-		time.Sleep(3 * time.Millisecond)
-	}
-	c.srv.Close()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	up := map[string]bool{}
-	for _, e := range c.history {
-		what, host, _ := strings.Cut(e, " ")
-		if up[host] == (what == "up") {
-			t.Fatalf("two %s of %s in a row: %v", what, host, c.history)
-		}
-		up[host] = what == "up"
-	}
-	for host, is := range up {
-		if is {
-			t.Errorf("%s is still up after Close", host)
-		}
-	}
-	if len(c.history) < 16 {
-		t.Errorf("only %d events", len(c.history))
-	}
-}
-
-// drain throws frames away.
-type drain struct{ frames atomic.Int64 }
-
-func (*drain) LaneUp(*Session) error                                      { return nil }
-func (d *drain) Frame(*Session, *waypostv1.ConnectRequest, time.Duration) { d.frames.Add(1) }
-func (*drain) LaneDown(*Session, error)                                   {}
-func benchLane(b *testing.B, workers int) (*drain, *Lane, *waypostv1.ConnectRequest) {
-	d := &drain{}
-	srv, err := NewServer(ServerOptions{Handler: d, InsecureLoopback: true, Hello: func() *waypostv1.CoordinatorHello { return &waypostv1.CoordinatorHello{Name: new("c")} }})
-	if err != nil {
-		b.Fatal(err)
-	}
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		b.Fatal(err)
-	}
-	gs := grpc.NewServer(srv.GRPCOptions()...)
-	srv.Register(gs)
-	go gs.Serve(ln)
-	load := &waypostv1.Load{AgentProcess: new(uint64(1)), LoadSeq: new(uint64(1))}
-	for i := range workers {
-		load.Workers = append(load.Workers, &waypostv1.WorkerLoad{Index: new(uint32(i)), EngineProcess: new(uint64(9)), State: new("ready"), AgeMs: new(3.5),
-			QueueMs: new(120.0), OpenTokens: new(uint32(2048)), Decoding: new(uint32(12)), ContextTokens: new(90000.0), GapMs: new(21.0), Live: new(uint32(14)),
-			HeldBlocks: new(5000.0), Running: new(uint32(13)), Waiting: new(uint32(1)), KvUsedRatio: new(0.4), FinishPerSec: new(2.5)})
-	}
-	dialer, err := NewDialer(DialerOptions{Handler: nobody{}, Hello: func() *waypostv1.AgentHello {
-		return &waypostv1.AgentHello{Host: new("h"), AgentProcess: new(uint64(1))}
-	},
-		Load: func(*Lane) *waypostv1.Load { return nil }, LoadEvery: time.Hour})
-	if err != nil {
-		b.Fatal(err)
-	}
-	dialer.SetAddresses(FromConfig, []string{ln.Addr().String()})
-	dialer.Start()
-	b.Cleanup(func() { dialer.Close(); srv.Close(); gs.Stop() })
-	for len(dialer.Lanes()) == 0 {
-		time.Sleep(time.Millisecond)
-	}
-	return d, dialer.Lanes()[0], &waypostv1.ConnectRequest{Frame: &waypostv1.ConnectRequest_Load{Load: load}}
-}
-
-// BenchmarkLoadFrame sends LOADs of 8 workers over a real socket, one after the other.
-func BenchmarkLoadFrame(b *testing.B) {
-	d, l, f := benchLane(b, 8)
-	b.ReportAllocs()
-	for b.Loop() {
-		if err := l.out.pushWait(context.Background(), f); err != nil {
-			b.Fatal(err)
-		}
-	}
-	want := int64(b.N)
-	for d.frames.Load() < want {
-		time.Sleep(time.Millisecond)
-	}
-}
-
-func FuzzHello(f *testing.F) {
-	f.Add([]byte{}, "gpu-01")
-	f.Add([]byte("\x0a\x06gpu-01"), "")
-	f.Fuzz(func(t *testing.T, data []byte, certName string) {
-		frame := &waypostv1.ConnectRequest{}
-		if err := proto.Unmarshal(data, frame); err != nil {
-			return
-		}
-		kindOf(frame)
-		addLateness(frame, time.Second)
-		if h := frame.GetHello(); h != nil {
-			if r := checkHello(h, certName); r == nil && (h.GetHost() == "" || certName != "" && h.GetHost() != certName) {
-				t.Fatalf("hello %v accepted under certificate name %q", h, certName)
-			}
-		}
-	})
+		Host: new(host), AgentProcess: new(process), Session: new(session), Protocol: new(uint32(1)), ProtocolMin: new(uint32(1)),
+	}}}
 }

@@ -21,21 +21,31 @@ type agentMetrics struct {
 }
 
 func newBytes() *prometheus.CounterVec {
-	return prometheus.NewCounterVec(prometheus.CounterOpts{Name: "waypost_lane_bytes_total",
-		Help: "Bytes of lane frames, sent and received, by kind of frame."}, []string{"kind"})
+	return prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "waypost_lane_bytes_total",
+		Help: "Bytes of lane frames, sent and received, by kind of frame.",
+	}, []string{"kind"})
 }
 
 func newAgentMetrics(reg prometheus.Registerer) (*agentMetrics, error) {
 	m := &agentMetrics{
-		connected: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "waypost_lane_connected",
-			Help: "1 while the lane to a coordinator is up."}, []string{"coordinator"}),
+		connected: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "waypost_lane_connected",
+			Help: "1 while the lane to a coordinator is up.",
+		}, []string{"coordinator"}),
 		bytes: newBytes(),
-		reconnects: prometheus.NewCounter(prometheus.CounterOpts{Name: "waypost_lane_reconnects_total",
-			Help: "Lanes that came up again to a coordinator that had one before."}),
-		refused: prometheus.NewCounter(prometheus.CounterOpts{Name: "waypost_lane_refused_total",
-			Help: "Lanes that a coordinator refused."}),
-		stalled: prometheus.NewCounter(prometheus.CounterOpts{Name: "waypost_lane_stalled_total",
-			Help: "Lanes closed because nothing could be written."}),
+		reconnects: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "waypost_lane_reconnects_total",
+			Help: "Lanes that came up again to a coordinator that had one before.",
+		}),
+		refused: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "waypost_lane_refused_total",
+			Help: "Lanes that a coordinator refused.",
+		}),
+		stalled: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "waypost_lane_stalled_total",
+			Help: "Lanes closed because nothing could be written.",
+		}),
 		known: map[string]bool{},
 	}
 	return m, register(reg, m.connected, m.bytes, m.reconnects, m.refused, m.stalled)
@@ -78,17 +88,27 @@ type serverMetrics struct {
 
 func newServerMetrics(reg prometheus.Registerer) (*serverMetrics, error) {
 	m := &serverMetrics{
-		connected: prometheus.NewGauge(prometheus.GaugeOpts{Name: "waypost_lanes_connected",
-			Help: "Hosts whose lane is up."}),
+		connected: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "waypost_lanes_connected",
+			Help: "Hosts whose lane is up.",
+		}),
 		bytes: newBytes(),
-		refused: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "waypost_lane_refused_total",
-			Help: "Lanes refused, by reason."}, []string{"reason"}),
-		replaced: prometheus.NewCounter(prometheus.CounterOpts{Name: "waypost_lane_replaced_total",
-			Help: "Lanes that a newer one of the same host replaced."}),
-		stalled: prometheus.NewCounter(prometheus.CounterOpts{Name: "waypost_lane_stalled_total",
-			Help: "Lanes closed because nothing could be written."}),
-		lateness: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "waypost_lane_lateness_seconds",
-			Help: "How much later than the fastest frame of its lane a LOAD arrived.", Buckets: []float64{.001, .003, .01, .03, .1, .3, 1, 3, 10}}),
+		refused: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "waypost_lane_refused_total",
+			Help: "Lanes refused, by reason.",
+		}, []string{"reason"}),
+		replaced: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "waypost_lane_replaced_total",
+			Help: "Lanes that a newer one of the same host replaced.",
+		}),
+		stalled: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "waypost_lane_stalled_total",
+			Help: "Lanes closed because nothing could be written.",
+		}),
+		lateness: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "waypost_lane_lateness_seconds",
+			Help: "How much later than the fastest frame of its lane a LOAD arrived.", Buckets: []float64{.001, .003, .01, .03, .1, .3, 1, 3, 10},
+		}),
 	}
 	return m, register(reg, m.connected, m.bytes, m.refused, m.replaced, m.stalled, m.lateness)
 }

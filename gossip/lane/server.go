@@ -118,8 +118,10 @@ func NewServer(opts ServerOptions) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("lane server: %w", err)
 	}
-	return &Server{opts: opts, log: opts.Logger, metrics: m, began: time.Now(),
-		open: map[*Session]struct{}{}, hosts: map[string]*Session{}, conflicts: map[string]Conflict{}}, nil
+	return &Server{
+		opts: opts, log: opts.Logger, metrics: m, began: time.Now(),
+		open: map[*Session]struct{}{}, hosts: map[string]*Session{}, conflicts: map[string]Conflict{},
+	}, nil
 }
 
 // GRPCOptions returns the options that a gRPC server carrying lanes needs:
@@ -211,7 +213,10 @@ func (s *Server) Close() {
 	s.wg.Wait()
 }
 
-var errStops = errors.New("coordinator stops")
+var (
+	errStops    = errors.New("coordinator stops")
+	errReplaced = errors.New("replaced by session")
+)
 
 // Connect implements the lane service.
 func (s *Server) Connect(stream waypostv1.LaneService_ConnectServer) error {
@@ -350,7 +355,7 @@ func (s *Server) displace(old, ses *Session) *refusal {
 		if ses.session <= old.session {
 			return refuseNow("older_session", codes.Aborted, "session %d is not newer than session %d, which is up", ses.session, old.session)
 		}
-		old.end(fmt.Errorf("replaced by session %d", ses.session))
+		old.end(fmt.Errorf("%w %d", errReplaced, ses.session))
 	} else {
 		// Only a frame that arrives from now on proves that the other agent lives:
 		// a connection may look open long after its host has lost power.

@@ -129,6 +129,9 @@ func (c *Session) run() error {
 	var r *refusal
 	if !errors.As(err, &r) {
 		c.end(err)
+		if errors.Is(c.cause, errReplaced) {
+			return status.Error(codes.Aborted, c.cause.Error())
+		}
 		return status.Error(codes.Unavailable, c.cause.Error())
 	}
 	c.s.metrics.refused.WithLabelValues(r.label).Inc()

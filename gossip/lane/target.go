@@ -6,12 +6,19 @@ import (
 	"math/rand/v2"
 	"sync"
 	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 var (
 	errAlias   = errors.New("another address leads to the same coordinator")
 	errStalled = errors.New("stalled: nothing could be written")
 )
+
+// aliasPause is waited after the coordinator has preferred another lane of this
+// process: by then that lane is known here and this address waits for its end.
+const aliasPause = time.Second
 
 // refusedError is a coordinator's no.
 type refusedError struct{ why string }
@@ -122,10 +129,10 @@ func (t *target) attempt() time.Duration {
 	}
 	var refused *refusedError
 	switch {
-	case errors.Is(err, errAlias):
+	case errors.Is(err, errAlias), status.Code(err) == codes.Aborted:
 		t.enter(StateAlias, nil)
 		t.back.reset()
-		return t.back.pause(t.rng)
+		return aliasPause/2 + jitter(aliasPause, t.rng)
 	case errors.As(err, &refused):
 		t.enter(StateRefused, err)
 		t.d.metrics.refused.Inc()

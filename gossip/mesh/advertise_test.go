@@ -9,10 +9,13 @@ import (
 func TestChooseAddress(t *testing.T) {
 	addr := netip.MustParseAddr
 	host := []ifaceAddr{
-		{"lo", addr("127.0.0.1"), true}, {"lo", addr("::1"), true},
+		{"lo", addr("127.0.0.1"), true},
+		{"lo", addr("::1"), true},
 		{"docker0", addr("172.17.0.1"), true},
 		{"ib0", addr("192.168.9.5"), true},
-		{"eth0", addr("10.0.0.5"), true}, {"eth0", addr("fe80::1"), true}, {"eth0", addr("2001:db8::5"), true},
+		{"eth0", addr("10.0.0.5"), true},
+		{"eth0", addr("fe80::1"), true},
+		{"eth0", addr("2001:db8::5"), true},
 	}
 	v6 := []ifaceAddr{{"lo", addr("::1"), true}, {"eth0", addr("fe80::1"), true}, {"eth0", addr("2001:db8::5"), true}}
 	public := []ifaceAddr{{"lo", addr("127.0.0.1"), true}, {"eth0", addr("203.0.113.7"), true}}

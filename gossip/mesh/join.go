@@ -46,21 +46,61 @@ func (m *Mesh) joinLoop() {
 		}
 		status := m.join
 		m.mu.Unlock()
+		if err == nil && len(targets) > 0 {
+			m.joinAgain(targets)
+		}
 		if err != nil && status.Alone && len(targets) > 0 && time.Since(saidAt) > logEvery {
 			saidAt = time.Now()
 			m.log.Warn("mesh: "+status.String(), "error", err)
 		}
-		var wait time.Duration
-		if wait, pause = m.joinPause(pause); m.joinCtx.Err() == nil {
-			select {
-			case <-time.After(wait/2 + time.Duration(rng.Int64N(int64(wait/2)+1))):
-			case <-m.joinCtx.Done():
-			}
-		}
-		if m.joinCtx.Err() != nil {
+		if pause = m.joinWait(pause, rng); m.joinCtx.Err() != nil {
 			return
 		}
 	}
+}
+
+// joinWait waits until the next try and returns the next pause while alone. A
+// member that gets lost meanwhile makes the wait shorter, never longer.
+func (m *Mesh) joinWait(pause time.Duration, rng *rand.Rand) (next time.Duration) {
+	jitter := func(d time.Duration) time.Time { return time.Now().Add(d/2 + time.Duration(rng.Int64N(int64(d/2)+1))) }
+	wait, next := m.joinPause(pause)
+	due := jitter(wait)
+	for {
+		timer := time.NewTimer(time.Until(due))
+		select {
+		case <-timer.C:
+			return next
+		case <-m.someoneLost:
+			timer.Stop()
+			var sooner time.Duration
+			sooner, next = m.joinPause(joinLeast)
+			if at := jitter(sooner); at.Before(due) {
+				due = at
+			}
+		case <-m.joinCtx.Done():
+			timer.Stop()
+			return next
+		}
+	}
+}
+
+// joinAgain repeats an exchange with those who are still not alive here. When two
+// members hold each other for dead, the first exchange only makes both deny it;
+// the second carries the denials.
+func (m *Mesh) joinAgain(targets []string) {
+	select {
+	case <-time.After(joinLeast):
+	case <-m.joinCtx.Done():
+		return
+	}
+	alive := map[string]bool{}
+	for _, x := range m.Members() {
+		if x.Status == StatusAlive || x.Status == StatusSuspect || x.Status == StatusConflict {
+			alive[x.Address] = true
+		}
+	}
+	again := slices.DeleteFunc(slices.Clone(targets), func(a string) bool { return alive[a] })
+	_, _ = m.joinAll(again, 0)
 }
 
 // joinPause returns the pause to the next try and the next pause while alone.

@@ -3,6 +3,7 @@ package mesh
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/hashicorp/memberlist"
@@ -11,9 +12,9 @@ import (
 const (
 	// eventQueue bounds what the callbacks may be ahead of the list.
 	eventQueue = 1024
-	// readEvery is the distance of two readings of the whole state, readPer its
-	// growth per member: encoding it costs a few µs per member.
-	readEvery   = time.Second
+	// The whole state is read once per probe interval, in which suspicion begins
+	// and which it outlasts several times. readPer is the growth per member, as
+	// encoding the state takes about 2 µs for each.
 	readPer     = 5 * time.Millisecond
 	readGap     = 100 * time.Millisecond
 	houseEvery  = time.Second
@@ -99,7 +100,7 @@ func (m *Mesh) loop() {
 }
 
 func (m *Mesh) readPause() time.Duration {
-	pause := max(readEvery, time.Duration(m.alive.Load())*readPer)
+	pause := max(m.readEvery, time.Duration(m.alive.Load())*readPer)
 	return pause - time.Duration(rand.Int64N(int64(pause/4)))
 }
 
@@ -181,6 +182,12 @@ func (m *Mesh) publish() {
 		}
 	}
 	m.mu.Unlock()
+	if slices.ContainsFunc(log, func(t transition) bool { return t.member.Status == StatusLost }) {
+		select {
+		case m.someoneLost <- struct{}{}:
+		default:
+		}
+	}
 	for i, t := range log {
 		if i == maxLogBatch {
 			m.log.Info("more members changed", "count", len(log)-i)

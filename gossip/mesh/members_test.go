@@ -259,14 +259,27 @@ func TestSketchStore(t *testing.T) {
 		{frame("a", 1, 5), 1, true, false}, // again
 		{frame("a", 1, 4), 1, true, false}, // older
 		{frame("a", 1, 6), 1, true, true},
-		{frame("a", 2, 1), 1, true, false}, // of a life that is not the present one
-		{frame("a", 2, 1), 2, true, true},  // which it is now
-		{frame("a", 1, 7), 2, true, false}, // of the former life
+		{frame("a", 2, 1), 1, true, true},  // of a life not announced yet: kept beside
+		{frame("a", 1, 7), 1, true, true},  // the present one goes on
+		{frame("a", 2, 1), 2, true, false}, // now it is the present one
+		{frame("a", 3, 1), 2, true, true},  // a third takes the place of the life that is over
+		{frame("a", 2, 2), 2, true, true},
 		{frame("b", 9, 1), 0, false, true}, // not listed yet
 		{frame("c", 1, 1), 1, true, false}, // no room
 	} {
 		if news := s.take(tt.f, tt.present, tt.known, now); news != tt.news {
 			t.Errorf("step %d: news %v, want %v", i, news, tt.news)
+		}
+	}
+	shown := func(life uint32) (seqs []uint64) {
+		for _, k := range s.all(func(name string) (uint32, bool) { return life, name == "a" }) {
+			seqs = append(seqs, k.Seq)
+		}
+		return seqs
+	}
+	for life, want := range map[uint32][]uint64{1: nil, 2: {2}, 3: {1}} {
+		if got := shown(life); !slices.Equal(got, want) {
+			t.Errorf("in life %d sketches %v are shown, want %v", life, got, want)
 		}
 	}
 	s.keep(func(name string, _ uint32, _ time.Time) bool { return name == "b" })

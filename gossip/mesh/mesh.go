@@ -115,12 +115,12 @@ type Mesh struct {
 	log     *slog.Logger
 	keyring *memberlist.Keyring // nil: not encrypted
 	life    uint32
-	began   time.Time
 	tune    func(*memberlist.Config) // in tests
 
 	list      *memberlist.Memberlist
 	transport *transport
 	merge     *mergeGate
+	readEvery time.Duration
 	queue     *memberlist.TransmitLimitedQueue
 	sketches  *sketchStore
 	counts    counts
@@ -133,6 +133,8 @@ type Mesh struct {
 	events   chan event
 	overflow atomic.Bool // an event was lost: read the whole list
 	remeta   chan struct{}
+	// someoneLost wakes the join loop.
+	someoneLost chan struct{}
 
 	metaMu sync.Mutex
 	meta   Meta
@@ -156,13 +158,15 @@ func New(opts Options) (*Mesh, error) {
 		return nil, err
 	}
 	m := &Mesh{
-		opts: opts, log: opts.Logger, life: rand.Uint32N(1<<32-1) + 1, began: time.Now(), merge: &mergeGate{},
+		opts: opts, log: opts.Logger, life: rand.Uint32N(1<<32-1) + 1, merge: &mergeGate{},
 		sketches: newSketchStore(opts.MaxMembers), table: newTable(opts.Name, opts.MaxMembers),
-		events: make(chan event, eventQueue), remeta: make(chan struct{}, 1),
+		events: make(chan event, eventQueue), remeta: make(chan struct{}, 1), someoneLost: make(chan struct{}, 1),
 		join: JoinStatus{Seeds: len(opts.Join), Alone: true, Since: time.Now()},
 	}
-	m.meta = Meta{Role: opts.Role, Protocol: Protocol, Version: opts.Version, Process: opts.Process, Life: m.life,
-		ClusterAddress: opts.ClusterAddress, APIAddress: opts.APIAddress}
+	m.meta = Meta{
+		Role: opts.Role, Protocol: Protocol, Version: opts.Version, Process: opts.Process, Life: m.life,
+		ClusterAddress: opts.ClusterAddress, APIAddress: opts.APIAddress,
+	}
 	if err := m.meta.check(); err != nil {
 		return nil, err
 	}
@@ -177,7 +181,7 @@ func New(opts Options) (*Mesh, error) {
 		m.meta.KeyID = fingerprint(keys[0])
 	}
 	// The queue must exist before the library may call back.
-	m.queue = &memberlist.TransmitLimitedQueue{RetransmitMult: 3, NumNodes: func() int { return max(1, int(m.alive.Load())) }}
+	m.queue = &memberlist.TransmitLimitedQueue{RetransmitMult: 4, NumNodes: func() int { return max(1, int(m.alive.Load())) }}
 	if opts.Registerer != nil {
 		if err := opts.Registerer.Register(m); err != nil {
 			return nil, fmt.Errorf("mesh: %w", err)
@@ -231,6 +235,7 @@ func (m *Mesh) Start() error {
 	if m.tune != nil {
 		m.tune(conf)
 	}
+	m.readEvery = min(max(readGap, conf.ProbeInterval), time.Second)
 	if m.list, err = memberlist.Create(conf); err != nil {
 		return fmt.Errorf("mesh: %w", errors.Join(err, m.transport.Shutdown()))
 	}

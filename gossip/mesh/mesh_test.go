@@ -2,13 +2,10 @@ package mesh
 
 import (
 	"bytes"
-	"context"
 	"crypto/rand"
 	"encoding/base64"
-	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -17,7 +14,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hashicorp/go-msgpack/v2/codec"
 	"github.com/hashicorp/memberlist"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
@@ -71,7 +67,7 @@ type nodeOptions struct {
 	join  []string
 	edit  func(*Options)
 	tune  func(*memberlist.Config)
-	fault func(packet bool) bool
+	fault func(packet bool, to string) bool
 }
 
 func newNode(t testing.TB, o nodeOptions) *testNode {
@@ -252,6 +248,8 @@ func TestLeaveAndCrashAreTold(t *testing.T) {
 	}
 	a.waitFor("bb", StatusLeft)
 	c.waitFor("bb", StatusLeft)
+	// The list changes before those who watch it are told.
+	eventually(t, "left told", func() bool { return slices.Contains(a.seen("bb"), StatusLeft) })
 	if got := a.seen("bb"); !slices.Equal(got, []Status{StatusAlive, StatusLeft}) {
 		t.Errorf("the leave was seen as %v", got)
 	}
@@ -259,10 +257,12 @@ func TestLeaveAndCrashAreTold(t *testing.T) {
 		t.Fatal(err)
 	}
 	a.waitFor("ccc", StatusLost)
+	eventually(t, "lost told", func() bool { return slices.Contains(a.seen("ccc"), StatusLost) })
 	if got := a.seen("ccc"); !slices.Equal(got, []Status{StatusAlive, StatusSuspect, StatusLost}) {
 		t.Errorf("the crash was seen as %v", got)
 	}
-	if log := a.logged(); !strings.Contains(log, "event=host_lost") || !strings.Contains(log, "event=host_left") || !strings.Contains(log, "event=host_suspect") {
+	eventually(t, "loss logged", func() bool { return strings.Contains(a.logged(), "event=host_lost") })
+	if log := a.logged(); !strings.Contains(log, "event=host_left") || !strings.Contains(log, "event=host_suspect") {
 		t.Errorf("log:\n%s", log)
 	}
 	if n := strings.Count(a.logged(), selfReadMark); n != 0 {
@@ -273,7 +273,8 @@ func TestLeaveAndCrashAreTold(t *testing.T) {
 func TestSuspicionIsSeenByOthersThanTheProber(t *testing.T) {
 	// c never probes, so it can only have heard of the suspicion.
 	slow := func(c *memberlist.Config) { quick(c); c.ProbeInterval = time.Hour }
-	a := newNode(t, nodeOptions{name: "a"})
+	patient := func(c *memberlist.Config) { quick(c); c.SuspicionMult = 15 } // c reads once a second
+	a := newNode(t, nodeOptions{name: "a", tune: patient})
 	b := newNode(t, nodeOptions{name: "bb", join: []string{a.addr()}})
 	c := newNode(t, nodeOptions{name: "ccc", join: []string{a.addr()}, tune: slow})
 	for _, n := range []*testNode{a, b, c} {
@@ -288,7 +289,7 @@ func TestSuspicionIsSeenByOthersThanTheProber(t *testing.T) {
 }
 
 func TestUDPLostTCPAnswers(t *testing.T) {
-	packets := func(packet bool) bool { return packet }
+	packets := func(packet bool, _ string) bool { return packet }
 	a := newNode(t, nodeOptions{name: "a", fault: packets})
 	b := newNode(t, nodeOptions{name: "bb", join: []string{a.addr()}, fault: packets})
 	a.waitFor("bb", StatusAlive)
@@ -389,397 +390,5 @@ func TestKeyRotation(t *testing.T) {
 	}
 	if err := a.ReloadKeys(); err == nil || len(a.keyring.GetKeys()) != 1 {
 		t.Errorf("a bad file: %v, %d keys", err, len(a.keyring.GetKeys()))
-	}
-}
-
-func TestRejoinByPeersFileWithDeadSeeds(t *testing.T) {
-	dead := deadAddress(t)
-	a := newNode(t, nodeOptions{name: "a"})
-	peers := filepath.Join(t.TempDir(), "peers.json")
-	edit := func(o *Options) { o.PeersFile = peers }
-	b := newNode(t, nodeOptions{name: "bb", join: []string{dead, a.addr()}, edit: edit})
-	b.waitFor("a", StatusAlive)
-	b.Stop()
-	again := newNode(t, nodeOptions{name: "bb", join: []string{dead}, edit: edit})
-	again.waitFor("a", StatusAlive)
-	a.waitFor("bb", StatusAlive)
-	eventually(t, "the new process at a", func() bool { return a.member("bb").Meta.Life == again.life })
-
-	// A file that is damaged is forgotten, not fatal.
-	if err := os.WriteFile(peers, []byte("{"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	third := newNode(t, nodeOptions{name: "ccc", join: []string{a.addr()}, edit: edit})
-	third.waitFor("a", StatusAlive)
-	if !strings.Contains(third.logged(), "remembered peers cannot be read") {
-		t.Error("damage is not logged")
-	}
-}
-
-// deadAddress returns an address where nobody listens.
-func deadAddress(t *testing.T) string {
-	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ln.Close()
-	return ln.Addr().String()
-}
-
-func TestJoinsASeedThatComesLater(t *testing.T) {
-	seed := deadAddress(t)
-	b := newNode(t, nodeOptions{name: "bb", join: []string{seed}})
-	eventually(t, "a failed try", func() bool { return strings.Contains(b.JoinStatus().Error, "connection refused") })
-	if s := b.JoinStatus().String(); s != "alone, 0 of 1 seeds reachable" {
-		t.Errorf("status %q", s)
-	}
-	newNode(t, nodeOptions{name: "a", edit: func(o *Options) { o.Listen = seed }})
-	b.waitFor("a", StatusAlive)
-}
-
-func TestTwoHalvesMeetAgain(t *testing.T) {
-	a := newNode(t, nodeOptions{name: "a"})
-	b := newNode(t, nodeOptions{name: "bb", join: []string{a.addr()}})
-	a.waitFor("bb", StatusAlive)
-	b.waitFor("a", StatusAlive)
-	// Cut: each believes that the other is dead. Datagrams and TCP pings vanish.
-	cut := func(n *testNode, on bool) {
-		fault := func(bool) bool { return on }
-		n.transport.fault.Store(&fault)
-	}
-	cut(a, true)
-	cut(b, true)
-	a.waitFor("bb", StatusLost)
-	b.waitFor("a", StatusLost)
-	cut(a, false)
-	cut(b, false)
-	a.waitFor("bb", StatusAlive)
-	b.waitFor("a", StatusAlive)
-}
-
-func TestLeaveAndJoinAgain(t *testing.T) {
-	a := newNode(t, nodeOptions{name: "a"})
-	for i := range 3 {
-		b := newNode(t, nodeOptions{name: "bb", join: []string{a.addr()}, edit: func(o *Options) { o.Process = 77 }})
-		eventually(t, fmt.Sprintf("member in round %d", i), func() bool { m := a.member("bb"); return m.Status == StatusAlive && m.Meta.Life == b.life })
-		if err := b.Leave(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		b.Stop()
-		a.waitFor("bb", StatusLeft)
-	}
-}
-
-func TestConflictOfTwoLivingMembers(t *testing.T) {
-	a := newNode(t, nodeOptions{name: "a"})
-	first := newNode(t, nodeOptions{name: "gpu-07", join: []string{a.addr()}})
-	a.waitFor("gpu-07", StatusAlive)
-	second := newNode(t, nodeOptions{name: "gpu-07", join: []string{a.addr()}})
-	m := a.waitFor("gpu-07", StatusConflict)
-	if m.Address != first.addr() || m.Other != second.addr() {
-		t.Errorf("conflict shows %s and %s, want %s (kept) and %s", m.Address, m.Other, first.addr(), second.addr())
-	}
-	if m.Meta.Life != first.life {
-		t.Error("the second one is described")
-	}
-	if !strings.Contains(a.logged(), "event=host_conflict") {
-		t.Error("conflict is not logged")
-	}
-	// The first stops; the name goes to the one that lives.
-	second.Stop()
-	first.Stop()
-	a.waitFor("gpu-07", StatusLost)
-	third := newNode(t, nodeOptions{name: "gpu-07", join: []string{a.addr()}})
-	eventually(t, "same name under another address", func() bool { m := a.member("gpu-07"); return m.Address == third.addr() && m.Meta.Life == third.life })
-}
-
-func TestRenamedHostReplacesItsOldName(t *testing.T) {
-	a := newNode(t, nodeOptions{name: "a"})
-	b := newNode(t, nodeOptions{name: "gpu-03", join: []string{a.addr()}})
-	a.waitFor("gpu-03", StatusAlive)
-	addr := b.addr()
-	b.Stop()
-	newNode(t, nodeOptions{name: "gpu-33", join: []string{a.addr()}, edit: func(o *Options) { o.Listen = addr }})
-	a.waitFor("gpu-33", StatusAlive)
-	if m := a.waitFor("gpu-03", StatusLeft); m.Note != "replaced by gpu-33" {
-		t.Errorf("note %q", m.Note)
-	}
-	// The library still believes in the old name; reading it changes nothing.
-	eventually(t, "its state is read", a.readState)
-	if m := a.member("gpu-03"); m.Status != StatusLeft {
-		t.Errorf("old name came back as %s", m.Status)
-	}
-}
-
-func TestEventFloodIsBounded(t *testing.T) {
-	a := newNode(t, nodeOptions{name: "a"})
-	newNode(t, nodeOptions{name: "bb", join: []string{a.addr()}})
-	a.waitFor("bb", StatusAlive)
-	d := &delegate{a.Mesh}
-	real := a.member("bb")
-	host, port, _ := net.SplitHostPort(real.Address)
-	var portNumber uint16
-	fmt.Sscan(port, &portNumber)
-	a.mu.Lock() // the list takes nothing in meanwhile
-	for i := range 100_000 {
-		d.NotifyUpdate(&memberlist.Node{Name: fmt.Sprintf("x%d", i%3), Addr: net.ParseIP(host), Port: portNumber, Meta: []byte{byte(i)}})
-	}
-	queued := len(a.events)
-	a.mu.Unlock()
-	if queued > eventQueue {
-		t.Errorf("%d events queued, the bound is %d", queued, eventQueue)
-	}
-	if a.counts.droppedFor("event_overflow") == 0 {
-		t.Error("overflow is not counted")
-	}
-	eventually(t, "the right list after the flood", func() bool {
-		m := a.member("bb")
-		return len(a.events) == 0 && m.Status == StatusAlive && m.Meta == real.Meta && len(a.Members()) == 2
-	})
-}
-
-func TestSketchesNewestWins(t *testing.T) {
-	a, b, c := three(t)
-	for i := range 50 { // faster than gossip carries them
-		if err := b.SetSketch([]byte(fmt.Sprintf("sketch %d", i))); err != nil {
-			t.Fatal(err)
-		}
-	}
-	sketchAt := func(n *testNode, name string) string {
-		for _, s := range n.Sketches() {
-			if s.Name == name {
-				return string(s.Payload)
-			}
-		}
-		return ""
-	}
-	for _, n := range []*testNode{a, b, c} {
-		eventually(t, "newest sketch at "+n.opts.Name, func() bool { return sketchAt(n, "bb") == "sketch 49" })
-	}
-	if q := b.queue.NumQueued(); q > 1 {
-		t.Errorf("%d sketches of one member are queued", q)
-	}
-	// The largest one goes through, a larger one is an error.
-	big := make([]byte, a.MaxSketchBytes())
-	if err := a.SetSketch(big); err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, "largest sketch", func() bool { return len(sketchAt(c, "a")) == len(big) })
-	if err := a.SetSketch(append(big, 0)); !errors.Is(err, ErrSketchTooBig) {
-		t.Errorf("SetSketch of too much: %v", err)
-	}
-	// A member that joins is given them at once; gossip of old ones has ended.
-	eventually(t, "gossip has ended", func() bool { return a.queue.NumQueued()+b.queue.NumQueued()+c.queue.NumQueued() == 0 })
-	late := newNode(t, nodeOptions{name: "dddd", join: []string{a.addr()}})
-	eventually(t, "sketches at a late member", func() bool { return sketchAt(late, "bb") == "sketch 49" })
-	// A new life begins anew, whatever its numbers.
-	b.Leave(t.Context())
-	b.Stop()
-	again := newNode(t, nodeOptions{name: "bb", join: []string{a.addr()}})
-	eventually(t, "new life at a", func() bool { return a.member("bb").Meta.Life == again.life })
-	if got := sketchAt(a, "bb"); got != "" {
-		t.Errorf("sketch of a former life is shown: %q", got)
-	}
-	again.SetSketch([]byte("new"))
-	for _, n := range []*testNode{a, c} {
-		eventually(t, "sketch of the new life at "+n.opts.Name, func() bool { return sketchAt(n, "bb") == "new" })
-	}
-}
-
-func TestStrangersDisturbNobody(t *testing.T) {
-	a, b, _ := three(t)
-	udp, err := net.Dial("udp", a.addr())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer udp.Close()
-	for i := range 500 {
-		junk := make([]byte, 1+i%1400)
-		rand.Read(junk)
-		if i%3 == 0 { // with the right label
-			junk = append([]byte{244, 4, 't', 'e', 's', 't'}, junk...)
-		}
-		udp.Write(junk)
-	}
-	// Streams that announce much, and streams that say nothing.
-	var open []net.Conn
-	for i := range maxInboundPerHost + 30 {
-		c, err := net.Dial("tcp", a.addr())
-		if err != nil {
-			t.Fatal(err)
-		}
-		open = append(open, c)
-		if i%2 == 0 {
-			c.Write([]byte{244, 4, 't', 'e', 's', 't', 10, 1, 0x30, 0, 0, 1, 2, 3}) // 19 MiB of encrypted state to come
-		}
-	}
-	eventually(t, "streams beyond the bound are closed", func() bool { return a.counts.droppedFor("stream_limit") >= 20 })
-	eventually(t, "junk is counted", func() bool { return a.counts.droppedFor("key")+a.counts.droppedFor("label") >= 100 })
-	a.transport.mu.Lock()
-	if n := len(a.transport.inbound); n > maxInboundPerHost {
-		t.Errorf("%d streams of one host are open", n)
-	}
-	a.transport.mu.Unlock()
-	for _, c := range open {
-		c.Close()
-	}
-	for _, name := range []string{"a", "bb", "ccc"} {
-		if s := b.member(name).Status; s != StatusAlive {
-			t.Errorf("%s is %s at bb", name, s)
-		}
-	}
-	if err := b.SetMeta(func(m *Meta) { m.Version = "0.1.1" }); err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, "gossip goes on", func() bool { return a.member("bb").Meta.Version == "0.1.1" })
-}
-
-func TestInboundStreamBytesAreBounded(t *testing.T) {
-	a := newNode(t, nodeOptions{name: "a"})
-	c, err := net.Dial("tcp", a.addr())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	c.Write([]byte{244, 4, 't', 'e', 's', 't', 10, 1, 0x30, 0, 0})
-	c.SetDeadline(time.Now().Add(20 * time.Second))
-	chunk := make([]byte, 64<<10)
-	sent := 0
-	for ; sent < 18<<20; sent += len(chunk) {
-		if _, err := c.Write(chunk); err != nil {
-			break
-		}
-	}
-	if sent >= 18<<20 { // the socket may have held it; then the answer is the error
-		if n, err := c.Read(make([]byte, 1)); err == nil && n == 0 {
-			t.Errorf("a stranger could send %d bytes", sent)
-		}
-	}
-	eventually(t, "nothing held", func() bool {
-		a.transport.mu.Lock()
-		defer a.transport.mu.Unlock()
-		return a.transport.held == 0 && len(a.transport.inbound) == 0
-	})
-}
-
-func TestOptionsAreChecked(t *testing.T) {
-	good := Options{Name: "a", Fleet: "f", Role: RoleAgent, Listen: "127.0.0.1:0"}
-	for _, tt := range []struct {
-		edit func(*Options)
-		want string
-	}{
-		{func(o *Options) { o.Name = "" }, "name is empty"},
-		{func(o *Options) { o.Name = strings.Repeat("x", 200) }, "200 bytes"},
-		{func(o *Options) { o.Fleet = "" }, "fleet name has 0 bytes"},
-		{func(o *Options) { o.Fleet = strings.Repeat("x", 300) }, "fleet name has 300 bytes"},
-		{func(o *Options) { o.Role = "viewer" }, `role "viewer"`},
-		{func(o *Options) { o.Version = strings.Repeat("9", 64) }, "version has 64 bytes"},
-		{func(o *Options) { o.Listen = "7710" }, `mesh.listen "7710"`},
-		{func(o *Options) { o.Listen = ":7710" }, "mesh.key_file is not set"},
-		{func(o *Options) { o.Join = []string{"gpu-01"} }, `mesh.join: address "gpu-01": want host:port`},
-		{func(o *Options) { o.KeyFile = "/nonexistent" }, "mesh.key_file"},
-	} {
-		o := good
-		tt.edit(&o)
-		if _, err := New(o); err == nil || !strings.Contains(err.Error(), tt.want) {
-			t.Errorf("New = %v, want %q", err, tt.want)
-		}
-	}
-	taken, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer taken.Close()
-	o := good
-	o.Listen = taken.Addr().String()
-	m, err := New(o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := m.Start(); err == nil || !strings.Contains(err.Error(), "address already in use") || !strings.Contains(err.Error(), o.Listen) {
-		t.Errorf("Start on a taken port: %v", err)
-	}
-}
-
-// inject makes a member of a plain mesh believe in n others.
-func inject(t testing.TB, m *Mesh, from, n int) {
-	t.Helper()
-	meta := Meta{Role: RoleAgent, Protocol: 1, Version: "0.1.0", Process: 1, Life: 1}.encode()
-	for i := from; i < from+n; i++ {
-		var buf bytes.Buffer
-		buf.WriteByte(4) // alive
-		msg := struct {
-			Incarnation uint32
-			Node        string
-			Addr        []byte
-			Port        uint16
-			Meta        []byte
-			Vsn         []uint8
-		}{1, fmt.Sprintf("gpu-%04d", i), []byte{10, 1, byte(i >> 8), byte(i)}, 7710, meta, []uint8{1, 5, 2, 1, 1, 1}}
-		if err := codec.NewEncoder(&buf, &codec.MsgpackHandle{}).Encode(msg); err != nil {
-			t.Fatal(err)
-		}
-		m.transport.packets <- &memberlist.Packet{Buf: append([]byte{244, 4, 't', 'e', 's', 't'}, buf.Bytes()...), From: &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)}, Timestamp: time.Now()}
-	}
-}
-
-func calm(c *memberlist.Config) { // neither probes nor gossips
-	c.ProbeInterval, c.GossipInterval, c.PushPullInterval = 0, 0, 0
-}
-
-func TestMembersAreBounded(t *testing.T) {
-	a := newNode(t, nodeOptions{name: "a", tune: calm, edit: func(o *Options) { o.KeyFile, o.MaxMembers = "", 20 }})
-	for i := range 30 { // in small steps: the bound follows the list
-		inject(t, a.Mesh, i, 1)
-		eventually(t, "member taken in or refused", func() bool {
-			return a.member(fmt.Sprintf("gpu-%04d", i)).Status == StatusAlive || a.counts.droppedFor("vetoed") > uint64(max(0, i-19))
-		})
-	}
-	if n := len(a.Members()); n != 20 {
-		t.Errorf("%d members, the bound is 20", n)
-	}
-	if a.list.NumMembers() != 20 {
-		t.Errorf("the library has %d members", a.list.NumMembers())
-	}
-}
-
-// BenchmarkSelfRead1000 reads the state of 1,000 members as the list does every few seconds.
-func BenchmarkSelfRead1000(b *testing.B) {
-	a := newNode(b, nodeOptions{name: "a", tune: calm, edit: func(o *Options) { o.KeyFile = "" }})
-	inject(b, a.Mesh, 0, 999)
-	eventually(b, "999 members", func() bool { return a.list.NumMembers() == 1000 })
-	b.ReportAllocs()
-	for b.Loop() {
-		if nodes, ok := a.selfRead(); !ok || len(nodes) != 1000 {
-			b.Fatalf("%d nodes, %v", len(nodes), ok)
-		}
-	}
-}
-
-// BenchmarkMembers1000 copies the list of 1,000 members.
-func BenchmarkMembers1000(b *testing.B) {
-	t := newTable("a", 2000)
-	now := time.Now()
-	meta := Meta{Role: RoleAgent, Protocol: 1, Version: "0.1.0", Process: 1, Life: 1}.encode()
-	for i := range 1000 {
-		t.joined(node{name: fmt.Sprintf("gpu-%04d", i), addr: fmt.Sprintf("10.1.%d.%d:7710", i>>8, i&255), meta: meta}, now)
-	}
-	b.ReportAllocs()
-	for b.Loop() {
-		t.members()
-	}
-}
-
-func TestLeaveHasABound(t *testing.T) {
-	// Nobody can be told: the goodbye gives up with its context.
-	packets := func(packet bool) bool { return packet }
-	a := newNode(t, nodeOptions{name: "a", fault: packets, tune: func(c *memberlist.Config) { quick(c); c.GossipInterval = time.Hour; c.ProbeInterval = time.Hour }})
-	newNode(t, nodeOptions{name: "bb", join: []string{a.addr()}, fault: packets})
-	a.waitFor("bb", StatusAlive)
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	if err := a.Leave(ctx); err == nil || !strings.Contains(err.Error(), "leave") {
-		t.Errorf("Leave = %v, want a timeout", err)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -89,12 +90,13 @@ func (b sketchBroadcast) Name() string { return b.name }
 
 // sketchStore keeps the newest sketch per origin. The order of sketches is that
 // of their numbers within one life of the origin; which life is the present one
-// the member list says.
+// the member list says. Sketches of a new life may arrive before its
+// announcement, so two lives are kept until it is clear which one is over.
 type sketchStore struct {
 	limit int
 
 	mu     sync.Mutex
-	latest map[string]storedSketch
+	latest map[string][]storedSketch // one or two per origin
 }
 
 type storedSketch struct {
@@ -105,7 +107,7 @@ type storedSketch struct {
 }
 
 func newSketchStore(limit int) *sketchStore {
-	return &sketchStore{limit: limit, latest: map[string]storedSketch{}}
+	return &sketchStore{limit: limit, latest: map[string][]storedSketch{}}
 }
 
 // take keeps a sketch if it is news. present is the origin's life by the member
@@ -113,26 +115,43 @@ func newSketchStore(limit int) *sketchStore {
 func (s *sketchStore) take(f sketchFrame, present uint32, known bool, now time.Time) (news bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	old, have := s.latest[f.name]
-	switch {
-	case have && old.life == f.life && f.seq <= old.seq:
-		return false
-	case have && old.life != f.life && known && present == old.life:
-		return false // of a former life, or of one that is not announced yet
-	case !have && len(s.latest) >= s.limit:
+	fresh := storedSketch{f.life, f.seq, now, f.payload}
+	kept, have := s.latest[f.name]
+	if !have && len(s.latest) >= s.limit {
 		return false
 	}
-	s.latest[f.name] = storedSketch{f.life, f.seq, now, f.payload}
+	for i, k := range kept {
+		if k.life == f.life {
+			if f.seq <= k.seq {
+				return false
+			}
+			kept[i] = fresh
+			return true
+		}
+	}
+	if len(kept) < 2 {
+		s.latest[f.name] = append(kept, fresh)
+		return true
+	}
+	// The one that is not of the present life makes room, else the older one.
+	out := 0
+	if known && kept[0].life == present || !(known && kept[1].life == present) && kept[1].received.Before(kept[0].received) {
+		out = 1
+	}
+	kept[out] = fresh
 	return true
 }
 
-// keep drops the sketches whose origin is not wanted.
+// keep drops the sketches that are not wanted.
 func (s *sketchStore) keep(wanted func(name string, life uint32, received time.Time) bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for name, k := range s.latest {
-		if !wanted(name, k.life, k.received) {
+	for name, kept := range s.latest {
+		kept = slices.DeleteFunc(kept, func(k storedSketch) bool { return !wanted(name, k.life, k.received) })
+		if len(kept) == 0 {
 			delete(s.latest, name)
+		} else {
+			s.latest[name] = kept
 		}
 	}
 }
@@ -142,9 +161,12 @@ func (s *sketchStore) all(life func(name string) (uint32, bool)) []Sketch {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var out []Sketch
-	for name, k := range s.latest {
-		if l, ok := life(name); ok && l == k.life {
-			out = append(out, Sketch{name, k.seq, k.received, k.payload})
+	for name, kept := range s.latest {
+		present, ok := life(name)
+		for _, k := range kept {
+			if ok && k.life == present {
+				out = append(out, Sketch{name, k.seq, k.received, k.payload})
+			}
 		}
 	}
 	return out
@@ -158,13 +180,15 @@ func (s *sketchStore) state() []byte {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var b []byte
-	for name, k := range s.latest {
-		frame := sketchFrame{name, k.life, k.seq, k.payload}.encode()
-		if len(b)+2+len(frame) > maxStateBytes {
-			break
+	for name, kept := range s.latest {
+		for _, k := range kept {
+			frame := sketchFrame{name, k.life, k.seq, k.payload}.encode()
+			if len(b)+2+len(frame) > maxStateBytes {
+				return b
+			}
+			b = binary.BigEndian.AppendUint16(b, uint16(len(frame)))
+			b = append(b, frame...)
 		}
-		b = binary.BigEndian.AppendUint16(b, uint16(len(frame)))
-		b = append(b, frame...)
 	}
 	return b
 }

@@ -37,7 +37,7 @@ type transport struct {
 	// call the merge callback, so that the callback knows whom it is called for.
 	gate sync.RWMutex
 	// fault loses outgoing packets or dials in tests; nil: none.
-	fault atomic.Pointer[func(packet bool) bool]
+	fault atomic.Pointer[func(packet bool, to string) bool]
 
 	packets chan *memberlist.Packet
 	streams chan net.Conn
@@ -157,16 +157,16 @@ func (t *transport) WriteTo(b []byte, addr string) (time.Time, error) {
 
 // WriteToAddress implements memberlist.NodeAwareTransport.
 func (t *transport) WriteToAddress(b []byte, a memberlist.Address) (time.Time, error) {
-	if t.loses(true) {
+	if t.loses(true, a.Addr) {
 		return time.Now(), nil
 	}
 	t.bytesOut.Add(uint64(len(b)))
 	return t.NetTransport.WriteToAddress(b, a)
 }
 
-func (t *transport) loses(packet bool) bool {
+func (t *transport) loses(packet bool, to string) bool {
 	f := t.fault.Load()
-	return f != nil && (*f)(packet)
+	return f != nil && (*f)(packet, to)
 }
 
 // DialTimeout implements memberlist.Transport.
@@ -183,7 +183,7 @@ func (t *transport) DialAddressTimeout(a memberlist.Address, timeout time.Durati
 	c := t.dialled[a.Name]
 	delete(t.dialled, a.Name)
 	t.mu.Unlock()
-	if t.loses(false) {
+	if t.loses(false, a.Addr) {
 		if c != nil {
 			c.Close()
 		}

@@ -47,9 +47,11 @@ func newMetrics(reg prometheus.Registerer, port string) (*metrics, error) {
 	m := &metrics{
 		port: port,
 		connections: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "waypost_port_connections_total", Help: "Connections handed to a server, by port and protocol."}, []string{"port", "protocol"}),
+			Name: "waypost_port_connections_total", Help: "Connections handed to a server, by port and protocol.",
+		}, []string{"port", "protocol"}),
 		refusals: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "waypost_port_refused_total", Help: "Connections closed before they reached a server, by port and reason."}, []string{"port", "reason"}),
+			Name: "waypost_port_refused_total", Help: "Connections closed before they reached a server, by port and reason.",
+		}, []string{"port", "reason"}),
 	}
 	if reg == nil {
 		return m, nil

@@ -39,7 +39,6 @@ type sample struct {
 		Format LogFormat `toml:"format"`
 	} `toml:"log"`
 	Secret string `toml:"secret" secret:"true"`
-	hidden int    // not part of the file
 }
 
 type mesh struct {

@@ -121,9 +121,9 @@ func (o *Options) introduce(s *system, took time.Duration) {
 	api := s.API(0)
 	fmt.Fprintf(o.Talk, "Ready after %.1f s. API on http://%s (JSON and gRPC). From another terminal:\n", took.Seconds(), api)
 	for _, line := range []string{
-		"waypost workers --addr " + api,
-		"waypost explain --last --addr " + api,
-		"waypost members --addr unix:" + s.Agents[0].SocketPath(),
+		"go run . workers --addr " + api,
+		"go run . explain --last --addr " + api,
+		"go run . members --addr unix:" + s.Agents[0].SocketPath(),
 		"curl -s http://" + api + `/v1/place -d '{"input":{"tokenIds":[1,2,3]}}'`,
 	} {
 		fmt.Fprintln(o.Talk, "  "+line)
@@ -204,7 +204,7 @@ func (o *Options) state(res *results, s *system) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%-22s %10s %10s %12s %9s\n", "", "REQUESTS", "TTFT P50", "TTFT P99", "REUSED")
 	fmt.Fprintf(&b, "%-22s %10d %10s %12s %9s\n", "waypost", sum.Placements, msText(sum.TTFTMs.P50), msText(sum.TTFTMs.P99), share(sum.ActualReuseTokens, sum.PromptTokens))
-	fmt.Fprintf(&b, "%-22s %10d %10s %12s %9s\n", "round robin", sum.Baseline.Requests, msText(sum.Baseline.TTFTMs.P50), msText(sum.Baseline.TTFTMs.P99), share(sum.Baseline.ActualReuseTokens, sum.PromptTokens))
+	fmt.Fprintf(&b, "%-22s %10d %10s %12s %9s\n", "round robin", sum.Baseline.Requests, msText(sum.Baseline.TTFTMs.P50), msText(sum.Baseline.TTFTMs.P99), share(sum.Baseline.ActualReuseTokens, sum.Baseline.PromptTokens))
 	res.mu.Lock()
 	var names []string
 	for n := range res.byWorker {

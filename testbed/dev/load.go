@@ -33,6 +33,7 @@ type quantiles struct {
 type baselineSummary struct {
 	Policy            string    `json:"policy"`
 	Requests          int       `json:"requests"`
+	PromptTokens      int       `json:"promptTokens"`
 	Failed            int       `json:"failed"`
 	ActualReuseTokens int       `json:"actualReuseTokens"`
 	TTFTMs            quantiles `json:"ttftMs"`
@@ -184,6 +185,7 @@ func (l *load) roundRobin(ctx context.Context, i int, tokens []uint32, outputTok
 		l.res.s.Baseline.Failed++
 		return
 	}
+	l.res.s.Baseline.PromptTokens += len(tokens)
 	if a.cachedTokens != nil {
 		l.res.s.Baseline.ActualReuseTokens += *a.cachedTokens
 	}

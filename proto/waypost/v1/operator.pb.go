@@ -2573,6 +2573,315 @@ func (x *UncordonTargetResponse) GetWorkers() []string {
 	return nil
 }
 
+// InspectWorkerRequest names a worker.
+type InspectWorkerRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// host/engine/rank.
+	Worker *string `protobuf:"bytes,1,opt,name=worker" json:"worker,omitempty"`
+	// Whether to ask the agent for its whole set and compare it key by key.
+	Verify        *bool `protobuf:"varint,2,opt,name=verify" json:"verify,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InspectWorkerRequest) Reset() {
+	*x = InspectWorkerRequest{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InspectWorkerRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InspectWorkerRequest) ProtoMessage() {}
+
+func (x *InspectWorkerRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InspectWorkerRequest.ProtoReflect.Descriptor instead.
+func (*InspectWorkerRequest) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *InspectWorkerRequest) GetWorker() string {
+	if x != nil && x.Worker != nil {
+		return *x.Worker
+	}
+	return ""
+}
+
+func (x *InspectWorkerRequest) GetVerify() bool {
+	if x != nil && x.Verify != nil {
+		return *x.Verify
+	}
+	return false
+}
+
+// InspectWorkerResponse is a prefix stream as this coordinator has it.
+type InspectWorkerResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// host/engine/rank.
+	Worker *string `protobuf:"bytes,1,opt,name=worker" json:"worker,omitempty"`
+	// Process mark of the engine, 16 hex digits.
+	Incarnation *string `protobuf:"bytes,2,opt,name=incarnation" json:"incarnation,omitempty"`
+	// Cache view: live, warming, partial, inferred, stale or blind.
+	View *string `protobuf:"bytes,3,opt,name=view" json:"view,omitempty"`
+	// full, partial or none.
+	Coverage *string `protobuf:"bytes,4,opt,name=coverage" json:"coverage,omitempty"`
+	// Epoch of the stream; unset: no snapshot yet.
+	Epoch *uint32 `protobuf:"varint,5,opt,name=epoch" json:"epoch,omitempty"`
+	// Number of the last applied frame; unset: no snapshot yet.
+	Seq *float64 `protobuf:"fixed64,6,opt,name=seq" json:"seq,omitempty"`
+	// Unbranched segments of the worker's prefix tree.
+	Runs *uint32 `protobuf:"varint,7,opt,name=runs" json:"runs,omitempty"`
+	// Keys the index holds for the worker.
+	Keys *uint32 `protobuf:"varint,8,opt,name=keys" json:"keys,omitempty"`
+	// Bytes of frames received since the coordinator started.
+	StreamBytes *float64 `protobuf:"fixed64,9,opt,name=stream_bytes,json=streamBytes" json:"stream_bytes,omitempty"`
+	// Of these, bytes of snapshots and replays that were asked for.
+	PulledBytes *float64 `protobuf:"fixed64,10,opt,name=pulled_bytes,json=pulledBytes" json:"pulled_bytes,omitempty"`
+	// Age of the oldest fact in the last frame, ms; unset: none.
+	AgeMs *float64 `protobuf:"fixed64,11,opt,name=age_ms,json=ageMs" json:"age_ms,omitempty"`
+	// Frames by what became of them.
+	Frames map[string]uint32 `protobuf:"bytes,12,rep,name=frames" json:"frames,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	// Snapshots and replays asked for, by reason.
+	Resyncs map[string]uint32 `protobuf:"bytes,13,rep,name=resyncs" json:"resyncs,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	// Reason of the last one; empty: none.
+	LastResyncReason *string `protobuf:"bytes,14,opt,name=last_resync_reason,json=lastResyncReason" json:"last_resync_reason,omitempty"`
+	// How long ago it was, ms; unset: none.
+	LastResyncMs *float64 `protobuf:"fixed64,15,opt,name=last_resync_ms,json=lastResyncMs" json:"last_resync_ms,omitempty"`
+	// Result of the comparison; unset: not asked for.
+	Comparison    *StreamComparison `protobuf:"bytes,16,opt,name=comparison" json:"comparison,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InspectWorkerResponse) Reset() {
+	*x = InspectWorkerResponse{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InspectWorkerResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InspectWorkerResponse) ProtoMessage() {}
+
+func (x *InspectWorkerResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InspectWorkerResponse.ProtoReflect.Descriptor instead.
+func (*InspectWorkerResponse) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *InspectWorkerResponse) GetWorker() string {
+	if x != nil && x.Worker != nil {
+		return *x.Worker
+	}
+	return ""
+}
+
+func (x *InspectWorkerResponse) GetIncarnation() string {
+	if x != nil && x.Incarnation != nil {
+		return *x.Incarnation
+	}
+	return ""
+}
+
+func (x *InspectWorkerResponse) GetView() string {
+	if x != nil && x.View != nil {
+		return *x.View
+	}
+	return ""
+}
+
+func (x *InspectWorkerResponse) GetCoverage() string {
+	if x != nil && x.Coverage != nil {
+		return *x.Coverage
+	}
+	return ""
+}
+
+func (x *InspectWorkerResponse) GetEpoch() uint32 {
+	if x != nil && x.Epoch != nil {
+		return *x.Epoch
+	}
+	return 0
+}
+
+func (x *InspectWorkerResponse) GetSeq() float64 {
+	if x != nil && x.Seq != nil {
+		return *x.Seq
+	}
+	return 0
+}
+
+func (x *InspectWorkerResponse) GetRuns() uint32 {
+	if x != nil && x.Runs != nil {
+		return *x.Runs
+	}
+	return 0
+}
+
+func (x *InspectWorkerResponse) GetKeys() uint32 {
+	if x != nil && x.Keys != nil {
+		return *x.Keys
+	}
+	return 0
+}
+
+func (x *InspectWorkerResponse) GetStreamBytes() float64 {
+	if x != nil && x.StreamBytes != nil {
+		return *x.StreamBytes
+	}
+	return 0
+}
+
+func (x *InspectWorkerResponse) GetPulledBytes() float64 {
+	if x != nil && x.PulledBytes != nil {
+		return *x.PulledBytes
+	}
+	return 0
+}
+
+func (x *InspectWorkerResponse) GetAgeMs() float64 {
+	if x != nil && x.AgeMs != nil {
+		return *x.AgeMs
+	}
+	return 0
+}
+
+func (x *InspectWorkerResponse) GetFrames() map[string]uint32 {
+	if x != nil {
+		return x.Frames
+	}
+	return nil
+}
+
+func (x *InspectWorkerResponse) GetResyncs() map[string]uint32 {
+	if x != nil {
+		return x.Resyncs
+	}
+	return nil
+}
+
+func (x *InspectWorkerResponse) GetLastResyncReason() string {
+	if x != nil && x.LastResyncReason != nil {
+		return *x.LastResyncReason
+	}
+	return ""
+}
+
+func (x *InspectWorkerResponse) GetLastResyncMs() float64 {
+	if x != nil && x.LastResyncMs != nil {
+		return *x.LastResyncMs
+	}
+	return 0
+}
+
+func (x *InspectWorkerResponse) GetComparison() *StreamComparison {
+	if x != nil {
+		return x.Comparison
+	}
+	return nil
+}
+
+// StreamComparison compares the index with the agent's own set.
+type StreamComparison struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Keys in both.
+	Equal *uint32 `protobuf:"varint,1,opt,name=equal" json:"equal,omitempty"`
+	// Keys the agent has and the index lacks.
+	Missing *uint32 `protobuf:"varint,2,opt,name=missing" json:"missing,omitempty"`
+	// Keys the index has and the agent lacks.
+	Extra *uint32 `protobuf:"varint,3,opt,name=extra" json:"extra,omitempty"`
+	// Size of the agent's snapshot, bytes.
+	SnapshotBytes *uint32 `protobuf:"varint,4,opt,name=snapshot_bytes,json=snapshotBytes" json:"snapshot_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StreamComparison) Reset() {
+	*x = StreamComparison{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StreamComparison) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StreamComparison) ProtoMessage() {}
+
+func (x *StreamComparison) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StreamComparison.ProtoReflect.Descriptor instead.
+func (*StreamComparison) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *StreamComparison) GetEqual() uint32 {
+	if x != nil && x.Equal != nil {
+		return *x.Equal
+	}
+	return 0
+}
+
+func (x *StreamComparison) GetMissing() uint32 {
+	if x != nil && x.Missing != nil {
+		return *x.Missing
+	}
+	return 0
+}
+
+func (x *StreamComparison) GetExtra() uint32 {
+	if x != nil && x.Extra != nil {
+		return *x.Extra
+	}
+	return 0
+}
+
+func (x *StreamComparison) GetSnapshotBytes() uint32 {
+	if x != nil && x.SnapshotBytes != nil {
+		return *x.SnapshotBytes
+	}
+	return 0
+}
+
 var File_waypost_v1_operator_proto protoreflect.FileDescriptor
 
 const file_waypost_v1_operator_proto_rawDesc = "" +
@@ -2799,7 +3108,41 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"request_id\x18\x04 \x01(\tR\trequestId\"L\n" +
 	"\x16UncordonTargetResponse\x12\x18\n" +
 	"\aremoved\x18\x01 \x01(\bR\aremoved\x12\x18\n" +
-	"\aworkers\x18\x02 \x03(\tR\aworkers2\xde\x05\n" +
+	"\aworkers\x18\x02 \x03(\tR\aworkers\"F\n" +
+	"\x14InspectWorkerRequest\x12\x16\n" +
+	"\x06worker\x18\x01 \x01(\tR\x06worker\x12\x16\n" +
+	"\x06verify\x18\x02 \x01(\bR\x06verify\"\xc8\x05\n" +
+	"\x15InspectWorkerResponse\x12\x16\n" +
+	"\x06worker\x18\x01 \x01(\tR\x06worker\x12 \n" +
+	"\vincarnation\x18\x02 \x01(\tR\vincarnation\x12\x12\n" +
+	"\x04view\x18\x03 \x01(\tR\x04view\x12\x1a\n" +
+	"\bcoverage\x18\x04 \x01(\tR\bcoverage\x12\x14\n" +
+	"\x05epoch\x18\x05 \x01(\rR\x05epoch\x12\x10\n" +
+	"\x03seq\x18\x06 \x01(\x01R\x03seq\x12\x12\n" +
+	"\x04runs\x18\a \x01(\rR\x04runs\x12\x12\n" +
+	"\x04keys\x18\b \x01(\rR\x04keys\x12!\n" +
+	"\fstream_bytes\x18\t \x01(\x01R\vstreamBytes\x12!\n" +
+	"\fpulled_bytes\x18\n" +
+	" \x01(\x01R\vpulledBytes\x12\x15\n" +
+	"\x06age_ms\x18\v \x01(\x01R\x05ageMs\x12E\n" +
+	"\x06frames\x18\f \x03(\v2-.waypost.v1.InspectWorkerResponse.FramesEntryR\x06frames\x12H\n" +
+	"\aresyncs\x18\r \x03(\v2..waypost.v1.InspectWorkerResponse.ResyncsEntryR\aresyncs\x12,\n" +
+	"\x12last_resync_reason\x18\x0e \x01(\tR\x10lastResyncReason\x12$\n" +
+	"\x0elast_resync_ms\x18\x0f \x01(\x01R\flastResyncMs\x12<\n" +
+	"\n" +
+	"comparison\x18\x10 \x01(\v2\x1c.waypost.v1.StreamComparisonR\n" +
+	"comparison\x1a9\n" +
+	"\vFramesEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\rR\x05value:\x028\x01\x1a:\n" +
+	"\fResyncsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\rR\x05value:\x028\x01\"\x7f\n" +
+	"\x10StreamComparison\x12\x14\n" +
+	"\x05equal\x18\x01 \x01(\rR\x05equal\x12\x18\n" +
+	"\amissing\x18\x02 \x01(\rR\amissing\x12\x14\n" +
+	"\x05extra\x18\x03 \x01(\rR\x05extra\x12%\n" +
+	"\x0esnapshot_bytes\x18\x04 \x01(\rR\rsnapshotBytes2\xb4\x06\n" +
 	"\x0fOperatorService\x12H\n" +
 	"\tGetStatus\x12\x1c.waypost.v1.GetStatusRequest\x1a\x1d.waypost.v1.GetStatusResponse\x12N\n" +
 	"\vListWorkers\x12\x1e.waypost.v1.ListWorkersRequest\x1a\x1f.waypost.v1.ListWorkersResponse\x12H\n" +
@@ -2809,7 +3152,8 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"\bGetFleet\x12\x1b.waypost.v1.GetFleetRequest\x1a\x1c.waypost.v1.GetFleetResponse\x12E\n" +
 	"\bPutFleet\x12\x1b.waypost.v1.PutFleetRequest\x1a\x1c.waypost.v1.PutFleetResponse\x12Q\n" +
 	"\fCordonTarget\x12\x1f.waypost.v1.CordonTargetRequest\x1a .waypost.v1.CordonTargetResponse\x12W\n" +
-	"\x0eUncordonTarget\x12!.waypost.v1.UncordonTargetRequest\x1a\".waypost.v1.UncordonTargetResponseB$Z\"waypost/proto/waypost/v1;waypostv1b\beditionsp\xe8\a"
+	"\x0eUncordonTarget\x12!.waypost.v1.UncordonTargetRequest\x1a\".waypost.v1.UncordonTargetResponse\x12T\n" +
+	"\rInspectWorker\x12 .waypost.v1.InspectWorkerRequest\x1a!.waypost.v1.InspectWorkerResponseB$Z\"waypost/proto/waypost/v1;waypostv1b\beditionsp\xe8\a"
 
 var (
 	file_waypost_v1_operator_proto_rawDescOnce sync.Once
@@ -2823,7 +3167,7 @@ func file_waypost_v1_operator_proto_rawDescGZIP() []byte {
 	return file_waypost_v1_operator_proto_rawDescData
 }
 
-var file_waypost_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
+var file_waypost_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
 var file_waypost_v1_operator_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),         // 0: waypost.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),        // 1: waypost.v1.GetStatusResponse
@@ -2855,14 +3199,19 @@ var file_waypost_v1_operator_proto_goTypes = []any{
 	(*CordonTargetResponse)(nil),     // 27: waypost.v1.CordonTargetResponse
 	(*UncordonTargetRequest)(nil),    // 28: waypost.v1.UncordonTargetRequest
 	(*UncordonTargetResponse)(nil),   // 29: waypost.v1.UncordonTargetResponse
-	nil,                              // 30: waypost.v1.Worker.HeadersEntry
+	(*InspectWorkerRequest)(nil),     // 30: waypost.v1.InspectWorkerRequest
+	(*InspectWorkerResponse)(nil),    // 31: waypost.v1.InspectWorkerResponse
+	(*StreamComparison)(nil),         // 32: waypost.v1.StreamComparison
+	nil,                              // 33: waypost.v1.Worker.HeadersEntry
+	nil,                              // 34: waypost.v1.InspectWorkerResponse.FramesEntry
+	nil,                              // 35: waypost.v1.InspectWorkerResponse.ResyncsEntry
 }
 var file_waypost_v1_operator_proto_depIdxs = []int32{
 	2,  // 0: waypost.v1.GetStatusResponse.pools:type_name -> waypost.v1.PoolStatus
 	3,  // 1: waypost.v1.GetStatusResponse.problems:type_name -> waypost.v1.Problem
 	25, // 2: waypost.v1.GetStatusResponse.cordons:type_name -> waypost.v1.Cordon
 	6,  // 3: waypost.v1.ListWorkersResponse.workers:type_name -> waypost.v1.Worker
-	30, // 4: waypost.v1.Worker.headers:type_name -> waypost.v1.Worker.HeadersEntry
+	33, // 4: waypost.v1.Worker.headers:type_name -> waypost.v1.Worker.HeadersEntry
 	25, // 5: waypost.v1.Worker.cordon:type_name -> waypost.v1.Cordon
 	9,  // 6: waypost.v1.ListHostsResponse.hosts:type_name -> waypost.v1.Host
 	12, // 7: waypost.v1.Host.gpus:type_name -> waypost.v1.Gpu
@@ -2873,29 +3222,34 @@ var file_waypost_v1_operator_proto_depIdxs = []int32{
 	17, // 12: waypost.v1.ListMembersResponse.members:type_name -> waypost.v1.Member
 	20, // 13: waypost.v1.ListCoordinatorsResponse.coordinators:type_name -> waypost.v1.Coordinator
 	25, // 14: waypost.v1.CordonTargetResponse.cordon:type_name -> waypost.v1.Cordon
-	0,  // 15: waypost.v1.OperatorService.GetStatus:input_type -> waypost.v1.GetStatusRequest
-	4,  // 16: waypost.v1.OperatorService.ListWorkers:input_type -> waypost.v1.ListWorkersRequest
-	7,  // 17: waypost.v1.OperatorService.ListHosts:input_type -> waypost.v1.ListHostsRequest
-	15, // 18: waypost.v1.OperatorService.ListMembers:input_type -> waypost.v1.ListMembersRequest
-	18, // 19: waypost.v1.OperatorService.ListCoordinators:input_type -> waypost.v1.ListCoordinatorsRequest
-	21, // 20: waypost.v1.OperatorService.GetFleet:input_type -> waypost.v1.GetFleetRequest
-	23, // 21: waypost.v1.OperatorService.PutFleet:input_type -> waypost.v1.PutFleetRequest
-	26, // 22: waypost.v1.OperatorService.CordonTarget:input_type -> waypost.v1.CordonTargetRequest
-	28, // 23: waypost.v1.OperatorService.UncordonTarget:input_type -> waypost.v1.UncordonTargetRequest
-	1,  // 24: waypost.v1.OperatorService.GetStatus:output_type -> waypost.v1.GetStatusResponse
-	5,  // 25: waypost.v1.OperatorService.ListWorkers:output_type -> waypost.v1.ListWorkersResponse
-	8,  // 26: waypost.v1.OperatorService.ListHosts:output_type -> waypost.v1.ListHostsResponse
-	16, // 27: waypost.v1.OperatorService.ListMembers:output_type -> waypost.v1.ListMembersResponse
-	19, // 28: waypost.v1.OperatorService.ListCoordinators:output_type -> waypost.v1.ListCoordinatorsResponse
-	22, // 29: waypost.v1.OperatorService.GetFleet:output_type -> waypost.v1.GetFleetResponse
-	24, // 30: waypost.v1.OperatorService.PutFleet:output_type -> waypost.v1.PutFleetResponse
-	27, // 31: waypost.v1.OperatorService.CordonTarget:output_type -> waypost.v1.CordonTargetResponse
-	29, // 32: waypost.v1.OperatorService.UncordonTarget:output_type -> waypost.v1.UncordonTargetResponse
-	24, // [24:33] is the sub-list for method output_type
-	15, // [15:24] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	34, // 15: waypost.v1.InspectWorkerResponse.frames:type_name -> waypost.v1.InspectWorkerResponse.FramesEntry
+	35, // 16: waypost.v1.InspectWorkerResponse.resyncs:type_name -> waypost.v1.InspectWorkerResponse.ResyncsEntry
+	32, // 17: waypost.v1.InspectWorkerResponse.comparison:type_name -> waypost.v1.StreamComparison
+	0,  // 18: waypost.v1.OperatorService.GetStatus:input_type -> waypost.v1.GetStatusRequest
+	4,  // 19: waypost.v1.OperatorService.ListWorkers:input_type -> waypost.v1.ListWorkersRequest
+	7,  // 20: waypost.v1.OperatorService.ListHosts:input_type -> waypost.v1.ListHostsRequest
+	15, // 21: waypost.v1.OperatorService.ListMembers:input_type -> waypost.v1.ListMembersRequest
+	18, // 22: waypost.v1.OperatorService.ListCoordinators:input_type -> waypost.v1.ListCoordinatorsRequest
+	21, // 23: waypost.v1.OperatorService.GetFleet:input_type -> waypost.v1.GetFleetRequest
+	23, // 24: waypost.v1.OperatorService.PutFleet:input_type -> waypost.v1.PutFleetRequest
+	26, // 25: waypost.v1.OperatorService.CordonTarget:input_type -> waypost.v1.CordonTargetRequest
+	28, // 26: waypost.v1.OperatorService.UncordonTarget:input_type -> waypost.v1.UncordonTargetRequest
+	30, // 27: waypost.v1.OperatorService.InspectWorker:input_type -> waypost.v1.InspectWorkerRequest
+	1,  // 28: waypost.v1.OperatorService.GetStatus:output_type -> waypost.v1.GetStatusResponse
+	5,  // 29: waypost.v1.OperatorService.ListWorkers:output_type -> waypost.v1.ListWorkersResponse
+	8,  // 30: waypost.v1.OperatorService.ListHosts:output_type -> waypost.v1.ListHostsResponse
+	16, // 31: waypost.v1.OperatorService.ListMembers:output_type -> waypost.v1.ListMembersResponse
+	19, // 32: waypost.v1.OperatorService.ListCoordinators:output_type -> waypost.v1.ListCoordinatorsResponse
+	22, // 33: waypost.v1.OperatorService.GetFleet:output_type -> waypost.v1.GetFleetResponse
+	24, // 34: waypost.v1.OperatorService.PutFleet:output_type -> waypost.v1.PutFleetResponse
+	27, // 35: waypost.v1.OperatorService.CordonTarget:output_type -> waypost.v1.CordonTargetResponse
+	29, // 36: waypost.v1.OperatorService.UncordonTarget:output_type -> waypost.v1.UncordonTargetResponse
+	31, // 37: waypost.v1.OperatorService.InspectWorker:output_type -> waypost.v1.InspectWorkerResponse
+	28, // [28:38] is the sub-list for method output_type
+	18, // [18:28] is the sub-list for method input_type
+	18, // [18:18] is the sub-list for extension type_name
+	18, // [18:18] is the sub-list for extension extendee
+	0,  // [0:18] is the sub-list for field type_name
 }
 
 func init() { file_waypost_v1_operator_proto_init() }
@@ -2909,7 +3263,7 @@ func file_waypost_v1_operator_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_waypost_v1_operator_proto_rawDesc), len(file_waypost_v1_operator_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   31,
+			NumMessages:   36,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

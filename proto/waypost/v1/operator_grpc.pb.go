@@ -30,6 +30,7 @@ const (
 	OperatorService_PutFleet_FullMethodName         = "/waypost.v1.OperatorService/PutFleet"
 	OperatorService_CordonTarget_FullMethodName     = "/waypost.v1.OperatorService/CordonTarget"
 	OperatorService_UncordonTarget_FullMethodName   = "/waypost.v1.OperatorService/UncordonTarget"
+	OperatorService_InspectWorker_FullMethodName    = "/waypost.v1.OperatorService/InspectWorker"
 )
 
 // OperatorServiceClient is the client API for OperatorService service.
@@ -56,6 +57,8 @@ type OperatorServiceClient interface {
 	CordonTarget(ctx context.Context, in *CordonTargetRequest, opts ...grpc.CallOption) (*CordonTargetResponse, error)
 	// UncordonTarget takes a cordon back.
 	UncordonTarget(ctx context.Context, in *UncordonTargetRequest, opts ...grpc.CallOption) (*UncordonTargetResponse, error)
+	// InspectWorker shows a worker's prefix stream and what the index holds of it.
+	InspectWorker(ctx context.Context, in *InspectWorkerRequest, opts ...grpc.CallOption) (*InspectWorkerResponse, error)
 }
 
 type operatorServiceClient struct {
@@ -156,6 +159,16 @@ func (c *operatorServiceClient) UncordonTarget(ctx context.Context, in *Uncordon
 	return out, nil
 }
 
+func (c *operatorServiceClient) InspectWorker(ctx context.Context, in *InspectWorkerRequest, opts ...grpc.CallOption) (*InspectWorkerResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(InspectWorkerResponse)
+	err := c.cc.Invoke(ctx, OperatorService_InspectWorker_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // OperatorServiceServer is the server API for OperatorService service.
 // All implementations must embed UnimplementedOperatorServiceServer
 // for forward compatibility.
@@ -180,6 +193,8 @@ type OperatorServiceServer interface {
 	CordonTarget(context.Context, *CordonTargetRequest) (*CordonTargetResponse, error)
 	// UncordonTarget takes a cordon back.
 	UncordonTarget(context.Context, *UncordonTargetRequest) (*UncordonTargetResponse, error)
+	// InspectWorker shows a worker's prefix stream and what the index holds of it.
+	InspectWorker(context.Context, *InspectWorkerRequest) (*InspectWorkerResponse, error)
 	mustEmbedUnimplementedOperatorServiceServer()
 }
 
@@ -216,6 +231,9 @@ func (UnimplementedOperatorServiceServer) CordonTarget(context.Context, *CordonT
 }
 func (UnimplementedOperatorServiceServer) UncordonTarget(context.Context, *UncordonTargetRequest) (*UncordonTargetResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method UncordonTarget not implemented")
+}
+func (UnimplementedOperatorServiceServer) InspectWorker(context.Context, *InspectWorkerRequest) (*InspectWorkerResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method InspectWorker not implemented")
 }
 func (UnimplementedOperatorServiceServer) mustEmbedUnimplementedOperatorServiceServer() {}
 func (UnimplementedOperatorServiceServer) testEmbeddedByValue()                         {}
@@ -400,6 +418,24 @@ func _OperatorService_UncordonTarget_Handler(srv interface{}, ctx context.Contex
 	return interceptor(ctx, in, info, handler)
 }
 
+func _OperatorService_InspectWorker_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(InspectWorkerRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServiceServer).InspectWorker(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: OperatorService_InspectWorker_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServiceServer).InspectWorker(ctx, req.(*InspectWorkerRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // OperatorService_ServiceDesc is the grpc.ServiceDesc for OperatorService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -442,6 +478,10 @@ var OperatorService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "UncordonTarget",
 			Handler:    _OperatorService_UncordonTarget_Handler,
+		},
+		{
+			MethodName: "InspectWorker",
+			Handler:    _OperatorService_InspectWorker_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

@@ -900,7 +900,9 @@ type Basis struct {
 	InputSource *string `protobuf:"bytes,6,opt,name=input_source,json=inputSource" json:"input_source,omitempty"`
 	// What was not normal: stale_policy, stale_queue, last_resort, over_limit,
 	// no_cache_view, estimated_length, tenant_over_share, panic_floor.
-	Marks         []string `protobuf:"bytes,7,rep,name=marks" json:"marks,omitempty"`
+	Marks []string `protobuf:"bytes,7,rep,name=marks" json:"marks,omitempty"`
+	// Weight of gap and stall in the total, as the policy has it.
+	Theta         *float64 `protobuf:"fixed64,8,opt,name=theta" json:"theta,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -982,6 +984,13 @@ func (x *Basis) GetMarks() []string {
 		return x.Marks
 	}
 	return nil
+}
+
+func (x *Basis) GetTheta() float64 {
+	if x != nil && x.Theta != nil {
+		return *x.Theta
+	}
+	return 0
 }
 
 // Terms are the cost terms of one candidate, all in ms; unset: not computed.
@@ -2273,7 +2282,7 @@ const file_waypost_v1_placement_proto_rawDesc = "" +
 	"\x06source\x18\x01 \x01(\v2\x15.waypost.v1.WorkerRefR\x06source\x12\x16\n" +
 	"\x06tokens\x18\x02 \x01(\rR\x06tokens\x12\x1f\n" +
 	"\vtransfer_ms\x18\x03 \x01(\x01R\n" +
-	"transferMs\"\xf7\x01\n" +
+	"transferMs\"\x8d\x02\n" +
 	"\x05Basis\x12%\n" +
 	"\x0epolicy_version\x18\x01 \x01(\rR\rpolicyVersion\x12\"\n" +
 	"\rpolicy_age_ms\x18\x02 \x01(\x01R\vpolicyAgeMs\x12 \n" +
@@ -2283,7 +2292,8 @@ const file_waypost_v1_placement_proto_rawDesc = "" +
 	"\n" +
 	"cache_view\x18\x05 \x01(\tR\tcacheView\x12!\n" +
 	"\finput_source\x18\x06 \x01(\tR\vinputSource\x12\x14\n" +
-	"\x05marks\x18\a \x03(\tR\x05marks\"\x85\x03\n" +
+	"\x05marks\x18\a \x03(\tR\x05marks\x12\x14\n" +
+	"\x05theta\x18\b \x01(\x01R\x05theta\"\x85\x03\n" +
 	"\x05Terms\x12\x16\n" +
 	"\x06worker\x18\x01 \x01(\tR\x06worker\x12!\n" +
 	"\freuse_tokens\x18\x02 \x01(\rR\vreuseTokens\x12\x19\n" +
