@@ -77,7 +77,8 @@ func TestEvictionsAreSeen(t *testing.T) {
 		if i%4 == 3 {
 			n = uint32((i - 2) % 9)
 		}
-		s := r.serve(0, ask{tokens: tokens(200+n, 560+int(n)*16), output: 1})
+		a := ask{tokens: tokens(200+n, 560+int(n)*16), output: 1}
+		s := r.serve(0, a)
 		if s.expected != s.actual {
 			t.Errorf("request %d: expected %d tokens, the engine reused %d (%s)", i, s.expected, s.actual, s.class)
 		}
@@ -86,7 +87,8 @@ func TestEvictionsAreSeen(t *testing.T) {
 		} else {
 			misses++
 		}
-		r.fresh()
+		// What it evicted was told before what it stored.
+		r.settled(WorkerName(0, 0), a, len(a.tokens), block)
 	}
 	if hits < 6 || misses < 15 {
 		t.Errorf("%d hits and %d misses: the test proves little", hits, misses)
