@@ -37,6 +37,9 @@ func TestMain(m *testing.M) {
 			}
 			os.Exit(code)
 		}),
+		// A probe under way ends by its own time-out: memberlist's shutdown does
+		// not wait for it.
+		goleak.IgnoreTopFunction("github.com/hashicorp/memberlist.(*Memberlist).probeNode"),
 		// The HTTP client's idle connections end with the engines they lead to.
 		goleak.IgnoreTopFunction("internal/poll.runtime_pollWait"),
 		goleak.IgnoreTopFunction("net/http.(*persistConn).writeLoop"))
