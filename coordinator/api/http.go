@@ -132,7 +132,10 @@ func (s *Server) httpPlace(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if ids != nil {
-		req.GetInput().TokenIds = ids
+		if req.Input == nil {
+			req.Input = &waypostv1.Input{}
+		}
+		req.Input.TokenIds = ids
 	}
 	resp, ok := call(s, w, r, waypostv1.PlacementService_Place_FullMethodName, req, s.opt.Placement.Place)
 	if !ok {

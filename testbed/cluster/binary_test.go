@@ -32,8 +32,8 @@ var buildBinary = sync.OnceValues(func() (string, error) {
 	return path, nil
 })
 
-// binary is the path of the built program.
-func binary(t *testing.T) string {
+// program is the path of the built program.
+func program(t *testing.T) string {
 	t.Helper()
 	if testing.Short() {
 		t.Skip("builds and runs the real program; left out with -short")
@@ -61,7 +61,7 @@ func runIn(t *testing.T, env []string, args ...string) ran {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, binary(t), args...)
+	cmd := exec.CommandContext(ctx, program(t), args...)
 	var out, errOut bytes.Buffer
 	cmd.Stdout, cmd.Stderr, cmd.Env, cmd.Dir = &out, &errOut, append(cleanEnv(), env...), t.TempDir()
 	err := cmd.Run()

@@ -206,7 +206,7 @@ func TestDevEndsCleanlyOnInterrupt(t *testing.T) {
 	t.Parallel()
 	takeSlot(t)
 	tmp := t.TempDir()
-	cmd := exec.Command(binary(t), "dev", "--json", "--engines", "1")
+	cmd := exec.Command(program(t), "dev", "--json", "--engines", "1")
 	cmd.Env, cmd.Dir = append(cleanEnv(), "TMPDIR="+tmp), t.TempDir()
 	var errOut bytes.Buffer
 	cmd.Stderr = &errOut

@@ -18,7 +18,7 @@ import (
 // keys of the host gpu-01 and the coordinator c-01.
 func TestBadConfiguration(t *testing.T) {
 	t.Parallel()
-	binary(t)
+	program(t)
 	certs := filepath.Join(t.TempDir(), "certs")
 	if _, err := identity.WriteDevCerts(certs, []string{"gpu-01"}, []string{"c-01"}); err != nil {
 		t.Fatal(err)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -62,7 +63,7 @@ func freePort(t *testing.T) string {
 
 func startProcesses(t *testing.T, coordinators int) *processes {
 	t.Helper()
-	p := &processes{program: binary(t), dir: t.TempDir()}
+	p := &processes{program: program(t), dir: t.TempDir()}
 	takeSlot(t)
 	e, err := emulator.Start(emulator.Options{Model: "Llama-3.1-8B", BlockTokens: 16})
 	if err != nil {
@@ -312,13 +313,14 @@ type background struct {
 	stop      func()
 }
 
-func (p *processes) background(writeAt int, placeAt ...int) *background {
+func (r *rig) background(writeAt int, placeAt ...int) *background {
 	b := &background{placed: map[int]int{}}
 	ended := make(chan struct{})
+	life := rand.Uint32()
 	var wg sync.WaitGroup
 	var once sync.Once
 	b.stop = func() { once.Do(func() { close(ended); wg.Wait() }) }
-	p.t.Cleanup(b.stop)
+	r.t.Cleanup(b.stop)
 	loop := func(fn func(n int)) {
 		wg.Go(func() {
 			for n := 0; ; n++ {
@@ -332,10 +334,10 @@ func (p *processes) background(writeAt int, placeAt ...int) *background {
 		})
 	}
 	loop(func(n int) {
-		name := fmt.Sprintf("host-%04d", n)
+		name := fmt.Sprintf("host-%x-%04d", life, n)
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()
-		if _, err := cordonOn(ctx, p.Operator(writeAt), name, "w-"+name); err == nil {
+		if _, err := cordonOn(ctx, r.Operator(writeAt), name, "w-"+name); err == nil {
 			b.mu.Lock()
 			b.committed = append(b.committed, name)
 			b.mu.Unlock()
@@ -346,7 +348,7 @@ func (p *processes) background(writeAt int, placeAt ...int) *background {
 		loop(func(n int) {
 			ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 			defer cancel()
-			resp, err := p.Placement(i).Place(ctx, &waypostv1.PlaceRequest{Input: &waypostv1.Input{TokenIds: tokens(uint32(n), 64)}, Reserve: proto.Bool(false)})
+			resp, err := r.Placement(i).Place(ctx, &waypostv1.PlaceRequest{Input: &waypostv1.Input{TokenIds: tokens(uint32(n), 64)}, Reserve: proto.Bool(false)})
 			if err == nil && resp.GetPlacement() == nil {
 				err = fmt.Errorf("refused: %s", resp.GetRefused().GetDetail())
 			}
@@ -388,9 +390,14 @@ func TestProcessesSurviveTheirLeader(t *testing.T) {
 	p.formed()
 	p.commands()
 
+	b := p.background(0, 0, 1, 2)
+	knockAll(p.strangers(t), map[string]string{p.apiAddr[0]: "tcp", p.clusterAddr[1]: "tcp", p.meshAddr[2]: "tcp"})
+	b.undisturbed(t)
+	before := b.committed
+
 	dead := p.leads()
 	alive := []int{(dead + 1) % 3, (dead + 2) % 3}
-	b := p.background(alive[0], alive...)
+	b = p.background(alive[0], alive...)
 	more := func(n int) {
 		before, placedBefore := b.count()
 		p.eventually("writes do not get through", func() string {
@@ -405,6 +412,7 @@ func TestProcessesSurviveTheirLeader(t *testing.T) {
 	p.coords[dead].kill()
 	more(5)
 	b.stop()
+	b.committed = append(b.committed, before...)
 	if _, placed := b.count(); len(b.failed) > 0 {
 		t.Errorf("%d of %d placements failed while the leader died, first: %v", len(b.failed), placed, b.failed[0])
 	}

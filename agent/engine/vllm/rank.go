@@ -44,6 +44,8 @@ type rankReader struct {
 	busy    bool
 	asleep  bool
 	ended   bool // ctx of Run is done: nothing more is told
+	// badLogged is when an unreadable batch was last warned of.
+	badLogged time.Time
 
 	asked chan ask // latest only
 	stop  context.CancelFunc
@@ -273,7 +275,7 @@ func (r *rankReader) replay(ctx context.Context, a ask) error {
 func (r *rankReader) Apply(m Message) {
 	b, err := r.decoder.Decode(m.Payload)
 	if err != nil {
-		r.log.Warn("event batch cannot be read", "seq", m.Seq, "error", err)
+		r.logBad(m, err)
 		r.stream.BadPayload(m.Received)
 		return
 	}
@@ -291,6 +293,19 @@ func (r *rankReader) Apply(m Message) {
 	}
 	r.sink.Batch(r.n, out)
 	r.stream.Applied(m.Received, stored, b.Damaged, b.Unknown, b.LostRemovals)
+}
+
+// badEvery is the least time between two warnings of unreadable batches: an
+// engine of an unknown version sends nothing else.
+const badEvery = time.Minute
+
+// logBad warns of an unreadable batch now and then; all are counted.
+func (r *rankReader) logBad(m Message, err error) {
+	level := slog.LevelDebug
+	if r.badLogged.IsZero() || m.Received.Sub(r.badLogged) >= badEvery {
+		level, r.badLogged = slog.LevelWarn, m.Received
+	}
+	r.log.Log(context.Background(), level, "event batch cannot be read", "seq", m.Seq, "error", err)
 }
 
 // AskReplay hands a request to the goroutine of the replay socket.
