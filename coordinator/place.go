@@ -338,8 +338,12 @@ func requestOf(req *waypostv1.PlaceRequest, pool string) (placement.Request, err
 // checkNames bounds the texts of a request.
 func checkNames(req *waypostv1.PlaceRequest) error {
 	for _, f := range []struct{ field, value string }{
-		{"request_id", req.GetRequestId()}, {"pool", req.GetPool()}, {"tenant", req.GetTenant()}, {"adapter", req.GetAdapter()},
-		{"cache_salt", req.GetCacheSalt()}, {"caller_zone", req.GetCallerZone()},
+		{"request_id", req.GetRequestId()},
+		{"pool", req.GetPool()},
+		{"tenant", req.GetTenant()},
+		{"adapter", req.GetAdapter()},
+		{"cache_salt", req.GetCacheSalt()},
+		{"caller_zone", req.GetCallerZone()},
 	} {
 		if len(f.value) > maxNameLen {
 			return api.BadField(f.field, fmt.Sprintf("%d bytes are more than %d", len(f.value), maxNameLen))

@@ -103,8 +103,10 @@ func noLeader(err error) error {
 }
 
 func fleetCommand(f *flags) *cobra.Command {
-	c := &cobra.Command{Use: "fleet", Short: "Show, compare or apply the fleet file",
-		Example: "  waypost fleet show > fleet.toml\n  waypost fleet diff fleet.toml\n  waypost fleet apply fleet.toml --message \"RoCE links\""}
+	c := &cobra.Command{
+		Use: "fleet", Short: "Show, compare or apply the fleet file",
+		Example: "  waypost fleet show > fleet.toml\n  waypost fleet diff fleet.toml\n  waypost fleet apply fleet.toml --message \"RoCE links\"",
+	}
 	c.AddCommand(fleetShow(f), fleetDiff(f), fleetApply(f))
 	return c
 }

@@ -16,10 +16,14 @@ type ReloadMetrics struct {
 // NewReloadMetrics registers the series; the load at the start counts as a success.
 func NewReloadMetrics(reg prometheus.Registerer) (*ReloadMetrics, error) {
 	m := &ReloadMetrics{
-		ok: prometheus.NewGauge(prometheus.GaugeOpts{Name: "waypost_config_last_reload_successful",
-			Help: "1 if the last reading of the configuration was good, 0 if the old one was kept."}),
-		last: prometheus.NewGauge(prometheus.GaugeOpts{Name: "waypost_config_last_reload_success_timestamp_seconds",
-			Help: "Unix time of the last good reading of the configuration."}),
+		ok: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "waypost_config_last_reload_successful",
+			Help: "1 if the last reading of the configuration was good, 0 if the old one was kept.",
+		}),
+		last: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "waypost_config_last_reload_success_timestamp_seconds",
+			Help: "Unix time of the last good reading of the configuration.",
+		}),
 	}
 	for _, c := range []prometheus.Collector{m.ok, m.last} {
 		if err := reg.Register(c); err != nil {
