@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"io"
 	"log/slog"
@@ -20,6 +21,14 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	flag.Parse()
+	// These tests mostly wait: for elections, reports and time-outs. What runs
+	// at once is bounded by slots.
+	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
+		if err := f.Value.Set("12"); err != nil {
+			panic(err)
+		}
+	}
 	goleak.VerifyTestMain(m,
 		goleak.Cleanup(func(code int) {
 			if err := os.RemoveAll(binaryDir); err != nil {
