@@ -183,41 +183,40 @@ func beside(t *testing.T, harm func(conn net.Conn, n int64), harms int64) {
 	}
 }
 
-func TestHugeFramesOfAnEngine(t *testing.T) {
+// TestHostileEngine runs one at a time: each is allowed to cost memory.
+func TestHostileEngine(t *testing.T) {
 	t.Parallel()
 	mebibyte := make([]byte, 1<<20)
-	beside(t, func(conn net.Conn, _ int64) {
-		header := binary.BigEndian.AppendUint64([]byte{2}, 1<<30)
-		for _, err := conn.Write(header); err == nil; _, err = conn.Write(mebibyte) {
-			continue
-		}
-	}, 4)
-}
-
-func TestEndlessMessagesOfAnEngine(t *testing.T) {
-	t.Parallel()
-	part := frame(true, make([]byte, 1<<20))
-	beside(t, func(conn net.Conn, _ int64) {
-		for range 1 << 10 {
-			if _, err := conn.Write(part); err != nil {
-				return
+	t.Run("frames of 1 GiB", func(t *testing.T) {
+		beside(t, func(conn net.Conn, _ int64) {
+			header := binary.BigEndian.AppendUint64([]byte{2}, 1<<30)
+			for _, err := conn.Write(header); err == nil; _, err = conn.Write(mebibyte) {
+				continue
 			}
-		}
-	}, 4)
-}
-
-func TestBombsInEvents(t *testing.T) {
-	t.Parallel()
-	list := bombs()
-	beside(t, func(conn net.Conn, n int64) {
-		seq := uint64(0)
-		for range 3 {
-			for _, payload := range list {
-				if _, err := conn.Write(event(seq, payload)); err != nil {
+		}, 4)
+	})
+	t.Run("messages without end", func(t *testing.T) {
+		part := frame(true, mebibyte)
+		beside(t, func(conn net.Conn, _ int64) {
+			for range 1 << 10 {
+				if _, err := conn.Write(part); err != nil {
 					return
 				}
-				seq++
 			}
-		}
-	}, 4)
+		}, 4)
+	})
+	t.Run("msgpack bombs", func(t *testing.T) {
+		list := bombs()
+		beside(t, func(conn net.Conn, _ int64) {
+			seq := uint64(0)
+			for range 3 {
+				for _, payload := range list {
+					if _, err := conn.Write(event(seq, payload)); err != nil {
+						return
+					}
+					seq++
+				}
+			}
+		}, 4)
+	})
 }

@@ -77,7 +77,8 @@ func TestEvictionsAreSeen(t *testing.T) {
 		if i%4 == 3 {
 			n = uint32((i - 2) % 9)
 		}
-		s := r.serve(0, ask{tokens: tokens(200+n, 565+int(n)*16), output: 1})
+		a := ask{tokens: tokens(200+n, 560+int(n)*16), output: 1}
+		s := r.serve(0, a)
 		if s.expected != s.actual {
 			t.Errorf("request %d: expected %d tokens, the engine reused %d (%s)", i, s.expected, s.actual, s.class)
 		}
@@ -86,29 +87,12 @@ func TestEvictionsAreSeen(t *testing.T) {
 		} else {
 			misses++
 		}
-		r.mirrored()
+		// What it evicted was told before what it stored.
+		r.settled(WorkerName(0, 0), a, len(a.tokens), block)
 	}
 	if hits < 6 || misses < 15 {
 		t.Errorf("%d hits and %d misses: the test proves little", hits, misses)
 	}
-}
-
-// mirrored waits until the agents have mirrored all that the engines did, and a
-// coordinator's view of it is younger than that. It needs prompts that leave no
-// second copy of a block: none of whole blocks.
-func (r *rig) mirrored() {
-	r.t.Helper()
-	for i, e := range r.Engines {
-		name, block := WorkerName(i, 0), e.Options().BlockTokens
-		r.eventually("the agent of "+name+" does not catch up", func() string {
-			want := float64(e.Status(0).CachedBlocks * block)
-			if got := r.worker(0, name).GetCachedTokens(); got != want {
-				return fmt.Sprintf("mirrors %v tokens, the engine caches %v", got, want)
-			}
-			return ""
-		})
-	}
-	r.fresh()
 }
 
 // fresh waits until a coordinator's view of a cache is younger than this call.
