@@ -118,6 +118,9 @@ func New(opt Options) (*Agent, error) {
 	if err := a.wireGossip(); err != nil {
 		return nil, err
 	}
+	if err := a.opt.Registerer.Register(newCollector(a)); err != nil {
+		return nil, err
+	}
 	return a, a.wireFacts()
 }
 

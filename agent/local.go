@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"path/filepath"
 	"sort"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -41,17 +42,16 @@ func (s *localServer) ListMembers(_ context.Context, req *waypostv1.ListMembersR
 	return &waypostv1.ListMembersResponse{Members: s.a.members(), AnsweredBy: &s.a.name}, nil
 }
 
-// GetStatus says what the agent itself knows.
-func (s *localServer) GetStatus(context.Context, *waypostv1.GetStatusRequest) (*waypostv1.GetStatusResponse, error) {
-	return nil, s.needsCoordinator("status")
+// elsewhere answers every call but the member list: where to ask.
+func (s *localServer) elsewhere(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+	if info.FullMethod == waypostv1.OperatorService_ListMembers_FullMethodName {
+		return next(ctx, req)
+	}
+	return nil, s.needsCoordinator(info.FullMethod)
 }
 
-// ListWorkers says where to ask.
-func (s *localServer) ListWorkers(context.Context, *waypostv1.ListWorkersRequest) (*waypostv1.ListWorkersResponse, error) {
-	return nil, s.needsCoordinator("workers")
-}
-
-func (s *localServer) needsCoordinator(what string) error {
+func (s *localServer) needsCoordinator(method string) error {
+	what := method[strings.LastIndexByte(method, '/')+1:]
 	for _, l := range s.a.dialer.Status() {
 		if l.State == "up" {
 			return status.Errorf(codes.Unavailable, "the local agent cannot answer %s; ask coordinator %s (cluster address %s) with --addr", what, l.Coordinator, l.Address)
@@ -106,7 +106,11 @@ func (a *Agent) startLocal() error {
 		if err != nil {
 			return fmt.Errorf("agent: run_dir: %w", err)
 		}
-		a.local = &localServer{a: a, grpc: grpc.NewServer(), done: make(chan error, 1)}
+		a.local = &localServer{a: a, done: make(chan error, 1)}
+		a.local.grpc = grpc.NewServer(grpc.UnaryInterceptor(a.local.elsewhere), grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
+			method, _ := grpc.MethodFromServerStream(stream)
+			return a.local.needsCoordinator(method)
+		}))
 		waypostv1.RegisterOperatorServiceServer(a.local.grpc, a.local)
 		go func() { a.local.done <- a.local.grpc.Serve(l) }()
 	}

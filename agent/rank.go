@@ -3,6 +3,7 @@ package agent
 import (
 	"encoding/binary"
 	"hash/fnv"
+	"maps"
 	"math/rand/v2"
 	"sync"
 	"time"
@@ -260,13 +261,14 @@ type report struct {
 	process      uint64
 	coverage     engine.Coverage
 	cachedBlocks int
+	blockTokens  int
 	faults       map[string]int
 }
 
 func (r *rank) report(now time.Time) report {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	out := report{process: r.process, coverage: r.coverage, faults: r.faults}
+	out := report{process: r.process, coverage: r.coverage, faults: maps.Clone(r.faults), blockTokens: r.facts.BlockTokens}
 	if r.estimate != nil {
 		out.load = r.estimate.Load(now)
 	}

@@ -2,6 +2,7 @@ package coordinator
 
 import (
 	"fmt"
+	"runtime/debug"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
@@ -27,6 +28,9 @@ func Command(version string) *cobra.Command {
 		if err != nil || done {
 			return err
 		}
+		// The collector of garbage works harder near the limit; what is kept is
+		// bounded by the parts themselves.
+		debug.SetMemoryLimit(int64(cfg.Limits.Memory))
 		log, level := daemon.NewLogger(cmd.ErrOrStderr(), cfg.Log.Level, cfg.Log.Format)
 		reg := prometheus.NewRegistry()
 		reloads, err := daemon.NewReloadMetrics(reg)

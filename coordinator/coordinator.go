@@ -421,7 +421,7 @@ func callerOfTLS(state tls.ConnectionState) (api.Caller, error) {
 // ready lists what must hold before this coordinator should be asked.
 func (c *Coordinator) ready() []api.Check {
 	checks := []api.Check{{Name: "registry"}, {Name: "fleet-file"}}
-	if c.replica.State().ClusterID() == "" {
+	if c.replica.State().ClusterID() == "" || !c.Joined() {
 		checks[0].Problem = "not part of a cluster yet: start the first coordinator with --bootstrap, others with [cluster] join"
 	}
 	if err := c.replica.State().FleetProblem(); err != nil {
@@ -462,6 +462,9 @@ func (c *Coordinator) modelOf(pool string) string {
 func (c *Coordinator) setView(id fleet.WorkerID, process uint64, kind placement.ViewKind, age time.Duration) {
 	c.fleet.SetView(time.Now(), id, process, kind, age)
 }
+
+// Joined says whether this coordinator has its number and can reserve.
+func (c *Coordinator) Joined() bool { return c.number.Load() != 0 }
 
 // takeNumber learns this coordinator's number in placement ids.
 func (c *Coordinator) takeNumber(state *registry.State) {

@@ -33,6 +33,11 @@ func newMetrics(reg prometheus.Registerer, c *Coordinator) *metrics {
 	}
 	gauge("reservations", "Open claims of placements made here.", func() float64 { return float64(c.fleet.OpenClaims()) })
 	gauge("index_keys", "Keys in the prefix index.", func() float64 { return float64(c.index.Keys()) })
+	reg.MustRegister(&stateCollector{
+		c:       c,
+		workers: prometheus.NewDesc("waypost_workers", "Workers by state.", []string{"pool", "state"}, nil),
+		build:   prometheus.NewDesc("waypost_build_info", "Version of this program.", []string{"version"}, nil),
+	})
 	return &metrics{
 		placements:   vec("placements_total", "Placement requests by result.", "pool", "result"),
 		placeSeconds: f.NewHistogram(prometheus.HistogramOpts{Name: "waypost_placement_seconds", Help: "Time to decide a placement.", Buckets: prometheus.ExponentialBuckets(5e-6, 2, 16)}),
@@ -45,6 +50,31 @@ func newMetrics(reg prometheus.Registerer, c *Coordinator) *metrics {
 		prefixFrames: vec("prefix_frames_total", "Prefix frames by what became of them.", "result"),
 		pulls:        vec("prefix_pulls_total", "Snapshots and replays asked for, by reason.", "reason"),
 	}
+}
+
+// stateCollector counts workers by pool and state at the time of asking.
+type stateCollector struct {
+	c              *Coordinator
+	workers, build *prometheus.Desc
+}
+
+// Describe implements prometheus.Collector.
+func (s *stateCollector) Describe(ch chan<- *prometheus.Desc) {
+	ch <- s.workers
+	ch <- s.build
+}
+
+// Collect implements prometheus.Collector.
+func (s *stateCollector) Collect(ch chan<- prometheus.Metric) {
+	type key struct{ pool, state string }
+	counts := map[key]int{}
+	for _, w := range s.c.fleet.Workers(time.Now()) {
+		counts[key{w.Pool, w.State}]++
+	}
+	for k, n := range counts {
+		ch <- prometheus.MustNewConstMetric(s.workers, prometheus.GaugeValue, float64(n), k.pool, k.state)
+	}
+	ch <- prometheus.MustNewConstMetric(s.build, prometheus.GaugeValue, 1, s.c.opt.Version)
 }
 
 // note tells what a call changed in the fleet.
@@ -74,6 +104,7 @@ func (c *Coordinator) tick() {
 			return
 		case now := <-t.C:
 			c.note(c.fleet.Tick(now))
+			c.records.Trim(now)
 		}
 	}
 }

@@ -100,6 +100,10 @@ func (p *placements) place(w *work, req *waypostv1.PlaceRequest) (*waypostv1.Pla
 	request.PromptTokens, request.LengthEstimated = w.prompt.tokens, w.prompt.estimated
 	key := fleet.RequestKey{Tenant: req.GetTenant(), ID: request.ID}
 	if req.GetReserve() {
+		if c.number.Load() == 0 {
+			// A placement id names its coordinator by number.
+			return nil, pool, api.Unavailable("this coordinator is not part of a cluster yet, so it cannot reserve; ask another one, or see: waypost coordinators")
+		}
 		admission, err := c.fleet.Admit(key, req.GetAttempt())
 		if err != nil {
 			return nil, pool, admitError(err)

@@ -304,6 +304,9 @@ func (c *Cluster) WaitCluster(ctx context.Context) error {
 			}
 			leaders, voters := 0, 0
 			for _, m := range resp.GetCoordinators() {
+				if m.Number == nil {
+					return false, m.GetName() + " has no number yet"
+				}
 				switch m.GetRole() {
 				case "leader":
 					leaders++
@@ -311,6 +314,9 @@ func (c *Cluster) WaitCluster(ctx context.Context) error {
 				case "voter":
 					voters++
 				}
+			}
+			if !co.Joined() {
+				return false, CoordinatorName(i) + " does not know its number yet"
 			}
 			if leaders != 1 || voters != len(c.Coordinators) {
 				return false, fmt.Sprintf("%d leaders, %d of %d voters at %s", leaders, voters, len(c.Coordinators), CoordinatorName(i))

@@ -1,0 +1,95 @@
+package agent
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"waypost/agent/engine"
+	"waypost/gossip/ledger"
+)
+
+// collector tells the series of this host's workers. They come from here only:
+// a coordinator would repeat them for every worker it sees.
+type collector struct {
+	a *Agent
+
+	up, running, waiting, queue, kvUsed, step, cached, incarnation, coverage, faults *prometheus.Desc
+	build                                                                            *prometheus.Desc
+}
+
+func newCollector(a *Agent) *collector {
+	d := func(name, help string, labels ...string) *prometheus.Desc {
+		return prometheus.NewDesc("waypost_"+name, help, labels, nil)
+	}
+	return &collector{
+		a:           a,
+		up:          d("engine_up", "Whether the engine serves and makes progress.", "worker"),
+		running:     d("engine_running", "Requests in the running batch; absent: unknown.", "worker"),
+		waiting:     d("engine_waiting", "Requests that wait for admission; absent: unknown.", "worker"),
+		queue:       d("engine_queue_seconds", "Time until the waiting prefills end; absent: unknown.", "worker"),
+		kvUsed:      d("engine_kv_used_ratio", "Share of KV blocks referenced; absent: unknown.", "worker"),
+		step:        d("engine_step_seconds", "Present gap between tokens; absent: unknown.", "worker"),
+		cached:      d("engine_cached_tokens", "Tokens in unbroken cached prefixes; absent: no events.", "worker"),
+		incarnation: d("engine_incarnation", "Changes with each process life of the engine.", "worker"),
+		coverage:    d("view_coverage_ratio", "How much of the cache the events show: 1 full, 0.5 partial, 0 none.", "worker"),
+		faults:      d("engine_event_faults_total", "Faults of the event stream, by kind: gaps, missing batches, damage, resets.", "worker", "kind"),
+		build:       d("build_info", "Version of this program.", "version"),
+	}
+}
+
+// Describe implements prometheus.Collector.
+func (c *collector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{c.up, c.running, c.waiting, c.queue, c.kvUsed, c.step, c.cached, c.incarnation, c.coverage, c.faults, c.build} {
+		ch <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c *collector) Collect(ch chan<- prometheus.Metric) {
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	gauge(c.build, 1, c.a.opt.Version)
+	now := time.Now()
+	for _, w := range c.a.engines {
+		for _, r := range w.all() {
+			rep := r.report(now)
+			worker := c.a.workerName(r)
+			up := 0.0
+			if rep.load.State == ledger.StateReady {
+				up = 1
+			}
+			gauge(c.up, up, worker)
+			count := func(d *prometheus.Desc, v *uint32) {
+				if v != nil {
+					gauge(d, float64(*v), worker)
+				}
+			}
+			count(c.running, rep.load.Running)
+			count(c.waiting, rep.load.Waiting)
+			for d, ms := range map[*prometheus.Desc]*float64{c.queue: rep.load.QueueMs, c.step: rep.load.GapMs} {
+				if ms != nil {
+					gauge(d, *ms/1000, worker)
+				}
+			}
+			if rep.load.KVUsedRatio != nil {
+				gauge(c.kvUsed, *rep.load.KVUsedRatio, worker)
+			}
+			if rep.coverage != engine.CoverageNone {
+				gauge(c.cached, float64(rep.cachedBlocks*rep.blockTokens), worker)
+			}
+			gauge(c.incarnation, float64(rep.process>>12), worker)
+			gauge(c.coverage, map[engine.Coverage]float64{engine.CoverageFull: 1, engine.CoveragePartial: 0.5}[rep.coverage], worker)
+			for kind, n := range rep.faults {
+				ch <- prometheus.MustNewConstMetric(c.faults, prometheus.CounterValue, float64(n), worker, kind)
+			}
+		}
+	}
+}
+
+// workerName is the name of a worker of this host.
+func (a *Agent) workerName(r *rank) string {
+	return fmt.Sprintf("%s/%s/%d", a.name, r.engine, r.number)
+}
