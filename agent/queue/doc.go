@@ -1,13 +1,27 @@
-// Package queue estimates the waiting work and the pace of one worker from
-// what its engine publishes: counters that are sampled now and then, any of
-// which may be missing, and stored blocks as signs of life.
+// Package queue estimates the waiting work and the pace of one worker at its
+// agent: from the claims of all coordinators, and from evidence of what became
+// of them.
 //
-// Waiting work is a time, not a count: the requests that wait times the
-// prefill of a mean request, as the step model prices it, plus half a request
-// for the one in service, less the time that passed since the sample. The
-// mean request and the mean answer are learnt from the growth of the
-// counters. What the engine does not tell stays unknown in the report; it is
-// never taken as zero.
+// The claims size the queue, evidence drains it. Marks of the issuers, blocks
+// that the engine stores under a claim's prefix keys, and counters that are
+// sampled now and then say that a prefill runs, is over, or still waits; each
+// fact applies at its own time, not when it arrives. The newest fact is the
+// anchor: the worker's steps are replayed from it over the open claims up to
+// the moment of a report, which tells when the last of them ends and how many
+// tokens the last step that has not begun holds. Any kind of evidence may be
+// missing. Without all of them the claims drain by time alone, and the report
+// says so.
+//
+// Counters are used once the lag of what they say is learnt: how long it takes
+// until a claim shows up in them. Of the claims that a reading must know, the
+// newest as many as wait are waiting and the older ones were admitted; what
+// waits beyond them is foreign and has the size of a mean claim. A worker's
+// speed is learnt from the time that prefills take; see ledger.Speeds. What the
+// engine does not tell stays unknown in the report; it is never taken as zero.
+//
+// The state follows from the facts and not from the order they came in: claims
+// and marks that are lost, doubled, late or out of order do no harm, and
+// nothing outlives its time.
 //
 // An Estimator belongs to one goroutine and takes the time from its caller.
 package queue

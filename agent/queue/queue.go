@@ -23,12 +23,15 @@ type Options struct {
 	// NoProgressAfter is how long a worker with requests may show no sign of
 	// life before it is reported as stalled; 0: DefaultNoProgressAfter.
 	NoProgressAfter time.Duration
+	// AgentProcess marks this agent's life. Frames of claims that are meant
+	// for another one are ignored; 0: all are.
+	AgentProcess uint64
 }
 
 // Facts is what the estimate needs to know of a worker. A count of 0 is
 // unknown.
 type Facts struct {
-	// Model prices its steps.
+	// Model is the prior of its step model; another one voids what was learnt.
 	Model ledger.StepModel
 	// StepTokens is the number of prefill tokens a step may hold.
 	StepTokens int
@@ -36,6 +39,11 @@ type Facts struct {
 	BlockTokens int
 	// PoolBlocks is the number of usable KV blocks.
 	PoolBlocks int
+	// MaxRunning is the largest batch.
+	MaxRunning int
+	// Unordered says that requests are not served in the order they came: an
+	// engine with slots, or one that schedules by priority.
+	Unordered bool
 }
 
 // validate names the first fact that is out of range.
@@ -48,6 +56,7 @@ func (f *Facts) validate() error {
 		{"stepTokens", f.StepTokens, ledger.MaxTokens},
 		{"blockTokens", f.BlockTokens, ledger.MaxTokens},
 		{"poolBlocks", f.PoolBlocks, math.MaxInt32},
+		{"maxRunning", f.MaxRunning, math.MaxInt32},
 	} {
 		if c.value < 0 || c.value > c.high {
 			return fmt.Errorf("%w: %s: %d is not in 0 to %d", ErrOptions, c.name, c.value, c.high)
@@ -104,10 +113,30 @@ const (
 type Estimator struct {
 	facts           Facts
 	noProgressAfter time.Duration
+	agentProcess    uint64
+	process         uint64    // of the engine; 0: not told
+	epoch           time.Time // zero of the estimator's clock
+	expiredMs       float64
 
-	last Sample // newest cleaned reading; At is zero before the first
+	ledger claims
+	lag    lag
+	speeds *ledger.Speeds
 
-	meanUncachedTokens float64 // per request; NaN until learnt
+	last             Sample  // newest cleaned reading; At is zero before the first
+	lastMs, formerMs float64 // when it and the one before were taken
+	foreign          int     // waiting requests that no claim explains
+	// queuedTokens is the engine's own sum of waiting tokens at queuedMs; -1:
+	// not told. slotForeignTokens are left in slots of nobody at slotsMs.
+	queuedTokens, slotForeignTokens int
+	queuedMs, slotsMs               float64
+	eviction                        eviction
+	growthSeen                      bool // stores of answers are seen
+	// decodeLoad and contextLoad are those of the newest view.
+	decodeLoad, contextLoad float64
+
+	meanClaimTokens    float64 // uncached tokens per claim; NaN until learnt
+	meanClaimPrompt    float64
+	meanUncachedTokens float64 // per request by the counters; NaN until learnt
 	meanPromptTokens   float64
 	meanOutputTokens   float64
 	gapMs              float64
@@ -120,8 +149,16 @@ type Estimator struct {
 	// witness tells that signs of life can be seen at all.
 	witness bool
 
-	badReadings uint64
-	resets      uint64
+	counts Counts
+
+	// due says that claims were taken in, shownMs what the queue's end was when
+	// Due last said so.
+	due     bool
+	shownMs float64
+
+	view   view
+	jobs   []ledger.Job // reused
+	owners []*claim
 }
 
 // New makes an estimator that knows nothing yet.
@@ -132,7 +169,8 @@ func New(options Options) (*Estimator, error) {
 	if options.NoProgressAfter == 0 {
 		options.NoProgressAfter = DefaultNoProgressAfter
 	}
-	e := &Estimator{noProgressAfter: options.NoProgressAfter}
+	e := &Estimator{noProgressAfter: options.NoProgressAfter, agentProcess: options.AgentProcess, lag: newLag(), queuedTokens: -1}
+	e.ledger.init()
 	e.forget()
 	if err := e.SetFacts(options.Facts); err != nil {
 		return nil, err
@@ -146,38 +184,117 @@ func (e *Estimator) SetFacts(facts Facts) error {
 		return err
 	}
 	e.facts = facts
+	if e.speeds == nil || e.speeds.Prior() != facts.Model {
+		e.speeds = ledger.NewSpeeds(facts.Model)
+	}
 	return nil
 }
 
-// Restarted tells that the engine is a new process: its counters start anew
-// and nothing of the old one waits any more. The learnt means stay; the same
-// model serves the same users.
+// ms is a moment on the estimator's clock.
+func (e *Estimator) ms(t time.Time) float64 {
+	if e.epoch.IsZero() {
+		e.epoch = t
+	}
+	return durationMs(t.Sub(e.epoch))
+}
+
+// SetProcess tells the engine's process mark. Claims that name another one
+// are taken in and ended at once; a new mark is a restart.
+func (e *Estimator) SetProcess(process uint64) {
+	if e.process != 0 && process != e.process {
+		e.Restarted()
+	}
+	e.process = process
+}
+
+// Restarted tells that the engine is a new process: its counters start anew,
+// all open claims are over and nothing of the old one waits any more. The echo
+// and what was learnt stay; the same model serves the same users.
 func (e *Estimator) Restarted() {
 	e.last = Sample{}
 	e.busySince, e.progressAt = time.Time{}, time.Time{}
-	e.witness = false
+	e.witness, e.growthSeen = false, false
 	e.gapMs, e.finishPerSec = math.NaN(), math.NaN()
+	e.counts.EndedClaims += uint64(e.ledger.remove(func(*claim) bool { return true }))
+	e.ledger.forgetEvidence()
+	e.lag.restart()
+	e.foreign, e.queuedTokens, e.slotForeignTokens = 0, -1, 0
+	e.decodeLoad, e.contextLoad = 0, 0
+	clear(e.eviction.stored)
 }
 
 // forget sets everything learnt to unknown.
 func (e *Estimator) forget() {
 	nan := math.NaN()
+	e.meanClaimTokens, e.meanClaimPrompt = nan, nan
 	e.meanUncachedTokens, e.meanPromptTokens, e.meanOutputTokens = nan, nan, nan
 	e.gapMs, e.finishPerSec = nan, nan
 }
 
-// Counts are what the estimator put aside.
+// Counts are what the estimator put aside or decided by itself.
 type Counts struct {
 	// BadReadings counts fields of readings that were negative, not finite
 	// or out of range and were taken as unknown.
 	BadReadings uint64
 	// CounterResets counts counters that went back.
 	CounterResets uint64
+	// DuplicateClaims counts claims that had been taken in, FencedClaims those
+	// of another engine life, DroppedClaims those dropped for room.
+	DuplicateClaims, FencedClaims, DroppedClaims uint64
+	// FrameGaps counts frames before which claims were missing, FramesIgnored
+	// those meant for another agent process.
+	FrameGaps, FramesIgnored uint64
+	// CoordinatorsRefused counts frames and lanes beyond the bound of
+	// coordinators.
+	CoordinatorsRefused uint64
+	// DuplicateMarks counts marks that told nothing new, UnknownMarks those on
+	// claims that are not here any more.
+	DuplicateMarks, UnknownMarks uint64
+	// ForeignStores counts store events that no claim explains.
+	ForeignStores uint64
+	// InferredClaims counts claims whose prefill was taken as over by the
+	// counters, EndedClaims those that left the ledger.
+	InferredClaims, EndedClaims uint64
 }
 
 // Counts returns the counts so far.
-func (e *Estimator) Counts() Counts {
-	return Counts{BadReadings: e.badReadings, CounterResets: e.resets}
+func (e *Estimator) Counts() Counts { return e.counts }
+
+// OpenClaims counts the claims whose prefill is not known to be over, and all
+// that are kept.
+func (e *Estimator) OpenClaims() (open, kept int) {
+	for _, c := range e.ledger.list {
+		if c.why == inQueue {
+			open++
+		}
+	}
+	return open, len(e.ledger.list)
+}
+
+// LagMs is the signal lag of the counters; NaN: not known.
+func (e *Estimator) LagMs() float64 { return e.lag.ms() }
+
+// dueMs and dueShare say how far the end of the queue may move before a
+// report is due at once.
+const (
+	dueMs    = 50
+	dueShare = .25
+)
+
+// Due reports whether a load report is worth sending at once: claims were
+// taken in, the worker became idle, or its queue jumped since Due said so
+// last. Ask it after telling facts.
+func (e *Estimator) Due(now time.Time) bool {
+	nowMs := e.ms(now)
+	v := e.settle(nowMs)
+	end := max(v.waiting.F, nowMs)
+	shown := max(e.shownMs, nowMs)
+	idle := end == nowMs && shown > nowMs
+	if !e.due && !idle && math.Abs(end-shown) <= max(dueMs, dueShare*(shown-nowMs)) {
+		return false
+	}
+	e.due, e.shownMs = false, end
+	return true
 }
 
 // Stored tells that the engine stored blocks with so many tokens: a sign that
@@ -209,7 +326,14 @@ func (e *Estimator) Sample(s Sample) {
 	case e.busySince.IsZero():
 		e.busySince = s.At
 	}
+	e.formerMs, e.lastMs = e.lastMs, e.ms(s.At)
+	if e.last.At.IsZero() {
+		e.formerMs = e.lastMs
+	}
 	e.last = s
+	if e.countersUsable(e.lastMs) {
+		e.expect(e.sampledMs())
+	}
 }
 
 // clean takes values that no engine can mean as unknown.
@@ -217,7 +341,7 @@ func (e *Estimator) clean(s *Sample) {
 	for _, count := range [...]**int{&s.Running, &s.Waiting} {
 		if *count != nil && (**count < 0 || **count > maxRequests) {
 			*count = nil
-			e.badReadings++
+			e.counts.BadReadings++
 		}
 	}
 	for _, value := range [...]**float64{
@@ -226,12 +350,12 @@ func (e *Estimator) clean(s *Sample) {
 	} {
 		if *value != nil && !(**value >= 0 && **value <= math.MaxFloat64) {
 			*value = nil
-			e.badReadings++
+			e.counts.BadReadings++
 		}
 	}
 	if s.KVUsedRatio != nil && *s.KVUsedRatio > 1 {
 		s.KVUsedRatio = nil
-		e.badReadings++
+		e.counts.BadReadings++
 	}
 }
 
@@ -271,11 +395,16 @@ func (e *Estimator) learn(s *Sample) {
 	learnMean(&e.meanUncachedTokens, computed, prefills)
 	learnMean(&e.meanPromptTokens, prompt, prefills)
 	learnMean(&e.meanOutputTokens, generated, answers)
-	e.learnPace(s, generated, finished)
+	e.learnPace(s, generated, finished, computed, firsts)
+	if before, ok := sum(e.last.Running, e.last.Waiting); ok {
+		if after, ok := sum(s.Running, s.Waiting); ok {
+			e.lag.poll(e.lastMs, e.ms(s.At), float64(after-before)+finished)
+		}
+	}
 }
 
 // learnPace takes the token gap and the finish rate of an interval.
-func (e *Estimator) learnPace(s *Sample, generated, finished float64) {
+func (e *Estimator) learnPace(s *Sample, generated, finished, computed, firsts float64) {
 	interval := s.At.Sub(e.last.At)
 	if interval < minInterval {
 		return
@@ -286,6 +415,7 @@ func (e *Estimator) learnPace(s *Sample, generated, finished float64) {
 		running := float64(*s.Running+*e.last.Running) / 2
 		if gap := running * ms / generated; gap > 0 && gap < 60_000 {
 			blend(&e.gapMs, gap, gapWeight)
+			e.learnGap(s, gap, computed, firsts)
 		}
 	}
 	if !math.IsNaN(finished) {
@@ -305,7 +435,7 @@ func (e *Estimator) grown(before, after *float64) float64 {
 		return math.NaN()
 	}
 	if *after < *before {
-		e.resets++
+		e.counts.CounterResets++
 		return math.NaN()
 	}
 	return *after - *before

@@ -59,7 +59,7 @@ func TestLoadByHand(t *testing.T) {
 		// less the 100 ms since the sample.
 		QueueMs:  ptr(3.5*60 - 100),
 		Decoding: ptr(uint32(3)), ContextTokens: ptr(4000.0), GapMs: ptr(40.0),
-		Live: ptr(uint32(7)), HeldBlocks: ptr(250.0), MeanOutputTokens: ptr(50.0),
+		Live: ptr(uint32(7)), HeldBlocks: ptr(250.0), MeanOutputTokens: ptr(50.0), Foreign: ptr(uint32(3)), QueueBasis: ledger.BasisCounters,
 		Running: ptr(uint32(4)), Waiting: ptr(uint32(3)), KVUsedRatio: ptr(.25), FinishPerSec: ptr(2.0),
 	}
 	round := func(f *float64) *float64 {
@@ -114,17 +114,17 @@ func TestMissingCountersStayUnknown(t *testing.T) {
 		drop func(*Sample)
 		want string
 	}{
-		{"nothing", func(*Sample) {}, "open foreign"},
+		{"nothing", func(*Sample) {}, "open"},
 		{"waiting", func(s *Sample) { s.Waiting = nil }, "queue decoding gap live open foreign"},
-		{"running", func(s *Sample) { s.Running = nil }, "decoding gap live open foreign"},
-		{"kv use", func(s *Sample) { s.KVUsedRatio = nil }, "held open foreign"},
-		{"prompt tokens", func(s *Sample) { s.PromptTokens, s.ComputedPromptTokens = nil, nil }, "queue open foreign"},
+		{"running", func(s *Sample) { s.Running = nil }, "decoding gap live open"},
+		{"kv use", func(s *Sample) { s.KVUsedRatio = nil }, "held open"},
+		{"prompt tokens", func(s *Sample) { s.PromptTokens, s.ComputedPromptTokens = nil, nil }, "queue open"},
 		{"prompt tokens and kv use", func(s *Sample) {
 			s.PromptTokens, s.ComputedPromptTokens, s.KVUsedRatio = nil, nil, nil
-		}, "queue context held open foreign"},
-		{"generation", func(s *Sample) { s.GenerationTokens = nil }, "gap meanOutput open foreign"},
-		{"finished", func(s *Sample) { s.Finished = nil }, "finish open foreign"},
-		{"first tokens and finished", func(s *Sample) { s.FirstTokens, s.Finished = nil, nil }, "queue meanOutput finish open foreign"},
+		}, "queue context held open"},
+		{"generation", func(s *Sample) { s.GenerationTokens = nil }, "gap meanOutput open"},
+		{"finished", func(s *Sample) { s.Finished = nil }, "finish open"},
+		{"first tokens and finished", func(s *Sample) { s.FirstTokens, s.Finished = nil, nil }, "queue meanOutput finish open"},
 		{"everything", func(s *Sample) { *s = Sample{At: s.At} }, "queue decoding context gap live held meanOutput finish open foreign"},
 	} {
 		t.Run(test.name, func(t *testing.T) {

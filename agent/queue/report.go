@@ -8,115 +8,89 @@ import (
 	"waypost/gossip/ledger"
 )
 
-// Load is the report at now. Counters older than ten seconds are not used:
-// what rests on them is unknown. Foreign and open tokens stay unknown; only
-// claims can tell them apart.
+// Load is the report at now. Counters older than ten seconds, or whose lag is
+// not known while claims come, are not used: what rests on them is unknown.
 func (e *Estimator) Load(now time.Time) ledger.Load {
+	nowMs := e.ms(now)
+	v := e.settle(nowMs)
 	load := ledger.Load{State: ledger.StateReady}
 	load.MeanOutputTokens = known(e.meanOutputTokens)
+	load.EvictionAgeMs = known(e.eviction.ageMs())
 	if stalled, reason := e.Stalled(now); stalled {
 		load.State, load.StateReason = ledger.StateStalled, reason
 	}
-	age := now.Sub(e.last.At)
-	if e.last.At.IsZero() || age > maxSampleAge {
-		return load
+	if e.fresh(nowMs) {
+		if e.last.Sleeping != nil && *e.last.Sleeping {
+			load.State, load.StateReason = ledger.StateSleeping, "the engine sleeps"
+		}
+		load.Running, load.Waiting = count(e.last.Running), count(e.last.Waiting)
+		load.KVUsedRatio = e.last.KVUsedRatio
+		load.FinishPerSec = known(e.finishPerSec)
+		load.HeldBlocks = known(e.heldBlocks() + e.pendingBlocks(v))
 	}
-	ageMs := max(float64(age)/float64(time.Millisecond), 0)
-	load.AgeMs, load.CountersAgeMs = &ageMs, &ageMs
-	if e.last.Sleeping != nil && *e.last.Sleeping {
-		load.State, load.StateReason = ledger.StateSleeping, "the engine sleeps"
-	}
-	load.Running, load.Waiting = count(e.last.Running), count(e.last.Waiting)
-	load.KVUsedRatio = e.last.KVUsedRatio
-	load.FinishPerSec = known(e.finishPerSec)
-	if live, ok := sum(e.last.Running, e.last.Waiting); ok {
-		load.Live = count(&live)
-	}
-	load.QueueMs = known(e.queueMs(ageMs))
-	decoding := e.decoding()
-	load.Decoding = count(decoding)
-	load.HeldBlocks = known(e.heldBlocks())
-	load.ContextTokens = known(e.contextTokens(decoding))
-	if decoding != nil && *decoding > 0 {
+	e.reportAges(&load, v)
+	e.reportQueue(&load, v)
+	load.Live, load.Decoding = whole(v.live), whole(v.decoding)
+	load.ContextTokens = known(v.context)
+	if v.decoding > 0 {
 		load.GapMs = known(e.gapMs)
 	}
+	load.Echo = e.ledger.echoes.Append(nil)
 	return load
 }
 
-// queueMs is the waiting work at ageMs after the sample; NaN: unknown.
-func (e *Estimator) queueMs(ageMs float64) float64 {
-	if e.last.Waiting == nil {
-		return math.NaN()
+// reportAges tells how old the facts are.
+func (e *Estimator) reportAges(load *ledger.Load, v *view) {
+	newest := e.ledger.anchorMs
+	if e.fresh(v.nowMs) {
+		sampled := e.sampledMs()
+		newest = max(newest, sampled)
+		if v.counters || e.last.Waiting == nil && !e.ledger.ever {
+			age := max(v.nowMs-sampled, 0)
+			load.CountersAgeMs = &age
+		}
 	}
-	if *e.last.Waiting == 0 {
-		return 0
+	if age := v.nowMs - newest; age <= 2*durationMs(maxSampleAge) {
+		age = max(age, 0)
+		load.AgeMs = &age
 	}
-	mean := e.meanPrefillMs()
-	return min(max((float64(*e.last.Waiting)+.5)*mean-ageMs, 0), ledger.MaxQueueMs)
 }
 
-// meanPrefillMs is what a mean request adds to the queue; NaN until learnt.
-func (e *Estimator) meanPrefillMs() float64 {
-	if math.IsNaN(e.meanUncachedTokens) {
-		return math.NaN()
+// reportQueue tells the waiting work. It is told whenever claims are echoed,
+// for a coordinator leaves those out that are.
+func (e *Estimator) reportQueue(load *ledger.Load, v *view) {
+	if v.counters {
+		foreign := uint32(e.foreign)
+		load.Foreign = &foreign
 	}
-	tokens := int(math.Round(e.meanUncachedTokens))
-	cached := 0
-	if e.meanPromptTokens > e.meanUncachedTokens {
-		cached = int(math.Round(e.meanPromptTokens)) - tokens
+	onlyForeign := v.foreignWait && len(v.plan.owners) == 0
+	switch {
+	case !v.counters && !e.ledger.ever:
+		return
+	case onlyForeign && math.IsNaN(e.meanClaimMs(&v.steps)):
+		return
 	}
-	steps := ledger.NewSteps(e.facts.Model, e.facts.StepTokens, e.decodeMs())
-	return steps.PrefillMs(cached, tokens) + steps.DecodeMs()
+	queue := min(v.waiting.QueueMs(v.nowMs), ledger.MaxQueueMs)
+	load.QueueMs = &queue
+	if !onlyForeign {
+		open := uint32(v.waiting.K)
+		if queue == 0 {
+			open = 0
+		}
+		load.OpenTokens = &open
+	}
+	load.QueueBasis = e.basis(v)
 }
 
-// decodeMs is the decode part of a step with the present load.
-func (e *Estimator) decodeMs() float64 {
-	var decoding float64
-	if d := e.decoding(); d != nil {
-		decoding = float64(*d)
+// basis says what the queue rests on.
+func (e *Estimator) basis(v *view) ledger.Basis {
+	switch {
+	case v.nowMs-e.ledger.evidenceMs <= silentMs || len(e.ledger.list) == 0 && !math.IsInf(e.ledger.evidenceMs, -1):
+		return ledger.BasisEvidence
+	case v.counters:
+		return ledger.BasisCounters
 	}
-	context := e.contextTokens(e.decoding())
-	if math.IsNaN(context) {
-		context = 0
-	}
-	return e.facts.Model.DecodeMs(decoding, context, float64(e.facts.PoolBlocks*e.facts.BlockTokens))
-}
-
-// decoding is the streams past their first token: while requests wait, one of
-// the running ones is in its prefill.
-func (e *Estimator) decoding() *int {
-	if e.last.Running == nil || e.last.Waiting == nil {
-		return nil
-	}
-	n := *e.last.Running
-	if *e.last.Waiting > 0 && n > 0 {
-		n--
-	}
-	return &n
-}
-
-// heldBlocks is the blocks that requests refer to; NaN: unknown.
-func (e *Estimator) heldBlocks() float64 {
-	if e.last.KVUsedRatio == nil || e.facts.PoolBlocks == 0 {
-		return math.NaN()
-	}
-	return *e.last.KVUsedRatio * float64(e.facts.PoolBlocks)
-}
-
-// contextTokens is the context of the decoding streams: what they hold in the
-// pool, or their number times a mean prompt and half a mean answer; NaN:
-// unknown.
-func (e *Estimator) contextTokens(decoding *int) float64 {
-	if decoding != nil && *decoding == 0 {
-		return 0
-	}
-	if held := e.heldBlocks(); !math.IsNaN(held) && e.facts.BlockTokens > 0 {
-		return min(held*float64(e.facts.BlockTokens), ledger.MaxContextTokens)
-	}
-	if decoding == nil {
-		return math.NaN()
-	}
-	return min(float64(*decoding)*(e.meanPromptTokens+e.meanOutputTokens/2), ledger.MaxContextTokens)
+	return ledger.BasisTime
 }
 
 // Stalled reports whether the worker has requests but showed no sign of life
@@ -152,5 +126,14 @@ func count(n *int) *uint32 {
 		return nil
 	}
 	c := uint32(*n)
+	return &c
+}
+
+// whole returns a count that may have a fraction as a field of a report.
+func whole(v float64) *uint32 {
+	if math.IsNaN(v) {
+		return nil
+	}
+	c := uint32(min(math.Round(v), maxRequests))
 	return &c
 }

@@ -10,10 +10,6 @@ import (
 	"waypost/gossip/ledger"
 )
 
-// maxPending bounds the claims of one worker that are not in its report; the
-// oldest beyond it are folded into the report.
-const maxPending = 1024
-
 // maxExcluded bounds the engine lives that the attempts of one request
 // exclude; the oldest go first.
 const maxExcluded = 16
@@ -48,33 +44,40 @@ type NewClaim struct {
 	// Claim holds its sizes, and the engine process as it was decided; Seq
 	// and MadeMs are set by the fleet.
 	ledger.Claim
+	// Decode is the second claim of a placement that is prefilled on Worker
+	// and decoded elsewhere; nil: it is decoded on Worker.
+	Decode *DecodeClaim
 	// ExpectedFirstMs is the predicted first-token time; 0: none.
 	ExpectedFirstMs float64
 	// Answer is what a repeated request gets again.
 	Answer any
 }
 
-// maxClaimKeys bounds the predicted keys of one claim.
-const maxClaimKeys = 1 << 16
+// DecodeClaim is the decode part of a placement over two workers.
+type DecodeClaim struct {
+	// Worker decodes; it is not the one that prefills.
+	Worker WorkerID
+	// Claim holds the sizes as the decode worker meets them: UncachedTokens
+	// are what it computes itself once the prefix has come over.
+	ledger.Claim
+}
 
 // validate names the first field that is out of range.
 func (n *NewClaim) validate() error {
-	bad := func(field, format string, args ...any) error {
-		return fmt.Errorf("%w: %s: %s", ErrClaim, field, fmt.Sprintf(format, args...))
+	if n.Placement == "" {
+		return fmt.Errorf("%w: placement: is empty", ErrClaim)
 	}
-	switch {
-	case n.Placement == "":
-		return bad("placement", "is empty")
-	case n.PromptTokens < 1 || n.PromptTokens > ledger.MaxTokens:
-		return bad("promptTokens", "%d is not in 1 to %d", n.PromptTokens, ledger.MaxTokens)
-	case n.UncachedTokens < 1 || n.UncachedTokens > n.PromptTokens:
-		return bad("uncachedTokens", "%d is not in 1 to %d", n.UncachedTokens, n.PromptTokens)
-	case n.Sequences < 0 || n.Sequences > maxWorkersPerHost:
-		return bad("n", "%d is not in 1 to %d", n.Sequences, maxWorkersPerHost)
-	case len(n.Keys) != len(n.KeyDepths):
-		return bad("keyDepths", "%d depths for %d keys", len(n.KeyDepths), len(n.Keys))
-	case len(n.Keys) > maxClaimKeys:
-		return bad("keys", "%d are more than %d", len(n.Keys), maxClaimKeys)
+	if field, detail := n.Fault(); field != "" {
+		return fmt.Errorf("%w: %s: %s", ErrClaim, field, detail)
+	}
+	if n.Decode == nil {
+		return nil
+	}
+	if n.Decode.Worker == n.Worker {
+		return fmt.Errorf("%w: decode.worker: is the one that prefills; leave decode out", ErrClaim)
+	}
+	if field, detail := n.Decode.Fault(); field != "" {
+		return fmt.Errorf("%w: decode.%s: %s", ErrClaim, field, detail)
 	}
 	return nil
 }
@@ -90,6 +93,8 @@ type OpenClaim struct {
 	// Worker is where it is.
 	Worker WorkerID
 	ledger.Claim
+	// Decode is the second claim of a placement over two workers.
+	Decode *DecodeClaim
 	// Answer is what a repeated request gets again.
 	Answer any
 }
@@ -104,11 +109,12 @@ type EndedClaim struct {
 	AgeMs float64
 }
 
-// claim is an open claim.
+// claim is an open placement of this coordinator.
 type claim struct {
 	OpenClaim
-	w          *worker
-	covered    bool // the report speaks of it
+	// parts are its claims at workers: the prefill, and the decode part of a
+	// placement over two.
+	parts      []*part
 	first      bool
 	expected   float64
 	excluded   []uint64 // engine lives of former attempts
@@ -116,10 +122,7 @@ type claim struct {
 	heapIndex  int
 }
 
-// waits reports whether its prefill is ahead and not in the report.
-func (c *claim) waits() bool { return !c.covered && !c.first }
-
-// claims is the ledger of own claims.
+// claims is the ledger of own claims and what is known of peers' requests.
 type claims struct {
 	number         uint64
 	lastRemovedSeq uint64
@@ -131,6 +134,11 @@ type claims struct {
 	endedKeys      map[RequestKey]endedRequest
 	endedPlacement ring[string]
 	endedRequests  ring[RequestKey]
+
+	peerParts    int // claims of peers that are kept
+	peerRequests map[RequestKey]*peerRequest
+	peerRing     ring[RequestKey]
+	places       []placedOut // to be told to peers
 }
 
 // endedRequest is what is remembered of a request whose claim ended.
@@ -144,6 +152,7 @@ func (c *claims) init() {
 	c.byPlacement = map[string]*claim{}
 	c.ended = map[string]EndReason{}
 	c.endedKeys = map[RequestKey]endedRequest{}
+	c.peerRequests = map[RequestKey]*peerRequest{}
 }
 
 // ring remembers the last n keys in order.
@@ -170,6 +179,19 @@ type Admission struct {
 	Stored *OpenClaim
 	// ExcludeProcesses are the engine lives that former attempts used up.
 	ExcludeProcesses []uint64
+	// PlacedBy says that another coordinator placed the same attempt; nil: none
+	// is known to have. If the request is placed here as well, one of the two
+	// claims is superseded.
+	PlacedBy *PlacedBy
+}
+
+// PlacedBy is a placement of another coordinator.
+type PlacedBy struct {
+	// Coordinator is its process mark.
+	Coordinator uint64
+	// Worker is the name of the worker that prefills, Process its engine life.
+	Worker  string
+	Process uint64
 }
 
 // Admit asks what to do with an attempt of a request: answer what is stored,
@@ -182,6 +204,17 @@ func (f *Fleet) Admit(key RequestKey, attempt uint32) (Admission, error) {
 }
 
 func (f *Fleet) admit(key RequestKey, attempt uint32) (Admission, error) {
+	var a Admission
+	if p := f.claims.peerRequests[key]; p != nil {
+		switch {
+		case attempt < p.attempt:
+			return a, fmt.Errorf("%w: request %q is at attempt %d at another coordinator, %d came", ErrOlderAttempt, key.ID, p.attempt, attempt)
+		case attempt == p.attempt && len(p.parts) > 0:
+			a.PlacedBy = &PlacedBy{Coordinator: p.coordinator, Worker: p.parts[0].worker, Process: p.parts[0].process}
+		default:
+			a.ExcludeProcesses = p.processes(nil)
+		}
+	}
 	if c := f.claims.byKey[key]; c != nil {
 		switch {
 		case attempt == c.Attempt:
@@ -190,28 +223,34 @@ func (f *Fleet) admit(key RequestKey, attempt uint32) (Admission, error) {
 		case attempt < c.Attempt:
 			return Admission{}, fmt.Errorf("%w: request %q is at attempt %d, %d came", ErrOlderAttempt, key.ID, c.Attempt, attempt)
 		}
-		return Admission{ExcludeProcesses: c.excludedNow()}, nil
+		a.ExcludeProcesses = append(a.ExcludeProcesses, c.excludedNow()...)
+		return a, nil
 	}
 	e, ended := f.claims.endedKeys[key]
 	switch {
 	case !ended || attempt == e.attempt:
-		return Admission{}, nil
+		return a, nil
 	case attempt < e.attempt:
 		return Admission{}, fmt.Errorf("%w: request %q was at attempt %d, %d came", ErrOlderAttempt, key.ID, e.attempt, attempt)
 	}
-	return Admission{ExcludeProcesses: slices.Clone(e.excluded)}, nil
+	a.ExcludeProcesses = append(a.ExcludeProcesses, e.excluded...)
+	return a, nil
 }
 
 // excludedNow are the engine lives a later attempt must not use.
 func (c *claim) excludedNow() []uint64 {
-	excluded := append(slices.Clone(c.excluded), c.EngineProcess)
+	excluded := slices.Clone(c.excluded)
+	for _, p := range c.parts {
+		excluded = append(excluded, p.EngineProcess)
+	}
 	return excluded[max(len(excluded)-maxExcluded, 0):]
 }
 
-// Claim puts a claim on the chosen worker. If the same attempt was claimed
-// meanwhile, the stored claim is returned with stored true and nothing
-// changes; a lower attempt is ended as superseded. ErrFenced and ErrBarred
-// mean that the worker changed since the decision: decide again.
+// Claim puts a claim on the chosen worker, and on the one that decodes if that
+// is another. If the same attempt was claimed meanwhile, the stored claim is
+// returned with stored true and nothing changes; a lower attempt is ended as
+// superseded. ErrFenced and ErrBarred mean that a worker changed since the
+// decision: decide again.
 func (f *Fleet) Claim(now time.Time, n NewClaim) (c OpenClaim, stored bool, changes Changes, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -222,19 +261,22 @@ func (f *Fleet) Claim(now time.Time, n NewClaim) (c OpenClaim, stored bool, chan
 	if admission.Stored != nil {
 		return *admission.Stored, true, changes, nil
 	}
-	w := f.worker(n.Worker)
-	switch {
-	case w == nil:
-		return c, false, changes, fmt.Errorf("%w: slot %d", ErrUnknownWorker, n.Worker)
-	case n.EngineProcess != w.process:
-		f.counts.FencedClaims++
-		return c, false, changes, fmt.Errorf("%w: %s", ErrFenced, w.name)
-	case w.snapshot.Barred != placement.ReasonNone:
-		return c, false, changes, fmt.Errorf("%w: %s is %s", ErrBarred, w.name, w.snapshot.Barred)
-	case f.claims.byPlacement[n.Placement] != nil:
+	if f.claims.byPlacement[n.Placement] != nil {
 		return c, false, changes, fmt.Errorf("%w: placement: %q is open already", ErrClaim, n.Placement)
-	case len(f.claims.byPlacement) >= f.options.MaxClaims:
+	}
+	if len(f.claims.byPlacement) >= f.options.MaxClaims {
 		return c, false, changes, fmt.Errorf("%w: %d claims are open, the bound", ErrFull, len(f.claims.byPlacement))
+	}
+	workers := []*worker{nil}
+	if workers[0], err = f.claimable(n.Worker, n.EngineProcess); err != nil {
+		return c, false, changes, err
+	}
+	if n.Decode != nil {
+		w, err := f.claimable(n.Decode.Worker, n.Decode.EngineProcess)
+		if err != nil {
+			return c, false, changes, err
+		}
+		workers = append(workers, w)
 	}
 	if err := n.validate(); err != nil {
 		return c, false, changes, err
@@ -242,175 +284,69 @@ func (f *Fleet) Claim(now time.Time, n NewClaim) (c OpenClaim, stored bool, chan
 	nowMs := f.Ms(now)
 	if former := f.claims.byKey[n.Key]; former != nil {
 		f.end(former, EndSuperseded, nowMs, &changes)
-		f.publish(former.w, nowMs, &changes)
 	}
-	made := f.add(w, &n, admission.ExcludeProcesses, nowMs)
-	f.publish(w, nowMs, &changes)
+	made := f.add(workers, &n, admission.ExcludeProcesses, nowMs)
+	if n.Key.ID != "" {
+		f.resolve(n.Key, nowMs, &changes)
+	}
 	return made.OpenClaim, false, changes, nil
 }
 
-// add makes the claim.
-func (f *Fleet) add(w *worker, n *NewClaim, excluded []uint64, nowMs float64) *claim {
+// claimable is the worker of a slot if a claim may be put on it.
+func (f *Fleet) claimable(id WorkerID, process uint64) (*worker, error) {
+	w := f.worker(id)
+	switch {
+	case w == nil:
+		return nil, fmt.Errorf("%w: slot %d", ErrUnknownWorker, id)
+	case process != w.process:
+		f.counts.FencedClaims++
+		return nil, fmt.Errorf("%w: %s", ErrFenced, w.name)
+	case w.snapshot.Barred != placement.ReasonNone:
+		return nil, fmt.Errorf("%w: %s is %s", ErrBarred, w.name, w.snapshot.Barred)
+	}
+	return w, nil
+}
+
+// add makes the placement and its claims, and publishes the workers.
+func (f *Fleet) add(workers []*worker, n *NewClaim, excluded []uint64, nowMs float64) *claim {
 	f.claims.number++
-	w.seq++
 	c := &claim{
 		OpenClaim: OpenClaim{
-			Number: f.claims.number, Key: n.Key, Attempt: n.Attempt, Placement: n.Placement,
-			Worker: w.id, Claim: n.Claim, Answer: n.Answer,
+			Number: f.claims.number, Key: n.Key, Attempt: n.Attempt, Placement: n.Placement, Worker: n.Worker, Answer: n.Answer,
 		},
-		w: w, expected: n.ExpectedFirstMs, excluded: excluded,
+		expected: n.ExpectedFirstMs, excluded: excluded[max(len(excluded)-maxExcluded, 0):],
 		deadlineMs: nowMs + durationMs(f.options.ReservationTTL),
 	}
-	c.Seq, c.MadeMs = w.seq, nowMs
-	c.Sequences = max(c.Sequences, 1)
-	c.Keys, c.KeyDepths = slices.Clone(c.Keys), slices.Clone(c.KeyDepths)
-	w.open = append(w.open, c)
 	f.claims.byKey[c.Key] = c
 	f.claims.byPlacement[c.Placement] = c
 	heap.Push(&f.claims.deadlines, c)
-	if len(c.Keys) > 0 {
-		f.options.Predicted.AddPredicted(w.id, c.Number, c.Keys, c.KeyDepths)
+	for i, w := range workers {
+		made := n.Claim
+		if i > 0 {
+			made = n.Decode.Claim
+		}
+		w.seq++
+		made.Seq, made.MadeMs, made.Sequences = w.seq, nowMs, max(made.Sequences, 1)
+		made.Keys, made.KeyDepths = slices.Clone(made.Keys), slices.Clone(made.KeyDepths)
+		p := &part{c: c, w: w, coordinator: f.options.Process, number: c.Number, Claim: made}
+		c.parts = append(c.parts, p)
+		if i == 0 {
+			c.Claim = made
+		} else {
+			c.Decode = &DecodeClaim{Worker: w.id, Claim: made}
+		}
+		if len(made.Keys) > 0 {
+			f.options.Predicted.AddPredicted(w.id, c.Number, made.Keys, made.KeyDepths)
+		}
+		f.insert(w, p)
+		f.tell(p)
+		f.publish(w, nowMs, new(Changes))
 	}
-	w.waiting.Fold(&w.steps, c.MadeMs, c.ReusedTokens(), c.UncachedTokens)
-	f.bound(w)
-	if p := f.pools[w.assigned.Pool]; p != nil {
-		p.arrivals.add(nowMs)
+	if pool := f.pools[workers[0].assigned.Pool]; pool != nil {
+		pool.arrivals.add(nowMs)
+		pool.claimed(&c.Claim)
 	}
 	return c
-}
-
-// bound folds the oldest claims into the report when too many are on top. The
-// order of folding stays the same, so the waiting work does as well.
-func (f *Fleet) bound(w *worker) {
-	over := -maxPending
-	for _, c := range w.open {
-		if !c.covered {
-			over++
-		}
-	}
-	for _, c := range w.open {
-		if over <= 0 {
-			break
-		}
-		if c.covered {
-			continue
-		}
-		if c.waits() {
-			w.base.Fold(&w.steps, c.MadeMs, c.ReusedTokens(), c.UncachedTokens)
-		}
-		c.covered = true
-		w.report.foldedLive += float64(c.Sequences)
-		f.counts.FoldedClaims++
-		over--
-	}
-}
-
-// Mark says what happened to a placement. A second end changes nothing and is
-// counted; ErrUnknownPlacement means that nobody remembers it. outputTokens
-// is the length of the answer for MarkDone; 0: unknown.
-func (f *Fleet) Mark(now time.Time, placementID string, mark ledger.Mark, outputTokens int) (Changes, error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	var changes Changes
-	if !mark.Valid() {
-		return changes, fmt.Errorf("%w: mark: %q is not first, done, failed, gone or superseded", ErrClaim, mark)
-	}
-	c := f.claims.byPlacement[placementID]
-	if c == nil {
-		if _, ended := f.claims.ended[placementID]; ended {
-			f.counts.DuplicateMarks++
-			return changes, nil
-		}
-		f.counts.UnknownMarks++
-		return changes, fmt.Errorf("%w: %q", ErrUnknownPlacement, placementID)
-	}
-	nowMs := f.Ms(now)
-	w := c.w
-	if mark == ledger.MarkFirst {
-		f.first(c, nowMs)
-	} else {
-		if p := f.pools[w.assigned.Pool]; p != nil && mark == ledger.MarkDone && outputTokens > 0 {
-			p.output.add(float64(min(outputTokens, ledger.MaxTokens)))
-		}
-		f.end(c, EndReason(mark), nowMs, &changes)
-	}
-	f.publish(w, nowMs, &changes)
-	return changes, nil
-}
-
-// maxErrorMs bounds one prediction error.
-const maxErrorMs = 60_000
-
-// first takes the first token of a claim: its prefill is over.
-func (f *Fleet) first(c *claim, nowMs float64) {
-	f.renew(c, nowMs)
-	if c.first {
-		return
-	}
-	c.first = true
-	if c.expected > 0 {
-		off := nowMs - c.MadeMs - c.expected
-		c.w.errorMs.add(min(max(off, -off), maxErrorMs))
-	}
-	if !c.covered {
-		c.w.refold()
-	}
-}
-
-// Renew extends the reservation of a placement.
-func (f *Fleet) Renew(now time.Time, placementID string) (ttl time.Duration, err error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	c := f.claims.byPlacement[placementID]
-	if c == nil {
-		return 0, fmt.Errorf("%w: %q", ErrUnknownPlacement, placementID)
-	}
-	nowMs := f.Ms(now)
-	f.renew(c, nowMs)
-	return time.Duration((c.deadlineMs - nowMs) * float64(time.Millisecond)), nil
-}
-
-// renew moves the deadline of a claim, within its longest life.
-func (f *Fleet) renew(c *claim, nowMs float64) {
-	c.deadlineMs = min(nowMs+durationMs(f.options.ReservationTTL), c.MadeMs+durationMs(f.options.MaxClaimLife))
-	heap.Fix(&f.claims.deadlines, c.heapIndex)
-}
-
-// end ends a claim; the caller publishes the worker, or has removed it.
-func (f *Fleet) end(c *claim, how EndReason, nowMs float64, changes *Changes) {
-	w := c.w
-	waited := c.waits()
-	w.open = slices.DeleteFunc(w.open, func(other *claim) bool { return other == c })
-	delete(f.claims.byPlacement, c.Placement)
-	if f.claims.byKey[c.Key] == c {
-		delete(f.claims.byKey, c.Key)
-	}
-	heap.Remove(&f.claims.deadlines, c.heapIndex)
-	if len(c.Keys) > 0 {
-		f.options.Predicted.RemovePredicted(w.id, c.Number)
-	}
-	if waited {
-		w.refold()
-	}
-	f.remember(c, how)
-	changes.Ended = append(changes.Ended, EndedClaim{OpenClaim: c.OpenClaim, How: how, First: c.first, AgeMs: nowMs - c.MadeMs})
-}
-
-// remember keeps the end of a claim for a while.
-func (f *Fleet) remember(c *claim, how EndReason) {
-	l := &f.claims
-	if _, known := l.ended[c.Placement]; !known {
-		if out, full := l.endedPlacement.push(c.Placement, f.options.MaxEnded); full {
-			delete(l.ended, out)
-		}
-	}
-	l.ended[c.Placement] = how
-	if _, known := l.endedKeys[c.Key]; !known {
-		if out, full := l.endedRequests.push(c.Key, f.options.MaxEnded); full {
-			delete(l.endedKeys, out)
-		}
-	}
-	l.endedKeys[c.Key] = endedRequest{attempt: c.Attempt, excluded: c.excludedNow()}
 }
 
 // Ended tells how a placement's claim ended; ok is false if it is open or
@@ -438,27 +374,6 @@ func (f *Fleet) OpenClaims() int {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
 	return len(f.claims.byPlacement)
-}
-
-// Tick ends claims whose reservation is over and removes workers that their
-// agents stopped listing long ago. Call it about once per second.
-func (f *Fleet) Tick(now time.Time) Changes {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	var changes Changes
-	nowMs := f.Ms(now)
-	for len(f.claims.deadlines) > 0 && f.claims.deadlines[0].deadlineMs <= nowMs {
-		c := f.claims.deadlines[0]
-		f.end(c, EndExpired, nowMs, &changes)
-		f.publish(c.w, nowMs, &changes)
-	}
-	forget := durationMs(f.options.ForgetAfter)
-	for _, w := range f.slots {
-		if w != nil && !w.listed && nowMs-w.unlistedMs >= forget {
-			f.removeWorker(w, nowMs, &changes)
-		}
-	}
-	return changes
 }
 
 // deadlines is a heap of claims by deadline.

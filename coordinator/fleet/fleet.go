@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"waypost/coordinator/placement"
+	"waypost/gossip/ledger"
 	"waypost/gossip/prefix"
 )
 
@@ -137,7 +138,7 @@ func (noKeys) AddPredicted(WorkerID, uint64, []prefix.Key, []uint32) {}
 func (noKeys) RemovePredicted(WorkerID, uint64)                      {}
 func (noKeys) Drop(WorkerID)                                         {}
 
-// Fleet is the view of all workers and the ledger of own claims.
+// Fleet is the view of all workers and the ledger of claims.
 type Fleet struct {
 	options Options
 
@@ -152,6 +153,11 @@ type Fleet struct {
 	lanes  uint64           // last lane handed out
 	counts Counts
 	claims claims
+	outbox []*worker // with claims or marks to send
+	// learnt are the classes of workers in which a speed was learnt.
+	learnt map[ledger.Class]bool
+	// graceMs is the age of a claim beyond which a report must speak of it.
+	graceMs float64
 }
 
 // New makes an empty fleet.
@@ -165,6 +171,8 @@ func New(options Options) (*Fleet, error) {
 		byName:  map[string]*worker{},
 		pools:   map[string]*pool{},
 		ways:    map[string][]Way{},
+		learnt:  map[ledger.Class]bool{},
+		graceMs: echoGraceMs,
 	}
 	f.claims.init()
 	return f, nil
@@ -192,6 +200,16 @@ type Counts struct {
 	// FoldedClaims counts claims that were folded into the report for the
 	// bound of claims per worker.
 	FoldedClaims uint64
+	// SupersededClaims counts own claims that gave way to a peer's of the same
+	// request.
+	SupersededClaims uint64
+	// LostMarks and LostPlaces count what was never sent for want of room.
+	LostMarks, LostPlaces uint64
+	// DuplicatePlaces counts placements of peers that were here already,
+	// UnknownPlaces those on unknown workers, FencedPlaces those on an engine
+	// life that is over, OlderPlaces those of an attempt that was superseded,
+	// OwnPlaces those that this coordinator had told itself.
+	DuplicatePlaces, UnknownPlaces, FencedPlaces, OlderPlaces, OwnPlaces uint64
 }
 
 // Counts returns the counts so far.
@@ -234,6 +252,14 @@ type pool struct {
 	workers  []WorkerID // ascending
 	arrivals rate
 	output   ewma
+	// promptTokens and uncachedTokens are of a mean claim.
+	promptTokens, uncachedTokens ewma
+}
+
+// claimed takes the size of a claim.
+func (p *pool) claimed(c *ledger.Claim) {
+	p.promptTokens.add(float64(c.PromptTokens))
+	p.uncachedTokens.add(float64(c.UncachedTokens))
 }
 
 // rate is a decaying count of arrivals per ms.

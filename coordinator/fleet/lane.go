@@ -29,6 +29,9 @@ type Hello struct {
 	Version string
 	// ZoneHint and RackHint are what the host says of itself.
 	ZoneHint, RackHint string
+	// EchoesClaims says that the agent takes claims in and echoes them. Of one
+	// that does not, counters decide how long a claim counts on top of them.
+	EchoesClaims bool
 	// Workers are the host's workers.
 	Workers []Facts
 }
@@ -297,10 +300,19 @@ func (f *Fleet) introduce(h *host, hello *Hello, nowMs float64, changes *Changes
 	h.downSinceMs = math.NaN()
 	h.byIndex = make(map[uint32]*worker, len(hello.Workers))
 	listed := map[*worker]bool{}
+	moved := map[ledger.Class]bool{}
 	for i := range hello.Workers {
-		w := f.introduceWorker(h, &hello.Workers[i], nowMs, changes)
+		w, remodelled := f.introduceWorker(h, &hello.Workers[i], nowMs, changes)
 		h.byIndex[w.facts.Index] = w
 		listed[w] = true
+		w.echoing = w.echoing || hello.EchoesClaims
+		f.learnt[w.class()] = f.learnt[w.class()] || w.ownModel.Source == ledger.SourceLearnt
+		if remodelled && f.learnt[w.class()] {
+			moved[w.class()] = true
+		}
+	}
+	for class := range moved {
+		f.equalise(class, nowMs, changes)
 	}
 	for _, w := range h.workers {
 		if !listed[w] && w.listed {
@@ -310,10 +322,11 @@ func (f *Fleet) introduce(h *host, hello *Hello, nowMs float64, changes *Changes
 	}
 }
 
-// introduceWorker takes the facts of one worker.
-func (f *Fleet) introduceWorker(h *host, facts *Facts, nowMs float64, changes *Changes) *worker {
+// introduceWorker takes the facts of one worker and reports whether its step
+// model is another one.
+func (f *Fleet) introduceWorker(h *host, facts *Facts, nowMs float64, changes *Changes) (w *worker, remodelled bool) {
 	name := WorkerName(h.name, facts.Engine, facts.Rank)
-	w := f.byName[name]
+	w = f.byName[name]
 	fresh := w == nil
 	if fresh {
 		w = f.addWorker(h, name)
@@ -329,10 +342,10 @@ func (f *Fleet) introduceWorker(h *host, facts *Facts, nowMs float64, changes *C
 	if fresh || old.Model != facts.Model || old.Boundary != facts.Boundary || !slices.Equal(old.GPUUUIDs, facts.GPUUUIDs) {
 		f.assign(w)
 	}
-	w.setModel()
+	remodelled = w.setModel() || fresh
 	w.rebase()
 	w.refold()
-	return w
+	return w, remodelled
 }
 
 // copyFacts copies what the caller may change later.
@@ -400,6 +413,8 @@ func (f *Fleet) RemoveHost(now time.Time, host string) Changes {
 // removeWorker frees a worker's slot.
 func (f *Fleet) removeWorker(w *worker, nowMs float64, changes *Changes) {
 	f.endAll(w, nowMs, changes)
+	f.dropPeers(w, func(*part) bool { return true })
+	w.peerKeys = nil
 	f.leave(w)
 	f.options.Predicted.Drop(w.id)
 	h := w.host
@@ -408,6 +423,7 @@ func (f *Fleet) removeWorker(w *worker, nowMs float64, changes *Changes) {
 		delete(h.byIndex, w.facts.Index)
 	}
 	delete(f.byName, w.name)
+	w.listed = false
 	f.slots[w.id] = nil
 	f.free = append(f.free, w.id)
 	f.claims.lastRemovedSeq = max(f.claims.lastRemovedSeq, w.seq)
@@ -467,17 +483,56 @@ func (l *lateness) observe(receivedMs float64, sentNs uint64) float64 {
 
 func durationMs(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-// setModel takes the step model of the facts, or the prior of the class.
-func (w *worker) setModel() {
-	prior := ledger.PriorFor(ledger.Class{Engine: w.facts.Kind, Model: w.facts.Model, TensorParallel: len(w.facts.GPUUUIDs)})
-	w.model, w.stepTokens = prior.Model, prior.StepTokens
+// class is what workers have in common that are compared in speed.
+func (w *worker) class() ledger.Class {
+	return ledger.Class{Engine: w.facts.Kind, Model: w.facts.Model, TensorParallel: len(w.facts.GPUUUIDs)}
+}
+
+// setModel takes the step model of the facts, or the prior of the class. It
+// reports whether it is another one than before.
+func (w *worker) setModel() (changed bool) {
+	prior := ledger.PriorFor(w.class())
+	model, stepTokens := prior.Model, prior.StepTokens
 	if w.facts.StepModel != nil {
-		w.model = *w.facts.StepModel
+		model = *w.facts.StepModel
 	}
 	if w.facts.StepTokens > 0 {
-		w.stepTokens = w.facts.StepTokens
+		stepTokens = w.facts.StepTokens
 	}
+	changed = model != w.ownModel
+	if changed {
+		w.ownModel, w.model = model, model
+	}
+	w.stepTokens = stepTokens
 	w.setSteps()
+	return changed
+}
+
+// equalise lets workers of one class count as equally fast that are within the
+// dead band of their median: noise in what is learnt must not break good ties.
+func (f *Fleet) equalise(class ledger.Class, nowMs float64, changes *Changes) {
+	var workers []*worker
+	var models []ledger.StepModel
+	for _, w := range f.slots {
+		if w != nil && w.class() == class {
+			workers, models = append(workers, w), append(models, w.ownModel)
+		}
+	}
+	for i, factor := range ledger.Equalise(models, nil) {
+		w := workers[i]
+		model := w.ownModel
+		if factor != 1 {
+			model = model.Scaled(factor)
+		}
+		if model == w.model {
+			continue
+		}
+		w.model = model
+		w.setSteps()
+		w.rebase()
+		w.refold()
+		f.publish(w, nowMs, changes)
+	}
 }
 
 // restart takes a new engine process: nothing of the old one waits, is held
@@ -490,6 +545,10 @@ func (f *Fleet) restart(w *worker, process uint64, nowMs float64, changes *Chang
 		w.past = slices.Delete(w.past, 0, n)
 	}
 	w.process = process
+	// Claims that peers made for the old life are over; one that names a life
+	// not seen here yet stays, for a peer may know first.
+	f.dropPeers(w, func(p *part) bool { return w.isPast(p.EngineProcess) })
+	w.peerKeys = w.peerKeys[:0]
 	w.report, w.base = unknownReport(), ledger.Waiting{}
 	w.view = placement.View{AtMs: math.NaN(), Trust: math.NaN(), EvictionAgeMs: math.NaN()}
 	w.errorMs = ewma{}

@@ -80,11 +80,11 @@ func (f *Fleet) Load(now time.Time, host string, lane Lane, report Report) (Chan
 	}
 	nowMs := f.Ms(now)
 	h.heardMs = nowMs
-	late := h.late.observe(nowMs, report.SentMonoNs)
 	if report.LoadSeq <= h.loadSeq {
 		f.counts.OldReports++
 		return changes, nil
 	}
+	late := h.late.observe(nowMs, report.SentMonoNs)
 	h.loadSeq = report.LoadSeq
 	told := h.policyVersion != report.PolicyVersion || !slices.Equal(h.cordons, report.Cordons)
 	if told {
@@ -101,6 +101,8 @@ func (f *Fleet) Load(now time.Time, host string, lane Lane, report Report) (Chan
 			f.restart(w, load.EngineProcess, nowMs, &changes)
 		}
 		f.takeLoad(w, &load.Load, nowMs-late)
+		f.countEchoes(w, load.Echo, nowMs)
+		f.offerAfter(w, load.EchoOf(f.options.Process))
 		if w.report.state == ledger.StateLost {
 			f.endAll(w, nowMs, &changes)
 		}
@@ -113,13 +115,6 @@ func (f *Fleet) Load(now time.Time, host string, lane Lane, report Report) (Chan
 		}
 	}
 	return changes, nil
-}
-
-// endAll ends the claims of a worker whose engine is gone.
-func (f *Fleet) endAll(w *worker, nowMs float64, changes *Changes) {
-	for _, c := range slices.Clone(w.open) {
-		f.end(c, EndWorkerLost, nowMs, changes)
-	}
 }
 
 // takeLoad takes the report of one worker, written at writtenMs.
@@ -142,28 +137,28 @@ func (f *Fleet) takeLoad(w *worker, l *ledger.Load, writtenMs float64) {
 	if l.OpenTokens != nil {
 		r.openTokens = int(*l.OpenTokens)
 	}
-	w.report = r
+	r.basis = l.QueueBasis
+	w.report, w.echoes = r, append(w.echoes[:0], l.Echo...)
 	w.setSteps()
+	f.sizeQueue(w)
 	w.rebase()
-	echo, echoes := l.EchoOf(f.options.Process), len(l.Echo) > 0
-	for _, c := range w.open {
-		if !c.covered {
-			c.covered = r.covers(c, echo, echoes)
-		}
-	}
+	f.cover(w, l)
 }
 
-// covers reports whether the report speaks of a claim.
-func (r *report) covers(c *claim, echo uint64, echoes bool) bool {
-	switch {
-	case c.Seq <= echo:
-		return true
-	case math.IsNaN(r.queueMs):
-		return false // it speaks of no queue at all: own claims count on
-	case echoes || math.IsNaN(r.sampledMs):
-		return r.writtenMs-c.MadeMs > echoGraceMs
+// sizeQueue prices the requests that wait on a worker whose agent cannot,
+// because it knows no request's size: by the pool's mean claim.
+func (f *Fleet) sizeQueue(w *worker) {
+	r := &w.report
+	pool := f.pools[w.assigned.Pool]
+	if pool == nil || !math.IsNaN(r.queueMs) || !(r.foreign > 0) || !(r.foreign == r.waiting) {
+		return
 	}
-	return r.sampledMs-c.MadeMs > counterGraceMs
+	uncached, prompt := pool.uncachedTokens.get(), pool.promptTokens.get()
+	if math.IsNaN(uncached) {
+		return
+	}
+	ms := w.steps.PrefillMs(int(prompt-uncached), int(uncached)) + w.steps.DecodeMs()
+	r.queueMs = min(max((r.foreign+.5)*ms-(r.writtenMs-r.sampledMs), 0), ledger.MaxQueueMs)
 }
 
 func float(v *float64) float64 {

@@ -31,6 +31,7 @@ type model struct {
 	steps   ledger.Steps
 	base    ledger.Waiting
 	live    float64
+	echoing bool
 }
 
 func (m *model) waiting() ledger.Waiting {
@@ -114,12 +115,15 @@ func TestFleetAgainstModel(t *testing.T) {
 				if known {
 					m.base = ledger.AtLoad(&m.steps, now, queue, 0)
 				}
+				m.echoing = m.echoing || l.Echo != nil
 				for _, c := range m.claims {
 					switch {
 					case c.seq <= echo:
 						c.known = true
-					case known && l.Echo != nil && now-c.made > 300, known && l.Echo == nil && now-sample-c.made > 100:
-						c.known = true
+					case known && m.echoing:
+						c.known = now-c.made > 300
+					case known:
+						c.known = now-sample-c.made > 100
 					}
 				}
 			case "tick":
@@ -230,6 +234,12 @@ func TestConcurrentUse(t *testing.T) {
 		r.f.Workers(at(float64(i)))
 		r.f.Hosts(at(float64(i)))
 		r.f.Tick(at(float64(i)))
+	})
+	run(200, func(i int) {
+		r.f.TakeOutgoing(at(float64(i)))
+		if _, err := r.f.Placed(at(float64(i)), peer1, placed(uint64(i+1), 1, 50)); err != nil {
+			t.Error(err)
+		}
 	})
 	group.Wait()
 	if r.f.OpenClaims() != 0 {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"waypost/coordinator/placement"
+	"waypost/gossip/ledger"
 )
 
 // WorkerInfo is all that is known of a worker, for people. NaN is unknown,
@@ -28,6 +29,8 @@ type WorkerInfo struct {
 	// WaitMs is the expected wait of a new request; unknown while no report
 	// tells the queue.
 	WaitMs float64
+	// QueueBasis is what the reported queue rests on; empty: not told.
+	QueueBasis ledger.Basis
 	// Running, Waiting and KVUsedRatio are the engine's counters.
 	Running, Waiting, KVUsedRatio float64
 	// Live counts requests, claims on top included; OpenClaims are the claims
@@ -188,6 +191,16 @@ func (f *Fleet) Pools(now time.Time) []PoolInfo {
 	return infos
 }
 
+// own counts the claims made here that are open.
+func (w *worker) own() (n int) {
+	for _, p := range w.open {
+		if p.c != nil {
+			n++
+		}
+	}
+	return n
+}
+
 // info is what is known of the worker.
 func (w *worker) info(nowMs float64) WorkerInfo {
 	r, s := &w.report, w.snapshot
@@ -196,7 +209,7 @@ func (w *worker) info(nowMs float64) WorkerInfo {
 		Pool: w.assigned.Pool, Zone: w.assigned.Zone, Rack: w.assigned.Rack,
 		State: w.state.word, StateWhy: w.state.why, Facts: copyFacts(&w.facts),
 		WaitMs: math.NaN(), Running: r.running, Waiting: r.waiting, KVUsedRatio: r.kvUsedRatio,
-		Live: s.Live, OpenClaims: len(w.open), StepMs: r.gapMs, CachedBlocks: r.cachedBlocks,
+		Live: s.Live, OpenClaims: w.own(), QueueBasis: r.basis, StepMs: r.gapMs, CachedBlocks: r.cachedBlocks,
 		ErrorMs: s.ErrorMs, View: w.view.Kind, ViewAgeMs: nowMs - w.view.AtMs, Trust: w.view.Trust,
 		UpdatedMs: nowMs - r.factsMs, GPUVerdict: r.gpuVerdict, Snapshot: s,
 	}

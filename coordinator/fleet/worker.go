@@ -32,11 +32,17 @@ type worker struct {
 	view    placement.View
 	errorMs ewma
 
-	seq     uint64         // last claim seq
-	open    []*claim       // open claims by time made
-	base    ledger.Waiting // by the newest report that told a queue
-	waiting ledger.Waiting // base and the open claims on top
-	state   stateWord
+	seq      uint64        // last own claim seq
+	open     []*part       // claims by time made: own open ones, and peers'
+	echoes   []ledger.Echo // of the newest report
+	echoing  bool          // its agents echo claims
+	counted  []counted     // arrivals of peers' claims
+	peerKeys []peerKeys    // predicted keys of peers' claims
+	offer    offering
+	ownModel ledger.StepModel // as its agent tells it; model is equalised
+	base     ledger.Waiting   // by the newest report that told a queue
+	waiting  ledger.Waiting   // base and the open claims on top
+	state    stateWord
 
 	snapshot *placement.Worker
 }
@@ -68,6 +74,7 @@ type report struct {
 	meanOutput, finishPerSec, evictionAgeMs                            float64
 	running, waiting, kvUsedRatio, cachedBlocks                        float64
 	openTokens                                                         int
+	basis                                                              ledger.Basis
 	// foldedLive counts claims that were folded into the report for room.
 	foldedLive float64
 }
@@ -82,15 +89,12 @@ func unknownReport() report {
 	}
 }
 
-// setSteps prices steps at the report's decode load:
-// x = (context + decoding·min(age, 1 s)/gap)/pool, D = D(x), held until the
-// next report. What is unknown is left out.
+// setSteps prices steps at the report's decode load, which its agent carried
+// to the moment of writing; it is held until the next report. What is unknown
+// is left out.
 func (w *worker) setSteps() {
 	r := &w.report
 	decoding, context := zeroIfUnknown(r.decoding), zeroIfUnknown(r.contextTokens)
-	if age := min(r.writtenMs-r.factsMs, 1000); age > 0 && r.gapMs > 0 {
-		context += decoding * age / r.gapMs
-	}
 	pool := float64(w.facts.PoolBlocks) * float64(w.facts.BlockTokens)
 	w.steps = ledger.NewSteps(w.model, w.stepTokens, w.model.DecodeMs(decoding, context, pool))
 }
@@ -116,9 +120,9 @@ func (w *worker) rebase() {
 // not in it, in the order they were made.
 func (w *worker) refold() {
 	w.waiting = w.base
-	for _, c := range w.open {
-		if c.waits() {
-			w.waiting.Fold(&w.steps, c.MadeMs, c.ReusedTokens(), c.UncachedTokens)
+	for _, p := range w.open {
+		if p.waits() {
+			w.waiting.Fold(&w.steps, p.MadeMs, p.ReusedTokens(), p.UncachedTokens)
 		}
 	}
 }
@@ -163,13 +167,13 @@ func (f *Fleet) publish(w *worker, nowMs float64, changes *Changes) {
 // in the report.
 func (w *worker) pending() (requests, blocks float64) {
 	requests = w.report.foldedLive
-	for _, c := range w.open {
-		if c.covered {
+	for _, p := range w.open {
+		if !p.pending() {
 			continue
 		}
-		requests += float64(c.Sequences)
+		requests += float64(p.Sequences)
 		if w.facts.BlockTokens > 0 {
-			blocks += float64((c.UncachedTokens+w.facts.BlockTokens-1)/w.facts.BlockTokens + 1)
+			blocks += float64((p.UncachedTokens+w.facts.BlockTokens-1)/w.facts.BlockTokens + 1)
 		}
 	}
 	return requests, blocks

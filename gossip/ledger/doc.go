@@ -1,7 +1,14 @@
 // Package ledger is what agents and coordinators agree on about waiting work:
-// the step model that prices an engine step, the fold that carries a worker's
-// waiting time forward claim by claim, the fields of a load report, and the
-// words for claims and marks.
+// claims and how they travel, the contiguous echo of what an agent took in, the
+// step model that prices an engine step and what evidence teaches about it, the
+// replay of a worker's steps, the fold that carries its waiting time forward
+// claim by claim, and the fields of a load report.
+//
+// A claim is one placement as told to the chosen worker's agent and to other
+// coordinators. Its identity is (coordinator process, worker, seq), seqs are
+// dense. The agent takes claims in without a gap and echoes how far it came;
+// what is above the echo counts on top of the report, what was lost is offered
+// again from it. Ages stand in place of times between processes.
 //
 // The fold is the heart of it. A first-in-first-out engine that chunks
 // prefills by a step budget is described by three numbers: F, when the

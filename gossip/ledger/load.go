@@ -39,7 +39,7 @@ type Load struct {
 	// begun; 0 when that step is in flight or full.
 	OpenTokens *uint32
 	// Decoding counts the streams past their first token, ContextTokens sums
-	// their contexts: prompt and output so far.
+	// their contexts, prompt and output so far, at the moment of writing.
 	Decoding      *uint32
 	ContextTokens *float64
 	// GapMs is the present gap between tokens.
@@ -65,6 +65,8 @@ type Load struct {
 	CachedBlocks *uint32
 	// EvictionAgeMs is the age a block reaches before it is evicted.
 	EvictionAgeMs *float64
+	// QueueBasis says what the queue rests on; empty: it is not told.
+	QueueBasis Basis
 	// Echo says what was taken in of each coordinator's claims.
 	Echo []Echo
 	// GPUVerdict is ok, price or exclude, with the reason after a colon.
@@ -72,6 +74,19 @@ type Load struct {
 	// Coverage is how much of the cache the events show: full, partial, none.
 	Coverage string
 }
+
+// Basis is what a reported queue rests on.
+type Basis string
+
+// The bases of a queue, best first.
+const (
+	// BasisEvidence: marks or stored blocks confirm the claims.
+	BasisEvidence Basis = "evidence"
+	// BasisCounters: the engine's counters do.
+	BasisCounters Basis = "counters"
+	// BasisTime: nothing does; the claims drain by time only.
+	BasisTime Basis = "time only"
+)
 
 // Echo is the contiguous end of what was taken in from one coordinator:
 // every claim up to Upto was taken in or given up by its sender.
@@ -91,7 +106,7 @@ const (
 	maxBlocks        = 1e10
 	maxWordBytes     = 256
 	maxEchoes        = 64
-	maxEvictionMs    = 1e12
+	MaxEvictionMs    = 1e12
 )
 
 // Validate reports the first field that is not finite, negative or beyond its
@@ -111,7 +126,7 @@ func (l *Load) Validate() error {
 		{"countersAgeMs", l.CountersAgeMs, maxReportAgeMs},
 		{"kvUsedRatio", l.KVUsedRatio, 1},
 		{"finishPerSec", l.FinishPerSec, MaxFinishPerSec},
-		{"evictionAgeMs", l.EvictionAgeMs, maxEvictionMs},
+		{"evictionAgeMs", l.EvictionAgeMs, MaxEvictionMs},
 	} {
 		if f.value != nil && !(*f.value >= 0 && *f.value <= f.high) {
 			return fmt.Errorf("%w: %s: %v is not in 0 to %g", ErrLoad, f.name, *f.value, f.high)
@@ -138,6 +153,7 @@ func (l *Load) Validate() error {
 		{"stateReason", l.StateReason},
 		{"gpuVerdict", l.GPUVerdict},
 		{"coverage", l.Coverage},
+		{"queueBasis", string(l.QueueBasis)},
 	} {
 		if len(f.value) > maxWordBytes {
 			return fmt.Errorf("%w: %s: %d bytes are more than %d", ErrLoad, f.name, len(f.value), maxWordBytes)

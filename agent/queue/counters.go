@@ -1,0 +1,125 @@
+package queue
+
+import (
+	"math"
+	"time"
+
+	"waypost/gossip/ledger"
+)
+
+// youthMs is the age below which a claim is not expected in the counters yet:
+// its request is on the way.
+const youthMs = 100
+
+// Slot is one processing place of an engine that serves each request in a
+// slot of its own.
+type Slot struct {
+	// PromptTokens is the prompt's length, ProcessedTokens how much of it is
+	// computed.
+	PromptTokens, ProcessedTokens int
+}
+
+// Queued takes the engine's own sum of the prompt tokens that wait and are not
+// cached, for engines that tell it. It takes the place of the sum over waiting
+// claims.
+func (e *Estimator) Queued(at time.Time, uncachedTokens int) {
+	if uncachedTokens < 0 || uncachedTokens > ledger.MaxTokens*maxRequests {
+		e.counts.BadReadings++
+		return
+	}
+	e.queuedMs, e.queuedTokens = e.ms(at), min(uncachedTokens, math.MaxInt32)
+}
+
+// Slots takes the busy slots of an engine. Each is matched with an open claim
+// by the length of its prompt.
+func (e *Estimator) Slots(at time.Time, slots []Slot) {
+	atMs := e.ms(at)
+	used := map[*claim]bool{}
+	foreign := 0
+	for _, s := range slots {
+		if s.PromptTokens < 1 || s.PromptTokens > ledger.MaxTokens || s.ProcessedTokens < 0 || s.ProcessedTokens > s.PromptTokens {
+			e.counts.BadReadings++
+			continue
+		}
+		var match *claim
+		for _, c := range e.ledger.list {
+			if c.prompt == s.PromptTokens && !used[c] && c.why != overGone && math.IsNaN(c.doneMs) && c.madeMs <= atMs {
+				match = c
+				break
+			}
+		}
+		switch {
+		case match == nil:
+			foreign += s.PromptTokens - s.ProcessedTokens
+			continue
+		case s.ProcessedTokens == s.PromptTokens:
+			e.served(match, atMs, stored)
+		case s.ProcessedTokens > 0:
+			e.progress(match, atMs, s.ProcessedTokens)
+		}
+		used[match] = true
+	}
+	e.slotForeignTokens, e.slotsMs = foreign, atMs
+}
+
+// countersUsable reports whether the newest reading may be used: it is fresh,
+// and the lag of what it says is known. Without any claim nothing can be
+// counted twice and the reading is taken as it is.
+func (e *Estimator) countersUsable(nowMs float64) bool {
+	return e.last.Waiting != nil && nowMs-e.lastMs <= durationMs(maxSampleAge) && (!e.ledger.ever || e.lag.step >= 0)
+}
+
+// sampledMs is when the newest reading was true of the engine.
+func (e *Estimator) sampledMs() float64 {
+	if e.lag.step < 0 {
+		return e.lastMs
+	}
+	return e.lastMs - e.lag.ms()
+}
+
+// expect says of every claim what the newest reading, true at sMs, says of it:
+// of the claims that it must know and that had not begun by then, the newest
+// `waiting` wait and all older ones were admitted between the former reading
+// and it. What waits beyond them is foreign. Engines count at the end of a step,
+// so what began within the step before may still have been counted as waiting.
+func (e *Estimator) expect(sMs float64) {
+	waiting := *e.last.Waiting
+	middle := sMs
+	if d := e.lastMs - e.formerMs; d > 0 && d <= durationMs(maxSampleAge) {
+		middle = sMs - d/2
+	}
+	steps := e.stepsAt(e.decodeLoad, e.contextLoad)
+	step := steps.PrefillMs(0, steps.BudgetTokens()) + steps.DecodeMs()
+	for i := len(e.ledger.list) - 1; i >= 0; i-- {
+		c := e.ledger.list[i]
+		c.young, c.waits = c.madeMs > sMs-youthMs, false
+		if c.young {
+			continue
+		}
+		if began := min(orInf(c.startedMs), orInf(c.overMs)); began <= sMs {
+			if waiting > 0 && began > sMs-step {
+				waiting -= c.sequences
+			}
+			continue
+		}
+		if waiting > 0 {
+			waiting -= c.sequences
+			if c.why == inQueue {
+				c.waits, c.admittedMs = true, math.NaN()
+				c.factMs = max(c.factMs, sMs)
+			}
+			continue
+		}
+		if math.IsNaN(c.admittedMs) {
+			c.admittedMs = max(middle, c.madeMs)
+		}
+	}
+	e.foreign = max(waiting, 0)
+}
+
+func orInf(v float64) float64 {
+	if math.IsNaN(v) {
+		return math.Inf(1)
+	}
+	return v
+}

@@ -1,0 +1,288 @@
+package queue
+
+import (
+	"encoding/json"
+	"errors"
+	"math"
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	"waypost/agent/blocktable"
+	"waypost/gossip/ledger"
+	"waypost/gossip/prefix"
+	"waypost/gossip/summary"
+)
+
+// An age that coordinators fade old views with: the mean life of blocks.
+func TestEvictionAge(t *testing.T) {
+	e := newLedgerEstimator(t)
+	if load := e.Load(atMs(0)); load.EvictionAgeMs != nil {
+		t.Error("an age before anything was evicted")
+	}
+	hash := func(i int) []uint64 { return []uint64{uint64(i) * 0x9e3779b97f4a7c15} }
+	for i := range 30_000 {
+		e.BlocksStored(atMs(float64(i)*10), hash(i))
+		if i >= 6000 {
+			e.BlocksRemoved(atMs(float64(i)*10), hash(i-6000))
+		}
+	}
+	got := e.Load(atMs(300_000)).EvictionAgeMs
+	if got == nil || math.Abs(*got-60_000) > 1 {
+		t.Errorf("eviction age %v, want 60 s", got)
+	}
+	if len(e.eviction.stored) > maxTracedBlocks {
+		t.Errorf("%d blocks are followed", len(e.eviction.stored))
+	}
+	e.CacheCleared()
+	e.BlocksRemoved(atMs(301_000), hash(29_999))
+	if again := e.Load(atMs(301_000)).EvictionAgeMs; *again != *got {
+		t.Errorf("a clear changed the age to %v", *again)
+	}
+}
+
+func TestRoom(t *testing.T) {
+	e := newLedgerEstimator(t)
+	if r := e.Room(atMs(0)); r.FreeBlocks != nil || r.SlotWaitMs != nil {
+		t.Errorf("room %+v out of nowhere", r)
+	}
+	e.lag.set(0)
+	e.Sample(Sample{At: atMs(0), Running: ptr(8), Waiting: ptr(3), Finished: ptr(0.0), KVUsedRatio: ptr(.9)})
+	e.Sample(Sample{At: atMs(1000), Running: ptr(8), Waiting: ptr(3), Finished: ptr(2.0), KVUsedRatio: ptr(.9)})
+	claimAt(t, e, 1000, 1, 1, 320, func(o *ledger.Offer) { o.OutputTokens = 64 })
+	r := e.Room(atMs(1001))
+	// 100 blocks free, less 20 and one of the prompt, less 4 of the answer.
+	if r.FreeBlocks == nil || *r.FreeBlocks != 75 {
+		t.Errorf("free blocks %v, want 75", *r.FreeBlocks)
+	}
+	// Three wait and the claim is on its way, two finish per second.
+	if r.SlotWaitMs == nil || math.Abs(*r.SlotWaitMs-2500) > 1 {
+		t.Errorf("slot wait %v, want 2,500", r.SlotWaitMs)
+	}
+	e.Sample(Sample{At: atMs(1250), Running: ptr(7), Waiting: ptr(0), Finished: ptr(3.0), KVUsedRatio: ptr(.5)})
+	if r := e.Room(atMs(1251)); r.SlotWaitMs == nil || *r.SlotWaitMs != 0 {
+		t.Errorf("slot wait %v with a free slot", r.SlotWaitMs)
+	}
+}
+
+func TestStateOverARestart(t *testing.T) {
+	e := newLedgerEstimator(t)
+	e.lag.set(350)
+	for i := range uint64(30) {
+		at := float64(i) * 1000
+		claimAt(t, e, at, 1, i+1, 400)
+		markAt(t, e, at+150, 1, i+1, ledger.MarkFirst, 0) // 80 by the prior
+		markAt(t, e, at+300, 1, i+1, ledger.MarkDone, 0)
+	}
+	e.BlocksStored(atMs(0), []uint64{5})
+	e.BlocksRemoved(atMs(9000), []uint64{5})
+	text, err := json.Marshal(e.Export())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var state State
+	if err := json.Unmarshal(text, &state); err != nil {
+		t.Fatal(err)
+	}
+	next := newLedgerEstimator(t)
+	if err := next.Import(state); err != nil {
+		t.Fatal(err)
+	}
+	if next.LagMs() != 350 || next.StepModel() != e.StepModel() || next.StepModel().Source != ledger.SourceLearnt {
+		t.Errorf("lag %v, model %+v, want %+v", next.LagMs(), next.StepModel(), e.StepModel())
+	}
+	model := next.StepModel()
+	if got := model.PrefillMs(400); got < 1.3*50 {
+		t.Errorf("prefill of 400 tokens %v: the worker is slower than the prior's 50", got)
+	}
+	if got := next.Load(atMs(0)).EvictionAgeMs; got == nil || *got != 9000 {
+		t.Errorf("eviction age %v", got)
+	}
+	bad := state
+	bad.LagMs = ptr(-5.0)
+	if err := next.Import(bad); !errors.Is(err, ErrState) || !strings.Contains(err.Error(), "lagMs") {
+		t.Errorf("a bad lag: %v", err)
+	}
+	bad = state
+	bad.Speeds.LnFactor = math.Inf(1)
+	if err := next.Import(bad); !errors.Is(err, ErrState) {
+		t.Errorf("a bad speed: %v", err)
+	}
+	// Another prior: the speeds are of another model, the rest is taken.
+	other := newLedgerEstimator(t, func(o *Options) { o.Facts.Model.P0Ms = 11 })
+	if err := other.Import(state); err != nil || other.StepModel().Source == ledger.SourceLearnt || other.LagMs() != 350 {
+		t.Errorf("%v, model %+v, lag %v", err, other.StepModel(), other.LagMs())
+	}
+	// Facts with the same prior keep what was learnt.
+	if err := next.SetFacts(next.facts); err != nil || next.StepModel().Source != ledger.SourceLearnt {
+		t.Errorf("facts told again voided the speeds: %v", err)
+	}
+}
+
+// Due says when a report is worth sending at once.
+func TestDue(t *testing.T) {
+	e := newLedgerEstimator(t)
+	due := func(ms float64, want bool) {
+		t.Helper()
+		if got := e.Due(atMs(ms)); got != want {
+			t.Errorf("at %v due: %v", ms, got)
+		}
+	}
+	due(0, false)
+	claimAt(t, e, 1, 1, 1, 900)
+	due(1, true)
+	due(2, false)
+	due(100, false) // drains as told
+	markAt(t, e, 110, 1, 1, ledger.MarkFirst, 0)
+	due(110, true) // idle ten ms before it was told
+	due(111, false)
+	claimAt(t, e, 200, 1, 2, 900)
+	due(200, true)
+	e.Stores(atMs(500), []Store{blocks("1/2", 0, 96)}) // slower than told
+	due(501, true)
+}
+
+// The lag is learnt to within a step of the shifts, jumps are followed, and
+// before the first value counts are not used.
+func TestLagIsLearnt(t *testing.T) {
+	for _, test := range []struct{ before, after float64 }{{50, 50}, {1000, 1000}, {5000, 5000}, {100, 5000}, {5000, 100}} {
+		e := newLedgerEstimator(t)
+		rng := rand.New(rand.NewPCG(3, uint64(test.before)))
+		var arrivals []float64
+		truth, now, next, seq := test.before, 0.0, 0.0, uint64(0)
+		polls, changed := 0, false
+		poll := func() {
+			seen := 0
+			for _, at := range arrivals {
+				if at <= now-truth {
+					seen++
+				}
+			}
+			// A fifth of what finishes is never counted as finished, some of
+			// what runs is nobody's claim.
+			e.Sample(Sample{At: atMs(now), Running: ptr(2 + rng.IntN(2)), Waiting: ptr(0), Finished: ptr(float64(seen))})
+			polls++
+		}
+		for polls < 600 {
+			for next <= now {
+				seq++
+				arrivals = append(arrivals, next)
+				claimAt(t, e, next, 1, seq, 100)
+				next += rng.ExpFloat64() * 400
+			}
+			poll()
+			if known := !math.IsNaN(e.LagMs()); polls <= 25 && known {
+				t.Errorf("lag %v known after %d polls", e.LagMs(), polls)
+			} else if !known && e.Load(atMs(now)).CountersAgeMs != nil {
+				t.Errorf("counters are used before their lag is known")
+			}
+			switch {
+			case polls == 200 || polls == 500 && changed:
+				if off := math.Abs(e.LagMs() - truth); !(off <= 50) {
+					t.Errorf("%v then %v: after %d polls lag %v, true is %v", test.before, test.after, polls, e.LagMs(), truth)
+				}
+			case polls == 300:
+				changed, truth = true, test.after
+			}
+			now += 250
+		}
+		// The engine restarts: the old value serves on.
+		e.SetProcess(2)
+		if off := math.Abs(e.LagMs() - truth); !(off <= 50) {
+			t.Errorf("lag %v after a restart", e.LagMs())
+		}
+	}
+}
+
+// Blocks of a real table turn into stores under the keys that claims name.
+func TestRecorder(t *testing.T) {
+	var cluster prefix.ClusterKey
+	cluster[0] = 7
+	domain := prefix.Domain{Model: "m"}
+	table := blocktable.New(blocktable.Options{Model: "m", Seed: 1})
+	encoder := summary.NewEncoder(summary.Options{Key: cluster, Blocks: table, Epoch: 1})
+	recorder := NewRecorder(cluster, table, encoder)
+	table.Listen(recorder.ForTable())
+
+	tokens := make([]uint32, 1600)
+	for i := range tokens {
+		tokens[i] = uint32(i * 7)
+	}
+	var probe prefix.Probe
+	probe.ResetTokens(tokens, prefix.NewKeyer(cluster, domain))
+	keyAt := func(depth int) prefix.Key {
+		k, ok := probe.At(depth)
+		if !ok {
+			t.Fatalf("no key at %d", depth)
+		}
+		return k
+	}
+	store := func(from, to int) blocktable.Event {
+		e := blocktable.Event{Op: blocktable.OpStore, BlockTokens: 16, Spec: blocktable.SpecFull, Tokens: tokens[from:to]}
+		if from > 0 {
+			e.HasParent, e.Parent = true, uint64(from/16)
+		}
+		for d := from + 16; d <= to; d += 16 {
+			e.Hashes = append(e.Hashes, uint64(d/16))
+		}
+		return e
+	}
+	first, second := store(0, 992), store(992, 1600)
+	table.Apply(&first)
+	got := recorder.Take()
+	if len(got) != 1 || got[0].Parent != 0 || len(got[0].Points) != 62 || got[0].Points[61] != (Point{keyAt(992), 992}) || got[0].Points[31] != (Point{keyAt(512), 512}) {
+		t.Fatalf("recorded %d stores", len(got))
+	}
+	table.Apply(&second)
+	got = recorder.Take()
+	if len(got) != 1 || got[0].Parent != keyAt(992) || got[0].Points[len(got[0].Points)-1] != (Point{keyAt(1600), 1600}) {
+		t.Fatalf("recorded %+v", got)
+	}
+	if encoder.Delta(atMs(0)); encoder.Keys() == 0 {
+		t.Error("nothing was passed on")
+	}
+	table.Apply(&first) // again: nothing is new
+	if got := recorder.Take(); len(got) != 0 {
+		t.Errorf("recorded %+v", got)
+	}
+	table.Clear()
+	if got := recorder.Take(); len(got) != 0 {
+		t.Errorf("recorded %+v after a clear", got)
+	}
+	// They are evidence.
+	e := newLedgerEstimator(t)
+	o := ledger.Offer{Claim: ledger.Claim{Seq: 1, EngineProcess: 1, PromptTokens: 1600, UncachedTokens: 1600,
+		Keys: []prefix.Key{keyAt(16), keyAt(1600)}, KeyDepths: []uint32{16, 1600}}}
+	if _, err := e.Claims(atMs(0), &ledger.ClaimFrame{Coordinator: 1, Agent: testAgent, Offers: []ledger.Offer{o}}); err != nil {
+		t.Fatal(err)
+	}
+	table.Apply(&first)
+	e.Stores(atMs(100), recorder.Take())
+	if c := e.ledger.list[0]; c.coveredTokens != 992 {
+		t.Errorf("%d tokens covered, want 992", c.coveredTokens)
+	}
+	table.Apply(&second)
+	e.Stores(atMs(200), recorder.Take())
+	if load := e.Load(atMs(200)); *load.QueueMs != 0 || *load.Decoding != 1 {
+		t.Errorf("queue %v, decoding %v", *load.QueueMs, *load.Decoding)
+	}
+}
+
+func BenchmarkRecorder(b *testing.B) {
+	var cluster prefix.ClusterKey
+	table := blocktable.New(blocktable.Options{Model: "m", Seed: 1})
+	recorder := NewRecorder(cluster, table, summary.NewEncoder(summary.Options{Key: cluster, Blocks: table, Epoch: 1}))
+	table.Listen(recorder.ForTable())
+	e := blocktable.Event{Op: blocktable.OpStore, BlockTokens: 16, Spec: blocktable.SpecFull, Tokens: make([]uint32, 2048), Hashes: make([]uint64, 128)}
+	for i := range e.Hashes {
+		e.Hashes[i] = uint64(i + 1)
+	}
+	remove := e
+	remove.Op, remove.Tokens = blocktable.OpRemove, nil
+	b.ReportAllocs()
+	for b.Loop() {
+		table.Apply(&e)
+		recorder.Take()
+		table.Apply(&remove)
+	}
+}
