@@ -5,9 +5,10 @@
 //
 // Tokens are cut into chunks of [ChunkTokens]. A [Chain] value stands for the
 // text up to a chunk border (a checkpoint) or up to a point inside a chunk; it
-// depends on token ids only. A [Key] is what leaves the process: a keyed hash
-// over the chain value, the depth and the [Domain] (served model, adapter, cache
-// salt), so that observers without the [ClusterKey] learn nothing about content
-// and one chain serves every domain. FORMAT.md states the format, and
-// testdata/vectors.txt holds test vectors for other implementations.
+// depends on the token ids and on the [Mark]s of images and the like. A [Key] is
+// what leaves the process: a keyed hash over the chain value, the depth and the
+// [Domain] (served model, adapter, cache salt), so that observers without the
+// [ClusterKey] learn nothing about content and one chain serves every domain.
+// FORMAT.md states the format, and testdata/vectors.txt holds test vectors for
+// other implementations.
 package prefix

@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/dchest/siphash"
@@ -37,6 +38,30 @@ func ParseClusterKey(b []byte) (ClusterKey, error) {
 		return ClusterKey{}, fmt.Errorf("%w: got another character", ErrClusterKey)
 	}
 	return k, nil
+}
+
+// ParseClusterKeys reads the keys of a key file: one, or during a rotation two,
+// each on a line of its own, the primary first. Empty lines do not count. The
+// error wraps [ErrClusterKey] and never quotes the input.
+func ParseClusterKeys(b []byte) ([]ClusterKey, error) {
+	var keys []ClusterKey
+	for i, line := range bytes.Split(b, []byte("\n")) {
+		if len(bytes.TrimSpace(line)) == 0 {
+			continue
+		}
+		k, err := ParseClusterKey(line)
+		if err != nil {
+			return nil, fmt.Errorf("line %d: %w", i+1, err)
+		}
+		if slices.Contains(keys, k) {
+			return nil, fmt.Errorf("line %d: %w: the same key twice", i+1, ErrClusterKey)
+		}
+		keys = append(keys, k)
+	}
+	if len(keys) == 0 || len(keys) > 2 {
+		return nil, fmt.Errorf("%w: the file holds %d keys, want one, or two during a rotation", ErrClusterKey, len(keys))
+	}
+	return keys, nil
 }
 
 // ID names the key without disclosing it: the first 4 bytes of the SHA-256 of

@@ -37,10 +37,13 @@ func TestPortableHashEqualsDirect(t *testing.T) {
 
 func TestChunkLengthsAreChecked(t *testing.T) {
 	for name, f := range map[string]func(){
-		"short chunk": func() { Next(0, make([]uint32, ChunkTokens-1)) },
-		"long chunk":  func() { Next(0, make([]uint32, ChunkTokens+1)) },
-		"empty point": func() { Point(0, nil) },
-		"long point":  func() { Point(0, make([]uint32, ChunkTokens)) },
+		"short chunk":        func() { Next(0, make([]uint32, ChunkTokens-1)) },
+		"long chunk":         func() { Next(0, make([]uint32, ChunkTokens+1)) },
+		"empty point":        func() { Point(0, nil) },
+		"long point":         func() { Point(0, make([]uint32, ChunkTokens)) },
+		"short marked chunk": func() { NextMarked(0, make([]uint32, 5), []Mark{{0, 1}}) },
+		"long marked point":  func() { PointMarked(0, make([]uint32, ChunkTokens), []Mark{{0, 1}}) },
+		"mark past the end":  func() { NextMarked(0, make([]uint32, ChunkTokens), []Mark{{ChunkTokens, 1}}) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			defer func() {
@@ -68,6 +71,26 @@ func TestParseClusterKey(t *testing.T) {
 		} else if len(in) > 8 && strings.Contains(err.Error(), in[:8]) {
 			t.Errorf("error %q quotes the key", err)
 		}
+	}
+}
+
+func TestParseClusterKeys(t *testing.T) {
+	a, b := strings.Repeat("ab", 16), strings.Repeat("cd", 16)
+	for in, want := range map[string]int{a: 1, a + "\n": 1, "\n " + a + "\r\n\n" + b + "\n": 2} {
+		keys, err := ParseClusterKeys([]byte(in))
+		if err != nil || len(keys) != want || keys[0][0] != 0xab {
+			t.Errorf("%q: %d keys, %v", in, len(keys), err)
+		}
+	}
+	for name, in := range map[string]string{"empty": "", "blank": " \n", "three": a + "\n" + b + "\n" + strings.Repeat("ef", 16), "twice": a + "\n" + a, "second bad": a + "\nxyz"} {
+		if _, err := ParseClusterKeys([]byte(in)); !errors.Is(err, ErrClusterKey) {
+			t.Errorf("%s: error %v", name, err)
+		} else if strings.Contains(err.Error(), "abab") {
+			t.Errorf("%s: error %q quotes a key", name, err)
+		}
+	}
+	if _, err := ParseClusterKeys([]byte(a + "\nxyz")); err == nil || !strings.Contains(err.Error(), "line 2") {
+		t.Errorf("error %v does not name the line", err)
 	}
 }
 
@@ -99,6 +122,87 @@ func TestDomainsDoNotRunTogether(t *testing.T) {
 			t.Errorf("%+v and %+v are the same bytes", d, other)
 		}
 		seen[b] = d
+	}
+}
+
+func TestCheckMarks(t *testing.T) {
+	for name, c := range map[string]struct {
+		marks []Mark
+		ok    bool
+	}{
+		"none":         {nil, true},
+		"first, last":  {[]Mark{{0, 1}, {9, 1}}, true},
+		"past the end": {[]Mark{{10, 1}}, false},
+		"equal":        {[]Mark{{3, 1}, {3, 2}}, false},
+		"descending":   {[]Mark{{3, 1}, {2, 2}}, false},
+	} {
+		if err := CheckMarks(c.marks, 10); (err == nil) != c.ok || err != nil && !errors.Is(err, ErrMarks) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	var p Probe
+	p.ResetTokens(randomTokens(1, 600), NewKeyer(testKey, Domain{}))
+	if err := p.ResetMarked(randomTokens(1, 600), []Mark{{600, 1}}, NewKeyer(testKey, Domain{})); !errors.Is(err, ErrMarks) {
+		t.Errorf("error %v", err)
+	}
+	if _, ok := p.At(1); ok || p.PromptTokens() != 0 {
+		t.Error("a refused prompt left something")
+	}
+}
+
+// TestMarksChangeWhatFollows: an item changes every key behind its first token
+// and none before; two items at one place differ, and one item at two places.
+func TestMarksChangeWhatFollows(t *testing.T) {
+	k := NewKeyer(testKey, Domain{Model: "m"})
+	rapid.Check(t, func(t *rapid.T) {
+		n := rapid.IntRange(1, 4*ChunkTokens).Draw(t, "tokens")
+		tokens := randomTokens(rapid.Uint64().Draw(t, "seed"), n)
+		at := uint32(rapid.IntRange(0, n-1).Draw(t, "position"))
+		var plain, marked, other, moved Probe
+		plain.ResetTokens(tokens, k)
+		moveTo := (at + 1) % uint32(n)
+		for p, m := range map[*Probe]Mark{&marked: {at, 5}, &other: {at, 6}, &moved: {moveTo, 5}} {
+			if err := p.ResetMarked(tokens, []Mark{m}, k); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for range 20 {
+			d := rapid.IntRange(1, n).Draw(t, "depth")
+			a, _ := plain.At(d)
+			b, _ := marked.At(d)
+			c, _ := other.At(d)
+			m, _ := moved.At(d)
+			if behind := d > int(at); behind != (a != b) || behind != (b != c) {
+				t.Fatalf("depth %d, item at %d: plain %x, marked %x, other item %x", d, at, a, b, c)
+			}
+			if d > int(max(at, moveTo)) && n > 1 && b == m {
+				t.Fatalf("depth %d: an item at %d and at %d is the same", d, at, moveTo)
+			}
+		}
+	})
+}
+
+func TestRekey(t *testing.T) {
+	tokens := randomTokens(3, 1700)
+	marks := []Mark{{700, 9}}
+	a, b := NewKeyer(testKey, Domain{Model: "m"}), NewKeyer(ClusterKey{9}, Domain{Model: "m"})
+	var p, fresh Probe
+	if err := errors.Join(p.ResetMarked(tokens, marks, a), fresh.ResetMarked(tokens, marks, b)); err != nil {
+		t.Fatal(err)
+	}
+	p.At(1699)
+	p.Rekey(b)
+	for _, d := range []int{1, 512, 700, 701, 1024, 1536, 1699, 1700} {
+		got, ok := p.At(d)
+		want, _ := fresh.At(d)
+		if got != want || !ok {
+			t.Errorf("depth %d: %x, %v, want %x", d, got, ok, want)
+		}
+	}
+	p.ResetKeys(600, []Key{5}, nil)
+	p.Rekey(b)
+	if _, ok := p.Checkpoint(1); ok || p.PromptTokens() != 0 {
+		t.Error("keys survived a change of the cluster key")
 	}
 }
 
@@ -201,6 +305,20 @@ func TestNothingAllocatesWhenWarm(t *testing.T) {
 		for d := 1; d < len(tokens); d += 101 {
 			p.At(d)
 		}
+	}
+	marks := []Mark{{0, 1}, {600, 2}, {9000, 3}}
+	askMarked := func() {
+		if err := p.ResetMarked(tokens, marks, short); err != nil {
+			t.Fatal(err)
+		}
+		p.Checkpoint(32)
+		p.At(9001)
+		p.Rekey(long)
+		p.At(9001)
+	}
+	askMarked()
+	if n := testing.AllocsPerRun(20, askMarked); n != 0 && !raceEnabled {
+		t.Errorf("%v allocations per request with items", n)
 	}
 	ask(short)
 	if n := testing.AllocsPerRun(20, func() { ask(short) }); n != 0 {

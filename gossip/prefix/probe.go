@@ -9,6 +9,8 @@ import "math/bits"
 type Probe struct {
 	promptTokens int
 	tokens       []uint32 // of a request that came as tokens
+	marks        []Mark
+	inChunk      []Mark // scratch
 	keyer        *Keyer
 	chains       []Chain // value after chunk i, as far as computed
 	checkpoints  []Key   // key after chunk i; 0: not computed, or not given
@@ -19,10 +21,32 @@ type Probe struct {
 // ResetTokens prepares for a request given as token ids. The probe reads tokens
 // until the next reset; the caller must not change them.
 func (p *Probe) ResetTokens(tokens []uint32, k *Keyer) {
-	n := len(tokens) / ChunkTokens
-	p.promptTokens, p.tokens, p.keyer, p.given = len(tokens), tokens, k, nil
+	p.promptTokens, p.tokens, p.marks, p.given = len(tokens), tokens, nil, nil
 	p.chains = p.chains[:0]
-	p.checkpoints = resize(p.checkpoints, n)
+	p.Rekey(k)
+}
+
+// ResetMarked is ResetTokens for a prompt in which items other than tokens
+// stand. The error wraps [ErrMarks]; then the probe is that of an empty prompt.
+func (p *Probe) ResetMarked(tokens []uint32, marks []Mark, k *Keyer) error {
+	if err := CheckMarks(marks, len(tokens)); err != nil {
+		p.ResetTokens(nil, k)
+		return err
+	}
+	p.ResetTokens(tokens, k)
+	p.marks = marks
+	return nil
+}
+
+// Rekey changes the cluster key or domain of a request given as tokens and keeps
+// what does not depend on them, for a second search while cluster keys rotate.
+// A request given as keys has no tokens to rekey: it becomes empty.
+func (p *Probe) Rekey(k *Keyer) {
+	if p.tokens == nil {
+		p.promptTokens = 0
+	}
+	p.keyer, p.given = k, nil
+	p.checkpoints = resize(p.checkpoints, len(p.tokens)/ChunkTokens)
 	clear(p.checkpoints)
 	p.points.reset()
 }
@@ -33,7 +57,7 @@ func (p *Probe) ResetTokens(tokens []uint32, k *Keyer) {
 func (p *Probe) ResetKeys(promptTokens int, checkpoints []Key, points map[uint32]Key) {
 	promptTokens = max(promptTokens, 0)
 	n := min(len(checkpoints), promptTokens/ChunkTokens)
-	p.promptTokens, p.tokens, p.keyer, p.given = promptTokens, nil, nil, points
+	p.promptTokens, p.tokens, p.marks, p.keyer, p.given = promptTokens, nil, nil, nil, points
 	p.chains = p.chains[:0]
 	p.checkpoints = append(p.checkpoints[:0], checkpoints[:n]...)
 	p.points.reset()
@@ -78,7 +102,7 @@ func (p *Probe) At(depthTokens int) (Key, bool) {
 	slot := p.points.slot(uint32(depthTokens))
 	if slot.key == 0 {
 		j := depthTokens / ChunkTokens
-		c := Point(p.chain(j), p.tokens[j*ChunkTokens:depthTokens])
+		c := PointMarked(p.chain(j), p.tokens[j*ChunkTokens:depthTokens], p.marksOf(j))
 		slot.key = p.keyer.Key(c, uint32(depthTokens))
 	}
 	return slot.key, true
@@ -100,12 +124,21 @@ func (p *Probe) chain(j int) Chain {
 		if i > 0 {
 			prev = p.chains[i-1]
 		}
-		p.chains = append(p.chains, Next(prev, p.tokens[i*ChunkTokens:(i+1)*ChunkTokens]))
+		p.chains = append(p.chains, NextMarked(prev, p.tokens[i*ChunkTokens:(i+1)*ChunkTokens], p.marksOf(i)))
 	}
 	if j == 0 {
 		return 0
 	}
 	return p.chains[j-1]
+}
+
+// marksOf returns the marks of chunk j, counted from its start.
+func (p *Probe) marksOf(j int) []Mark {
+	if len(p.marks) == 0 {
+		return nil
+	}
+	p.inChunk = within(p.inChunk[:0], p.marks, uint32(j*ChunkTokens), uint32((j+1)*ChunkTokens))
+	return p.inChunk
 }
 
 // pointCache is a hash table from depth to key that is emptied in O(1) and

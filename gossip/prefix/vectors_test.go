@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"encoding/hex"
 	"encoding/json"
+	"fmt"
 	"os"
 	"strconv"
 	"strings"
@@ -80,15 +81,28 @@ func (v *vector) tokens() []uint32 {
 	return out
 }
 
+func (v *vector) marks() (out []Mark) {
+	v.t.Helper()
+	for _, f := range strings.Split(v.text(), ",") {
+		var m Mark
+		if _, err := fmt.Sscanf(f, "%d:%x", &m.Position, &m.Digest); err != nil {
+			v.t.Fatal(err)
+		}
+		out = append(out, m)
+	}
+	return out
+}
+
 // chainOf is the chain value of a whole sequence by the exported functions.
-func chainOf(tokens []uint32) Chain {
+func chainOf(tokens []uint32, marks ...Mark) Chain {
 	var c Chain
-	for len(tokens) >= ChunkTokens {
-		c = Next(c, tokens[:ChunkTokens])
+	from := uint32(0)
+	for ; len(tokens) >= ChunkTokens; from += ChunkTokens {
+		c = NextMarked(c, tokens[:ChunkTokens], within(nil, marks, from, from+ChunkTokens))
 		tokens = tokens[ChunkTokens:]
 	}
 	if len(tokens) > 0 {
-		c = Point(c, tokens)
+		c = PointMarked(c, tokens, within(nil, marks, from, from+ChunkTokens))
 	}
 	return c
 }
@@ -113,7 +127,7 @@ func TestVectors(t *testing.T) {
 			t.Fatalf("%s: %d fields too many", line, len(v.fields))
 		}
 	}
-	for _, word := range []string{"sip", "id", "hash", "chain", "domain", "key"} {
+	for _, word := range []string{"sip", "id", "hash", "chain", "domain", "key", "digest", "marked"} {
 		if counts[word] == 0 {
 			t.Errorf("no %s vectors", word)
 		}
@@ -152,6 +166,19 @@ func checkVector(v *vector, word, line string) {
 		p.ResetTokens(tokens, k)
 		got, _ := p.At(len(tokens))
 		equal(got, want)
+	case "digest":
+		equal(DigestOf(v.json()), v.uint(16))
+	case "marked":
+		tokens, marks := v.tokens(), v.marks()
+		want := Chain(v.uint(16))
+		equal(chainOf(tokens, marks...), want)
+		k := NewKeyer(ClusterKey{}, Domain{})
+		var p Probe
+		if err := p.ResetMarked(tokens, marks, k); err != nil {
+			v.t.Fatal(err)
+		}
+		got, _ := p.At(len(tokens))
+		equal(got, k.Key(want, uint32(len(tokens))))
 	default:
 		v.t.Fatalf("%s: unknown word", line)
 	}

@@ -18,6 +18,31 @@ type Block struct {
 	// Usable says whether the engine could end a match here: window groups of
 	// hybrid models hold only some ends.
 	Usable bool
+	// Tier is where the block is held.
+	Tier Tier
+}
+
+// Tier is the fastest memory that holds a block.
+type Tier uint8
+
+// The tiers, fast ones first.
+const (
+	TierGPU Tier = iota
+	TierHost
+	TierDisk
+)
+
+// String names the tier.
+func (t Tier) String() string {
+	switch t {
+	case TierGPU:
+		return "gpu"
+	case TierHost:
+		return "host"
+	case TierDisk:
+		return "disk"
+	}
+	return "unknown tier"
 }
 
 // Listener is told the changes of the unbroken prefixes of one block table, in
@@ -38,6 +63,15 @@ type Listener interface {
 	StoreEnded(id uint32)
 	// Cleared tells that every block is detached at once.
 	Cleared()
+}
+
+// TierListener is a Listener for tables that follow blocks into lower tiers: a
+// block stays attached while any tier holds it.
+type TierListener interface {
+	Listener
+	// TierChanged tells that another tier is now the fastest one that holds an
+	// attached block.
+	TierChanged(id uint32, tier Tier)
 }
 
 // Checkpoint is a point of a prefix at a multiple of prefix.ChunkTokens.

@@ -21,6 +21,8 @@ type Forest struct {
 	Domains []prefix.Domain
 	// Hybrid lets Step make blocks unusable.
 	Hybrid bool
+	// Tiers lets Step move blocks between tiers.
+	Tiers bool
 
 	blocks  map[uint32]*block
 	roots   []uint32
@@ -33,6 +35,7 @@ type block struct {
 	children   []uint32
 	domain     uint16
 	usable     bool
+	tier       summary.Tier
 	path       []uint32     // token ids from the start to the end of this block
 	base       prefix.Chain // value at the last checkpoint at or before the end
 }
@@ -63,6 +66,12 @@ func (f *Forest) Domain(id uint32) prefix.Domain { return f.Domains[f.blocks[id]
 
 // Usable says whether a match may end at a block.
 func (f *Forest) Usable(id uint32) bool { return f.blocks[id].usable }
+
+// Tier says where a block is held.
+func (f *Forest) Tier(id uint32) summary.Tier { return f.blocks[id].tier }
+
+// Parent returns the block before a block; 0: none.
+func (f *Forest) Parent(id uint32) uint32 { return f.blocks[id].parent }
 
 // Children returns the ids of the blocks after a block.
 func (f *Forest) Children(id uint32) []uint32 { return f.blocks[id].children }
@@ -114,7 +123,7 @@ func (f *Forest) tell(b *block) summary.Block {
 	return summary.Block{
 		ID: b.id, Parent: b.parent,
 		StartTokens: uint32(len(b.path) - f.BlockTokens), EndTokens: uint32(len(b.path)),
-		Domain: b.domain, Usable: b.usable,
+		Domain: b.domain, Usable: b.usable, Tier: b.tier,
 	}
 }
 
@@ -148,6 +157,14 @@ func (f *Forest) SetUsable(id uint32, usable bool) {
 	f.blocks[id].usable = usable
 	if f.Listener != nil {
 		f.Listener.UsableChanged(id, usable)
+	}
+}
+
+// SetTier moves a block to another tier.
+func (f *Forest) SetTier(id uint32, tier summary.Tier) {
+	f.blocks[id].tier = tier
+	if l, ok := f.Listener.(summary.TierListener); ok {
+		l.TierChanged(id, tier)
 	}
 }
 
@@ -244,6 +261,10 @@ func (f *Forest) Step(intn func(n int) int) {
 			id := f.pick(intn, false)
 			f.SetUsable(id, !f.Usable(id))
 		}
+	case op < 93 && f.Tiers:
+		for range 1 + intn(8) {
+			f.SetTier(f.pick(intn, false), summary.Tier(intn(3)))
+		}
 	case op < 98:
 		f.Detach(f.pick(intn, false))
 	default:
@@ -254,8 +275,12 @@ func (f *Forest) Step(intn func(n int) int) {
 // prompt attaches a chain of n blocks after a block.
 func (f *Forest) prompt(after uint32, intn func(n int) int, n int) {
 	domain := uint16(intn(len(f.Domains)))
+	contents := 6 // some blocks are copies of others
+	if f.Hybrid || f.Tiers {
+		contents = 1 << 30 // copies of unequal worth have no defined worth
+	}
 	for range n {
-		after = f.Attach(after, domain, uint64(intn(6)), !f.Hybrid || intn(3) != 0)
+		after = f.Attach(after, domain, uint64(intn(contents)), !f.Hybrid || intn(3) != 0)
 	}
 	f.StoreEnded(after)
 }
