@@ -251,8 +251,10 @@ func TestRecorder(t *testing.T) {
 	}
 	// They are evidence.
 	e := newLedgerEstimator(t)
-	o := ledger.Offer{Claim: ledger.Claim{Seq: 1, EngineProcess: 1, PromptTokens: 1600, UncachedTokens: 1600,
-		Keys: []prefix.Key{keyAt(16), keyAt(1600)}, KeyDepths: []uint32{16, 1600}}}
+	o := ledger.Offer{Claim: ledger.Claim{
+		Seq: 1, EngineProcess: 1, PromptTokens: 1600, UncachedTokens: 1600,
+		Keys: []prefix.Key{keyAt(16), keyAt(1600)}, KeyDepths: []uint32{16, 1600},
+	}}
 	if _, err := e.Claims(atMs(0), &ledger.ClaimFrame{Coordinator: 1, Agent: testAgent, Offers: []ledger.Offer{o}}); err != nil {
 		t.Fatal(err)
 	}

@@ -25,7 +25,8 @@ func ptr[T any](v T) *T { return &v }
 func newEstimator(t interface {
 	Helper()
 	Fatal(...any)
-}) *Estimator {
+},
+) *Estimator {
 	t.Helper()
 	e, err := New(Options{Facts: Facts{
 		Model:      ledger.StepModel{P0Ms: 10, P1MsPerToken: .1, D0Ms: 20},

@@ -402,8 +402,10 @@ func TestPrefillDecodePair(t *testing.T) {
 	}
 	// Both or none.
 	id, _, _ := r.f.LookupWorker(decodes)
-	n := NewClaim{Key: RequestKey{ID: "z"}, Attempt: 1, Placement: "pl_z", Claim: ledger.Claim{EngineProcess: 1000, PromptTokens: 10, UncachedTokens: 10},
-		Decode: &DecodeClaim{Worker: id, Claim: ledger.Claim{EngineProcess: 1000, PromptTokens: 10, UncachedTokens: 1}}}
+	n := NewClaim{
+		Key: RequestKey{ID: "z"}, Attempt: 1, Placement: "pl_z", Claim: ledger.Claim{EngineProcess: 1000, PromptTokens: 10, UncachedTokens: 10},
+		Decode: &DecodeClaim{Worker: id, Claim: ledger.Claim{EngineProcess: 1000, PromptTokens: 10, UncachedTokens: 1}},
+	}
 	if _, _, _, err := r.f.Claim(at(1020), n); !errors.Is(err, ErrFenced) || r.f.OpenClaims() != 0 {
 		t.Errorf("a decode worker that restarted: %v, %d open", err, r.f.OpenClaims())
 	}

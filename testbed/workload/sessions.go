@@ -11,8 +11,11 @@ type lengths struct {
 	least, most    int
 }
 
-func (l lengths) draw(rng *rand.Rand) int {
-	n := int(math.Exp(math.Log(l.median) + l.spread*rng.NormFloat64()))
+func (l lengths) draw(rng *rand.Rand) int { return l.at(rng.NormFloat64()) }
+
+// at is the length that is deviations off the middle.
+func (l lengths) at(deviations float64) int {
+	n := int(l.median * math.Exp(l.spread*deviations))
 	return min(max(n, l.least), l.most)
 }
 
@@ -40,18 +43,18 @@ type profile struct {
 // the hit rates, churn and run lengths that the design was measured with.
 var profiles = map[Profile]profile{
 	Mix: {
-		chats: .50, documents: .40,
-		system: lengths{1500, .6, 200, 6000}, question: lengths{400, .8, 20, 6000}, answer: lengths{220, .6, 10, 1500},
-		turns: 3, thinkMs: 12_000, retry: .06,
-		document: lengths{8000, .6, 1500, 30_000}, passage: lengths{120, .6, 20, 1000}, reading: lengths{200, .5, 10, 1000},
-		questions: 2.5,
-		tools:     lengths{6000, .4, 2000, 12_000}, result: lengths{600, .9, 20, 8000}, thought: lengths{130, .6, 10, 1000},
-		steps: 14, toolMs: 2500, fork: .07, edit: .05, forkSteps: 5,
+		chats: .275, documents: .66,
+		system: lengths{1500, .6, 200, 6000}, question: lengths{450, .9, 20, 8000}, answer: lengths{320, .6, 10, 1500},
+		turns: 2, thinkMs: 12_000, retry: .3,
+		document: lengths{6800, .6, 1500, 30_000}, passage: lengths{120, .6, 20, 1000}, reading: lengths{240, .5, 10, 1000},
+		questions: 2,
+		tools:     lengths{6000, .4, 2000, 16_000}, result: lengths{500, .9, 20, 8000}, thought: lengths{130, .6, 10, 1000},
+		steps: 12, toolMs: 2500, fork: .07, edit: .10, forkSteps: 5,
 	},
 	Chat: {
 		chats:  1,
-		system: lengths{900, .6, 100, 4000}, question: lengths{1000, .9, 20, 8000}, answer: lengths{300, .6, 10, 1500},
-		turns: 1.6, thinkMs: 15_000, retry: .06,
+		system: lengths{900, .6, 100, 4000}, question: lengths{840, .9, 20, 8000}, answer: lengths{300, .6, 10, 1500},
+		turns: 1.4, thinkMs: 15_000, retry: .06,
 	},
 }
 
@@ -93,7 +96,7 @@ func (w *writer) ask(d lengths) Segment {
 }
 
 func prompt(s []Segment) *SegmentPrompt {
-	return &SegmentPrompt{Segments: s, FirstToken: syntheticFirst, TokenCount: syntheticCount}
+	return &SegmentPrompt{Segments: s, FirstToken: SyntheticFirst, TokenCount: SyntheticCount}
 }
 
 // pass lets the answer's tokens and a pause go by.

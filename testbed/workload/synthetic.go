@@ -67,14 +67,13 @@ type Generator struct {
 	// cumulated shares of the items
 	upTo               []float64
 	requestsPerSession float64
-	longestMs          float64
 }
 
-// synthetic token ids: every one takes three bytes in msgpack, so that raw
+// The token ids of synthetic prompts: each takes three bytes in msgpack, so that raw
 // event streams are not made longer than those of ordinary text.
 const (
-	syntheticFirst = 1000
-	syntheticCount = 64000
+	SyntheticFirst = 1000
+	SyntheticCount = 64000
 )
 
 // NewGenerator returns the generator of a profile. The same seed gives the same
@@ -104,6 +103,20 @@ func (g *Generator) Items() int { return len(g.items) }
 
 // Share is the share of sessions that begin with an item.
 func (g *Generator) Share(item int) float64 { return g.items[item].share }
+
+// IsDocument tells documents from system prompts and agents' first texts.
+func (g *Generator) IsDocument(item int) bool { return kindOf(item) == documentKind }
+
+// Cost is a rough number of requests that a session with an item has.
+func (g *Generator) Cost(item int) float64 {
+	switch kindOf(item) {
+	case chatKind:
+		return g.shape.turns * (1 + g.shape.retry)
+	case documentKind:
+		return g.shape.questions
+	}
+	return g.shape.steps * (1 + 2.5*g.shape.fork*g.shape.forkSteps)
+}
 
 type kind uint8
 
@@ -136,28 +149,26 @@ func (g *Generator) addItems(k kind, n int, share float64, d lengths) {
 		sum += math.Pow(float64(i+1), -zipf)
 	}
 	for i := range n {
-		name := mix(mix(g.seed^uint64(k)<<32) + uint64(i))
-		rng := rand.New(rand.NewPCG(name, 3))
+		// Lengths are spread evenly over the ranks and do not depend on the seed:
+		// the few most popular items would make the workload a matter of luck.
+		_, at := math.Modf((float64(i) + .5) * math.Phi)
 		g.items = append(g.items, item{
-			text:  Segment{Name: name, Tokens: d.draw(rng)},
+			text:  Segment{Name: mix(mix(g.seed^uint64(k)<<32) + uint64(i)), Tokens: d.at(math.Sqrt2 * math.Erfinv(2*at-1))},
 			share: share * math.Pow(float64(i+1), -zipf) / sum,
 		})
 	}
 }
 
 // measured is how many sessions the mean number of requests is taken over.
-const measured = 4096
+const measured = 1 << 14
 
-// measure finds what a mean and the longest session are.
+// measure finds how many requests a session has on average.
 func (g *Generator) measure() {
 	var list []Request
 	n := 0
 	for i := range uint64(measured) {
-		list = g.Append(list[:0], g.session(mix(g.seed)+i, 0))
+		list = g.Append(list[:0], g.session(mix(i), 0))
 		n += len(list)
-		for _, r := range list {
-			g.longestMs = max(g.longestMs, r.ArrivalMs)
-		}
 	}
 	g.requestsPerSession = float64(n) / measured
 }
@@ -184,16 +195,16 @@ func (g *Generator) drawItem(x float64) int {
 }
 
 // Sessions yields sessions in order of their start, at a rate that gives
-// requestsPerSecond on average. They begin before the start, as early as
-// requests of theirs may still arrive after it, so that the workload is in its
-// steady state from the start.
+// requestsPerSecond once as many end as begin. The first ones begin at 0: caches
+// are cold then, and sessions that were under way already would bring their
+// whole context to them at once.
 func (g *Generator) Sessions(requestsPerSecond float64, duration time.Duration) iter.Seq[Session] {
 	return func(yield func(Session) bool) {
 		rng := rand.New(rand.NewPCG(g.seed, 5))
 		endMs := float64(duration) / float64(time.Millisecond)
 		perMs := requestsPerSecond / 1000 / g.requestsPerSession
 		id := mix(g.seed ^ 0xa5a5a5a5)
-		for at := -g.longestMs + rng.ExpFloat64()/perMs; at < endMs; at += rng.ExpFloat64() / perMs {
+		for at := rng.ExpFloat64() / perMs; at < endMs; at += rng.ExpFloat64() / perMs {
 			id++
 			if !yield(g.session(mix(id), at)) {
 				return
@@ -214,7 +225,7 @@ func (g *Generator) Requests(requestsPerSecond float64, duration time.Duration) 
 		out = g.Append(out, s)
 		kept := out[:from]
 		for _, r := range out[from:] {
-			if r.ArrivalMs >= 0 && r.ArrivalMs < endMs {
+			if r.ArrivalMs < endMs {
 				kept = append(kept, r)
 			}
 		}
