@@ -64,19 +64,21 @@ func TestHeldEndsFollowEvictionAndForks(t *testing.T) {
 	f.detach(6, 6)
 	f.expect("held end went, quiet for a second", 80)
 	f.store(6, 6)
+	f.expect("one block after a rest is a prompt", 96)
+	f.store(7, 7)
 	f.expect("held again")
-	f.Attached(Block{ID: 7, Parent: 6, StartTokens: 96, EndTokens: 112, Usable: true})
-	f.Attached(Block{ID: 101, Parent: 6, StartTokens: 96, EndTokens: 112, Usable: true})
+	f.Attached(Block{ID: 8, Parent: 7, StartTokens: 112, EndTokens: 128, Usable: true})
+	f.Attached(Block{ID: 101, Parent: 7, StartTokens: 112, EndTokens: 128, Usable: true})
 	added, _ := f.tick()
-	if !slices.Contains(added, 96) || len(f.held) != 0 || f.Stats().Runs != 2 {
+	if !slices.Contains(added, 112) || len(f.held) != 0 || f.Stats().Runs != 2 {
 		t.Errorf("a held end that forked is not told: %v, %d held, %d runs", added, len(f.held), f.Stats().Runs)
 	}
 	f.detach(101, 101)
-	f.detach(7, 3)
+	f.detach(8, 3)
 	f.store(3, 3)
 	f.detach(3, 2)
 	added, removed := f.tick()
-	f.want("what was held went", added, removed, []uint32{16}, []uint32{112, 112, 96, 80, 64})
+	f.want("what was held went", added, removed, []uint32{16}, []uint32{128, 128, 112, 96, 80, 64})
 }
 
 func TestTrimTellsTheNewEnd(t *testing.T) {

@@ -21,6 +21,7 @@ type forest struct {
 	domains  []domainUse
 	attached int    // blocks attached since the last end of a store event
 	clock    uint64 // counts touches of runs
+	frames   uint32 // counts the times a frame was asked for
 	scratch  []Checkpoint
 }
 
@@ -64,6 +65,7 @@ type grown struct {
 	touched  uint64
 	domain   uint16
 	flags    runFlags
+	stored   uint32        // forest.frames at its latest end of a store event
 	quiet    time.Duration // how long it is held back after it stopped growing
 }
 
@@ -281,7 +283,7 @@ func (f *forest) cleared() {
 	}
 	*f = forest{
 		blocks: f.blocks, nodes: f.nodes, runs: append(f.runs[:0], grown{}), free: f.free[:0], dirty: f.dirty[:0], limits: f.limits[:0],
-		held: f.held[:0], gone: f.gone[:0], domains: f.domains, clock: f.clock, scratch: f.scratch,
+		held: f.held[:0], gone: f.gone[:0], domains: f.domains, clock: f.clock, frames: f.frames, scratch: f.scratch,
 	}
 }
 
@@ -310,6 +312,10 @@ const (
 	// the least at first, twice as long each time the same answer grew on.
 	leastQuiet = time.Second
 	mostQuiet  = 4 * time.Second
+	// restedFrames is for how many frames an end has to rest for one more block to
+	// be taken for a short prompt, whose end must be known once an answer has
+	// grown from it. The first block of an answer follows its prompt sooner.
+	restedFrames = 2
 	// maxPending bounds the ends of one run that wait to be told.
 	maxPending = 16
 )
@@ -335,11 +341,13 @@ func (f *forest) StoreEnded(id uint32) {
 	r := &f.runs[n.run]
 	f.clock++
 	r.touched = f.clock
+	rested := f.frames - r.stored
+	r.stored = f.frames
 	switch {
 	case r.tip != id:
 		f.expect(r, id) // blocks behind it were there before
 	case attached == 1 && n.parent != r.attach:
-		f.growAnswer(n.run, id)
+		f.growAnswer(n.run, id, rested >= restedFrames)
 	default:
 		if r.held != 0 {
 			f.expect(r, f.held[r.held-1].id) // where an answer ended
@@ -353,17 +361,19 @@ func (f *forest) StoreEnded(id uint32) {
 	f.touch(n.run)
 }
 
-// growAnswer holds back the block by which an end has grown.
-func (f *forest) growAnswer(i, id uint32) {
+// growAnswer holds back the block by which an end has grown. rested says that
+// the end had not changed for some frames.
+func (f *forest) growAnswer(i, id uint32, rested bool) {
 	r := &f.runs[i]
 	n := f.nodes[id]
+	prompt := rested && r.held == 0
 	if r.held == 0 {
 		f.held = append(f.held, heldEnd{run: i})
 		r.held = uint32(len(f.held))
 		r.solidAt, r.solid = n.parent, f.nodes[n.parent].end
 		r.quiet = min(max(leastQuiet, 2*r.quiet), mostQuiet)
 	}
-	if isCheckpoint(n.end) { // costs no fingerprint of its own
+	if prompt || isCheckpoint(n.end) { // a checkpoint costs no fingerprint of its own
 		r.solidAt, r.solid = id, n.end
 	}
 	h := &f.held[r.held-1]
@@ -416,6 +426,7 @@ func (f *forest) expect(r *grown, id uint32) {
 // settle frees the ends that have been held long enough. It returns how long the
 // oldest of them had been held.
 func (f *forest) settle(now time.Time) (held time.Duration) {
+	f.frames++
 	for i := 0; i < len(f.held); {
 		h := &f.held[i]
 		if h.since.IsZero() {
