@@ -24,7 +24,7 @@
 // last workers leave, the two most listed (hints) elsewhere.
 //
 // A match is never longer than what the worker's stream lists, or claims
-// predict, but for collisions of fingerprints: 2^-8 for each known point tried
+// predict, but for collisions of fingerprints: 2^-16 for each known point tried
 // that belongs to another text (2^-24 before the first checkpoint), which adds
 // less than a chunk; 2^-16 for each other continuation at the first checkpoint
 // beyond (2^-32 at the first of all); 2^-40 for any two keys. It is shorter where

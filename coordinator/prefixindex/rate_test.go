@@ -10,7 +10,7 @@ import (
 )
 
 // TestFalsePositiveRate: of texts that part from what a worker holds within a
-// chunk, the index takes 2^-8 for each known point tried to go on to that point,
+// chunk, the index takes 2^-16 for each known point tried to go on to that point,
 // and 2^-16 to go on to a checkpoint. Nothing else makes an answer too long.
 func TestFalsePositiveRate(t *testing.T) {
 	rng := rand.New(rand.NewPCG(8, 8))
@@ -18,13 +18,13 @@ func TestFalsePositiveRate(t *testing.T) {
 	s := x.WorkerSink(1)
 	random := func() prefix.Key { return prefix.Key(rng.Uint64() | 1) }
 
-	// The worker holds one checkpoint, behind it 8 points and 64 checkpoints.
+	// The worker holds one checkpoint, behind it 255 points and 64 checkpoints.
 	first := random()
 	root := summary.CheckpointKey(0, prefix.ChunkTokens, first)
 	s.AddCheckpoint(root, 0, prefix.ChunkTokens)
-	const points, next = 8, 64
+	const points, next = 255, 64
 	for i := range uint32(points) {
-		depth := prefix.ChunkTokens + 32*(i+1)
+		depth := prefix.ChunkTokens + 2*(i+1)
 		s.AddPoint(summary.PointKey(root, depth, random()), root, depth, false)
 	}
 	for range next {
@@ -38,7 +38,7 @@ func TestFalsePositiveRate(t *testing.T) {
 	given := map[uint32]prefix.Key{}
 	for range trials {
 		for i := range uint32(points) {
-			given[prefix.ChunkTokens+32*(i+1)] = random()
+			given[prefix.ChunkTokens+2*(i+1)] = random()
 		}
 		p.ResetKeys(3*prefix.ChunkTokens, []prefix.Key{first, random(), random()}, given)
 		switch tokens := search.Search(&p)[0].Tokens; {
@@ -56,6 +56,6 @@ func TestFalsePositiveRate(t *testing.T) {
 			t.Errorf("%s: %d of %d, want about %.0f", what, got, trials, want)
 		}
 	}
-	near("points", atPoint, 1-math.Pow(1-1.0/256, points))
+	near("points", atPoint, 1-math.Pow(1-1.0/65536, points))
 	near("checkpoints", beyond, next/65536.0)
 }

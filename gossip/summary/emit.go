@@ -2,6 +2,7 @@ package summary
 
 import (
 	"encoding/binary"
+	"slices"
 
 	"waypost/gossip/prefix"
 )
@@ -22,7 +23,7 @@ func (e *Encoder) build() (whole bool) {
 }
 
 func (e *Encoder) operations() (whole bool) {
-	e.body, e.work = e.body[:0], 0
+	e.body, e.work, e.at, e.before = e.body[:0], 0, 0, 0
 	if e.clear {
 		e.clear = false
 		e.stats.Clears++
@@ -30,17 +31,19 @@ func (e *Encoder) operations() (whole bool) {
 			e.told[i].tree.reset()
 		}
 	}
+	e.orderGone()
 	for k, n := range e.gone {
 		if e.full() {
 			e.gone = append(e.gone[:0], e.gone[k:]...)
 			return false
 		}
-		e.operation(binary.AppendUvarint(nil, uint64(n)<<2|opDelete))
+		e.operation(e.tag(n, opDelete))
 		e.stats.Deletes++
 	}
 	e.gone = e.gone[:0]
 	list := e.dirty
 	e.dirty = nil
+	slices.SortFunc(list, func(a, b uint32) int { return int(e.tagged(a)) - int(e.tagged(b)) })
 	for _, i := range list {
 		r := &e.runs[i]
 		r.flags &^= runDirty
@@ -84,6 +87,7 @@ func (e *Encoder) operation(op []byte) (number uint32) {
 			return 0
 		}
 		ed := newEditor(&e.told[i].tree, place{i, len(e.told)}, false)
+		ed.last = e.before
 		e.broken = ed.apply(&reader{b: op}) != nil
 		number = ed.number
 		e.work += ed.work
@@ -91,6 +95,54 @@ func (e *Encoder) operation(op []byte) (number uint32) {
 	}
 	e.body = append(e.body, op...)
 	return number
+}
+
+// tag begins an operation on a run, or one that hangs on it.
+func (e *Encoder) tag(n uint32, op uint64) []byte {
+	e.before, e.at = e.at, n
+	return binary.AppendUvarint(nil, zigzag(int64(n)-int64(e.before))<<2|op)
+}
+
+// tagged is the number that the first operation on a run will name. Operations
+// go in their order, which makes tags short.
+func (e *Encoder) tagged(i uint32) uint32 {
+	if r := &e.runs[i]; r.number != 0 || r.parent == 0 {
+		return r.number
+	}
+	return e.runs[e.runs[i].parent].number
+}
+
+// orderGone sorts the runs to be deleted by number, those that hang on others
+// before them. The highest goes first, since what follows begins with the lowest.
+func (e *Encoder) orderGone() {
+	slices.SortFunc(e.gone, func(a, b uint32) int { return int(b) - int(a) })
+	t := &e.told[0].tree
+	under := map[uint32][]uint32{}
+	for _, n := range e.gone {
+		if p := uint32(t.runs[n].parent); p != 0 {
+			under[p] = append(under[p], n)
+		}
+	}
+	if len(under) == 0 {
+		return
+	}
+	sorted := make([]uint32, 0, len(e.gone))
+	put := make(map[uint32]bool, len(e.gone))
+	var before func(n uint32)
+	before = func(n uint32) {
+		if put[n] {
+			return
+		}
+		put[n] = true
+		for _, child := range under[n] {
+			before(child)
+		}
+		sorted = append(sorted, n)
+	}
+	for _, n := range e.gone {
+		before(n)
+	}
+	e.gone = append(e.gone[:0], sorted...)
 }
 
 // toldRun is a run as it was told.
@@ -192,7 +244,7 @@ func (e *Encoder) roomFor(r *grown, to uint32) bool {
 // trim writes TRIM.
 func (e *Encoder) trim(r *grown) {
 	told := e.toldRun(r)
-	b := binary.AppendUvarint(nil, uint64(r.number)<<2|opTrim)
+	b := e.tag(r.number, opTrim)
 	b = appendLength(b, told.end()-r.low)
 	if !e.told[0].tree.knows(told, r.low) {
 		b = e.appendMark(b, r.domain, e.blocks.PointOf(r.lowBlock), r.low)
@@ -208,10 +260,10 @@ func (e *Encoder) extend(i, to, block uint32) {
 	var b []byte
 	if r.number != 0 {
 		e.stats.Extends++
-		b = binary.AppendUvarint(b, uint64(r.number)<<2|opExtend)
+		b = e.tag(r.number, opExtend)
 	} else {
 		e.stats.Forks++
-		b = e.appendAttach(b, r)
+		b = e.attach(r)
 	}
 	b = appendLength(b, to-from)
 	for d := nextCheckpoint(from); d <= to; d += prefix.ChunkTokens {
@@ -229,14 +281,14 @@ func (e *Encoder) extend(i, to, block uint32) {
 	}
 }
 
-// appendAttach writes the tag of a FORK and where the run hangs.
-func (e *Encoder) appendAttach(b []byte, r *grown) []byte {
+// attach writes the tag of a FORK and where the run hangs.
+func (e *Encoder) attach(r *grown) []byte {
 	if r.parent == 0 {
-		return append(b, opFork)
+		return e.tag(0, opFork)
 	}
 	p := &e.runs[r.parent]
 	told := e.toldRun(p)
-	b = binary.AppendUvarint(b, uint64(p.number)<<2|opFork)
+	b := e.tag(p.number, opFork)
 	b = appendLength(b, told.end()-r.start)
 	if !e.told[0].tree.knows(told, r.start) {
 		b = e.appendMark(b, r.domain, e.blocks.PointOf(r.attach), r.start)
@@ -291,14 +343,14 @@ func (e *Encoder) tellLimits() {
 // tellLimit reports whether the limit of a run has changed.
 func (e *Encoder) tellLimit(r *grown) (changed bool) {
 	told := e.told[0].tree.limitOf(r.number)
-	head := append(binary.AppendUvarint(nil, uint64(r.number)<<2|opTrim), 0)
+	head := func(op byte) []byte { return append(e.tag(r.number, opTrim), 0, op) }
 	if u := e.usableOf(r); !u.equal(&told.usable) {
-		e.operation(appendUsable(append(head[:len(head):len(head)], opUsable), &u, r.start))
+		e.operation(appendUsable(head(opUsable), &u, r.start))
 		e.stats.Usables++
 		changed = true
 	}
 	if t := e.tierOf(r); t != told.tier {
-		e.operation(appendTier(append(head, opTier), t))
+		e.operation(appendTier(head(opTier), t))
 		e.stats.Tiers++
 		changed = true
 	}

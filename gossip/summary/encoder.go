@@ -54,6 +54,8 @@ type Encoder struct {
 	budget    budget
 	body      []byte // of the frame being built
 	work      int    // that it costs to apply
+	at        uint32 // run of the latest operation
+	before    uint32 // of the one before
 	stats     Stats
 }
 

@@ -18,7 +18,7 @@ func TestMalformedFrames(t *testing.T) {
 	}
 	delta := func(s *script) []byte { return deltaFrame(2, 0, 0, s) }
 	snap := func(s *script) []byte { return snapshotFrame(5, 0, true, 0, s) }
-	many := ops().uv(1<<2|opTrim, 0, opUsable, 16, 0, (maxSpans+1)<<1)
+	many := ops().usable(1).uv(16, 0, (maxSpans+1)<<1)
 	for _, c := range []struct {
 		field, name string
 		b           []byte
@@ -34,14 +34,14 @@ func TestMalformedFrames(t *testing.T) {
 		{"bytes", "too many", make([]byte, MaxFrameBytes+1)},
 		{"seq", "endless varint", append(deltaFrame(2, 0, 0, ops())[:10:10], bytes.Repeat([]byte{0xff}, 30)...)},
 		{"tag", "run that is not there", delta(ops().del(2).ext(4, 5, 1))},
-		{"tag", "number beyond all", delta(ops().uv(MaxRuns<<2 + 4))},
+		{"tag", "number beyond all", delta(ops().uv(2*MaxRuns<<2 + 4))},
 		{"tag", "extends the root", delta(ops().ext(0, 5, 1))},
 		{"tag", "deletes what another hangs on", delta(ops().del(1))},
 		{"tag", "deletes twice", delta(ops().del(2).del(2))},
 		{"length", "extends by nothing", delta(ops().del(2).ext(1, 0))},
 		{"length", "too deep", delta(ops().ext(1, MaxDepthTokens-599, 1))},
-		{"length", "beyond a varint of ours", delta(ops().uv(1<<2|opExtend, 1<<40))},
-		{"length", "units that overflow", delta(ops().uv(1<<2|opExtend, MaxDepthTokens&^1))},
+		{"length", "beyond a varint of ours", delta(ops().tag(1, opExtend).uv(1<<40))},
+		{"length", "units that overflow", delta(ops().tag(1, opExtend).uv(MaxDepthTokens&^1))},
 		{"length", "empty root", delta(ops().root(0))},
 		{"length", "trims everything", delta(ops().trim(3, 100))},
 		{"length", "trims what another hangs on", delta(ops().trim(1, 51, 3))},
@@ -52,7 +52,7 @@ func TestMalformedFrames(t *testing.T) {
 		{"fingerprint", "cut attach point", delta(ops().fork(1, 10))},
 		{"fingerprint", "cut new end", delta(ops().del(2).trim(1, 7))},
 		{"fingerprint", "checkpoints in thousands", delta(ops().ext(1, 8_000_000, 1, 2, 3))},
-		{"operation", "none of ours", delta(ops().uv(1<<2|opTrim, 0, 9))},
+		{"operation", "none of ours", delta(ops().tag(1, opTrim).uv(0, 9))},
 		{"floor", "before the start", delta(ops().usable(2).uv(16, 551<<1|1, 0))},
 		{"spans", "open without any", delta(ops().usable(1).uv(16, 0, 1))},
 		{"spans", "too many", delta(many)},
@@ -94,7 +94,7 @@ func TestMalformedFrames(t *testing.T) {
 // FuzzApply gives a decoder with some state a frame twice.
 func FuzzApply(f *testing.F) {
 	for _, s := range []*script{
-		ops(), good(), ops().del(2).trim(1, 60, 5).ext(1, 500, 1, 2, 3), ops().usable(1).uv(16, 0, 3, 32, 4, 64),
+		ops(), good(), ops().del(2).trim(1, 60, 5, 5).ext(1, 500, 1, 2, 3), ops().usable(1).uv(16, 0, 3, 32, 4, 64),
 		ops().tier(1).uv(100, 50), ops().usable(2).uv(48, 33, 2<<1, 33, 0),
 	} {
 		f.Add(deltaFrame(2, 0, 0, s))
@@ -140,7 +140,7 @@ func FuzzApply(f *testing.F) {
 // FuzzStream cuts its input into frames that follow one another, with headers
 // that fit, so that operations meet many states.
 func FuzzStream(f *testing.F) {
-	for _, s := range []*script{good(), ops().ext(1, 500, 1, 2, 3).raw(0xff).del(2), ops().fork(1, 0).uv(33).raw(9)} {
+	for _, s := range []*script{good(), ops().ext(1, 500, 1, 2, 3).raw(0xff).del(2), ops().fork(1, 0).uv(33).raw(9, 9)} {
 		f.Add(s.b)
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {

@@ -8,8 +8,9 @@ import (
 	"waypost/gossip/prefix"
 )
 
-// Operations of a delta: the low two bits of a tag, whose other bits are the
-// number of a run. A TRIM by nothing escapes to further operations.
+// Operations of a delta: the low two bits of a tag, whose other bits say which
+// run, by how far its number is from that of the operation before, 0 at first. A
+// TRIM by nothing escapes to further operations.
 const (
 	opExtend = 0
 	opFork   = 1
@@ -47,6 +48,7 @@ type editor struct {
 	record  bool
 	changes []change
 	number  uint32 // of the latest fork
+	last    uint32 // run of the operation before
 	work    int    // runs and words looked at
 
 	words  []uint16
@@ -60,7 +62,7 @@ var editors = sync.Pool{New: func() any { return new(editor) }}
 
 func newEditor(t *tree, at place, record bool) *editor {
 	e := editors.Get().(*editor)
-	e.t, e.at, e.record, e.work, e.changes = t, at, record, 0, e.changes[:0]
+	e.t, e.at, e.record, e.work, e.last, e.changes = t, at, record, 0, 0, e.changes[:0]
 	return e
 }
 
@@ -68,6 +70,11 @@ func (e *editor) release() {
 	e.t = nil
 	editors.Put(e)
 }
+
+// zigzag writes small numbers of either sign as small ones without.
+func zigzag(v int64) uint64 { return uint64(v<<1 ^ v>>63) }
+
+func unzigzag(v uint32) int64 { return int64(v>>1) ^ -int64(v&1) }
 
 // apply applies a sequence of operations.
 func (e *editor) apply(r *reader) error {
@@ -90,8 +97,9 @@ func (e *editor) toil(r *reader, on *run) {
 
 // step applies one operation.
 func (e *editor) step(r *reader) {
-	tag := r.bounded("tag", MaxRuns<<2|3)
-	n := tag >> 2
+	tag := r.bounded("tag", 2*MaxRuns<<2|3)
+	n := uint32(int64(e.last) + unzigzag(tag>>2))
+	e.last = n
 	if op := tag & 3; n == 0 && op == opFork {
 		e.fork(r, 0)
 		return
@@ -205,17 +213,16 @@ func (e *editor) grow(r *reader, n, end uint32) {
 		before = k
 	}
 	if !isCheckpoint(end) && run.points() == maxPoints {
-		p, size := readPoint(pts)
-		e.removePoint(run, p)
-		pts = pts[size:]
-		run.forget(p)
+		e.removePoint(run, readPoint(pts))
+		pts = pts[pointWords:]
+		run.startPoints--
 	}
 	w = append(w, pts...)
 	if !isCheckpoint(end) {
 		p := point{depth: end, fingerprint: r.fingerprint(pointBytes(end), e.at)}
 		w = appendPoint(w, p)
 		added = append(added, mark{key: chain(before, end, p.fingerprint), before: before, depth: end})
-		run.count(p)
+		run.startPoints++
 	}
 	e.words, e.scan = w, added
 	if r.err != nil {
@@ -307,12 +314,12 @@ func (e *editor) insert(n uint32, i int, p point, before IndexKey) {
 	old := run.words()
 	if run.points() == maxPoints {
 		e.removePoint(run, e.pts[0])
-		run.forget(e.pts[0])
+		run.startPoints--
 		e.pts = slices.Delete(e.pts, 0, 1)
 		i = max(i, 1) - 1
 	}
 	e.pts = slices.Insert(e.pts, i, p)
-	run.count(p)
+	run.startPoints++
 	e.rewrite(n, old)
 	e.add(n, mark{key: chain(before, p.depth, p.fingerprint), before: before, depth: p.depth, branch: p.branch})
 }
@@ -348,9 +355,8 @@ func (e *editor) trim(r *reader, n, by uint32) {
 	e.pts = e.t.points(run, e.pts[:0])
 	old := run.words()
 	for len(e.pts) > 0 && e.pts[len(e.pts)-1].depth > end {
-		last := len(e.pts) - 1
-		run.forget(e.pts[last])
-		e.pts = e.pts[:last]
+		run.startPoints--
+		e.pts = e.pts[:len(e.pts)-1]
 	}
 	run.setEnd(end)
 	e.rewrite(n, old)

@@ -50,7 +50,7 @@ func plainChain(tokens []uint32, k *prefix.Keyer) (checkpoints []uint64, end uin
 	if depth == 0 {
 		h >>= 40
 	} else {
-		h >>= 56
+		h >>= 48
 	}
 	return checkpoints, mixKey(last, len(tokens), h)
 }

@@ -9,9 +9,19 @@ import (
 )
 
 // script writes bodies of frames by hand, as FORMAT.md says, for one cluster key.
-type script struct{ b []byte }
+type script struct {
+	b    []byte
+	last uint64 // run of the operation before
+}
 
 func ops() *script { return &script{} }
+
+// tag begins an operation on a run.
+func (s *script) tag(n, op uint64) *script {
+	d := zigzag(int64(n) - int64(s.last))
+	s.last = n
+	return s.uv(d<<2 | op)
+}
 
 func (s *script) uv(v ...uint64) *script {
 	for _, x := range v {
@@ -23,23 +33,23 @@ func (s *script) uv(v ...uint64) *script {
 func (s *script) raw(b ...byte) *script { s.b = append(s.b, b...); return s }
 
 func (s *script) ext(n, tokens uint64, fingerprints ...byte) *script {
-	return s.uv(n<<2|opExtend, tokens<<1|1).raw(fingerprints...)
+	return s.tag(n, opExtend).uv(tokens<<1 | 1).raw(fingerprints...)
 }
 
 func (s *script) root(tokens uint64, fingerprints ...byte) *script {
-	return s.uv(opFork, tokens<<1|1).raw(fingerprints...)
+	return s.tag(0, opFork).uv(tokens<<1 | 1).raw(fingerprints...)
 }
 
-func (s *script) fork(n, back uint64) *script { return s.uv(n<<2|opFork, back<<1|1) }
+func (s *script) fork(n, back uint64) *script { return s.tag(n, opFork).uv(back<<1 | 1) }
 
 func (s *script) trim(n, tokens uint64, fingerprint ...byte) *script {
-	return s.uv(n<<2|opTrim, tokens<<1|1).raw(fingerprint...)
+	return s.tag(n, opTrim).uv(tokens<<1 | 1).raw(fingerprint...)
 }
 
-func (s *script) del(n uint64) *script { return s.uv(n<<2 | opDelete) }
+func (s *script) del(n uint64) *script { return s.tag(n, opDelete) }
 
-func (s *script) usable(n uint64) *script { return s.uv(n<<2|opTrim, 0, opUsable) }
-func (s *script) tier(n uint64) *script   { return s.uv(n<<2|opTrim, 0, opTier) }
+func (s *script) usable(n uint64) *script { return s.tag(n, opTrim).uv(0, opUsable) }
+func (s *script) tier(n uint64) *script   { return s.tag(n, opTrim).uv(0, opTier) }
 
 func deltaFrame(seq uint64, flags uint8, digest uint32, s *script) []byte {
 	return append(appendHeader(nil, header{kind: kindDelta, flags: flags, keys: 1, keyIDs: [2]uint32{testKey.IDUint32()}, epoch: 9, seq: seq, digests: [2]uint32{digest}}), s.b...)
@@ -75,7 +85,7 @@ func point24(depth, fingerprint uint32) IndexKey { return chain(0, depth, finger
 // good is a tree with all that operations can refer to: run 1 from the root
 // with a checkpoint, a branch and an end, run 2 on its branch.
 func good() *script {
-	return ops().root(600, 1, 2, 3, 4, 9).fork(1, 50).raw(8).uv(30<<1|1).raw(7).root(100, 1, 2, 3)
+	return ops().root(600, 1, 2, 3, 4, 9, 9).fork(1, 50).raw(8, 8).uv(30<<1|1).raw(7, 7).root(100, 1, 2, 3)
 }
 
 func goodDecoder(t testing.TB) (*Decoder, *keySink) {

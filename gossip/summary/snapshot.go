@@ -124,8 +124,8 @@ func (w *snapshotWriter) record(n uint32) {
 	at := run.start()
 	for range run.points() {
 		for i := range w.trees {
-			p, size := readPoint(tails[i])
-			tails[i] = tails[i][size:]
+			p := readPoint(tails[i])
+			tails[i] = tails[i][pointWords:]
 			if i == 0 {
 				code := lengthCode(p.depth-at) << 1
 				if p.branch {
@@ -265,7 +265,7 @@ func (g *builder) points(r *reader, e *editor, next *run) (limited bool) {
 		}
 		p.fingerprint = r.fingerprint(pointBytes(p.depth), e.at)
 		e.pts = append(e.pts, p)
-		next.count(p)
+		next.startPoints++
 		at = p.depth
 	}
 	if at != next.end() && !isCheckpoint(next.end()) {

@@ -11,7 +11,7 @@ import (
 // tree is what the stream has told of one rank: runs, each with the
 // fingerprints of its checkpoints and known points under one cluster key. Both
 // ends keep it by the same rules. A coordinator has one for each of a thousand
-// workers, so it is packed: a run is 24 bytes, a checkpoint 2, a point 4.
+// workers, so it is packed: a run is 24 bytes, a checkpoint 2, a point 6.
 type tree struct {
 	runs   []run    // by number; number 0 stands for the root
 	used   []uint64 // bitmap of numbers
@@ -30,7 +30,7 @@ type run struct {
 	baseLow, baseHigh uint32 // halves of an index key, see base
 	at                uint32 // of its first word: checkpoints, then points
 	startPoints       uint32 // start << depthShift | points
-	endWide           uint32 // end << depthShift | wide
+	endAt             uint32 // end
 	parent            uint16 // number of the run it hangs on, 0: the root
 	children          uint16
 }
@@ -48,7 +48,7 @@ const maxPoints = countMask
 func newRun(base IndexKey, parent, start uint32) run {
 	return run{
 		baseLow: uint32(base), baseHigh: uint32(base >> 32), parent: uint16(parent),
-		startPoints: start << depthShift, endWide: start << depthShift,
+		startPoints: start << depthShift, endAt: start,
 	}
 }
 
@@ -59,31 +59,12 @@ func (r *run) base() IndexKey { return IndexKey(r.baseLow) | IndexKey(r.baseHigh
 func (r *run) start() uint32 { return r.startPoints >> depthShift }
 
 // end is the depth in tokens at which it ends; 0: the number is free.
-func (r *run) end() uint32 { return r.endWide >> depthShift }
+func (r *run) end() uint32 { return r.endAt }
 
 // points is the number of its points.
 func (r *run) points() uint32 { return r.startPoints & countMask }
 
-// wide is the number of points before the first checkpoint, which take three
-// words.
-func (r *run) wide() uint32 { return r.endWide & countMask }
-
-func (r *run) setEnd(depth uint32) { r.endWide = depth<<depthShift | r.wide() }
-
-// count and forget keep the numbers of points.
-func (r *run) count(p point) {
-	r.startPoints++
-	if p.depth < prefix.ChunkTokens {
-		r.endWide++
-	}
-}
-
-func (r *run) forget(p point) {
-	r.startPoints--
-	if p.depth < prefix.ChunkTokens {
-		r.endWide--
-	}
-}
+func (r *run) setEnd(depth uint32) { r.endAt = depth }
 
 // point is a known end between checkpoints.
 type point struct {
@@ -92,35 +73,26 @@ type point struct {
 	branch      bool // a run hangs or hung on it
 }
 
-// Layout of the first two words of a point: 23 bits depth, 1 bit branch, 8 bits
-// fingerprint. Before the first checkpoint a third one holds 16 bits more.
+// Layout of the three words of a point: 23 bits depth, 1 bit branch, 24 bits
+// fingerprint, of which those after the first checkpoint use 16.
 const (
+	pointWords      = 3
 	pointDepthShift = 9
 	pointBranchBit  = 1 << 8
 )
 
 func appendPoint(w []uint16, p point) []uint16 {
-	v := p.depth << pointDepthShift
+	v := p.depth<<pointDepthShift | p.fingerprint>>16
 	if p.branch {
 		v |= pointBranchBit
 	}
-	if p.depth >= prefix.ChunkTokens {
-		v |= p.fingerprint & 0xff
-		return append(w, uint16(v), uint16(v>>16))
-	}
-	v |= p.fingerprint >> 16
 	return append(w, uint16(v), uint16(v>>16), uint16(p.fingerprint))
 }
 
-// readPoint reads the point at the start of w and returns its words.
-func readPoint(w []uint16) (p point, n int) {
+// readPoint reads the point at the start of w.
+func readPoint(w []uint16) point {
 	v := uint32(w[0]) | uint32(w[1])<<16
-	p = point{depth: v >> pointDepthShift, fingerprint: v & 0xff, branch: v&pointBranchBit != 0}
-	if p.depth >= prefix.ChunkTokens {
-		return p, 2
-	}
-	p.fingerprint = p.fingerprint<<16 | uint32(w[2])
-	return p, 3
+	return point{depth: v >> pointDepthShift, fingerprint: v&0xff<<16 | uint32(w[2]), branch: v&pointBranchBit != 0}
 }
 
 // checkpoints is the number of checkpoints of a run.
@@ -142,7 +114,7 @@ func (r *run) checkpointWords() uint32 {
 }
 
 func (r *run) words() uint32 {
-	return r.checkpointWords() + 2*r.points() + r.wide()
+	return r.checkpointWords() + pointWords*r.points()
 }
 
 // nextCheckpoint is the depth of the first checkpoint after a depth.
@@ -328,14 +300,14 @@ func (t *tree) marks(r *run, from uint32, dst []mark) []mark {
 	pts := w[r.checkpointWords():]
 	before, next := r.base(), nextCheckpoint(r.start())
 	for left := r.points(); left > 0; {
-		p, n := readPoint(pts)
+		p := readPoint(pts)
 		for ; next < p.depth; next += prefix.ChunkTokens {
 			before, w, dst = t.checkpoint(before, next, from, w, dst)
 		}
 		if p.depth > from {
 			dst = append(dst, mark{key: chain(before, p.depth, p.fingerprint), before: before, depth: p.depth, branch: p.branch})
 		}
-		pts = pts[n:]
+		pts = pts[pointWords:]
 		left--
 	}
 	for ; next <= r.end(); next += prefix.ChunkTokens {
@@ -385,9 +357,8 @@ func (t *tree) keyAt(r *run, depth uint32) IndexKey {
 func (t *tree) points(r *run, dst []point) []point {
 	w := t.wordsOf(r)[r.checkpointWords():]
 	for range r.points() {
-		p, n := readPoint(w)
-		dst = append(dst, p)
-		w = w[n:]
+		dst = append(dst, readPoint(w))
+		w = w[pointWords:]
 	}
 	return dst
 }
@@ -400,11 +371,11 @@ func (t *tree) knows(r *run, depth uint32) bool {
 	}
 	w := t.wordsOf(r)[r.checkpointWords():]
 	for range r.points() {
-		p, n := readPoint(w)
+		p := readPoint(w)
 		if p.depth >= depth {
 			return p.depth == depth
 		}
-		w = w[n:]
+		w = w[pointWords:]
 	}
 	return false
 }
