@@ -36,6 +36,7 @@ func (s *keySink) add(k IndexKey, d uint32, branch bool) {
 	}
 	s.added = append(s.added, d)
 }
+
 func (s *keySink) remove(k IndexKey, d uint32, branch bool) {
 	h := HeldKey{k, d}
 	if branch {

@@ -394,9 +394,6 @@ func (e *editor) delete(r *reader, n uint32) {
 	e.t.give(n)
 }
 
-// clear forgets all runs. A sink is reset, so nothing is recorded.
-func (e *editor) clear() { e.t.reset() }
-
 // tell calls a sink with what was recorded.
 func (e *editor) tell(to IndexSink, reset bool) {
 	if len(e.changes) == 0 && !reset {
