@@ -38,6 +38,9 @@ func TestNewestLaneOfAProcessWins(t *testing.T) {
 	conn3, stream3 := rawLane(t, c.addr)
 	defer conn3.Close()
 	stream3.Send(hello("gpu-01", 1, 5))
+	if f, err := stream3.Recv(); err != nil || f.GetHello().GetSessionUp() != 6 {
+		t.Fatalf("a lane older than the one that is up is told %v, %v", f, err)
+	}
 	if _, err := stream3.Recv(); status.Code(err) != codes.Aborted || !strings.Contains(err.Error(), "session 5 is not newer than session 6") {
 		t.Errorf("a lane older than the one that is up ended with %v", err)
 	}
@@ -98,11 +101,10 @@ func TestTwoAddressesOfOneCoordinator(t *testing.T) {
 		one, two := a.statusOf(c.addr).State, a.statusOf(alias).State
 		return one == StateUp && two == StateAlias || one == StateAlias && two == StateUp
 	})
-	before := a.upCount()
 	loads := c.count("gpu-01 load")
 	eventually(t, "20 more LOADs", func() bool { return c.count("gpu-01 load") > loads+20 })
-	if n := a.upCount(); n != before {
-		t.Errorf("lanes flap: %d ups, then %d", before, n)
+	if n := a.upCount(); n != 1 || c.events() != "up gpu-01" {
+		t.Errorf("%d lanes up at the agent, the coordinator saw %s, want one", n, c.events())
 	}
 	if n := len(a.d.Lanes()); n != 1 {
 		t.Errorf("%d lanes", n)
