@@ -78,7 +78,7 @@ func TestConflictOfTwoLiveAgents(t *testing.T) {
 
 func TestSilentLaneYieldsToANewProcess(t *testing.T) {
 	// A host lost power: its connection looks open but says nothing any more.
-	c := startCoordinator(t, coordinatorOptions{})
+	c := startCoordinator(t, coordinatorOptions{edit: func(o *ServerOptions) { o.LiveProof = 300 * time.Millisecond }})
 	conn, stream := rawLane(t, c.addr)
 	defer conn.Close()
 	stream.Send(hello("gpu-01", 1, 900))
@@ -138,7 +138,8 @@ func TestAddressesFollowTheirSources(t *testing.T) {
 }
 
 func TestBadStreamsAreClosedAndDisturbNobody(t *testing.T) {
-	c := startCoordinator(t, coordinatorOptions{edit: func(o *ServerOptions) { o.HelloTimeout = 150 * time.Millisecond }})
+	c := startCoordinator(t, coordinatorOptions{})
+	hasty := startCoordinator(t, coordinatorOptions{edit: func(o *ServerOptions) { o.HelloTimeout = 150 * time.Millisecond }})
 	a := startAgent(t, agentOptions{host: "gpu-02"}, c.addr)
 	a.lane()
 	load := &waypostv1.ConnectRequest{Frame: &waypostv1.ConnectRequest_Load{Load: &waypostv1.Load{}}}
@@ -155,7 +156,11 @@ func TestBadStreamsAreClosedAndDisturbNobody(t *testing.T) {
 		{"no process", []*waypostv1.ConnectRequest{hello("gpu-01", 0, 1)}, "agent_process and session must not be 0"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			conn, stream := rawLane(t, c.addr)
+			addr := c.addr
+			if tt.send == nil {
+				addr = hasty.addr
+			}
+			conn, stream := rawLane(t, addr)
 			defer conn.Close()
 			for _, f := range tt.send {
 				stream.Send(f)
@@ -255,12 +260,14 @@ func TestHostsComeAndGo(t *testing.T) {
 	for i := range 4 {
 		startAgent(t, agentOptions{host: fmt.Sprintf("h%d", i), process: uint64(i + 1)}, c.addr)
 	}
-	for range 30 {
+	eventually(t, "60 ups and downs", func() bool {
 		for _, s := range c.srv.Sessions() {
 			s.Close(errors.New("churn"))
 		}
-		time.Sleep(3 * time.Millisecond)
-	}
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return len(c.history) >= 60
+	})
 	c.srv.Close()
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -276,9 +283,6 @@ func TestHostsComeAndGo(t *testing.T) {
 		if is {
 			t.Errorf("%s is still up after Close", host)
 		}
-	}
-	if len(c.history) < 16 {
-		t.Errorf("only %d events", len(c.history))
 	}
 }
 
