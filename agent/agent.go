@@ -44,6 +44,8 @@ type Options struct {
 	Process uint64
 	// DeltaEvery is how often prefix streams tell what changed; 0: 1 s.
 	DeltaEvery time.Duration
+	// PageTimeout bounds one reading of an engine's counters; 0: 1 s.
+	PageTimeout time.Duration
 	// Logger takes what an operator cares about.
 	Logger *slog.Logger
 	// Registerer takes the metrics; Gatherer serves them.
@@ -146,7 +148,7 @@ func (a *Agent) watch(e EngineConfig) (*watched, error) {
 		}
 		target.APIKey = strings.TrimSpace(string(b))
 	}
-	adapter, err := vllm.New(vllm.Options{Target: target, Logger: a.log})
+	adapter, err := vllm.New(vllm.Options{Target: target, Logger: a.log, PageTimeout: a.opt.PageTimeout})
 	if err != nil {
 		return nil, fmt.Errorf("engine %s: %w", e.Name, err)
 	}
@@ -304,7 +306,10 @@ func (a *Agent) Stop(ctx context.Context) error {
 	a.dialer.Close()
 	err := a.stopLocal(ctx)
 	a.tasks.Wait()
-	return errors.Join(err, a.mesh.Leave(ctx), a.mesh.Stop())
+	if err := a.mesh.Leave(ctx); err != nil {
+		a.log.Warn("not every member has heard the goodbye, the others take this host for lost", "error", err)
+	}
+	return errors.Join(err, a.mesh.Stop())
 }
 
 // MeshAddress is the gossip address, for others to join.

@@ -40,6 +40,9 @@ type Options struct {
 	// DeltaEvery is how often agents tell what changed in the caches; 0: the
 	// default.
 	DeltaEvery time.Duration
+	// PageTimeout bounds how long agents wait for an engine's counters; 0: the
+	// default.
+	PageTimeout time.Duration
 	// Reservation is how long a reservation lives; 0: the default.
 	Reservation time.Duration
 }
@@ -234,7 +237,7 @@ func (c *Cluster) AgentConfig(i int) agent.Config {
 
 // StartAgent starts the agent of an engine.
 func (c *Cluster) StartAgent(i int) error {
-	a, err := agent.New(agent.Options{Config: c.AgentConfig(i), Version: c.opt.Version, Process: rand.Uint64() | 1, DeltaEvery: c.opt.DeltaEvery, Logger: c.opt.Logger})
+	a, err := agent.New(agent.Options{Config: c.AgentConfig(i), Version: c.opt.Version, Process: rand.Uint64() | 1, DeltaEvery: c.opt.DeltaEvery, PageTimeout: c.opt.PageTimeout, Logger: c.opt.Logger})
 	if err != nil {
 		return fmt.Errorf("agent %s: %w", HostName(i), err)
 	}

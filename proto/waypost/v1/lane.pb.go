@@ -360,7 +360,8 @@ type AgentHello struct {
 	Host *string `protobuf:"bytes,1,opt,name=host" json:"host,omitempty"`
 	// Process mark of the agent.
 	AgentProcess *uint64 `protobuf:"fixed64,2,opt,name=agent_process,json=agentProcess" json:"agent_process,omitempty"`
-	// Session number; the newest authenticated lane of a host wins.
+	// Session number, growing within the agent process. A newer lane of a process
+	// takes the place of an older one, unless it names that one in open_sessions.
 	Session *uint64 `protobuf:"fixed64,3,opt,name=session" json:"session,omitempty"`
 	// Waypost version.
 	Version *string `protobuf:"bytes,4,opt,name=version" json:"version,omitempty"`
@@ -377,7 +378,11 @@ type AgentHello struct {
 	// Rack hint of the host; empty: none.
 	RackHint *string `protobuf:"bytes,10,opt,name=rack_hint,json=rackHint" json:"rack_hint,omitempty"`
 	// Workers by index; indices are stable within a session.
-	Workers       []*WorkerFacts `protobuf:"bytes,11,rep,name=workers" json:"workers,omitempty"`
+	Workers []*WorkerFacts `protobuf:"bytes,11,rep,name=workers" json:"workers,omitempty"`
+	// In the first hello of a lane: the older sessions of this process that it
+	// still holds open, to any coordinator, at most 1024. One that leads here
+	// stays, and this lane is told so by session_up.
+	OpenSessions  []uint64 `protobuf:"fixed64,12,rep,packed,name=open_sessions,json=openSessions" json:"open_sessions,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -485,6 +490,13 @@ func (x *AgentHello) GetRackHint() string {
 func (x *AgentHello) GetWorkers() []*WorkerFacts {
 	if x != nil {
 		return x.Workers
+	}
+	return nil
+}
+
+func (x *AgentHello) GetOpenSessions() []uint64 {
+	if x != nil {
+		return x.OpenSessions
 	}
 	return nil
 }
@@ -1477,7 +1489,10 @@ type CoordinatorHello struct {
 	// Versions of the prefix frame format understood.
 	PrefixFormats []uint32 `protobuf:"varint,6,rep,packed,name=prefix_formats,json=prefixFormats" json:"prefix_formats,omitempty"`
 	// Why the lane will be closed; empty: it will not.
-	Refused       *string `protobuf:"bytes,7,opt,name=refused" json:"refused,omitempty"`
+	Refused *string `protobuf:"bytes,7,opt,name=refused" json:"refused,omitempty"`
+	// Session of the same agent process that is up here and stays, which is why
+	// this lane is closed: its address is another one of this coordinator. 0: none.
+	SessionUp     *uint64 `protobuf:"fixed64,8,opt,name=session_up,json=sessionUp" json:"session_up,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1559,6 +1574,13 @@ func (x *CoordinatorHello) GetRefused() string {
 		return *x.Refused
 	}
 	return ""
+}
+
+func (x *CoordinatorHello) GetSessionUp() uint64 {
+	if x != nil && x.SessionUp != nil {
+		return *x.SessionUp
+	}
+	return 0
 }
 
 // PolicyPush tells a host what it must obey and where coordinators are.
@@ -3040,7 +3062,7 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\x05marks\x18\x06 \x01(\v2\x15.waypost.v1.MarkFrameH\x00R\x05marks\x125\n" +
 	"\btokenize\x18\a \x01(\v2\x17.waypost.v1.TokenizeAskH\x00R\btokenize\x12/\n" +
 	"\x06render\x18\b \x01(\v2\x15.waypost.v1.RenderAskH\x00R\x06renderB\a\n" +
-	"\x05frame\"\xf0\x02\n" +
+	"\x05frame\"\x95\x03\n" +
 	"\n" +
 	"AgentHello\x12\x12\n" +
 	"\x04host\x18\x01 \x01(\tR\x04host\x12#\n" +
@@ -3054,7 +3076,8 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\tzone_hint\x18\t \x01(\tR\bzoneHint\x12\x1b\n" +
 	"\track_hint\x18\n" +
 	" \x01(\tR\brackHint\x121\n" +
-	"\aworkers\x18\v \x03(\v2\x17.waypost.v1.WorkerFactsR\aworkers\"\xae\x06\n" +
+	"\aworkers\x18\v \x03(\v2\x17.waypost.v1.WorkerFactsR\aworkers\x12#\n" +
+	"\ropen_sessions\x18\f \x03(\x06R\fopenSessions\"\xae\x06\n" +
 	"\vWorkerFacts\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12\x16\n" +
 	"\x06engine\x18\x02 \x01(\tR\x06engine\x12\x12\n" +
@@ -3151,7 +3174,7 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"HostReport\x12+\n" +
 	"\x05facts\x18\x01 \x01(\v2\x15.waypost.v1.HostFactsR\x05facts\x12#\n" +
 	"\x04gpus\x18\x02 \x03(\v2\x0f.waypost.v1.GpuR\x04gpus\x12\x1b\n" +
-	"\tgpu_state\x18\x03 \x01(\tR\bgpuState\"\xf4\x01\n" +
+	"\tgpu_state\x18\x03 \x01(\tR\bgpuState\"\x93\x02\n" +
 	"\x10CoordinatorHello\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12/\n" +
 	"\x13coordinator_process\x18\x02 \x01(\x06R\x12coordinatorProcess\x12\x18\n" +
@@ -3159,7 +3182,9 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\bprotocol\x18\x04 \x01(\rR\bprotocol\x12$\n" +
 	"\x0eprefix_key_ids\x18\x05 \x03(\tR\fprefixKeyIds\x12%\n" +
 	"\x0eprefix_formats\x18\x06 \x03(\rR\rprefixFormats\x12\x18\n" +
-	"\arefused\x18\a \x01(\tR\arefused\"\x85\x01\n" +
+	"\arefused\x18\a \x01(\tR\arefused\x12\x1d\n" +
+	"\n" +
+	"session_up\x18\b \x01(\x06R\tsessionUp\"\x85\x01\n" +
 	"\n" +
 	"PolicyPush\x12%\n" +
 	"\x0epolicy_version\x18\x01 \x01(\rR\rpolicyVersion\x12,\n" +
