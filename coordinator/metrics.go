@@ -102,7 +102,7 @@ func (s *stateCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 	n := s.c.fleet.Counts()
 	for kind, v := range map[string]uint64{
-		"fenced_report": n.FencedReports, "old_report": n.OldReports, "fenced_claim": n.FencedClaims, "folded_claim": n.FoldedClaims,
+		"report": n.Reports, "fenced_report": n.FencedReports, "old_report": n.OldReports, "fenced_claim": n.FencedClaims, "folded_claim": n.FoldedClaims,
 		"superseded_claim": n.SupersededClaims, "duplicate_mark": n.DuplicateMarks, "unknown_mark": n.UnknownMarks, "lost_mark": n.LostMarks,
 		"lost_place": n.LostPlaces, "duplicate_place": n.DuplicatePlaces, "unknown_place": n.UnknownPlaces, "fenced_place": n.FencedPlaces,
 		"older_place": n.OlderPlaces, "own_place": n.OwnPlaces,

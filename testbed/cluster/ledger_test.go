@@ -49,9 +49,10 @@ func labelled(m *dto.Metric, pairs []string) bool {
 	return true
 }
 
-// loads counts the load reports that a coordinator took in.
-func (r *rig) loads(coordinator int) float64 {
-	return r.series(r.CoordinatorSeries[coordinator], "waypost_lane_lateness_seconds")
+// reports counts the load reports that a coordinator has taken into its
+// estimates.
+func (r *rig) reports(coordinator int) float64 {
+	return r.series(r.CoordinatorSeries[coordinator], "waypost_ledger_events_total", "kind", "report")
 }
 
 // peersUp waits until every coordinator tells all others of its placements.
@@ -133,17 +134,17 @@ func TestPlacementIsSeenBeforeTheNextReport(t *testing.T) {
 	proofs, tries := 0, uint32(0)
 	r.eventually("no placement was seen before a report", func() string {
 		tries++
+		reports := r.reports(1)
 		before := r.waits(1, w)
-		reports := r.loads(1)
 		p, err := r.place(0, long(tries))
 		if err != nil {
 			t.Fatal(err)
 		}
 		seen := false
-		for !seen && r.loads(1) == reports {
+		for !seen && r.reports(1) == reports {
 			seen = r.waits(1, w) > before+1000
 		}
-		if seen && r.loads(1) == reports {
+		if seen && r.reports(1) == reports {
 			proofs++
 		}
 		r.release(0, p)
