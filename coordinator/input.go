@@ -202,7 +202,7 @@ func (p *prompt) newPart(heldTokens, blockTokens int, keys []prefix.Key, depths 
 			first = 0
 		}
 	}
-	for j := heldTokens/prefix.ChunkTokens + 1; j*prefix.ChunkTokens <= p.tokens; j++ {
+	for j := heldTokens/prefix.ChunkTokens + 1; j*prefix.ChunkTokens <= tip; j++ {
 		begin(j * prefix.ChunkTokens)
 		k, ok := p.probe.Checkpoint(j)
 		add(k, ok, j*prefix.ChunkTokens)
