@@ -35,7 +35,7 @@ func newMetrics(reg prometheus.Registerer, c *Coordinator) *metrics {
 	gauge := func(name, help string, fn func() float64) {
 		f.NewGaugeFunc(prometheus.GaugeOpts{Name: "waypost_" + name, Help: help}, fn)
 	}
-	gauge("index_keys", "Keys in the prefix index.", func() float64 { return float64(c.index.Keys()) })
+	gauge("index_keys", "Keys in the prefix index.", func() float64 { return float64(c.index.Stats().Keys) })
 	gauge("ledger_peers_connected", "Other coordinators that are told of placements now.", func() float64 { return float64(c.exchange.connected()) })
 	desc := func(name, help string, labels ...string) *prometheus.Desc {
 		return prometheus.NewDesc("waypost_"+name, help, labels, nil)
