@@ -458,3 +458,58 @@ func TestLearntSpeedSurvivesTheAgent(t *testing.T) {
 		t.Errorf("the agent tells %v tokens/s", got)
 	}
 }
+
+// TestEngineRestartEndsItsClaims: a new engine process has none of the old
+// one's requests; claims made for it count as ever.
+func TestEngineRestartEndsItsClaims(t *testing.T) {
+	t.Parallel()
+	r := start(t, 1, 3, emulator.Options{BlockTokens: faultBlock})
+	r.peersUp()
+	w := WorkerName(0, 0)
+	for i := range 3 {
+		if _, err := r.place(i, long(uint32(i))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.eventually("the agent does not take the claims in", func() string {
+		if n := r.claims(0, "open"); n != 3 {
+			return fmt.Sprintf("%d open", n)
+		}
+		return ""
+	})
+	before := r.worker(0, w).GetIncarnation()
+	if err := r.Engines[0].Restart(50 * time.Millisecond); err != nil {
+		t.Fatal(err)
+	}
+	r.eventually("the new life is not seen everywhere", func() string {
+		for i := range r.Coordinators {
+			if x := r.worker(i, w); notLive(x) != "" || x.GetIncarnation() == before {
+				return fmt.Sprintf("%s: %s, incarnation %s", CoordinatorName(i), x.GetState(), x.GetIncarnation())
+			}
+		}
+		return ""
+	})
+	r.idle(w)
+	if open, ended := r.claims(0, "open"), r.claimEvents(0, "ended"); open != 0 || ended != 3 {
+		t.Errorf("%d claims are open at the agent, %d ended", open, ended)
+	}
+	for i, s := range r.CoordinatorSeries {
+		if n := r.series(s, "waypost_reservations_ended_total", "how", "worker_lost"); n != 1 {
+			t.Errorf("%s ended %v reservations as lost with their worker", CoordinatorName(i), n)
+		}
+	}
+	p, err := r.place(0, long(9))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.eventually("the new life's claim is not seen", func() string {
+		for i := range r.Coordinators {
+			if ms := r.waits(i, w); ms < 1000 {
+				return fmt.Sprintf("%s: wait %v ms", CoordinatorName(i), ms)
+			}
+		}
+		return ""
+	})
+	r.release(0, p)
+	r.idle(w)
+}
