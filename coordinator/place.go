@@ -113,6 +113,9 @@ func (p *placements) place(w *work, req *waypostv1.PlaceRequest) (*waypostv1.Pla
 				return stored, pool, nil
 			}
 		}
+		if elsewhere := c.placedElsewhere(time.Now(), admission.PlacedBy); elsewhere != nil {
+			return elsewhere, pool, nil
+		}
 		request.ExcludeProcesses = admission.ExcludeProcesses
 	}
 	for range decideTries {
@@ -160,7 +163,7 @@ func (p *placements) decide(w *work, req *waypostv1.PlaceRequest, request *place
 	claim, stored, changes, err := c.fleet.Claim(now, fleet.NewClaim{
 		Key: key, Attempt: req.GetAttempt(), Placement: answer.GetPlacementId(), Worker: chosen.ID,
 		Claim: ledger.Claim{
-			EngineProcess: chosen.Process, PromptTokens: request.PromptTokens, UncachedTokens: terms.UncachedTokens,
+			EngineProcess: chosen.Process, PromptTokens: request.PromptTokens + request.GeneratedTokens, UncachedTokens: terms.UncachedTokens,
 			OutputTokens: c.expectedOutput(request, sit), Sequences: 1, Keys: slices.Clone(w.keys), KeyDepths: slices.Clone(w.depths),
 		},
 		ExpectedFirstMs: d.FirstTokenMs, Answer: resp,
@@ -179,6 +182,14 @@ func (p *placements) decide(w *work, req *waypostv1.PlaceRequest, request *place
 		}
 	}
 	c.remember(w, req, request, sit, answer, now)
+	if superseded(changes, answer.GetPlacementId()) {
+		// A peer told of the same attempt between the question and the claim.
+		if admission, err := c.fleet.Admit(key, req.GetAttempt()); err == nil {
+			if elsewhere := c.placedElsewhere(now, admission.PlacedBy); elsewhere != nil {
+				return elsewhere, false, nil
+			}
+		}
+	}
 	return resp, false, nil
 }
 

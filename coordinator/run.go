@@ -29,6 +29,7 @@ func (c *Coordinator) Start() error {
 		return errors.Join(err, c.Stop(context.Background()))
 	}
 	c.tasks.Go(c.tick)
+	c.tasks.Go(c.shipping)
 	c.tasks.Go(func() { c.join(c.ctx) })
 	c.log.Info("coordinator started", "api", c.APIAddress(), "cluster", c.ClusterAddress(), "mesh", c.MeshAddress())
 	return nil
@@ -56,6 +57,7 @@ func (c *Coordinator) follow() {
 	state := c.replica.State()
 	c.takeNumber(state)
 	c.applyState(state)
+	c.exchange.follow(state)
 	c.tasks.Go(func() {
 		defer stop()
 		for {
@@ -66,6 +68,7 @@ func (c *Coordinator) follow() {
 				state := c.replica.State()
 				c.takeNumber(state)
 				c.applyState(state)
+				c.exchange.follow(state)
 			}
 		}
 	})

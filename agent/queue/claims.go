@@ -203,6 +203,7 @@ func (e *Estimator) Claims(now time.Time, f *ledger.ClaimFrame) (Intake, error) 
 		e.counts.DuplicateClaims += uint64(duplicates)
 	}
 	if in.Taken > 0 {
+		e.counts.TakenClaims += uint64(in.Taken)
 		e.due = true
 	}
 	return in, nil

@@ -39,6 +39,20 @@ func TestEvictionAge(t *testing.T) {
 	if again := e.Load(atMs(301_000)).EvictionAgeMs; *again != *got {
 		t.Errorf("a clear changed the age to %v", *again)
 	}
+	// Nothing is evicted any more: after a while the cache is known to turn over
+	// more slowly than it did.
+	if later := e.Load(atMs(400_000)).EvictionAgeMs; math.Abs(*later-100_010) > 1 {
+		t.Errorf("eviction age %v after 100 s without an eviction", *later)
+	}
+	// An agent that starts again knows the age, but of no eviction.
+	state := e.Export()
+	r := newLedgerEstimator(t)
+	if err := r.Import(state); err != nil {
+		t.Fatal(err)
+	}
+	if restored := r.Load(atMs(0)).EvictionAgeMs; restored == nil || *restored != *got {
+		t.Errorf("restored eviction age %v, want %v", restored, *got)
+	}
 }
 
 func TestRoom(t *testing.T) {

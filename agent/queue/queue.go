@@ -238,9 +238,10 @@ type Counts struct {
 	BadReadings uint64
 	// CounterResets counts counters that went back.
 	CounterResets uint64
-	// DuplicateClaims counts claims that had been taken in, FencedClaims those
+	// TakenClaims counts claims taken in that are open. DuplicateClaims counts
+	// claims that had been taken in, FencedClaims those
 	// of another engine life, DroppedClaims those dropped for room.
-	DuplicateClaims, FencedClaims, DroppedClaims uint64
+	TakenClaims, DuplicateClaims, FencedClaims, DroppedClaims uint64
 	// FrameGaps counts frames before which claims were missing, FramesIgnored
 	// those meant for another agent process.
 	FrameGaps, FramesIgnored uint64

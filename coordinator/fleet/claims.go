@@ -189,9 +189,13 @@ type Admission struct {
 type PlacedBy struct {
 	// Coordinator is its process mark.
 	Coordinator uint64
+	// Placement is the placement's id there; empty: not told.
+	Placement string
 	// Worker is the name of the worker that prefills, Process its engine life.
 	Worker  string
 	Process uint64
+	// AtMs is when it was told last, on the fleet's clock.
+	AtMs float64
 }
 
 // Admit asks what to do with an attempt of a request: answer what is stored,
@@ -210,7 +214,7 @@ func (f *Fleet) admit(key RequestKey, attempt uint32) (Admission, error) {
 		case attempt < p.attempt:
 			return a, fmt.Errorf("%w: request %q is at attempt %d at another coordinator, %d came", ErrOlderAttempt, key.ID, p.attempt, attempt)
 		case attempt == p.attempt && len(p.parts) > 0:
-			a.PlacedBy = &PlacedBy{Coordinator: p.coordinator, Worker: p.parts[0].worker, Process: p.parts[0].process}
+			a.PlacedBy = &PlacedBy{Coordinator: p.coordinator, Placement: p.placement, Worker: p.parts[0].worker, Process: p.parts[0].process, AtMs: p.atMs}
 		default:
 			a.ExcludeProcesses = p.processes(nil)
 		}
@@ -374,6 +378,21 @@ func (f *Fleet) OpenClaims() int {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
 	return len(f.claims.byPlacement)
+}
+
+// Reservations counts the open claims by the pool of the worker that prefills;
+// a pool without any is counted as well.
+func (f *Fleet) Reservations() map[string]int {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	open := make(map[string]int, len(f.pools))
+	for name := range f.pools {
+		open[name] = 0
+	}
+	for _, c := range f.claims.byPlacement {
+		open[c.parts[0].w.assigned.Pool]++
+	}
+	return open
 }
 
 // deadlines is a heap of claims by deadline.

@@ -185,6 +185,8 @@ func (f *Fleet) Ms(now time.Time) float64 {
 
 // Counts are what the fleet put aside, for counters.
 type Counts struct {
+	// Reports counts reports of hosts that were taken.
+	Reports uint64
 	// FencedReports counts reports of a worker that named a process which is
 	// over, OldReports those that were not newer than the last.
 	FencedReports, OldReports uint64

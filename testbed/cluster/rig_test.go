@@ -125,7 +125,7 @@ type ask struct {
 	attempt uint32
 }
 
-// served is what was expected of it and what happened.
+// served is what the view listed of it and what happened.
 type served struct {
 	placement *waypostv1.Placement
 	expected  int
@@ -228,6 +228,17 @@ func (r *rig) sendContext(ctx context.Context, p *waypostv1.Placement, a ask) (c
 	return out.Usage.Details.CachedTokens, output, nil
 }
 
+// listed is what the view of the chosen worker's cache lists of a prompt; how
+// likely that is still there when the request comes is another matter.
+func listed(p *waypostv1.Placement) int {
+	for _, t := range p.GetTerms() {
+		if t.GetWorker() == p.GetWorker().GetName() {
+			return int(t.GetReuseTokens())
+		}
+	}
+	return -1
+}
+
 // serve places a request, sends it and reports what happened.
 func (r *rig) serve(coordinator int, a ask) served {
 	r.t.Helper()
@@ -239,7 +250,7 @@ func (r *rig) serve(coordinator int, a ask) served {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	out := served{placement: p, expected: int(p.GetExpected().GetReuseTokens()), actual: cached, output: output}
+	out := served{placement: p, expected: listed(p), actual: cached, output: output}
 	resp, err := r.Placement(coordinator).ReportOutcome(r.t.Context(), &waypostv1.ReportOutcomeRequest{
 		PlacementId: p.PlacementId, Result: proto.String("done"), CachedTokens: proto.Uint32(uint32(cached)), PromptTokens: proto.Uint32(uint32(len(a.tokens))),
 	})

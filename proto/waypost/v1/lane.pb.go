@@ -998,7 +998,9 @@ type WorkerLoad struct {
 	// Verdict on its GPUs: ok, price or exclude, with the reason after a colon.
 	GpuVerdict *string `protobuf:"bytes,24,opt,name=gpu_verdict,json=gpuVerdict" json:"gpu_verdict,omitempty"`
 	// full, partial or none.
-	Coverage      *string `protobuf:"bytes,25,opt,name=coverage" json:"coverage,omitempty"`
+	Coverage *string `protobuf:"bytes,25,opt,name=coverage" json:"coverage,omitempty"`
+	// What the queue rests on: evidence, counters or time only; unset: not told.
+	QueueBasis    *string `protobuf:"bytes,26,opt,name=queue_basis,json=queueBasis" json:"queue_basis,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1204,6 +1206,13 @@ func (x *WorkerLoad) GetGpuVerdict() string {
 func (x *WorkerLoad) GetCoverage() string {
 	if x != nil && x.Coverage != nil {
 		return *x.Coverage
+	}
+	return ""
+}
+
+func (x *WorkerLoad) GetQueueBasis() string {
+	if x != nil && x.QueueBasis != nil {
+		return *x.QueueBasis
 	}
 	return ""
 }
@@ -2215,10 +2224,12 @@ func (x *RenderAsk) GetChatJson() string {
 // ExchangePlacementsRequest is placements of the sending coordinator.
 type ExchangePlacementsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Process mark of the sender.
+	// Process mark of the sender; the same in all messages of a stream.
 	Coordinator *uint64 `protobuf:"fixed64,1,opt,name=coordinator" json:"coordinator,omitempty"`
-	// Placements.
-	Places        []*PlaceFrame `protobuf:"bytes,2,rep,name=places" json:"places,omitempty"`
+	// Placements; none in the first message.
+	Places []*PlaceFrame `protobuf:"bytes,2,rep,name=places" json:"places,omitempty"`
+	// Sender's monotonic clock at sending, ns since an arbitrary start.
+	SentMonoNs    *uint64 `protobuf:"fixed64,3,opt,name=sent_mono_ns,json=sentMonoNs" json:"sent_mono_ns,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2267,13 +2278,19 @@ func (x *ExchangePlacementsRequest) GetPlaces() []*PlaceFrame {
 	return nil
 }
 
-// ExchangePlacementsResponse is placements of the answering coordinator.
+func (x *ExchangePlacementsRequest) GetSentMonoNs() uint64 {
+	if x != nil && x.SentMonoNs != nil {
+		return *x.SentMonoNs
+	}
+	return 0
+}
+
+// ExchangePlacementsResponse says once who listens; placements of the answering
+// coordinator come on a stream of its own.
 type ExchangePlacementsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Process mark of the sender.
-	Coordinator *uint64 `protobuf:"fixed64,1,opt,name=coordinator" json:"coordinator,omitempty"`
-	// Placements.
-	Places        []*PlaceFrame `protobuf:"bytes,2,rep,name=places" json:"places,omitempty"`
+	// Process mark of the answering coordinator.
+	Coordinator   *uint64 `protobuf:"fixed64,1,opt,name=coordinator" json:"coordinator,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2315,13 +2332,6 @@ func (x *ExchangePlacementsResponse) GetCoordinator() uint64 {
 	return 0
 }
 
-func (x *ExchangePlacementsResponse) GetPlaces() []*PlaceFrame {
-	if x != nil {
-		return x.Places
-	}
-	return nil
-}
-
 // PlaceFrame is one placement told to a peer.
 type PlaceFrame struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2334,7 +2344,9 @@ type PlaceFrame struct {
 	// Request id.
 	RequestId *string `protobuf:"bytes,4,opt,name=request_id,json=requestId" json:"request_id,omitempty"`
 	// Attempt.
-	Attempt       *uint32 `protobuf:"varint,5,opt,name=attempt" json:"attempt,omitempty"`
+	Attempt *uint32 `protobuf:"varint,5,opt,name=attempt" json:"attempt,omitempty"`
+	// Id of the placement, which names the coordinator that has its record.
+	PlacementId   *string `protobuf:"bytes,6,opt,name=placement_id,json=placementId" json:"placement_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2402,6 +2414,13 @@ func (x *PlaceFrame) GetAttempt() uint32 {
 		return *x.Attempt
 	}
 	return 0
+}
+
+func (x *PlaceFrame) GetPlacementId() string {
+	if x != nil && x.PlacementId != nil {
+		return *x.PlacementId
+	}
+	return ""
 }
 
 // ForwardWriteRequest is a registry command as its proposer encoded it.
@@ -3125,7 +3144,7 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\bload_seq\x18\x02 \x01(\x06R\aloadSeq\x120\n" +
 	"\aworkers\x18\x03 \x03(\v2\x16.waypost.v1.WorkerLoadR\aworkers\x12\x18\n" +
 	"\acordons\x18\x04 \x03(\tR\acordons\x12%\n" +
-	"\x0epolicy_version\x18\x05 \x01(\rR\rpolicyVersion\"\xa5\x06\n" +
+	"\x0epolicy_version\x18\x05 \x01(\rR\rpolicyVersion\"\xc6\x06\n" +
 	"\n" +
 	"WorkerLoad\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12%\n" +
@@ -3156,7 +3175,9 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\fprefix_frame\x18\x17 \x01(\fR\vprefixFrame\x12\x1f\n" +
 	"\vgpu_verdict\x18\x18 \x01(\tR\n" +
 	"gpuVerdict\x12\x1a\n" +
-	"\bcoverage\x18\x19 \x01(\tR\bcoverage\"<\n" +
+	"\bcoverage\x18\x19 \x01(\tR\bcoverage\x12\x1f\n" +
+	"\vqueue_basis\x18\x1a \x01(\tR\n" +
+	"queueBasis\"<\n" +
 	"\x04Echo\x12 \n" +
 	"\vcoordinator\x18\x01 \x01(\x06R\vcoordinator\x12\x12\n" +
 	"\x04upto\x18\x02 \x01(\x06R\x04upto\"\x90\x01\n" +
@@ -3233,13 +3254,14 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\tRenderAsk\x12\x15\n" +
 	"\x06ask_id\x18\x01 \x01(\rR\x05askId\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\rR\x05index\x12\x1b\n" +
-	"\tchat_json\x18\x03 \x01(\tR\bchatJson\"m\n" +
+	"\tchat_json\x18\x03 \x01(\tR\bchatJson\"\x8f\x01\n" +
 	"\x19ExchangePlacementsRequest\x12 \n" +
 	"\vcoordinator\x18\x01 \x01(\x06R\vcoordinator\x12.\n" +
-	"\x06places\x18\x02 \x03(\v2\x16.waypost.v1.PlaceFrameR\x06places\"n\n" +
+	"\x06places\x18\x02 \x03(\v2\x16.waypost.v1.PlaceFrameR\x06places\x12 \n" +
+	"\fsent_mono_ns\x18\x03 \x01(\x06R\n" +
+	"sentMonoNs\">\n" +
 	"\x1aExchangePlacementsResponse\x12 \n" +
-	"\vcoordinator\x18\x01 \x01(\x06R\vcoordinator\x12.\n" +
-	"\x06places\x18\x02 \x03(\v2\x16.waypost.v1.PlaceFrameR\x06places\"\x9e\x01\n" +
+	"\vcoordinator\x18\x01 \x01(\x06R\vcoordinator\"\xc1\x01\n" +
 	"\n" +
 	"PlaceFrame\x12\x16\n" +
 	"\x06worker\x18\x01 \x01(\tR\x06worker\x12'\n" +
@@ -3247,7 +3269,8 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\x06tenant\x18\x03 \x01(\tR\x06tenant\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x04 \x01(\tR\trequestId\x12\x18\n" +
-	"\aattempt\x18\x05 \x01(\rR\aattempt\"/\n" +
+	"\aattempt\x18\x05 \x01(\rR\aattempt\x12!\n" +
+	"\fplacement_id\x18\x06 \x01(\tR\vplacementId\"/\n" +
 	"\x13ForwardWriteRequest\x12\x18\n" +
 	"\acommand\x18\x01 \x01(\fR\acommand\"k\n" +
 	"\x14ForwardWriteResponse\x12\x14\n" +
@@ -3376,32 +3399,31 @@ var file_waypost_v1_lane_proto_depIdxs = []int32{
 	15, // 20: waypost.v1.ClaimFrame.claims:type_name -> waypost.v1.Claim
 	17, // 21: waypost.v1.MarkFrame.marks:type_name -> waypost.v1.Mark
 	22, // 22: waypost.v1.ExchangePlacementsRequest.places:type_name -> waypost.v1.PlaceFrame
-	22, // 23: waypost.v1.ExchangePlacementsResponse.places:type_name -> waypost.v1.PlaceFrame
-	15, // 24: waypost.v1.PlaceFrame.claim:type_name -> waypost.v1.Claim
-	39, // 25: waypost.v1.RelayOutcomeRequest.outcome:type_name -> waypost.v1.ReportOutcomeRequest
-	40, // 26: waypost.v1.RelayOutcomeResponse.outcome:type_name -> waypost.v1.ReportOutcomeResponse
-	41, // 27: waypost.v1.PeerMembersResponse.members:type_name -> waypost.v1.ListMembersResponse
-	0,  // 28: waypost.v1.LaneService.Connect:input_type -> waypost.v1.ConnectRequest
-	20, // 29: waypost.v1.PeerService.ExchangePlacements:input_type -> waypost.v1.ExchangePlacementsRequest
-	23, // 30: waypost.v1.PeerService.ForwardWrite:input_type -> waypost.v1.ForwardWriteRequest
-	25, // 31: waypost.v1.PeerService.JoinCluster:input_type -> waypost.v1.JoinClusterRequest
-	27, // 32: waypost.v1.PeerService.WaitApplied:input_type -> waypost.v1.WaitAppliedRequest
-	29, // 33: waypost.v1.PeerService.FetchPlacement:input_type -> waypost.v1.FetchPlacementRequest
-	31, // 34: waypost.v1.PeerService.RelayOutcome:input_type -> waypost.v1.RelayOutcomeRequest
-	33, // 35: waypost.v1.PeerService.PeerMembers:input_type -> waypost.v1.PeerMembersRequest
-	1,  // 36: waypost.v1.LaneService.Connect:output_type -> waypost.v1.ConnectResponse
-	21, // 37: waypost.v1.PeerService.ExchangePlacements:output_type -> waypost.v1.ExchangePlacementsResponse
-	24, // 38: waypost.v1.PeerService.ForwardWrite:output_type -> waypost.v1.ForwardWriteResponse
-	26, // 39: waypost.v1.PeerService.JoinCluster:output_type -> waypost.v1.JoinClusterResponse
-	28, // 40: waypost.v1.PeerService.WaitApplied:output_type -> waypost.v1.WaitAppliedResponse
-	30, // 41: waypost.v1.PeerService.FetchPlacement:output_type -> waypost.v1.FetchPlacementResponse
-	32, // 42: waypost.v1.PeerService.RelayOutcome:output_type -> waypost.v1.RelayOutcomeResponse
-	34, // 43: waypost.v1.PeerService.PeerMembers:output_type -> waypost.v1.PeerMembersResponse
-	36, // [36:44] is the sub-list for method output_type
-	28, // [28:36] is the sub-list for method input_type
-	28, // [28:28] is the sub-list for extension type_name
-	28, // [28:28] is the sub-list for extension extendee
-	0,  // [0:28] is the sub-list for field type_name
+	15, // 23: waypost.v1.PlaceFrame.claim:type_name -> waypost.v1.Claim
+	39, // 24: waypost.v1.RelayOutcomeRequest.outcome:type_name -> waypost.v1.ReportOutcomeRequest
+	40, // 25: waypost.v1.RelayOutcomeResponse.outcome:type_name -> waypost.v1.ReportOutcomeResponse
+	41, // 26: waypost.v1.PeerMembersResponse.members:type_name -> waypost.v1.ListMembersResponse
+	0,  // 27: waypost.v1.LaneService.Connect:input_type -> waypost.v1.ConnectRequest
+	20, // 28: waypost.v1.PeerService.ExchangePlacements:input_type -> waypost.v1.ExchangePlacementsRequest
+	23, // 29: waypost.v1.PeerService.ForwardWrite:input_type -> waypost.v1.ForwardWriteRequest
+	25, // 30: waypost.v1.PeerService.JoinCluster:input_type -> waypost.v1.JoinClusterRequest
+	27, // 31: waypost.v1.PeerService.WaitApplied:input_type -> waypost.v1.WaitAppliedRequest
+	29, // 32: waypost.v1.PeerService.FetchPlacement:input_type -> waypost.v1.FetchPlacementRequest
+	31, // 33: waypost.v1.PeerService.RelayOutcome:input_type -> waypost.v1.RelayOutcomeRequest
+	33, // 34: waypost.v1.PeerService.PeerMembers:input_type -> waypost.v1.PeerMembersRequest
+	1,  // 35: waypost.v1.LaneService.Connect:output_type -> waypost.v1.ConnectResponse
+	21, // 36: waypost.v1.PeerService.ExchangePlacements:output_type -> waypost.v1.ExchangePlacementsResponse
+	24, // 37: waypost.v1.PeerService.ForwardWrite:output_type -> waypost.v1.ForwardWriteResponse
+	26, // 38: waypost.v1.PeerService.JoinCluster:output_type -> waypost.v1.JoinClusterResponse
+	28, // 39: waypost.v1.PeerService.WaitApplied:output_type -> waypost.v1.WaitAppliedResponse
+	30, // 40: waypost.v1.PeerService.FetchPlacement:output_type -> waypost.v1.FetchPlacementResponse
+	32, // 41: waypost.v1.PeerService.RelayOutcome:output_type -> waypost.v1.RelayOutcomeResponse
+	34, // 42: waypost.v1.PeerService.PeerMembers:output_type -> waypost.v1.PeerMembersResponse
+	35, // [35:43] is the sub-list for method output_type
+	27, // [27:35] is the sub-list for method input_type
+	27, // [27:27] is the sub-list for extension type_name
+	27, // [27:27] is the sub-list for extension extendee
+	0,  // [0:27] is the sub-list for field type_name
 }
 
 func init() { file_waypost_v1_lane_proto_init() }
