@@ -45,6 +45,10 @@ func (d *Decision) Because(candidates []Candidate) string {
 	case d.MostReuse < 0:
 		b.WriteString("; no worker is known to hold a prefix")
 	}
+	if t.Pull.Note == PullTaken {
+		fmt.Fprintf(&b, "; pulling %s tokens (%s ms at %s MB/s, %s) costs less than computing them (%s ms)",
+			thousands(t.Pull.Tokens), number(t.Pull.TransferMs), number(t.Pull.BytesPerMs/1000), t.Pull.Figure, number(t.PrefillMs-t.ComputeMs))
+	}
 	if d.Marks&MarkQueueUnknown != 0 {
 		b.WriteString("; queue unknown, counted by own claims")
 	}
@@ -65,7 +69,7 @@ func (d *Decision) passedOver(w *Worker, chosen, most *Terms) string {
 	name, delta := d.largest(most, chosen)
 	if name == "start" {
 		return fmt.Sprintf("whose wait (%s ms) costs more than computing %s tokens (%s ms)",
-			number(most.StartMs), thousands(chosen.UncachedTokens), number(chosen.PrefillMs))
+			number(most.StartMs), thousands(chosen.UncachedTokens), number(chosen.ComputeMs))
 	}
 	return fmt.Sprintf("whose %s costs %s ms more", name, number(delta))
 }
@@ -106,7 +110,7 @@ func (d *Decision) largest(worse, better *Terms) (string, float64) {
 		weight        float64
 	}{
 		{"start", worse.StartMs, better.StartMs, 1},
-		{"prefill", worse.PrefillMs, better.PrefillMs, 1},
+		{worse.reachName(better), worse.reachMs(), better.reachMs(), 1},
 		{"room", worse.RoomMs, better.RoomMs, 1},
 		{"doubt", worse.DoubtMs, better.DoubtMs, 1},
 		{"distance", worse.DistanceMs, better.DistanceMs, 1},
@@ -120,6 +124,14 @@ func (d *Decision) largest(worse, better *Terms) (string, float64) {
 		}
 	}
 	return name, most
+}
+
+// reachName is the term that reachMs is compared under.
+func (t *Terms) reachName(better *Terms) string {
+	if t.Pull.Note == PullTaken || better.Pull.Note == PullTaken {
+		return "pull"
+	}
+	return "prefill"
 }
 
 // maxNamed bounds the worker names in a refusal.

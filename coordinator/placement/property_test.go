@@ -102,8 +102,12 @@ func TestTermsAddUp(t *testing.T) {
 			queue := known("queue", terms.QueueMs, !math.IsNaN(sit.ArrivalsPerMs))
 			gap := known("gap", terms.GapMs, !math.IsNaN(w.Decoding) && !math.IsNaN(w.ContextTokens))
 			stall := known("stall", terms.StallMs, !math.IsNaN(w.Live))
-			known("pull", terms.PullMs, false)
-			own := terms.StartMs + terms.PrefillMs + room + terms.DoubtMs + distance
+			known("pull", terms.PullMs, terms.Pull.Note >= PullDearer)
+			reach := terms.PrefillMs
+			if terms.Pull.Note == PullTaken {
+				reach = terms.PullMs
+			}
+			own := terms.StartMs + reach + room + terms.DoubtMs + distance
 			total := own + queue + policy.Theta*(gap+stall) + terms.AssumedMs
 			if math.Abs(own-terms.OwnMs) > 1e-9*own || math.Abs(total-terms.TotalMs) > 1e-9*total {
 				t.Fatalf("%s: own %v of %v, total %v of %v", w.Name, own, terms.OwnMs, total, terms.TotalMs)

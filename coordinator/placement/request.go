@@ -75,6 +75,9 @@ type Request struct {
 	// DeadlineMs is left for the whole answer, FirstTokenBudgetMs for its
 	// first token, GapBudgetMs is the largest mean gap.
 	DeadlineMs, FirstTokenBudgetMs, GapBudgetMs float64
+	// MaxTransferMs bounds the time a pull of saved KV may take; 0: nothing
+	// does.
+	MaxTransferMs float64
 	// IfInfeasible says what to answer when no worker meets the budgets.
 	IfInfeasible IfInfeasible
 	// ExcludeWorkers are names that must not be chosen.
@@ -114,6 +117,7 @@ func (r *Request) Validate() error {
 		{"deadlineMs", r.DeadlineMs},
 		{"firstTokenBudgetMs", r.FirstTokenBudgetMs},
 		{"gapBudgetMs", r.GapBudgetMs},
+		{"maxTransferMs", r.MaxTransferMs},
 	} {
 		if !(budget.ms >= 0 && budget.ms <= maxBudgetMs) {
 			return bad(budget.field, "%v is not above 0 and at most %g; leave it out for none", budget.ms, float64(maxBudgetMs))
@@ -164,6 +168,8 @@ type Policy struct {
 	// StaleQueueMs and StalePolicyMs are the ages from which a decision is
 	// marked.
 	StaleQueueMs, StalePolicyMs float64
+	// TransferSetupMs is what any pull costs before its first byte.
+	TransferSetupMs float64
 	// PriorOutputTokens is the mean answer before any was learnt.
 	PriorOutputTokens float64
 	// IfInfeasible is the answer to impossible budgets where the request
@@ -208,6 +214,7 @@ func DefaultPolicy() Policy {
 		InferredTrust:        .7, PartialTrust: .9, StaleTrust: .5,
 		AwayBoundMs: 60_000, SilentMs: 30_000,
 		StaleQueueMs: 2_000, StalePolicyMs: 60_000,
+		TransferSetupMs:   5,
 		PriorOutputTokens: 256,
 		IfInfeasible:      BestEffort,
 	}
@@ -238,6 +245,7 @@ func (p *Policy) Validate() error {
 		{"silentMs", p.SilentMs, 0, maxBudgetMs},
 		{"staleQueueMs", p.StaleQueueMs, 0, maxBudgetMs},
 		{"stalePolicyMs", p.StalePolicyMs, 0, maxBudgetMs},
+		{"transferSetupMs", p.TransferSetupMs, 0, maxBudgetMs},
 		{"priorOutputTokens", p.PriorOutputTokens, 1, MaxOutputTokens},
 	} {
 		if !(f.value >= f.low && f.value <= f.high) {

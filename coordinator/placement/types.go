@@ -95,6 +95,9 @@ type Worker struct {
 	View View
 	// AwaySinceMs is since when its host's lane is down; NaN: it is up.
 	AwaySinceMs float64
+	// Transfer says how its saved KV may travel; nil: not at all. It must not
+	// be changed.
+	Transfer *Transfer
 	// Barred is a constraint of will or a fact that nothing relaxes,
 	// BarredWhy says more.
 	Barred    Reason
@@ -134,6 +137,9 @@ type Candidate struct {
 	DistanceMs float64
 	// SurchargeMs is the operator's price on that way, at least 0.
 	SurchargeMs float64
+	// Paths are the ways to it from Situation.Sources, in their order; none:
+	// nothing may be pulled.
+	Paths []Path
 }
 
 // Find is the candidate of a worker in candidates ordered by slot, as the
@@ -162,6 +168,9 @@ type Situation struct {
 	PolicyAgeMs float64
 	// PolicyVersion is the version of the fleet file in force.
 	PolicyVersion uint32
+	// Sources are workers that saved KV of this prompt may be pulled from, at
+	// most MaxSources.
+	Sources []Source
 }
 
 // Reason says why a worker cannot be chosen.
@@ -237,11 +246,17 @@ type Terms struct {
 	// ReuseTokens is what the worker's engine can reuse of the match, Unknown
 	// if the match is.
 	ReuseTokens int
-	// UncachedTokens is the rest of the prompt, at least 1.
+	// UncachedTokens is the rest of the prompt, what is pulled left out; at
+	// least 1.
 	UncachedTokens int
 	// StillThere is the probability that the reused blocks are still there;
 	// NaN without reuse.
 	StillThere float64
+	// Pull is the best transfer that was found.
+	Pull Pull
+	// ComputeMs is the prefill that runs on the worker: PrefillMs, or the rest
+	// behind what is pulled.
+	ComputeMs float64
 	// The terms of the package comment.
 	StartMs, PrefillMs, PullMs, RoomMs, DoubtMs, DistanceMs, OwnMs float64
 	QueueMs, GapMs, StallMs                                        float64
@@ -254,6 +269,9 @@ type Terms struct {
 // ExpectedReuseTokens is the prediction that outcomes are compared with: the
 // likelier of all or nothing. It is Unknown if the match is.
 func (t *Terms) ExpectedReuseTokens() int {
+	if t.Pull.Note == PullTaken && t.Pull.StillThere >= .5 {
+		return max(t.ReuseTokens, 0) + t.Pull.Tokens
+	}
 	if t.ReuseTokens > 0 && t.StillThere < .5 {
 		return 0
 	}
