@@ -12,7 +12,7 @@ import (
 	"waypost/gossip/ledger"
 )
 
-// The transcripts in testdata read as the manual of the rule. A block is
+// The transcripts in testdata/rule read as the manual of the rule. A block is
 //
 //	place prompt=8192 output=64
 //	gpu-01/vllm-8000/0 queue=310 match=8176
@@ -27,7 +27,7 @@ import (
 // theta, mean (answer of the pool), lambda (arrivals per s and worker), budget, gapbudget, deadline,
 // infeasible, exclude (name), excludeprocess, tenantbarred, policyage.
 func TestTranscripts(t *testing.T) {
-	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
+	datadriven.Walk(t, "testdata/rule", func(t *testing.T, path string) {
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			if d.Cmd != "place" {
 				t.Fatalf("%s: unknown command %q", d.Pos, d.Cmd)
