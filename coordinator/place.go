@@ -45,6 +45,7 @@ type work struct {
 	tokens     []uint32
 	candidates []placement.Candidate
 	matches    []prefixindex.Match
+	ask        fleet.Ask
 	decision   placement.Decision
 	keys       []prefix.Key
 	depths     []uint32
@@ -131,17 +132,14 @@ func (p *placements) place(w *work, req *waypostv1.PlaceRequest) (*waypostv1.Pla
 func (p *placements) decide(w *work, req *waypostv1.PlaceRequest, request *placement.Request, key fleet.RequestKey) (resp *waypostv1.PlaceResponse, again bool, err error) {
 	c, now := p.c, time.Now()
 	var sit placement.Situation
-	w.candidates, sit, err = c.fleet.Candidates(now, fleet.Query{Pool: request.Pool, CallerZone: req.GetCallerZone()}, w.candidates[:0])
+	request.SharedKey = w.prompt.deepestKey(p.match(w))
+	c.ask(w, now, request, req.GetCallerZone(), req.GetExplain() == "full")
+	w.candidates, sit, err = c.fleet.Decide(now, &w.ask, w.candidates, &w.decision)
+	if errors.Is(err, placement.ErrRequest) || errors.Is(err, placement.ErrPolicy) {
+		return nil, false, fieldError(err)
+	}
 	if err != nil {
 		return nil, false, c.poolError(err, request.Pool)
-	}
-	state := c.replica.State()
-	sit.PolicyVersion, sit.PolicyAgeMs = state.FleetFile().Version, c.policyAgeMs()
-	deepest := p.match(w)
-	request.SharedKey = w.prompt.deepestKey(deepest)
-	policy := c.policy.Load()
-	if err := placement.Decide(request, w.candidates, policy, sit, &w.decision); err != nil {
-		return nil, false, fieldError(err)
 	}
 	d := &w.decision
 	if d.Chosen < 0 {
@@ -153,6 +151,7 @@ func (p *placements) decide(w *work, req *waypostv1.PlaceRequest, request *place
 		return resp, false, nil
 	}
 	answer.PlacementId = proto.String(c.newPlacementID())
+	patched(answer.GetWorker(), answer.GetPlacementId(), d, sit)
 	answer.ReservationTtlMs = proto.Float64(ms(c.reservationTTL))
 	chosen, terms := w.candidates[d.Chosen], &d.Terms[d.Chosen]
 	held := max(0, terms.ReuseTokens)
@@ -178,32 +177,9 @@ func (p *placements) decide(w *work, req *waypostv1.PlaceRequest, request *place
 			return s, false, nil
 		}
 	}
+	c.transfers.begin(now, answer.GetPlacementId(), d, w.candidates, sit)
 	c.remember(w, req, request, sit, answer, now)
 	return resp, false, nil
-}
-
-// match asks the index how much of the prompt each candidate holds. It
-// returns the deepest prefix that any of them holds.
-func (p *placements) match(w *work) (deepest int) {
-	if !w.prompt.keyed {
-		for i := range w.candidates {
-			w.candidates[i].MatchedTokens = placement.Unknown
-		}
-		return 0
-	}
-	w.matches = p.c.index.Match(&w.prompt.probe, w.matches[:0])
-	for i := range w.candidates {
-		if w.candidates[i].View.Kind == placement.ViewBlind {
-			w.candidates[i].MatchedTokens = placement.Unknown
-		}
-	}
-	for _, m := range w.matches {
-		if c := placement.Find(w.candidates, fleet.WorkerID(m.Worker)); c != nil {
-			c.MatchedTokens, c.Predicted = int(m.Tokens), m.Predicted
-			deepest = max(deepest, int(m.Tokens))
-		}
-	}
-	return deepest
 }
 
 // answer puts a decision into the API's words.
@@ -212,6 +188,7 @@ func (c *Coordinator) answer(w *work, req *waypostv1.PlaceRequest, request *plac
 	chosen := w.candidates[d.Chosen]
 	out := &waypostv1.Placement{
 		Worker:   c.reach(chosen.ID),
+		Pull:     c.pullPlan(d, sit),
 		Expected: &waypostv1.Expected{ReuseTokens: counted(d.Terms[d.Chosen].ExpectedReuseTokens()), FirstTokenMs: finite(d.FirstTokenMs), FirstTokenP90Ms: finite(d.FirstTokenP90Ms)},
 		Because:  proto.String(d.Because(w.candidates)),
 		Basis: &waypostv1.Basis{

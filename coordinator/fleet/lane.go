@@ -70,6 +70,8 @@ type Facts struct {
 	Boundary string
 	// StepModel prices its steps; nil: the prior of its class.
 	StepModel *ledger.StepModel
+	// Transfer says how its saved KV may travel; nil: not at all.
+	Transfer *placement.Transfer
 }
 
 // Bounds of a hello.
@@ -163,6 +165,11 @@ func (w *Facts) validateRest(bad func(string, string, ...any) error, field func(
 	} {
 		if c.n > maxListEntries {
 			return bad(field(c.name), "%d entries are more than %d", c.n, maxListEntries)
+		}
+	}
+	if w.Transfer != nil {
+		if fault := w.Transfer.Fault(); fault != "" {
+			return bad(field("transfer"), "%s", fault)
 		}
 	}
 	if w.StepModel != nil {
@@ -356,6 +363,10 @@ func copyFacts(facts *Facts) Facts {
 	if c.StepModel != nil {
 		model := *c.StepModel
 		c.StepModel = &model
+	}
+	if c.Transfer != nil {
+		transfer := *c.Transfer
+		c.Transfer = &transfer
 	}
 	return c
 }

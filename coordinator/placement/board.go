@@ -23,6 +23,7 @@ type Board struct {
 	freed   []int32
 	errors  errorSum
 	pulling int // rows with a connector
+	outputs outputSum
 	// largestBlock is at least the largest KV block of all workers, in tokens.
 	largestBlock int32
 }
@@ -112,9 +113,35 @@ type classKey struct {
 // Len is the number of workers.
 func (b *Board) Len() int { return len(b.workers) }
 
+// Has reports whether a slot's worker is here.
+func (b *Board) Has(id WorkerID) bool { return b.position(id) >= 0 }
+
 // Workers are the workers, in no order that means anything. The slice is valid
 // until the board changes and must not be changed.
 func (b *Board) Workers() []*Worker { return b.workers }
+
+// MeanOutputTokens is the mean of the mean answers that workers report; NaN:
+// none does.
+func (b *Board) MeanOutputTokens() float64 {
+	if b.outputs.known == 0 {
+		return math.NaN()
+	}
+	return float64(b.outputs.milli) / 1000 / float64(b.outputs.known)
+}
+
+// outputSum sums mean answers in whole thousandths of a token, so that the
+// order of changes leaves no trace.
+type outputSum struct {
+	milli int64
+	known int
+}
+
+func (o *outputSum) add(w *Worker, times int64) {
+	if w.MeanOutputTokens >= 1 {
+		o.milli += times * int64(min(w.MeanOutputTokens, MaxOutputTokens)*1000)
+		o.known += int(times)
+	}
+}
 
 // position is where a worker stands; -1: nowhere.
 func (b *Board) position(id WorkerID) int {
@@ -134,8 +161,13 @@ func (b *Board) Set(w *Worker) {
 		i = len(b.workers)
 		b.at[w.ID] = int32(i) + 1
 		b.rows, b.cold, b.workers = append(b.rows, row{}), append(b.cold, coldRow{}), append(b.workers, w)
+		b.rows[i].class = b.classOf(&w.Steps)
 	} else {
 		b.forget(i)
+		if old := &b.classes[b.rows[i].class].steps; old.BudgetTokens() != w.Steps.BudgetTokens() || old.Model() != w.Steps.Model() {
+			b.release(b.rows[i].class)
+			b.rows[i].class = b.classOf(&w.Steps)
+		}
 	}
 	b.workers[i] = w
 	b.fill(i, w)
@@ -148,6 +180,7 @@ func (b *Board) Remove(id WorkerID) {
 		return
 	}
 	b.forget(i)
+	b.release(b.rows[i].class)
 	last := len(b.workers) - 1
 	b.rows[i], b.cold[i], b.workers[i] = b.rows[last], b.cold[last], b.workers[last]
 	b.at[b.workers[i].ID] = int32(i) + 1
@@ -156,13 +189,13 @@ func (b *Board) Remove(id WorkerID) {
 	b.rows, b.cold, b.workers = b.rows[:last], b.cold[:last], b.workers[:last]
 }
 
-// forget takes a row out of the sums.
+// forget takes a row out of the sums; its class stays counted.
 func (b *Board) forget(i int) {
 	b.errors.add(b.workers[i], -1)
+	b.outputs.add(b.workers[i], -1)
 	if b.rows[i].flags&rowPulls != 0 {
 		b.pulling--
 	}
-	b.release(b.rows[i].class)
 }
 
 // fill writes the row of a worker.
@@ -170,7 +203,7 @@ func (b *Board) fill(i int, w *Worker) {
 	m := w.Steps.Model()
 	r := row{
 		decodeMs: w.Steps.DecodeMs(), live: w.OpenClaims, seenMs: w.LoadAtMs, maxTokens: math.MaxInt32,
-		class: b.classOf(&w.Steps), id: w.ID, block: int32(max(w.BlockTokens, 1)), unknown: unknowns(w),
+		class: b.rows[i].class, id: w.ID, block: int32(max(w.BlockTokens, 1)), unknown: unknowns(w),
 	}
 	// A request that joins the open step saves that step's base and decode part.
 	r.endMs = w.Waiting.F
@@ -210,6 +243,7 @@ func (b *Board) fill(i int, w *Worker) {
 		c.twin = twinOf(w, r.class)
 	}
 	b.errors.add(w, 1)
+	b.outputs.add(w, 1)
 	b.largestBlock = max(b.largestBlock, r.block)
 	b.rows[i], b.cold[i] = r, c
 }

@@ -1,6 +1,7 @@
 package placement
 
 import (
+	"fmt"
 	"math"
 
 	"github.com/zeebo/xxh3"
@@ -18,11 +19,42 @@ type Transfer struct {
 	// KV dtype and layout, tensor parallelism, connector version. Empty: it is
 	// not known, and nothing matches it.
 	Fingerprint string
-	// ExportedTier is the memory its connector reads for others, "gpu" or
-	// "host"; empty: it exports nothing.
+	// ExportedTier is the memory its connector reads for others, TierGPU or
+	// TierHost; empty: it exports nothing.
 	ExportedTier string
 	// BytesPerToken is the KV of one token; 0: unknown.
 	BytesPerToken float64
+}
+
+// The tiers that connectors export.
+const (
+	TierGPU  = "gpu"
+	TierHost = "host"
+)
+
+// maxTransferText bounds the texts of a Transfer, maxBytesPerToken the KV of
+// one token.
+const (
+	maxTransferText  = 256
+	maxBytesPerToken = 1e9
+)
+
+// Fault says what is out of range, by its wire name; empty: nothing is.
+func (t *Transfer) Fault() string {
+	for _, f := range [...]struct{ name, value string }{
+		{"connector", t.Connector}, {"sideChannel", t.SideChannel}, {"fingerprint", t.Fingerprint},
+	} {
+		if len(f.value) > maxTransferText {
+			return fmt.Sprintf("%s: %d bytes are more than %d", f.name, len(f.value), maxTransferText)
+		}
+	}
+	switch {
+	case t.ExportedTier != "" && t.ExportedTier != TierGPU && t.ExportedTier != TierHost:
+		return fmt.Sprintf("exportedTier: %.40q is not %s or %s; leave it out if it exports nothing", t.ExportedTier, TierGPU, TierHost)
+	case !(t.BytesPerToken >= 0 && t.BytesPerToken <= maxBytesPerToken):
+		return fmt.Sprintf("kvBytesPerToken: %v is not in 0 to %g", t.BytesPerToken, float64(maxBytesPerToken))
+	}
+	return ""
 }
 
 // Source is a worker that holds more of the prompt than others and whose
@@ -217,4 +249,55 @@ func (p *pricer) offer(w *Worker, reused int) offer {
 	first := max(w.Waiting.OwnMs(&w.Steps, p.sit.NowMs, reused, o.tokens), w.Steps.IdleMs(reused, o.tokens))
 	o.startMs = first - o.computeMs
 	return o
+}
+
+// AppendSources appends the workers worth pulling from to dst: those that hold
+// most of the prompt in the tier they export, of equal ones those that send
+// least, then by the hash of request and worker, so that one holder does not
+// send to all. sending counts the transfers a worker is sending.
+func (b *Board) AppendSources(dst []Source, req *Request, matches []Match, sending func(*Worker) int) []Source {
+	if b.pulling == 0 {
+		return dst
+	}
+	key := xxh3.HashString(req.ID)
+	first := len(dst)
+	before := func(a, b *Source) bool {
+		if a.Tokens != b.Tokens {
+			return a.Tokens > b.Tokens
+		}
+		if a.Sending != b.Sending {
+			return a.Sending < b.Sending
+		}
+		return rendezvous(key, a.nameHash) > rendezvous(key, b.nameHash)
+	}
+	for i := range matches {
+		m := &matches[i]
+		at := b.position(m.Worker)
+		if at < 0 || b.rows[at].flags&rowPulls == 0 {
+			continue
+		}
+		w := b.workers[at]
+		s := Source{Worker: w, Tokens: m.Tokens, Predicted: m.Predicted}
+		if w.Transfer.ExportedTier == TierHost {
+			s.Tokens = m.HostTokens
+		}
+		full := len(dst)-first == MaxSources
+		if w.Transfer.ExportedTier == "" || w.Barred != ReasonNone || s.Tokens <= 0 || full && s.Tokens < dst[len(dst)-1].Tokens {
+			continue
+		}
+		s.Sending = sending(w)
+		if full {
+			if !before(&s, &dst[len(dst)-1]) {
+				continue
+			}
+		} else {
+			dst = append(dst, Source{})
+		}
+		to := len(dst) - 1
+		for ; to > first && before(&s, &dst[to-1]); to-- {
+			dst[to] = dst[to-1]
+		}
+		dst[to] = s
+	}
+	return dst
 }
