@@ -162,6 +162,7 @@ func (p *placements) decide(w *work, req *waypostv1.PlaceRequest, request *place
 			EngineProcess: chosen.Process, PromptTokens: request.PromptTokens, UncachedTokens: terms.UncachedTokens,
 			OutputTokens: c.expectedOutput(request, sit), Sequences: 1, Keys: slices.Clone(w.keys), KeyDepths: slices.Clone(w.depths),
 		},
+		Decode:          decodeClaim(&chosen, terms, request, c.expectedOutput(request, sit)),
 		ExpectedFirstMs: d.FirstTokenMs, Answer: resp,
 	})
 	c.note(changes)
@@ -187,7 +188,7 @@ func (c *Coordinator) answer(w *work, req *waypostv1.PlaceRequest, request *plac
 	d := &w.decision
 	chosen := w.candidates[d.Chosen]
 	out := &waypostv1.Placement{
-		Worker:   c.reach(chosen.ID),
+		Worker:   c.reach(decodes(&chosen, &d.Terms[d.Chosen]).ID),
 		Pull:     c.pullPlan(d, sit),
 		Expected: &waypostv1.Expected{ReuseTokens: counted(d.Terms[d.Chosen].ExpectedReuseTokens()), FirstTokenMs: finite(d.FirstTokenMs), FirstTokenP90Ms: finite(d.FirstTokenP90Ms)},
 		Because:  proto.String(d.Because(w.candidates)),
@@ -195,6 +196,9 @@ func (c *Coordinator) answer(w *work, req *waypostv1.PlaceRequest, request *plac
 			PolicyVersion: &sit.PolicyVersion, PolicyAgeMs: finite(sit.PolicyAgeMs), QueueAgeMs: finite(sit.NowMs - chosen.LoadAtMs), Theta: finite(c.policy.Load().Theta),
 			CacheViewAgeMs: finite(sit.NowMs - chosen.View.AtMs), CacheView: proto.String(chosen.View.Kind.String()), InputSource: proto.String(w.prompt.source), Marks: d.Marks.Words(),
 		},
+	}
+	if d.Terms[d.Chosen].Partner >= 0 {
+		out.PrefillWorker = c.reach(chosen.ID)
 	}
 	for _, i := range d.Fallbacks() {
 		if len(out.Fallbacks) < 3 {
@@ -220,7 +224,10 @@ func termsProto(t *placement.Terms, w *placement.Worker) *waypostv1.Terms {
 	out := &waypostv1.Terms{
 		Worker: &w.Name, ReuseTokens: counted(t.ReuseTokens), StartMs: finite(t.StartMs), PrefillMs: finite(t.PrefillMs), PullMs: finite(t.PullMs),
 		RoomMs: finite(t.RoomMs), DoubtMs: finite(t.DoubtMs), DistanceMs: finite(t.DistanceMs), OwnMs: finite(t.OwnMs), QueueMs: finite(t.QueueMs),
-		GapMs: finite(t.GapMs), StallMs: finite(t.StallMs), TotalMs: finite(t.TotalMs),
+		GapMs: finite(t.GapMs), StallMs: finite(t.StallMs), TotalMs: finite(t.TotalMs), HandMs: finite(t.HandMs),
+	}
+	if note := t.Pull.Note.String(); note != "" {
+		out.PullNote = &note
 	}
 	if ex := t.Excluded(w); ex != "" {
 		out.Excluded = &ex

@@ -10,8 +10,10 @@ import (
 
 	"google.golang.org/protobuf/types/known/structpb"
 
+	"waypost/coordinator/fleet"
 	"waypost/coordinator/placement"
 	"waypost/coordinator/registry"
+	"waypost/gossip/ledger"
 	waypostv1 "waypost/proto/waypost/v1"
 )
 
@@ -234,4 +236,25 @@ func patched(ref *waypostv1.WorkerRef, id string, d *placement.Decision, sit pla
 	if pull := &d.Terms[d.Chosen].Pull; ref != nil && pull.Note == placement.PullTaken {
 		ref.BodyPatch = pullPatch(id, sit.Sources[pull.Source].Worker)
 	}
+}
+
+// decodes is the worker that decodes what the chosen one prefills: itself, or
+// its partner of a pair.
+func decodes(chosen *placement.Candidate, t *placement.Terms) *placement.Worker {
+	if t.Partner >= 0 {
+		return chosen.Partners[t.Partner].Worker
+	}
+	return chosen.Worker
+}
+
+// decodeClaim is the second claim of a pair; nil: there is one worker. The
+// decode worker computes the last token of the prompt itself.
+func decodeClaim(chosen *placement.Candidate, t *placement.Terms, r *placement.Request, outputTokens float64) *fleet.DecodeClaim {
+	if t.Partner < 0 {
+		return nil
+	}
+	w := chosen.Partners[t.Partner].Worker
+	return &fleet.DecodeClaim{Worker: w.ID, Claim: ledger.Claim{
+		EngineProcess: w.Process, PromptTokens: r.PromptTokens, UncachedTokens: 1, OutputTokens: outputTokens, Sequences: 1,
+	}}
 }

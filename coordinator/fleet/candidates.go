@@ -103,6 +103,7 @@ func (f *Fleet) Decide(now time.Time, ask *Ask, dst []placement.Candidate, d *pl
 	}
 	sit = p.situation(sit)
 	q := placement.Query{Matches: ask.Matches, MatchUnknown: ask.MatchUnknown, Ways: ways, FastestBytesPerMs: ask.FastestBytesPerMs, Whole: ask.Whole}
+	q.Way = ask.Path
 	if ask.Path != nil && !ask.MatchUnknown {
 		sit.Sources = p.board.AppendSources(nil, ask.Request, ask.Matches, ask.Sending)
 		q.Paths = func(to *placement.Worker, paths []placement.Path) []placement.Path {

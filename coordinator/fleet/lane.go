@@ -72,6 +72,9 @@ type Facts struct {
 	StepModel *ledger.StepModel
 	// Transfer says how its saved KV may travel; nil: not at all.
 	Transfer *placement.Transfer
+	// Role is what it serves of a request: "prefill", "decode", or empty for
+	// all of it.
+	Role string
 }
 
 // Bounds of a hello.
@@ -166,6 +169,9 @@ func (w *Facts) validateRest(bad func(string, string, ...any) error, field func(
 		if c.n > maxListEntries {
 			return bad(field(c.name), "%d entries are more than %d", c.n, maxListEntries)
 		}
+	}
+	if _, ok := placement.RoleOf(w.Role); !ok {
+		return bad(field("role"), "%.40q is not prefill or decode; leave it out for both", w.Role)
 	}
 	if w.Transfer != nil {
 		if fault := w.Transfer.Fault(); fault != "" {

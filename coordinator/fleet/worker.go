@@ -134,6 +134,7 @@ func (f *Fleet) publish(w *worker, nowMs float64, changes *Changes) {
 	s.Steps = w.steps
 	s.BlockTokens, s.PoolBlocks = w.facts.BlockTokens, w.facts.PoolBlocks
 	s.Transfer = w.facts.Transfer
+	s.Role, _ = placement.RoleOf(w.facts.Role)
 	s.MaxModelTokens, s.MaxRunning = w.facts.MaxModelTokens, w.facts.MaxRunning
 	s.Waiting = w.waiting
 	r := &w.report

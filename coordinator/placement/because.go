@@ -49,6 +49,9 @@ func (d *Decision) Because(candidates []Candidate) string {
 		fmt.Fprintf(&b, "; pulling %s tokens (%s ms at %s MB/s, %s) costs less than computing them (%s ms)",
 			thousands(t.Pull.Tokens), number(t.Pull.TransferMs), number(t.Pull.BytesPerMs/1000), t.Pull.Figure, number(t.PrefillMs-t.ComputeMs))
 	}
+	if t.Partner >= 0 {
+		fmt.Fprintf(&b, "; decoded by %s (hand-over %s ms)", c.Partners[t.Partner].Worker.Name, number(t.HandMs))
+	}
 	if d.Marks&MarkQueueUnknown != 0 {
 		b.WriteString("; queue unknown, counted by own claims")
 	}
@@ -111,6 +114,7 @@ func (d *Decision) largest(worse, better *Terms) (string, float64) {
 	}{
 		{"start", worse.StartMs, better.StartMs, 1},
 		{worse.reachName(better), worse.reachMs(), better.reachMs(), 1},
+		{"hand-over", handMs(worse.HandMs), handMs(better.HandMs), 1},
 		{"room", worse.RoomMs, better.RoomMs, 1},
 		{"doubt", worse.DoubtMs, better.DoubtMs, 1},
 		{"distance", worse.DistanceMs, better.DistanceMs, 1},
@@ -132,6 +136,14 @@ func (t *Terms) reachName(better *Terms) string {
 		return "pull"
 	}
 	return "prefill"
+}
+
+// handMs is a hand-over, 0 where there is none.
+func handMs(v float64) float64 {
+	if math.IsNaN(v) {
+		return 0
+	}
+	return v
 }
 
 // maxNamed bounds the worker names in a refusal.

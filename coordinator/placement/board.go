@@ -24,6 +24,7 @@ type Board struct {
 	errors  errorSum
 	pulling int // rows with a connector
 	outputs outputSum
+	roles   int // workers that serve a part of a request only
 	// largestBlock is at least the largest KV block of all workers, in tokens.
 	largestBlock int32
 }
@@ -193,6 +194,9 @@ func (b *Board) Remove(id WorkerID) {
 func (b *Board) forget(i int) {
 	b.errors.add(b.workers[i], -1)
 	b.outputs.add(b.workers[i], -1)
+	if b.workers[i].Role != RoleWhole {
+		b.roles--
+	}
 	if b.rows[i].flags&rowPulls != 0 {
 		b.pulling--
 	}
@@ -244,6 +248,9 @@ func (b *Board) fill(i int, w *Worker) {
 	}
 	b.errors.add(w, 1)
 	b.outputs.add(w, 1)
+	if w.Role != RoleWhole {
+		b.roles++
+	}
 	b.largestBlock = max(b.largestBlock, r.block)
 	b.rows[i], b.cold[i] = r, c
 }

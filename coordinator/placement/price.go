@@ -43,7 +43,7 @@ func newPricer(req *Request, policy *Policy, sit Situation) pricer {
 func (p *pricer) price(c *Candidate, t *Terms) {
 	nan := math.NaN()
 	w := c.Worker
-	*t = Terms{Worker: w.ID, PullMs: nan, StillThere: nan, QueueMs: nan, GapMs: nan, StallMs: nan, RoomMs: nan}
+	*t = Terms{Worker: w.ID, PullMs: nan, StillThere: nan, QueueMs: nan, GapMs: nan, StallMs: nan, RoomMs: nan, HandMs: nan, Partner: -1}
 	t.Reason = p.reason(w)
 
 	t.ReuseTokens = p.reuse(c)
@@ -68,6 +68,17 @@ func (p *pricer) price(c *Candidate, t *Terms) {
 	}
 	t.GapMs = p.gapMs(w)
 	t.StallMs = t.ComputeMs * w.Live / p.meanOutputTokens
+	if w.Role == RolePrefill {
+		// Nothing decodes beside a prefill there.
+		t.GapMs, t.StallMs = math.NaN(), 0
+		if paired := p.partner(c, t); !paired && t.Reason == ReasonNone {
+			t.Reason = ReasonNoPartner
+		} else if paired {
+			t.DistanceMs += t.handDistanceMs
+		}
+	} else if w.Role == RoleDecode && t.Reason == ReasonNone {
+		t.Reason = ReasonDecodes
+	}
 }
 
 // reuse is what a candidate's engine can reuse of its match.

@@ -33,6 +33,7 @@ func NewRecord(req *Request, candidates []Candidate, policy *Policy, sit Situati
 	}
 	for i := range r.Candidates {
 		r.Candidates[i].Paths = slices.Clone(r.Candidates[i].Paths)
+		r.Candidates[i].Partners = slices.Clone(r.Candidates[i].Partners)
 	}
 	return r
 }

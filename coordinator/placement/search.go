@@ -36,6 +36,9 @@ type Query struct {
 	// Paths appends the ways from Situation.Sources to a worker, in their
 	// order; nil: nothing may be pulled.
 	Paths func(to *Worker, dst []Path) []Path
+	// Way is the way of saved KV from one worker to another, for pairs of
+	// prefill and decode workers; nil: none is known.
+	Way func(from, to *Worker) Path
 	// FastestBytesPerMs is an upper bound of the bandwidth of all paths; 0:
 	// unknown.
 	FastestBytesPerMs float64
@@ -50,7 +53,7 @@ const SearchAbove = 64
 // refusal are those of Decide over all of them; d.Terms and the returned
 // candidates, which overwrite dst, are those that were priced: all that could
 // have won, and one example of every reason of exclusion. The others are
-// counted in d.Survey.
+// counted in d.Survey. A pool with roles is priced whole.
 func (b *Board) Decide(req *Request, policy *Policy, sit Situation, q *Query, dst []Candidate, d *Decision) ([]Candidate, error) {
 	if err := check(req, policy, &sit); err != nil {
 		return dst[:0], err
@@ -66,7 +69,7 @@ func (b *Board) Decide(req *Request, policy *Policy, sit Situation, q *Query, ds
 	}
 	d.scratch.begin(len(b.workers), len(b.classes))
 	s.scratch = d.scratch
-	if q.Whole || len(b.workers) <= SearchAbove || !s.run() {
+	if q.Whole || b.roles > 0 || len(b.workers) <= SearchAbove || !s.run() {
 		s.whole()
 	}
 	for _, m := range q.Matches {
@@ -132,6 +135,9 @@ func (s *search) whole() {
 	s.paths = s.paths[:0]
 	for i := range s.board.workers {
 		s.dst = append(s.dst, s.candidate(i))
+	}
+	if s.board.roles > 0 && s.q.Way != nil {
+		PairUp(s.p.req, s.dst, s.p.policy, s.p.sit, s.q.Way)
 	}
 	s.d.priceAll(s.p, s.dst)
 }

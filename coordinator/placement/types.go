@@ -95,6 +95,8 @@ type Worker struct {
 	View View
 	// AwaySinceMs is since when its host's lane is down; NaN: it is up.
 	AwaySinceMs float64
+	// Role says which part of a request it serves.
+	Role Role
 	// Transfer says how its saved KV may travel; nil: not at all. It must not
 	// be changed.
 	Transfer *Transfer
@@ -140,6 +142,9 @@ type Candidate struct {
 	// Paths are the ways to it from Situation.Sources, in their order; none:
 	// nothing may be pulled.
 	Paths []Path
+	// Partners are workers that may decode what it prefills, if its role is
+	// RolePrefill; PairUp finds them.
+	Partners []Partner
 }
 
 // Find is the candidate of a worker in candidates ordered by slot, as the
@@ -191,6 +196,8 @@ const (
 	ReasonStalled
 	ReasonGPUFault
 	ReasonNotReady
+	ReasonDecodes
+	ReasonNoPartner
 	ReasonAway
 	ReasonSilent
 	numReasons
@@ -198,7 +205,7 @@ const (
 
 var reasonWords = [numReasons]string{
 	"", "cordoned", "excluded_by_request", "superseded", "tenant", "too_long", "lost",
-	"starting", "sleeping", "stalled", "gpu_fault", "not_ready", "away", "silent",
+	"starting", "sleeping", "stalled", "gpu_fault", "not_ready", "decode_only", "no_decode_partner", "away", "silent",
 }
 
 // String is the word used in refusals and counters; empty for ReasonNone.
@@ -260,10 +267,17 @@ type Terms struct {
 	// The terms of the package comment.
 	StartMs, PrefillMs, PullMs, RoomMs, DoubtMs, DistanceMs, OwnMs float64
 	QueueMs, GapMs, StallMs                                        float64
+	// HandMs is, for a pair, the hand-over to the decode worker; NaN: there is
+	// none. GapMs is that of the decode worker then. Partner is its index in
+	// Candidate.Partners; -1: none.
+	HandMs  float64
+	Partner int
 	// AssumedMs is what unknown gap, stall and queue were taken as, weighted.
 	AssumedMs float64
 	// TotalMs is the sum that is compared.
 	TotalMs float64
+
+	handDistanceMs float64
 }
 
 // ExpectedReuseTokens is the prediction that outcomes are compared with: the

@@ -539,7 +539,9 @@ type WorkerFacts struct {
 	// Sliding window in tokens of a hybrid model; 0 or unset: none.
 	WindowTokens *uint32 `protobuf:"varint,23,opt,name=window_tokens,json=windowTokens" json:"window_tokens,omitempty"`
 	// How its saved KV may travel; unset: not at all.
-	Transfer      *TransferFacts `protobuf:"bytes,30,opt,name=transfer" json:"transfer,omitempty"`
+	Transfer *TransferFacts `protobuf:"bytes,30,opt,name=transfer" json:"transfer,omitempty"`
+	// What it serves of a request: prefill or decode; empty: all of it.
+	Role          *string `protobuf:"bytes,31,opt,name=role" json:"role,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -740,6 +742,13 @@ func (x *WorkerFacts) GetTransfer() *TransferFacts {
 		return x.Transfer
 	}
 	return nil
+}
+
+func (x *WorkerFacts) GetRole() string {
+	if x != nil && x.Role != nil {
+		return *x.Role
+	}
+	return ""
 }
 
 // TransferFacts says how saved KV of a worker may reach another.
@@ -3146,7 +3155,7 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\tzone_hint\x18\t \x01(\tR\bzoneHint\x12\x1b\n" +
 	"\track_hint\x18\n" +
 	" \x01(\tR\brackHint\x121\n" +
-	"\aworkers\x18\v \x03(\v2\x17.waypost.v1.WorkerFactsR\aworkers\"\xe5\x06\n" +
+	"\aworkers\x18\v \x03(\v2\x17.waypost.v1.WorkerFactsR\aworkers\"\xf9\x06\n" +
 	"\vWorkerFacts\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12\x16\n" +
 	"\x06engine\x18\x02 \x01(\tR\x06engine\x12\x12\n" +
@@ -3176,7 +3185,8 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\n" +
 	"step_model\x18\x16 \x01(\v2\x15.waypost.v1.StepModelR\tstepModel\x12#\n" +
 	"\rwindow_tokens\x18\x17 \x01(\rR\fwindowTokens\x125\n" +
-	"\btransfer\x18\x1e \x01(\v2\x19.waypost.v1.TransferFactsR\btransfer\x1a:\n" +
+	"\btransfer\x18\x1e \x01(\v2\x19.waypost.v1.TransferFactsR\btransfer\x12\x12\n" +
+	"\x04role\x18\x1f \x01(\tR\x04role\x1a:\n" +
 	"\fHeadersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xc4\x01\n" +
