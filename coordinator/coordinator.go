@@ -82,6 +82,7 @@ type Coordinator struct {
 	index          *prefixindex.Index
 	records        *explain.Store
 	transfers      *transfers
+	tenantShares   tenantShares
 	shares         tally
 	replica        *replica.Replica
 	mesh           *mesh.Mesh

@@ -178,6 +178,7 @@ func (p *placements) decide(w *work, req *waypostv1.PlaceRequest, request *place
 			return s, false, nil
 		}
 	}
+	c.placedFor(now, request, terms.UncachedTokens)
 	c.transfers.begin(now, answer.GetPlacementId(), d, w.candidates, sit)
 	c.remember(w, req, request, sit, answer, now)
 	return resp, false, nil

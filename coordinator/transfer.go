@@ -200,6 +200,7 @@ func (c *Coordinator) ask(w *work, now time.Time, request *placement.Request, ca
 	file := c.fleetFile.Load()
 	t.use(file)
 	w.ask.FastestBytesPerMs = t.fastestNow()
+	c.judgeTenant(now, request, file)
 	request.MaxTransferMs = 0
 	if pool, ok := file.Pool(request.Pool); ok {
 		if limit, ok := pool.MaxTransfer.Get(); ok {

@@ -152,6 +152,12 @@ const maxNamed = 5
 // RefusalDetail is one sentence for a person: what excluded the workers, by
 // name.
 func (d *Decision) RefusalDetail(candidates []Candidate) string {
+	if d.Refusal.Reason == RefusedTenantOverShare {
+		if math.IsNaN(d.Refusal.RetryAfterMs) {
+			return d.tenantOver + "; ask again when one of its requests has ended"
+		}
+		return fmt.Sprintf("%s, and the pool has no headroom: the best worker waits %s ms", d.tenantOver, number(d.refusedWaitMs))
+	}
 	if d.Refusal.Reason != RefusedNoneEligible {
 		best := math.NaN()
 		for i := range d.Terms {

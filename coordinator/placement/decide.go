@@ -1,6 +1,7 @@
 package placement
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -65,6 +66,9 @@ type Decision struct {
 	// theta is the policy's, for comparing terms; tenantBarred the request's.
 	theta        float64
 	tenantBarred string
+	// tenantOver is why a tenant was refused, refusedWaitMs the wait it found.
+	tenantOver    string
+	refusedWaitMs float64
 	// least is the index of the smallest total that was allowed.
 	least         int
 	fallbacks     [maxFallbacks]int
@@ -87,6 +91,9 @@ const (
 	RefusedDeadline RefusalReason = "deadline_impossible"
 	// RefusedOverLimit: no worker meets the budgets now; waiting may help.
 	RefusedOverLimit RefusalReason = "all_over_limit"
+	// RefusedTenantOverShare: the tenant had more than its share and the pool
+	// has no headroom, or the tenant's bound of tokens under way is reached.
+	RefusedTenantOverShare RefusalReason = "tenant_over_share"
 )
 
 // Refusal is an answer without a worker.
@@ -380,8 +387,33 @@ func (d *Decision) choose(p *pricer, candidates []Candidate) {
 		return t.Placeable && !(budgetBinds && t.Missed != BudgetNone) && !(limitBinds && t.OverLimit)
 	}
 	d.Chosen = d.best(p, candidates, allowed)
+	if d.refuseTenant(p) {
+		return
+	}
 	d.rankFallbacks(p, candidates)
 	d.describe(p, candidates)
+}
+
+// refuseTenant withdraws the choice from a tenant that has had its share, and
+// reports whether it did. Whoever waits long at the best worker finds a pool
+// without headroom.
+func (d *Decision) refuseTenant(p *pricer) bool {
+	t := &d.Terms[d.Chosen]
+	wait := t.StartMs + positive(t.RoomMs)
+	switch {
+	case p.req.TenantFull != "":
+		d.Refusal = Refusal{Reason: RefusedTenantOverShare, RetryAfterMs: math.NaN()}
+	case p.req.TenantOver == "":
+		return false
+	case wait <= p.policy.HeadroomMs:
+		d.Marks |= MarkTenantOverShare
+		return false
+	default:
+		d.Refusal = Refusal{Reason: RefusedTenantOverShare, RetryAfterMs: wait - p.policy.HeadroomMs}
+	}
+	d.refusedWaitMs, d.Chosen, d.Tied = wait, -1, false
+	d.tenantOver = cmp.Or(p.req.TenantFull, p.req.TenantOver)
+	return true
 }
 
 // outholds reports whether candidate i holds more than j: more reuse, or as

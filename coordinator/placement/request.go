@@ -61,6 +61,11 @@ type Request struct {
 	Tenant, Pool string
 	// TenantBarred says why the tenant may not use the pool; empty: it may.
 	TenantBarred string
+	// TenantOver says that the tenant had more than its share: without headroom
+	// in the pool that refuses the request, else it marks it. TenantFull says
+	// that the tenant's bound of tokens under way is reached, which refuses it
+	// in any case. Both are empty if it is not so.
+	TenantOver, TenantFull string
 	// PromptTokens is the prompt's length, 1 to MaxPromptTokens.
 	PromptTokens int
 	// LengthEstimated says that PromptTokens is an estimate.
@@ -162,6 +167,9 @@ type Policy struct {
 	// InferredTrust, PartialTrust and StaleTrust are the priors of views that
 	// are not verified by events.
 	InferredTrust, PartialTrust, StaleTrust float64
+	// HeadroomMs is the wait at the chosen worker up to which the pool has
+	// headroom.
+	HeadroomMs float64
 	// AwayBoundMs is how long a worker stays placeable after its lane was
 	// lost, SilentMs how long while the lane is up.
 	AwayBoundMs, SilentMs float64
@@ -212,6 +220,7 @@ func DefaultPolicy() Policy {
 		ErrorWeight:          .25,
 		UnknownEvictionAgeMs: 120_000,
 		InferredTrust:        .7, PartialTrust: .9, StaleTrust: .5,
+		HeadroomMs:  2_000,
 		AwayBoundMs: 60_000, SilentMs: 30_000,
 		StaleQueueMs: 2_000, StalePolicyMs: 60_000,
 		TransferSetupMs:   5,
@@ -241,6 +250,7 @@ func (p *Policy) Validate() error {
 		{"inferredTrust", p.InferredTrust, 0, 1},
 		{"partialTrust", p.PartialTrust, 0, 1},
 		{"staleTrust", p.StaleTrust, 0, 1},
+		{"headroomMs", p.HeadroomMs, 0, maxBudgetMs},
 		{"awayBoundMs", p.AwayBoundMs, 0, maxBudgetMs},
 		{"silentMs", p.SilentMs, 0, maxBudgetMs},
 		{"staleQueueMs", p.StaleQueueMs, 0, maxBudgetMs},

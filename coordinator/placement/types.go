@@ -305,11 +305,13 @@ const (
 	MarkNoCacheView
 	MarkEstimatedLength
 	MarkPanicFloor
+	MarkTenantOverShare
 )
 
 var markWords = [...]string{
 	"stale_policy", "stale_queue", "queue_unknown", "last_resort", "over_limit",
 	"no_cache_view", "estimated_length", "panic_floor",
+	"tenant_over_share",
 }
 
 // Words lists the marks by their names.
