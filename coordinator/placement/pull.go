@@ -147,6 +147,9 @@ type Pull struct {
 	TransferMs float64
 	// BytesPerMs is the share of the link that was reckoned with.
 	BytesPerMs float64
+	// PaysFromBytesPerMs is the share of the link from which on pulling would
+	// be cheaper than computing; +Inf: on no link.
+	PaysFromBytesPerMs float64
 	// Figure says where the bandwidth comes from.
 	Figure Figure
 	// StillThere is the probability that the source still holds them.
@@ -230,7 +233,11 @@ func (p *pricer) pull(c *Candidate, t *Terms, own offer) offer {
 			continue
 		}
 		bestMs, bestHash = total, hash
-		t.Pull = Pull{Note: PullDearer, Source: i, Tokens: moved, TransferMs: transfer, BytesPerMs: share, Figure: path.Figure, StillThere: there}
+		t.Pull = Pull{Note: PullDearer, Source: i, Tokens: moved, TransferMs: transfer, BytesPerMs: share, Figure: path.Figure, StillThere: there, PaysFromBytesPerMs: math.Inf(1)}
+		bytes := float64(moved) * s.Transfer.BytesPerToken
+		if spare := ownMs - (total - bytes/share); spare > 0 {
+			t.Pull.PaysFromBytesPerMs = bytes / spare
+		}
 		t.PullMs = transfer + o.computeMs
 		best = own
 		if total < ownMs {
