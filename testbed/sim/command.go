@@ -11,16 +11,28 @@ import (
 	"github.com/spf13/cobra"
 
 	"waypost/coordinator/placement"
+	"waypost/systemd/daemon"
 	"waypost/testbed/workload"
 )
 
+// The engine models by the names of --model.
+const (
+	modelT2     = "t2"
+	modelLedger = "ledger"
+)
+
+// flags are the command's.
+type flags struct {
+	model, trace, cut, evidence, objective, scenario string
+	seconds                                          float64
+	rawTimes, json                                   bool
+	notice, event                                    time.Duration
+	t2                                               T2Options
+}
+
 // Command is "waypost testbed sim".
 func Command() *cobra.Command {
-	var model, trace, cut, objective, evidenceList, scenarioName string
-	var seconds float64
-	var raw, asJSON bool
-	var notice, event time.Duration
-	o := T2Options{}
+	var f flags
 	c := &cobra.Command{
 		Use:   "sim --policy RULE",
 		Short: "Replay a workload against simulated engines in virtual time and judge a placement rule",
@@ -28,106 +40,175 @@ func Command() *cobra.Command {
 seed give the same run.
 
 Model t2 is the mock engine of NVIDIA Dynamo 1.6 at its defaults, checked against that engine's own replay. Requests
-come from a trace in Mooncake's format; without --trace from the sample that ships with the source.
+come from a trace in Mooncake's format; without --trace from the sample that ships with the source. Rules: ` + strings.Join(t2Policies, ", ") + `.
+The others know first tokens, ends and caches at once, as in their own replay; waypost hears of first tokens and
+ends 250 ms late and of cache events 1 s late, learns answer lengths and speeds, and decides with the production rule
+over agents' load reports. --notice-delay and --event-delay change that for any rule.
 
-Rules: ` + strings.Join(t2Policies, ", ") + `. The others know first tokens, ends and caches at once, as in their own
-replay; waypost hears of first tokens and ends 250 ms late and of cache events 1 s late, learns answer lengths and
-speeds, and decides with the production rule over agents' load reports. --notice-delay and --event-delay change that
-for any rule.`,
+Model ledger is a plain engine under conversations of lognormal length with faults (--scenario). Rules: ` + strings.Join(ledgerPolicies, ", ") + `.
+oracle knows the engines' true queues, raw believes their gauges; waypost hears of stored blocks.
+
+Progress goes to standard error. With --json the last object printed is {"summary":{...}}; times are ms.`,
 		Example: `  waypost testbed sim --trace conversation.jsonl --workers 8 --speedup 4 --policy waypost
   waypost testbed sim --trace conversation.jsonl --speedup 6 --policy waypost --coordinators 4 --cut place --copies 3
-  waypost testbed sim --trace conversation.jsonl --speedup 4 --policy dynamo-s32 --crowd --json`,
-		Args:         cobra.NoArgs,
-		SilenceUsage: true,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			o.Spread = !raw
-			o.NoticeMs, o.EventMs = -1, -1
-			if cmd.Flags().Changed("notice-delay") {
-				o.NoticeMs = float64(notice) / float64(time.Millisecond)
-			}
-			if cmd.Flags().Changed("event-delay") {
-				o.EventMs = float64(event) / float64(time.Millisecond)
-			}
-			if notice < 0 || event < 0 {
-				return fmt.Errorf("%w: --notice-delay and --event-delay: want 0 or more", ErrOptions)
-			}
-			var err error
-			if o.Theta, err = placement.ThetaOf(objective); err != nil {
-				return fmt.Errorf("%w: --objective: %w", ErrOptions, err)
-			}
-			if o.Cut, err = parseCut(cut); err != nil {
-				return err
-			}
-			if o.Evidence, err = parseEvidence(evidenceList); err != nil {
-				return err
-			}
-			switch model {
-			case "t2":
-			case "ledger":
-				l := LedgerOptions{
-					Policy: o.Policy, Scenario: scenarioName, Seconds: seconds, Copies: o.Copies, Seed: o.Seed,
-					Cut: o.Cut, Evidence: o.Evidence, Theta: o.Theta, Set: o.Set, Learn: o.Learn,
-				}
-				if cmd.Flags().Changed("coordinators") {
-					l.Coordinators = o.Coordinators
-				}
-				if !cmd.Flags().Changed("evidence") {
-					l.Evidence = evidence{stores: true}
-				}
-				s, err := RunLedger(l, progressTo(cmd.ErrOrStderr()))
-				if err != nil {
-					return err
-				}
-				if asJSON {
-					return s.writeJSON(cmd.OutOrStdout())
-				}
-				return s.writeTable(cmd.OutOrStdout())
-			default:
-				return fmt.Errorf("%w: --model: %q is not t2 or ledger", ErrOptions, model)
-			}
-			t, name, err := openTrace(trace)
-			if err != nil {
-				return err
-			}
-			s, err := RunT2(t, o, progressTo(cmd.ErrOrStderr()))
-			if err != nil {
-				return err
-			}
-			s.Scope.Trace = name
-			if asJSON {
-				return s.writeJSON(cmd.OutOrStdout())
-			}
-			return s.writeTable(cmd.OutOrStdout())
-		},
+  waypost testbed sim --trace conversation.jsonl --speedup 4 --policy dynamo-s32 --crowd --json
+  waypost testbed sim --model ledger --scenario stale-gauges --coordinators 4 --copies 8`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd) },
 	}
-	f := c.Flags()
-	f.StringVar(&model, "model", "t2", "engine model: t2 or ledger")
-	f.StringVar(&scenarioName, "scenario", "base", "model ledger: "+strings.Join(scenarioNames(), ", "))
-	f.Float64Var(&seconds, "seconds", 240, "model ledger: how long requests come")
-	f.StringVar(&trace, "trace", "", "trace file; without it the sample that ships with the source")
-	f.BoolVar(&raw, "raw-times", false, "take time stamps as they are instead of spreading equal ones up to the next")
-	f.BoolVar(&o.Unique, "unique", false, "let no two requests share a prefix")
-	f.Float64Var(&o.Speedup, "speedup", 1, "divide all times of the trace")
-	f.IntVar(&o.Workers, "workers", 8, "number of workers")
-	f.IntVar(&o.SlowWorkers, "slow-workers", 0, "number of them that are slower")
-	f.Float64Var(&o.SlowFactor, "slow-factor", 1.6, "how much longer their steps take")
-	f.StringVar(&o.Policy, "policy", policyWaypost, "rule")
-	f.StringVar(&objective, "objective", placement.ObjectiveBalanced, "objective of waypost: first-token, balanced, throughput")
-	f.IntVar(&o.Coordinators, "coordinators", 1, "number of coordinators, waypost only; requests come to any of them")
-	f.StringVar(&cut, "cut", "", "what coordinators do not share: place, at-once (load reports only by their period), all; a list")
-	f.StringVar(&evidenceList, "evidence", "marks", "what tells waypost's agents how far claims are: marks (callers' notices), events (stored blocks), none; a list")
-	f.DurationVar(&notice, "notice-delay", 0, "how late first tokens and ends are told (default 250ms for waypost, else 0)")
-	f.DurationVar(&event, "event-delay", 0, "how late cache events are told (default 1s for waypost, else 0)")
-	f.BoolVar(&o.Learn, "learn", true, "let agents learn their worker's speed")
-	f.Float64Var(&o.PriorScale, "prior-scale", 1, "multiply the step times that agents start from")
-	f.StringArrayVar(&o.Set, "set", nil, "change a constant of waypost's policy, name=value; once per constant")
-	f.BoolVar(&o.Crowd, "crowd", false, "add a flash crowd: 120/s for 60 s on one prefix of 8,192 tokens, 256 own, 100 output tokens")
-	f.Float64Var(&o.CrowdStartSec, "crowd-at", -1, "when it begins, in s of virtual time; default: in the middle")
-	f.IntVar(&o.Copies, "copies", 1, "replay so many copies with each arrival moved by 0 to 2 ms and take means; 1: once, unmoved")
-	f.Uint64Var(&o.Seed, "seed", 1, "seed of all that is drawn")
-	f.BoolVar(&asJSON, "json", false, "print the summary as JSON")
+	f.define(c)
 	return c
 }
+
+func (f *flags) define(c *cobra.Command) {
+	o, s := &f.t2, c.Flags()
+	s.StringVar(&f.model, "model", modelT2, "engine model: t2 or ledger")
+	s.StringVar(&o.Policy, "policy", policyWaypost, "placement rule")
+	s.StringVar(&f.trace, "trace", "", "t2: trace file; without it the sample that ships with the source")
+	s.IntVar(&o.Workers, "workers", 8, "t2: number of workers")
+	s.Float64Var(&o.Speedup, "speedup", 1, "t2: divide all times of the trace")
+	s.IntVar(&o.Coordinators, "coordinators", 1, "number of coordinators, waypost only; requests come to any of them (ledger: the scenario's)")
+	s.StringVar(&f.scenario, "scenario", scenarios[0].name, "ledger: "+strings.Join(scenarioNames(), ", "))
+	s.Float64Var(&f.seconds, "seconds", 240, "ledger: how long requests come")
+	s.StringVar(&f.cut, "cut", "", "what coordinators do not share: place, at-once (load reports only by their period), all; a list")
+	s.StringVar(&f.evidence, "evidence", "marks", "what tells waypost's agents how far claims are: marks (callers' notices), events (stored blocks), none; a list (ledger: events)")
+	s.DurationVar(&f.notice, "notice-delay", 0, "t2: how late first tokens and ends are told (default 250ms for waypost, else 0)")
+	s.DurationVar(&f.event, "event-delay", 0, "t2: how late cache events are told (default 1s for waypost, else 0)")
+	s.StringVar(&f.objective, "objective", placement.ObjectiveBalanced, "objective of waypost: first-token, balanced, throughput")
+	s.BoolVar(&o.Learn, "learn", true, "let agents learn their worker's speed")
+	s.Float64Var(&o.PriorScale, "prior-scale", 1, "t2: multiply the step times that agents start from")
+	s.StringArrayVar(&o.Set, "set", nil, "change a constant of waypost's policy, name=value; once per constant")
+	s.BoolVar(&f.rawTimes, "raw-times", false, "t2: take time stamps as they are instead of spreading equal ones up to the next")
+	s.BoolVar(&o.Unique, "unique", false, "t2: let no two requests share a prefix")
+	s.IntVar(&o.SlowWorkers, "slow-workers", 0, "t2: number of workers that are slower")
+	s.Float64Var(&o.SlowFactor, "slow-factor", 1.6, "t2: how much longer their steps take")
+	s.BoolVar(&o.Crowd, "crowd", false, "t2: add a flash crowd: 120/s for 60 s on one prefix of 8,192 tokens, 256 own, 100 output tokens")
+	s.Float64Var(&o.CrowdStartSec, "crowd-at", -1, "t2: when it begins, in s of virtual time; default: in the middle")
+	s.IntVar(&o.Copies, "copies", 1, "t2: replay so many copies with each arrival moved by 0 to 2 ms and take means (1: once, unmoved); ledger: number of seeds")
+	s.Uint64Var(&o.Seed, "seed", 1, "seed of all that is drawn")
+	s.BoolVar(&f.json, "json", false, "print the summary as JSON")
+	for name, words := range map[string][]string{
+		"model":     {modelT2, modelLedger},
+		"policy":    append(append([]string{}, t2Policies...), policyOracle, policyRaw),
+		"scenario":  scenarioNames(),
+		"cut":       {cutPlace, cutAtOnce, cutAll},
+		"evidence":  {evidenceMarks, evidenceEvents, evidenceNone},
+		"objective": {placement.ObjectiveFirstToken, placement.ObjectiveBalanced, placement.ObjectiveThroughput},
+	} {
+		if err := c.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp)); err != nil {
+			panic(err) // the flag is defined above
+		}
+	}
+}
+
+// wrong blames a flag.
+func wrong(flag, format string, args ...any) error {
+	return &daemon.FieldError{Field: "--" + flag, Err: fmt.Errorf(format, args...)}
+}
+
+// modelFlags are the flags that only one model knows.
+var modelFlags = map[string][]string{
+	modelT2: {
+		"trace", "workers", "speedup", "notice-delay", "event-delay", "prior-scale", "raw-times", "unique",
+		"slow-workers", "slow-factor", "crowd", "crowd-at",
+	},
+	modelLedger: {"scenario", "seconds"},
+}
+
+func (f *flags) run(cmd *cobra.Command) error {
+	if _, known := modelFlags[f.model]; !known {
+		return wrong("model", "%q is not %s or %s", f.model, modelT2, modelLedger)
+	}
+	for model, names := range modelFlags {
+		for _, name := range names {
+			if model != f.model && cmd.Flags().Changed(name) {
+				return wrong(name, "belongs to model %s, not %s", model, f.model)
+			}
+		}
+	}
+	o := &f.t2
+	var err error
+	if o.Theta, err = placement.ThetaOf(f.objective); err != nil {
+		return wrong("objective", "%w", err)
+	}
+	if o.Cut, err = parseCut(f.cut); err != nil {
+		return err
+	}
+	if o.Evidence, err = parseEvidence(f.evidence); err != nil {
+		return err
+	}
+	var s interface {
+		writeJSON(io.Writer) error
+		writeTable(io.Writer) error
+	}
+	if f.model == modelLedger {
+		s, err = f.runLedger(cmd)
+	} else {
+		s, err = f.runT2(cmd)
+	}
+	if err != nil {
+		return err
+	}
+	if f.json {
+		return s.writeJSON(cmd.OutOrStdout())
+	}
+	return s.writeTable(cmd.OutOrStdout())
+}
+
+func (f *flags) runT2(cmd *cobra.Command) (*Summary, error) {
+	o := f.t2
+	o.Spread = !f.rawTimes
+	o.NoticeMs, o.EventMs = -1, -1
+	for _, d := range []struct {
+		flag  string
+		value time.Duration
+		ms    *float64
+	}{{"notice-delay", f.notice, &o.NoticeMs}, {"event-delay", f.event, &o.EventMs}} {
+		if d.value < 0 {
+			return nil, wrong(d.flag, "%s is negative", d.value)
+		}
+		if cmd.Flags().Changed(d.flag) {
+			*d.ms = float64(d.value) / float64(time.Millisecond)
+		}
+	}
+	t, name, err := openTrace(f.trace)
+	if err != nil {
+		return nil, err
+	}
+	s, err := RunT2(t, o, progressTo(cmd.ErrOrStderr()))
+	if err != nil {
+		return nil, err
+	}
+	s.Scope.Trace = name
+	return s, nil
+}
+
+func (f *flags) runLedger(cmd *cobra.Command) (*LedgerSummary, error) {
+	o := LedgerOptions{
+		Policy: f.t2.Policy, Scenario: f.scenario, Seconds: f.seconds, Copies: f.t2.Copies, Seed: f.t2.Seed,
+		Cut: f.t2.Cut, Evidence: f.t2.Evidence, Theta: f.t2.Theta, Set: f.t2.Set, Learn: f.t2.Learn,
+	}
+	if cmd.Flags().Changed("coordinators") {
+		if o.Coordinators = f.t2.Coordinators; o.Coordinators < 1 {
+			return nil, wrong("coordinators", "%d is below 1", o.Coordinators)
+		}
+	}
+	if !cmd.Flags().Changed("evidence") {
+		o.Evidence = evidence{stores: true}
+	}
+	return RunLedger(o, progressTo(cmd.ErrOrStderr()))
+}
+
+// The words of --cut and --evidence.
+const (
+	cutPlace  = "place"
+	cutAtOnce = "at-once"
+	cutAll    = "all"
+
+	evidenceMarks  = "marks"
+	evidenceEvents = "events"
+	evidenceNone   = "none"
+)
 
 // parseCut reads a list of what is not shared.
 func parseCut(list string) (cuts, error) {
@@ -137,14 +218,14 @@ func parseCut(list string) (cuts, error) {
 	}
 	for _, word := range strings.Split(list, ",") {
 		switch strings.TrimSpace(word) {
-		case "place":
+		case cutPlace:
 			c.place = true
-		case "at-once":
+		case cutAtOnce:
 			c.atOnce = true
-		case "all":
+		case cutAll:
 			c.all = true
 		default:
-			return c, fmt.Errorf("%w: --cut: %q is not place, at-once or all", ErrOptions, word)
+			return c, wrong("cut", "%q is not %s, %s or %s", word, cutPlace, cutAtOnce, cutAll)
 		}
 	}
 	return c, nil
@@ -155,28 +236,30 @@ func parseEvidence(list string) (evidence, error) {
 	var e evidence
 	for _, word := range strings.Split(list, ",") {
 		switch strings.TrimSpace(word) {
-		case "marks":
+		case evidenceMarks:
 			e.marks = true
-		case "events":
+		case evidenceEvents:
 			e.stores = true
-		case "none":
+		case evidenceNone:
 		default:
-			return e, fmt.Errorf("%w: --evidence: %q is not marks, events or none", ErrOptions, word)
+			return e, wrong("evidence", "%q is not %s, %s or %s", word, evidenceMarks, evidenceEvents, evidenceNone)
 		}
 	}
 	return e, nil
 }
 
 func (e evidence) String() string {
-	switch {
-	case e.marks && e.stores:
-		return "marks,events"
-	case e.marks:
-		return "marks"
-	case e.stores:
-		return "events"
+	var words []string
+	if e.marks {
+		words = append(words, evidenceMarks)
 	}
-	return "none"
+	if e.stores {
+		words = append(words, evidenceEvents)
+	}
+	if words == nil {
+		return evidenceNone
+	}
+	return strings.Join(words, ",")
 }
 
 func (c cuts) String() string {
@@ -184,7 +267,7 @@ func (c cuts) String() string {
 	for _, w := range []struct {
 		set  bool
 		word string
-	}{{c.place, "place"}, {c.atOnce, "at-once"}, {c.all, "all"}} {
+	}{{c.place, cutPlace}, {c.atOnce, cutAtOnce}, {c.all, cutAll}} {
 		if w.set {
 			words = append(words, w.word)
 		}
@@ -200,12 +283,12 @@ func openTrace(file string) (*workload.Trace, string, error) {
 	}
 	f, err := os.Open(file)
 	if err != nil {
-		return nil, "", err
+		return nil, "", wrong("trace", "%w", err)
 	}
 	defer f.Close()
 	t, err := workload.ReadMooncake(f)
 	if err != nil {
-		return nil, "", fmt.Errorf("%s: %w", file, err)
+		return nil, "", wrong("trace", "%s: %w", file, err)
 	}
 	return t, filepath.Base(file), nil
 }

@@ -4,8 +4,12 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+
+	"waypost/systemd/daemon"
 )
 
 func runCommand(t *testing.T, args ...string) (stdout, stderr string, err error) {
@@ -89,6 +93,10 @@ func TestTable(t *testing.T) {
 }
 
 func TestBadOptionsNameTheFlag(t *testing.T) {
+	notATrace := filepath.Join(t.TempDir(), "trace.jsonl")
+	if err := os.WriteFile(notATrace, []byte(`{"timestamp":-1}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for _, test := range []struct {
 		flag string
 		args []string
@@ -108,17 +116,23 @@ func TestBadOptionsNameTheFlag(t *testing.T) {
 		{"--notice-delay", []string{"--notice-delay", "-1s"}},
 		{"--set", []string{"--set", "luck=7"}},
 		{"--set", []string{"--set", "theta=many"}},
-		{"speedup", []string{"--speedup", "-1"}},
+		{"--set", []string{"--set", "theta=-1"}},
+		{"--speedup", []string{"--speedup", "-1"}},
+		{"--trace", []string{"--trace", "/nonexistent"}},
+		{"--trace", []string{"--trace", notATrace}},
+		{"--event-delay", []string{"--event-delay", "1h"}},
+		{"--seconds", []string{"--seconds", "9"}},
+		{"--workers", []string{"--model", "ledger", "--workers", "4"}},
+		{"--scenario", []string{"--model", "ledger", "--scenario", "flood"}},
+		{"--seconds", []string{"--model", "ledger", "--seconds", "0"}},
+		{"--policy", []string{"--model", "ledger", "--policy", "dynamo"}},
+		{"--coordinators", []string{"--model", "ledger", "--coordinators", "0"}},
 	} {
-		if _, _, err := runCommand(t, test.args...); !errors.Is(err, ErrOptions) || !strings.Contains(err.Error(), test.flag) {
+		_, _, err := runCommand(t, test.args...)
+		var field *daemon.FieldError
+		if !errors.As(err, &field) || field.Field != test.flag {
 			t.Errorf("%v: error %v, want one that names %s", test.args, err, test.flag)
 		}
-	}
-	if _, _, err := runCommand(t, "--trace", "/nonexistent"); err == nil {
-		t.Error("a trace that is not there was read")
-	}
-	if _, _, err := runCommand(t, "--set", "theta=-1"); err == nil {
-		t.Error("a policy out of range was accepted")
 	}
 }
 

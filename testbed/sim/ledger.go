@@ -1,9 +1,9 @@
 package sim
 
 import (
-	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 
 	"waypost/coordinator/placement"
 	"waypost/gossip/ledger"
@@ -98,21 +98,18 @@ const (
 )
 
 func (o *LedgerOptions) validate() (scenario, error) {
-	bad := func(field, format string, args ...any) error {
-		return fmt.Errorf("%w: --%s: %s", ErrOptions, field, fmt.Sprintf(format, args...))
-	}
 	at := slices.IndexFunc(scenarios, func(s scenario) bool { return s.name == o.Scenario })
 	switch {
 	case at < 0:
-		return scenario{}, bad("scenario", "%q is not one of %v", o.Scenario, scenarioNames())
+		return scenario{}, wrong("scenario", "%q is not one of %s", o.Scenario, strings.Join(scenarioNames(), ", "))
 	case !slices.Contains(ledgerPolicies, o.Policy):
-		return scenario{}, bad("policy", "%q is not one of %v, the rules of model ledger", o.Policy, ledgerPolicies)
+		return scenario{}, wrong("policy", "%q is not one of %s, the rules of model ledger", o.Policy, strings.Join(ledgerPolicies, ", "))
 	case o.Coordinators < 0 || o.Coordinators > ledger.MaxCoordinators:
-		return scenario{}, bad("coordinators", "%d is not in 1 to %d", o.Coordinators, ledger.MaxCoordinators)
+		return scenario{}, wrong("coordinators", "%d is not in 1 to %d", o.Coordinators, ledger.MaxCoordinators)
 	case o.Copies < 1 || o.Copies > 1000:
-		return scenario{}, bad("copies", "%d is not in 1 to 1000", o.Copies)
+		return scenario{}, wrong("copies", "%d is not in 1 to 1000", o.Copies)
 	case !(o.Seconds >= 1 && o.Seconds <= 86_400):
-		return scenario{}, bad("seconds", "%v is not in 1 to 86,400", o.Seconds)
+		return scenario{}, wrong("seconds", "%v is not in 1 to 86,400", o.Seconds)
 	}
 	s := scenarios[at]
 	if o.Coordinators == 0 {

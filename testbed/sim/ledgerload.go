@@ -11,7 +11,8 @@ import (
 type fate uint8
 
 const (
-	fateServed fate = iota
+	// The zero value: it is served.
+	_ fate = iota
 	// fateForeign: it comes to a worker that nobody placed it on.
 	fateForeign
 	// fateNever: it is placed and never sent.

@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -31,13 +30,16 @@ func override(p *placement.Policy, settings []string) error {
 				names = append(names, n)
 			}
 			slices.Sort(names)
-			return fmt.Errorf("%w: --set: %q is not one of %s", ErrOptions, name, strings.Join(names, ", "))
+			return wrong("set", "%q is not one of %s", name, strings.Join(names, ", "))
 		}
 		v, err := strconv.ParseFloat(text, 64)
 		if err != nil {
-			return fmt.Errorf("%w: --set: %s: %q is not a number", ErrOptions, name, text)
+			return wrong("set", "%s: %q is not a number", name, text)
 		}
 		*field = v
 	}
-	return p.Validate()
+	if err := p.Validate(); err != nil {
+		return wrong("set", "%w", err)
+	}
+	return nil
 }

@@ -1,9 +1,9 @@
 package sim
 
 import (
-	"fmt"
-	"math"
+		"math"
 	"math/rand/v2"
+	"strings"
 
 	"waypost/coordinator/placement"
 	"waypost/gossip/ledger"
@@ -77,28 +77,27 @@ const (
 )
 
 func (o *T2Options) validate() error {
-	bad := func(field, format string, args ...any) error {
-		return fmt.Errorf("%w: --%s: %s", ErrOptions, field, fmt.Sprintf(format, args...))
-	}
 	switch {
 	case o.Workers < 1 || o.Workers > 1024:
-		return bad("workers", "%d is not in 1 to 1024", o.Workers)
+		return wrong("workers", "%d is not in 1 to 1024", o.Workers)
 	case o.Coordinators < 1 || o.Coordinators > 64:
-		return bad("coordinators", "%d is not in 1 to 64", o.Coordinators)
+		return wrong("coordinators", "%d is not in 1 to 64", o.Coordinators)
 	case o.Coordinators > 1 && o.Policy != policyWaypost:
-		return bad("coordinators", "policy %s has one router; only %s runs with several", o.Policy, policyWaypost)
+		return wrong("coordinators", "policy %s has one router; only %s runs with several", o.Policy, policyWaypost)
 	case o.Copies < 1 || o.Copies > 1000:
-		return bad("copies", "%d is not in 1 to 1000", o.Copies)
+		return wrong("copies", "%d is not in 1 to 1000", o.Copies)
 	case o.SlowWorkers < 0 || o.SlowWorkers > o.Workers:
-		return bad("slow-workers", "%d is not in 0 to %d", o.SlowWorkers, o.Workers)
+		return wrong("slow-workers", "%d is not in 0 to %d", o.SlowWorkers, o.Workers)
 	case !(o.SlowFactor >= .1 && o.SlowFactor <= 100):
-		return bad("slow-factor", "%v is not in 0.1 to 100", o.SlowFactor)
+		return wrong("slow-factor", "%v is not in 0.1 to 100", o.SlowFactor)
 	case !(o.PriorScale >= .01 && o.PriorScale <= 100):
-		return bad("prior-scale", "%v is not in 0.01 to 100", o.PriorScale)
+		return wrong("prior-scale", "%v is not in 0.01 to 100", o.PriorScale)
 	case !(o.CrowdStartSec <= 1e9):
-		return bad("crowd-at", "%v is not a time in s", o.CrowdStartSec)
-	case !(o.NoticeMs <= 60_000) || !(o.EventMs <= 600_000):
-		return bad("notice-delay, --event-delay", "%v and %v ms: want at most 1 m and 10 m", o.NoticeMs, o.EventMs)
+		return wrong("crowd-at", "%v is not a time in s", o.CrowdStartSec)
+	case !(o.NoticeMs <= 60_000):
+		return wrong("notice-delay", "%v ms is above 60,000", o.NoticeMs)
+	case !(o.EventMs <= 600_000):
+		return wrong("event-delay", "%v ms is above 600,000", o.EventMs)
 	}
 	return nil
 }
@@ -231,7 +230,7 @@ func (run *t2) route(o *T2Options, copyIndex int) error {
 	case policySticky:
 		run.router = rules.NewSticky(o.Workers, cache, rng)
 	default:
-		return fmt.Errorf("%w: --policy: %q is not one of %v", ErrOptions, o.Policy, t2Policies)
+		return wrong("policy", "%q is not one of %s", o.Policy, strings.Join(t2Policies, ", "))
 	}
 	return nil
 }

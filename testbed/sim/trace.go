@@ -1,17 +1,12 @@
 package sim
 
 import (
-	"errors"
-	"fmt"
 	"math/rand/v2"
 	"slices"
 
 	"waypost/testbed/sim/prompt"
 	"waypost/testbed/workload"
 )
-
-// ErrOptions is wrapped by every error about an option.
-var ErrOptions = errors.New("bad simulation option")
 
 // class says where a request comes from. Classes are the workload's, never a
 // rule's.
@@ -59,7 +54,7 @@ type crowd struct {
 // replay makes the arrivals of a trace, in order of time.
 func replay(t *workload.Trace, o traceOptions) ([]arrival, error) {
 	if !(o.speedup > 0 && o.speedup <= 1e6) {
-		return nil, fmt.Errorf("%w: speedup: %v is not above 0 and at most 1e6", ErrOptions, o.speedup)
+		return nil, wrong("speedup", "%v is not above 0 and at most 1e6", o.speedup)
 	}
 	rng := rand.New(rand.NewPCG(o.seed, 1))
 	at := instants(t, o.spread)
