@@ -140,6 +140,7 @@ type Estimator struct {
 	meanPromptTokens   float64
 	meanOutputTokens   float64
 	gapMs              float64
+	heldGap            gapSeen // of the newest interval, until the next one
 	finishPerSec       float64
 
 	// busySince is when requests without a sign of life were first seen;
@@ -214,7 +215,7 @@ func (e *Estimator) Restarted() {
 	e.last = Sample{}
 	e.busySince, e.progressAt = time.Time{}, time.Time{}
 	e.witness, e.growthSeen = false, false
-	e.gapMs, e.finishPerSec = math.NaN(), math.NaN()
+	e.gapMs, e.finishPerSec, e.heldGap = math.NaN(), math.NaN(), gapSeen{}
 	e.counts.EndedClaims += uint64(e.ledger.remove(func(*claim) bool { return true }))
 	e.ledger.forgetEvidence()
 	e.lag.restart()
