@@ -125,6 +125,8 @@ type Estimator struct {
 	last             Sample  // newest cleaned reading; At is zero before the first
 	lastMs, formerMs float64 // when it and the one before were taken
 	foreign          int     // waiting requests that no claim explains
+	// explained says that the replay explains the newest reading.
+	explained bool
 	// queuedTokens is the engine's own sum of waiting tokens at queuedMs; -1:
 	// not told. slotForeignTokens are left in slots of nobody at slotsMs.
 	queuedTokens, slotForeignTokens int
@@ -220,6 +222,7 @@ func (e *Estimator) Restarted() {
 	e.ledger.forgetEvidence()
 	e.lag.restart()
 	e.foreign, e.queuedTokens, e.slotForeignTokens = 0, -1, 0
+	e.explained = false
 	e.decodeLoad, e.contextLoad = 0, 0
 	clear(e.eviction.stored)
 }
