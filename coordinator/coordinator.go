@@ -95,6 +95,11 @@ type Coordinator struct {
 	fleetFile      atomic.Pointer[registry.Fleet]
 	inFlight       chan struct{}
 	reservationTTL time.Duration
+	// boundaries are the workers whose boundary is not their pool's; helloNews
+	// says that they must be looked at again.
+	boundaries atomic.Pointer[map[string]error]
+	helloNews  atomic.Bool
+	sketches   sketches
 
 	clusterListener, apiListener net.Listener
 	clusterPort, apiPort         *oneport.Port
@@ -161,9 +166,12 @@ func (c *Coordinator) wireIdentity() error {
 	if err != nil {
 		return bad("prefix.key_file", "%w", err)
 	}
-	if c.prefixKey, err = prefix.ParseClusterKey(b); err != nil {
+	keys, err := prefix.ParseClusterKeys(b)
+	if err != nil {
 		return bad("prefix.key_file", "%s: %w", c.cfg.Prefix.KeyFile, err)
 	}
+	// During a rotation agents tell both, and a coordinator needs but one.
+	c.prefixKey = keys[0]
 	c.keyers.key = c.prefixKey
 	if c.cfg.TLS.set() {
 		c.identity, err = identity.Open(identity.Options{Files: identity.Files{CA: c.cfg.TLS.CAFile, Cert: c.cfg.TLS.CertFile, Key: c.cfg.TLS.KeyFile}, Logger: c.log})
@@ -206,8 +214,11 @@ func (c *Coordinator) wireView() error {
 	c.policy.Store(&policy)
 	c.fleetFile.Store(registry.EmptyFleet())
 	c.inFlight = make(chan struct{}, c.cfg.Limits.PlacesInFlight)
-	c.lanes, c.placements, c.operators = newLanes(c), &placements{c: c}, &operators{c: c}
-	c.peers = &peers{c: c, conns: map[string]*grpc.ClientConn{}}
+	if c.lanes, err = newLanes(c); err != nil {
+		return err
+	}
+	c.placements, c.operators = &placements{c: c}, &operators{c: c}
+	c.peers = newPeers(c)
 	c.metrics = newMetrics(c.opt.Registerer, c)
 	return nil
 }

@@ -20,6 +20,7 @@ type metrics struct {
 	ended        *prometheus.CounterVec
 	badFrames    *prometheus.CounterVec
 	prefixFrames *prometheus.CounterVec
+	prefixBytes  *prometheus.CounterVec
 	pulls        *prometheus.CounterVec
 }
 
@@ -32,7 +33,7 @@ func newMetrics(reg prometheus.Registerer, c *Coordinator) *metrics {
 		f.NewGaugeFunc(prometheus.GaugeOpts{Name: "waypost_" + name, Help: help}, fn)
 	}
 	gauge("reservations", "Open claims of placements made here.", func() float64 { return float64(c.fleet.OpenClaims()) })
-	gauge("index_keys", "Keys in the prefix index.", func() float64 { return float64(c.index.Stats().Keys) })
+	reg.MustRegister(newViewCollector(c))
 	reg.MustRegister(&stateCollector{
 		c:       c,
 		workers: prometheus.NewDesc("waypost_workers", "Workers by state.", []string{"pool", "state"}, nil),
@@ -48,7 +49,8 @@ func newMetrics(reg prometheus.Registerer, c *Coordinator) *metrics {
 		ended:        vec("reservations_ended_total", "Claims that ended, by how.", "how"),
 		badFrames:    vec("lane_frames_refused_total", "Frames from agents that were refused.", "kind"),
 		prefixFrames: vec("prefix_frames_total", "Prefix frames by what became of them.", "result"),
-		pulls:        vec("prefix_pulls_total", "Snapshots and replays asked for, by reason.", "reason"),
+		prefixBytes:  vec("prefix_bytes_total", "Bytes of prefix frames, by where they came from: delta, or asked for from an agent or a peer.", "source"),
+		pulls:        vec("prefix_pulls_total", "Snapshots and replays asked for, by reason and by whom: agent or peer.", "reason", "source"),
 	}
 }
 
@@ -104,6 +106,8 @@ func (c *Coordinator) tick() {
 			return
 		case now := <-t.C:
 			c.note(c.fleet.Tick(now))
+			c.checkBoundaries(now)
+			c.readSketches(now)
 			c.records.Trim(now)
 		}
 	}

@@ -198,12 +198,15 @@ func (p *placements) match(w *work) (deepest int) {
 		}
 	}
 	for _, m := range w.matches {
+		if m.Unverified {
+			continue // its boundary is not its pool's
+		}
 		if c := placement.Find(w.candidates, fleet.WorkerID(m.Worker)); c != nil {
 			c.MatchedTokens, c.Predicted = int(m.Tokens), m.Predicted
 			deepest = max(deepest, int(m.Tokens))
 		}
 	}
-	return deepest
+	return max(deepest, p.c.sketches.credit(&w.prompt.probe, w.candidates))
 }
 
 // answer puts a decision into the API's words.

@@ -29,6 +29,7 @@ func (c *Coordinator) Start() error {
 		return errors.Join(err, c.Stop(context.Background()))
 	}
 	c.tasks.Go(c.tick)
+	c.tasks.Go(c.lanes.puller.run)
 	c.tasks.Go(func() { c.join(c.ctx) })
 	c.log.Info("coordinator started", "api", c.APIAddress(), "cluster", c.ClusterAddress(), "mesh", c.MeshAddress())
 	return nil

@@ -34,6 +34,8 @@ type Options struct {
 	MaxWaiting int
 	// Seed is of the chance.
 	Seed uint64
+	// NextID numbers the pulls, never 0; nil: 1, 2, 3, …
+	NextID func() uint32
 }
 
 // Stream names a prefix stream: the index of a worker on the lane of its host.
@@ -45,7 +47,7 @@ type Stream struct {
 // Ask is a pull to be sent now.
 type Ask struct {
 	Stream
-	// ID is its number, from 1, which the answer repeats.
+	// ID is its number, which the answer repeats.
 	ID uint32
 	// Reason is why, as the first Want since the last answer said.
 	Reason string
@@ -61,7 +63,6 @@ type Queue struct {
 	turn    []*host
 	streams int
 	flights map[uint32]*stream
-	lastID  uint32
 }
 
 // host is a host with its streams.
@@ -109,6 +110,10 @@ func New(o Options) (*Queue, error) {
 		*f.value = cmp.Or(*f.value, f.unset)
 	}
 	o.LongestPause = max(o.LongestPause, o.Pause)
+	if o.NextID == nil {
+		last := uint32(0)
+		o.NextID = func() uint32 { last = max(1, last+1); return last }
+	}
 	return &Queue{opt: o, rng: rand.New(rand.NewPCG(o.Seed, 1)), hosts: map[string]*host{}, flights: map[uint32]*stream{}}, nil
 }
 
@@ -174,8 +179,7 @@ func (q *Queue) Next(now time.Time) (ask Ask, ok bool) {
 }
 
 func (q *Queue) start(st *stream, now time.Time) Ask {
-	q.lastID = max(1, q.lastID+1)
-	st.waiting, st.id = false, q.lastID
+	st.waiting, st.id = false, q.opt.NextID()
 	st.answerBy = now.Add(q.opt.AnswerWithin)
 	st.host.inFlight++
 	q.flights[st.id] = st

@@ -1,0 +1,138 @@
+package coordinator
+
+import (
+	"math"
+	"sync/atomic"
+	"time"
+
+	"waypost/coordinator/fleet"
+	"waypost/coordinator/placement"
+	"waypost/gossip/prefix"
+	"waypost/gossip/summary"
+)
+
+// sketches are what the mesh says of workers whose lane is down. Requests read
+// them while the next ones are made.
+type sketches struct {
+	now atomic.Pointer[map[fleet.WorkerID]sketched]
+}
+
+// sketched is what the mesh says of one worker.
+type sketched struct {
+	process uint64
+	at      time.Time
+	roots   []summary.Root
+}
+
+// maxSketchAge is the age at which a sketch says nothing any more: the hottest
+// prefixes of a worker outlive several of the longest rhythms.
+const maxSketchAge = 10 * time.Minute
+
+// readSketches takes the sketches of hosts without a lane. They credit prefixes
+// to workers that are known; they never make a worker known or eligible, and
+// the word of a lane that is up outranks them.
+func (c *Coordinator) readSketches(now time.Time) {
+	next := map[fleet.WorkerID]sketched{}
+	for _, m := range c.mesh.Sketches() {
+		if _, up := c.laneServer.Session(m.Name); up || m.Name == c.name {
+			continue
+		}
+		sk, err := summary.ParseSketch(m.Payload)
+		if err != nil {
+			c.metrics.badFrames.WithLabelValues("sketch").Inc()
+			continue
+		}
+		at := m.Received.Add(-sk.Age)
+		if sk.KeyID != c.prefixKey.IDUint32() || now.Sub(at) > maxSketchAge {
+			continue
+		}
+		for _, w := range sk.Workers {
+			id, process, ok := c.fleet.LookupWorker(m.Name + "/" + w.Name)
+			if ok && len(w.Roots) > 0 && w.State != summary.SketchLost && w.State != summary.SketchUnknown {
+				next[id] = sketched{process, at, w.Roots}
+				c.lanes.sketchView(m.Name, id, process, now.Sub(at))
+			}
+		}
+	}
+	c.sketches.now.Store(&next)
+}
+
+// credit raises what candidates without a lane are credited with to the deepest
+// root of their sketch that the prompt begins with. Where nothing but a sketch is
+// known and no root fits, the credit is unknown: a sketch names the hottest
+// prefixes only. It returns the deepest.
+func (s *sketches) credit(p *prefix.Probe, candidates []placement.Candidate) (deepest int) {
+	now := s.now.Load()
+	if now == nil {
+		return 0
+	}
+	for id, sk := range *now {
+		c := placement.Find(candidates, id)
+		if c == nil || c.Process != sk.process || c.View.Kind != placement.ViewInferred && c.View.Kind != placement.ViewStale {
+			continue
+		}
+		for _, r := range sk.roots {
+			depth := int(r.DepthTokens)
+			if depth <= c.MatchedTokens {
+				continue
+			}
+			if key, ok := p.At(depth); ok && key == r.Key {
+				c.MatchedTokens = depth
+				deepest = max(deepest, depth)
+			}
+		}
+		if c.View.Kind == placement.ViewInferred && c.MatchedTokens == 0 {
+			c.MatchedTokens = placement.Unknown
+		}
+	}
+	return deepest
+}
+
+// oldestSec is the age of the oldest sketch in use; NaN: none is.
+func (s *sketches) oldestSec(now time.Time) float64 {
+	oldest := math.NaN()
+	if m := s.now.Load(); m != nil {
+		for _, sk := range *m {
+			oldest = math.Max(now.Sub(sk.at).Seconds(), nanToZero(oldest))
+		}
+	}
+	return oldest
+}
+
+func nanToZero(v float64) float64 {
+	if math.IsNaN(v) {
+		return 0
+	}
+	return v
+}
+
+// sketchView makes the view of a worker whose lane is down, and of whose cache
+// nothing else is known, one that is inferred from a sketch of some age.
+func (h *lanes) sketchView(host string, id fleet.WorkerID, process uint64, age time.Duration) {
+	h.mu.Lock()
+	hl := h.hosts[host]
+	h.mu.Unlock()
+	if hl != nil {
+		hl.mu.Lock()
+		defer hl.mu.Unlock()
+		if hl.open {
+			return
+		}
+		for _, st := range hl.streams {
+			if st.worker == id && st.process == process && !st.viewAt.IsZero() && st.viewKind != placement.ViewBlind {
+				return // its stream knows more, with an age of its own
+			}
+		}
+	}
+	h.c.setView(id, process, placement.ViewInferred, age)
+}
+
+// stale makes the views of a host's workers stale, as old as they are: its lane
+// is down, and what changes is not told. The caller holds hl.mu.
+func (h *lanes) stale(hl *hostLane) {
+	for _, st := range hl.streams {
+		if !st.viewAt.IsZero() && st.viewKind != placement.ViewBlind {
+			h.c.setView(st.worker, st.process, placement.ViewStale, time.Since(st.viewAt))
+		}
+	}
+}
