@@ -113,7 +113,7 @@ type Coordinator struct {
 
 // New wires a coordinator and binds its listeners; it serves nothing yet.
 func New(opt Options) (*Coordinator, error) {
-	c := &Coordinator{opt: opt, cfg: opt.Config, reservationTTL: cmp.Or(opt.ReservationTTL, reservationTTL)}
+	c := &Coordinator{opt: opt, cfg: opt.Config, reservationTTL: cmp.Or(opt.ReservationTTL, reservationTTL), sketches: sketches{outdated: streamOutdated}}
 	if err := c.cfg.Validate(); err != nil {
 		return nil, err
 	}

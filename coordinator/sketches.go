@@ -15,6 +15,8 @@ import (
 // them while the next ones are made.
 type sketches struct {
 	now atomic.Pointer[map[fleet.WorkerID]sketched]
+	// outdated is streamOutdated; tests have less time.
+	outdated time.Duration
 }
 
 // sketched is what the mesh says of one worker.
@@ -23,6 +25,10 @@ type sketched struct {
 	at      time.Time
 	roots   []summary.Root
 }
+
+// streamOutdated is the age at which what a stream told before its lane went down
+// is worth less than the few prefixes of a sketch that is younger.
+const streamOutdated = 2 * time.Minute
 
 // maxSketchAge is the age at which a sketch says nothing any more: the hottest
 // prefixes of a worker outlive several of the longest rhythms.
@@ -48,19 +54,21 @@ func (c *Coordinator) readSketches(now time.Time) {
 		}
 		for _, w := range sk.Workers {
 			id, process, ok := c.fleet.LookupWorker(m.Name + "/" + w.Name)
-			if ok && len(w.Roots) > 0 && w.State != summary.SketchLost && w.State != summary.SketchUnknown {
+			if !ok || len(w.Roots) == 0 || w.State == summary.SketchLost || w.State == summary.SketchUnknown {
+				continue
+			}
+			if c.lanes.inferView(m.Name, id, process, now.Sub(at)) {
 				next[id] = sketched{process, at, w.Roots}
-				c.lanes.sketchView(m.Name, id, process, now.Sub(at))
 			}
 		}
 	}
 	c.sketches.now.Store(&next)
 }
 
-// credit raises what candidates without a lane are credited with to the deepest
-// root of their sketch that the prompt begins with. Where nothing but a sketch is
-// known and no root fits, the credit is unknown: a sketch names the hottest
-// prefixes only. It returns the deepest.
+// credit sets what candidates of whose cache only a sketch is known are credited
+// with: the deepest of its roots that the prompt begins with. Where none fits,
+// that is unknown: a sketch names the hottest prefixes only. It returns the
+// deepest.
 func (s *sketches) credit(p *prefix.Probe, candidates []placement.Candidate) (deepest int) {
 	now := s.now.Load()
 	if now == nil {
@@ -68,9 +76,10 @@ func (s *sketches) credit(p *prefix.Probe, candidates []placement.Candidate) (de
 	}
 	for id, sk := range *now {
 		c := placement.Find(candidates, id)
-		if c == nil || c.Process != sk.process || c.View.Kind != placement.ViewInferred && c.View.Kind != placement.ViewStale {
+		if c == nil || c.Process != sk.process || c.View.Kind != placement.ViewInferred {
 			continue
 		}
+		c.MatchedTokens, c.Predicted = placement.Unknown, false
 		for _, r := range sk.roots {
 			depth := int(r.DepthTokens)
 			if depth <= c.MatchedTokens {
@@ -80,9 +89,6 @@ func (s *sketches) credit(p *prefix.Probe, candidates []placement.Candidate) (de
 				c.MatchedTokens = depth
 				deepest = max(deepest, depth)
 			}
-		}
-		if c.View.Kind == placement.ViewInferred && c.MatchedTokens == 0 {
-			c.MatchedTokens = placement.Unknown
 		}
 	}
 	return deepest
@@ -106,25 +112,29 @@ func nanToZero(v float64) float64 {
 	return v
 }
 
-// sketchView makes the view of a worker whose lane is down, and of whose cache
-// nothing else is known, one that is inferred from a sketch of some age.
-func (h *lanes) sketchView(host string, id fleet.WorkerID, process uint64, age time.Duration) {
+// inferView makes the view of a worker whose lane is down one that is inferred
+// from a sketch of some age, unless its stream says more.
+func (h *lanes) inferView(host string, id fleet.WorkerID, process uint64, age time.Duration) bool {
 	h.mu.Lock()
 	hl := h.hosts[host]
 	h.mu.Unlock()
-	if hl != nil {
-		hl.mu.Lock()
-		defer hl.mu.Unlock()
-		if hl.open {
-			return
-		}
-		for _, st := range hl.streams {
-			if st.worker == id && st.process == process && !st.viewAt.IsZero() && st.viewKind != placement.ViewBlind {
-				return // its stream knows more, with an age of its own
+	if hl == nil {
+		return false
+	}
+	hl.mu.Lock()
+	defer hl.mu.Unlock()
+	if hl.open {
+		return false
+	}
+	for _, st := range hl.streams {
+		if st.worker == id && st.process == process && !st.viewAt.IsZero() {
+			if told := time.Since(st.viewAt); told < h.c.sketches.outdated || told < age || st.viewKind == placement.ViewBlind {
+				return false
 			}
 		}
 	}
 	h.c.setView(id, process, placement.ViewInferred, age)
+	return true
 }
 
 // stale makes the views of a host's workers stale, as old as they are: its lane
