@@ -44,9 +44,14 @@ func TestHelloNamesBothSides(t *testing.T) {
 
 func TestBoundaryFaults(t *testing.T) {
 	faults := boundaryFaults([]bounded{
-		{"a", "p", "1f"}, {"b", "p", "1f"}, {"c", "p", "2e"}, {"d", "p", ""},
-		{"e", "q", "2e"}, {"f", "", "3d"},
-		{"g", "r", "22"}, {"h", "r", "11"}, // as many: the lower one, whoever asks
+		{"a", "p", "1f"},
+		{"b", "p", "1f"},
+		{"c", "p", "2e"},
+		{"d", "p", ""},
+		{"e", "q", "2e"},
+		{"f", "", "3d"},
+		{"g", "r", "22"},
+		{"h", "r", "11"}, // as many: the lower one, whoever asks
 	})
 	for worker, says := range map[string][]string{
 		"c": {"worker c has 2e", "pool p has 1f", "chat template"}, "g": {"worker g has 22", "pool r has 11"},

@@ -100,7 +100,7 @@ func TestResyncNeverBlinds(t *testing.T) {
 	first := newCache(1)
 	now.Store(first)
 	common := first.grow(100)
-	first.delta() // so that its end is a known point
+	first.delta()          // so that its end is a known point
 	gone := first.grow(40) // longer
 	first.delta()
 	var live atomic.Bool // before, a frame could be on its way beside the answer
