@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"time"
 
@@ -34,14 +35,16 @@ const (
 )
 
 // copyPeers are the cluster addresses of coordinators to ask for copies, in
-// random order, so that not all ask the same.
+// random order, so that not all ask the same. Configured ones are among them: a
+// coordinator that starts has lanes before it has its catalogue.
 func (c *Coordinator) copyPeers() []string {
 	var out []string
 	now := time.Now()
+	known := c.joinAddresses()
 	c.peers.mu.Lock()
-	for _, m := range c.replica.State().Coordinators() {
-		if m.Name != c.name && m.ClusterAddress != "" && !now.Before(c.peers.mute[m.ClusterAddress]) {
-			out = append(out, m.ClusterAddress)
+	for _, address := range known {
+		if address != "" && address != c.ClusterAddress() && !now.Before(c.peers.mute[address]) && !slices.Contains(out, address) {
+			out = append(out, address)
 		}
 	}
 	c.peers.mu.Unlock()
