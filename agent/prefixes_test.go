@@ -358,3 +358,34 @@ func TestTwoKeysAreOffered(t *testing.T) {
 		}
 	}
 }
+
+// One LOAD carries the frames of all workers of the host, and how old what it
+// leaves out is.
+func TestLoadCarriesTheFramesOfAllWorkers(t *testing.T) {
+	a := newAgent(t, newKey)
+	l := &lane.Lane{}
+	a.lanes.told[l] = map[uint32]position{}
+	now := time.Now()
+	for i := range uint32(8) {
+		r := a.addRank()
+		r.apply(engine.Batch{Events: []blocktable.Event{store(i+1, 40)}, Received: now})
+		r.tick(now)
+	}
+	for round, want := range []bool{true, false} {
+		load := a.lanes.load(l)
+		if len(load.GetWorkers()) != 8 {
+			t.Fatalf("%d workers", len(load.GetWorkers()))
+		}
+		for _, w := range load.GetWorkers() {
+			if (len(w.GetPrefixFrame()) > 0) != want || w.PrefixAgeMs == nil || w.GetPrefixAgeMs() != 0 {
+				t.Errorf("round %d, worker %d: %d bytes, age %v", round, w.GetIndex(), len(w.GetPrefixFrame()), w.PrefixAgeMs)
+			}
+		}
+	}
+	a.rank(3).apply(engine.Batch{Events: []blocktable.Event{store(99, 40)}, Received: now.Add(-time.Second)})
+	for _, w := range a.lanes.load(l).GetWorkers() {
+		if old := w.GetPrefixAgeMs() >= 1000; old != (w.GetIndex() == 3) {
+			t.Errorf("worker %d: untold changes are %v ms old", w.GetIndex(), w.GetPrefixAgeMs())
+		}
+	}
+}

@@ -10,6 +10,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"waypost/coordinator/pull"
 	"waypost/gossip/lane"
 	waypostv1 "waypost/proto/waypost/v1"
 )
@@ -237,4 +238,74 @@ func TestDigestMismatchIsPulledAndCounted(t *testing.T) {
 		age := o.metric(t, "waypost_cache_view_age_seconds{"+testModel+"}")
 		return age >= 0 && age < 30
 	})
+}
+
+// A frame that comes before the answer it goes with is not forgotten: the view
+// is not fresh before what it told is known.
+func TestFrameBeforeItsSnapshotIsAskedForAgain(t *testing.T) {
+	o := startOne(t)
+	c := newCache(1)
+	tokens := c.grow(100)
+	c.delta()
+	before := c.snapshot()
+	grown := c.grow(60)
+	late := c.delta()
+	if late == nil {
+		t.Fatal("no frame")
+	}
+	var send atomic.Bool
+	a := newSlowAgent(func() []byte {
+		if send.Swap(false) {
+			return late
+		}
+		return nil
+	})
+	a.dialSlow(t, o)
+	p, l := a.next(t)
+	send.Store(true)
+	eventually(t, "the frame comes first", func() bool { return o.metric(t, "waypost_prefix_frames_total{gap}") == 1 })
+	answer(t, l, p, true, before...)
+	p, l = a.next(t)
+	if p.GetReason() != "gap" || p.GetHaveSeq() != 1 {
+		t.Errorf("asked for %s from %d", p.GetReason(), p.GetHaveSeq())
+	}
+	loads, _ := a.counts()
+	eventually(t, "5 more reports", func() bool { n, _ := a.counts(); return n > loads+5 })
+	if v := o.placed(t, tokens).GetBasis().GetCacheView(); v != "blind" {
+		t.Errorf("the view is %s before all is known", v)
+	}
+	answer(t, l, p, true, late)
+	eventually(t, "all is known", func() bool {
+		return o.held(grown) == len(grown) && o.placed(t, tokens).GetBasis().GetCacheView() == "live"
+	})
+}
+
+// The streams of one host are asked for a few at a time; the others wait.
+func TestPullsOfOneHostAreBounded(t *testing.T) {
+	o := startOne(t)
+	a := newSlowAgent(nil)
+	a.workers = 60
+	a.dialSlow(t, o)
+	answered := map[uint32]bool{}
+	for range 60 {
+		p, l := a.next(t)
+		if n := o.metric(t, "waypost_prefix_pulls_in_flight"); n < 1 || n > pull.DefaultPerHost {
+			t.Fatalf("%v pulls under way", n)
+		}
+		if n := o.metric(t, "waypost_prefix_pulls_waiting"); n > 60-float64(len(answered)) {
+			t.Fatalf("%v wait", n)
+		}
+		answered[p.GetIndex()] = true
+		c := newCache(1)
+		c.grow(10)
+		c.delta()
+		if err := l.SendWait(t.Context(), &waypostv1.ConnectRequest{Frame: &waypostv1.ConnectRequest_Prefixes{Prefixes: &waypostv1.PrefixFrames{
+			Index: p.Index, EngineProcess: p.EngineProcess, Frames: c.snapshot(), PullId: p.PullId, Last: proto.Bool(true),
+		}}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(answered) < 55 { // one that is late may be asked twice
+		t.Errorf("%d of 60 streams asked for", len(answered))
+	}
 }
