@@ -62,16 +62,18 @@ type Agent struct {
 	process uint64
 	log     *slog.Logger
 
-	prefixKey prefix.ClusterKey
-	engines   []*watched
-	lanes     *lanes
-	dialer    *lane.Dialer
-	mesh      *mesh.Mesh
-	gpus      *nvml.Client
-	host      *host.Collector
-	local     *localServer
-	metrics   *metricsServer
-	learnt    *learnt
+	// prefixKeys are the cluster keys of prefix keys: two during a rotation, the
+	// primary first.
+	prefixKeys []prefix.ClusterKey
+	engines    []*watched
+	lanes      *lanes
+	dialer     *lane.Dialer
+	mesh       *mesh.Mesh
+	gpus       *nvml.Client
+	host       *host.Collector
+	local      *localServer
+	metrics    *metricsServer
+	learnt     *learnt
 	// framesRefused counts frames of coordinators that were refused.
 	framesRefused *prometheus.CounterVec
 
@@ -133,13 +135,13 @@ func New(opt Options) (*Agent, error) {
 	return a, a.wireFacts()
 }
 
-// readKeys reads the cluster key of prefix keys.
+// readKeys reads the cluster keys of prefix keys.
 func (a *Agent) readKeys() error {
 	b, err := os.ReadFile(a.cfg.Prefix.KeyFile)
 	if err != nil {
 		return bad("prefix.key_file", "%w", err)
 	}
-	if a.prefixKey, err = prefix.ParseClusterKey(b); err != nil {
+	if a.prefixKeys, err = prefix.ParseClusterKeys(b); err != nil {
 		return bad("prefix.key_file", "%s: %w", a.cfg.Prefix.KeyFile, err)
 	}
 	return nil
@@ -187,7 +189,7 @@ func (a *Agent) newRank(e EngineConfig, engineName string, number int) *rank {
 		defer a.mu.Unlock()
 		// A block of the mirror takes about 130 bytes; the bound is shared.
 		perRank := int(a.cfg.Limits.Memory) / 130 / max(1, len(a.cfg.Engines))
-		r := newRank(uint32(len(a.index)), string(e.Kind), engineName, a.name+" "+e.URL, number, a.prefixKey, perRank)
+		r := newRank(uint32(len(a.index)), string(e.Kind), engineName, a.name+" "+e.URL, number, a.prefixKeys, perRank)
 		r.agentProcess = a.process
 		r.restore = func(f engine.Facts, process uint64) (queue.State, bool) { return a.learnt.of(r.local(), f, process) }
 		a.index = append(a.index, r)
@@ -291,6 +293,7 @@ func (a *Agent) Start() error {
 	}
 	a.startFacts()
 	a.tasks.Go(a.tick)
+	a.tasks.Go(a.sketching)
 	a.dialer.Start()
 	a.log.Info("agent started", "engines", len(a.engines), "mesh", a.MeshAddress())
 	return nil

@@ -31,7 +31,7 @@ func (r *rank) estimateFacts() {
 		}
 		r.estimate = estimate
 		r.relearn()
-		r.told = r.stepModel()
+		r.toldModel = r.stepModel()
 		for _, coordinator := range r.lanes {
 			r.estimate.LaneUp(time.Now(), coordinator)
 		}
@@ -69,10 +69,10 @@ func (r *rank) remodelled() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	model := r.stepModel()
-	if !r.known || model == r.told {
+	if !r.known || model == r.toldModel {
 		return false
 	}
-	r.told = model
+	r.toldModel = model
 	return true
 }
 

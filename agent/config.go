@@ -66,7 +66,7 @@ type ClusterConfig struct {
 
 // PrefixConfig is the prefix section.
 type PrefixConfig struct {
-	KeyFile string `toml:"key_file" help:"cluster key of the prefix keys, 32 hex digits"`
+	KeyFile string `toml:"key_file" help:"cluster key of the prefix keys, 32 hex digits; two lines while it is changed, the new one first"`
 }
 
 // HintConfig is the hint section.

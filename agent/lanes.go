@@ -11,11 +11,9 @@ import (
 	"waypost/agent/engine"
 	"waypost/gossip/lane"
 	"waypost/gossip/ledger"
+	"waypost/gossip/summary"
 	waypostv1 "waypost/proto/waypost/v1"
 )
-
-// prefixFormat is the version of the prefix frame format this agent sends.
-const prefixFormat = 1
 
 // tokenizeTimeout bounds one question to an engine's tokenizer, tokenizeAtOnce
 // how many run together.
@@ -44,10 +42,15 @@ type lanes struct {
 	policy *waypostv1.PolicyPush
 	seq    uint64
 	asks   chan struct{}
+	// pulls are the pulls of each lane that wait for an answer.
+	pulls map[*lane.Lane]chan *waypostv1.PrefixPull
 }
 
 func newLanes(a *Agent) *lanes {
-	return &lanes{a: a, told: map[*lane.Lane]map[uint32]position{}, up: map[*lane.Lane]uint64{}, asks: make(chan struct{}, tokenizeAtOnce)}
+	return &lanes{
+		a: a, told: map[*lane.Lane]map[uint32]position{}, up: map[*lane.Lane]uint64{}, asks: make(chan struct{}, tokenizeAtOnce),
+		pulls: map[*lane.Lane]chan *waypostv1.PrefixPull{},
+	}
 }
 
 // LaneUp implements lane.AgentHandler. The stream goes on from where it is;
@@ -65,6 +68,7 @@ func (h *lanes) LaneUp(l *lane.Lane) {
 	for _, r := range h.a.ranks() {
 		r.laneUp(l, process)
 	}
+	h.startAnswers(l)
 	h.mu.Unlock()
 	h.a.log.Info("lane up", "coordinator", name(l), "address", l.Address())
 	h.a.sendHostReport(l)
@@ -78,6 +82,7 @@ func (h *lanes) LaneDown(l *lane.Lane, cause error) {
 	for _, r := range h.a.ranks() {
 		r.laneDown(l)
 	}
+	delete(h.pulls, l)
 	h.mu.Unlock()
 	h.a.log.Warn("lane down", "coordinator", name(l), "address", l.Address(), "error", cause)
 }
@@ -91,7 +96,7 @@ func name(l *lane.Lane) string {
 func (h *lanes) Frame(l *lane.Lane, f *waypostv1.ConnectResponse) {
 	switch fr := f.GetFrame().(type) {
 	case *waypostv1.ConnectResponse_Pull:
-		h.answerPull(l, fr.Pull)
+		h.queuePull(l, fr.Pull)
 	case *waypostv1.ConnectResponse_Claims:
 		h.takeClaims(l, fr.Claims)
 	case *waypostv1.ConnectResponse_Marks:
@@ -138,42 +143,6 @@ func (h *lanes) takePolicy(p *waypostv1.PolicyPush) {
 	}
 }
 
-// answerPull sends the frames a coordinator lacks, or a snapshot.
-func (h *lanes) answerPull(l *lane.Lane, p *waypostv1.PrefixPull) {
-	r := h.a.rank(p.GetIndex())
-	if r == nil {
-		return
-	}
-	var frames [][]byte
-	var process uint64
-	ok := false
-	if p.HaveSeq != nil {
-		frames, process, ok = r.framesAfter(p.GetEpoch(), p.GetHaveSeq())
-	}
-	if !ok {
-		frames, process, _, _ = r.snapshot()
-	}
-	h.send(l, r.index, process, frames, p.GetPullId())
-}
-
-// send writes prefix frames one message at a time, so that none is too big. An
-// answer without frames says that nothing is missing.
-func (h *lanes) send(l *lane.Lane, index uint32, process uint64, frames [][]byte, pullID uint32) {
-	for i := range max(1, len(frames)) {
-		msg := &waypostv1.PrefixFrames{Index: &index, EngineProcess: &process, PullId: &pullID, Last: proto.Bool(i >= len(frames)-1)}
-		if i < len(frames) {
-			msg.Frames = frames[i : i+1]
-		}
-		ctx, cancel := context.WithTimeout(h.a.ctx, 5*time.Second)
-		err := l.SendWait(ctx, &waypostv1.ConnectRequest{Frame: &waypostv1.ConnectRequest_Prefixes{Prefixes: msg}})
-		cancel()
-		if err != nil {
-			// The lane is down or stuck; the coordinator asks again on the next.
-			return
-		}
-	}
-}
-
 // load builds a LOAD for one lane at the moment of writing.
 func (h *lanes) load(l *lane.Lane) *waypostv1.Load {
 	now := time.Now()
@@ -200,37 +169,10 @@ func (h *lanes) load(l *lane.Lane) *waypostv1.Load {
 		}
 		rep.load.GPUVerdict = verdict
 		w := lane.WorkerLoadOf(r.index, &rep.load)
-		w.PrefixFrame = h.nextFrame(r, told)
+		w.PrefixFrame, w.PrefixAgeMs = h.nextFrame(r, told, now)
 		out.Workers = append(out.Workers, w)
 	}
 	return out
-}
-
-// nextFrame returns the next frame of a rank's stream that the lane was not
-// told. One frame rides on each LOAD; a lane that fell behind catches up at
-// the pace of LOAD, and what left the ring is asked for by the coordinator.
-func (h *lanes) nextFrame(r *rank, told map[uint32]position) []byte {
-	epoch, seq := r.seq()
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if told == nil {
-		return nil
-	}
-	at, ok := told[r.index]
-	if !ok || at.epoch != epoch || at.seq > seq {
-		told[r.index] = position{epoch, seq}
-		at = position{epoch, seq - min(seq, 1)}
-	}
-	if at.seq == seq {
-		return nil
-	}
-	frames, _, ok := r.framesAfter(epoch, at.seq)
-	if !ok || len(frames) == 0 {
-		told[r.index] = position{epoch, seq}
-		return nil
-	}
-	told[r.index] = position{epoch, at.seq + 1}
-	return frames[0]
 }
 
 // ask runs a question to an engine's tokenizer beside the lane and sends the
@@ -274,8 +216,8 @@ func (h *lanes) reply(l *lane.Lane, r *waypostv1.TokenizeReply) {
 func (h *lanes) hello() *waypostv1.AgentHello {
 	a := h.a
 	out := &waypostv1.AgentHello{
-		Host: &a.name, AgentProcess: &a.process, Version: &a.opt.Version, PrefixKeyIds: []string{a.prefixKey.ID()},
-		PrefixFormat: proto.Uint32(prefixFormat), ZoneHint: &a.cfg.Hint.Zone, RackHint: &a.cfg.Hint.Rack,
+		Host: &a.name, AgentProcess: &a.process, Version: &a.opt.Version, PrefixKeyIds: a.keyIDs(),
+		PrefixFormat: proto.Uint32(summary.Version), ZoneHint: &a.cfg.Hint.Zone, RackHint: &a.cfg.Hint.Rack,
 	}
 	for _, w := range a.engines {
 		for _, r := range w.all() {

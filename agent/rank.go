@@ -36,6 +36,10 @@ type rank struct {
 
 	mu  sync.Mutex
 	key prefix.ClusterKey
+	// rotated is the other cluster key while the key is changed; empty: none.
+	rotated []prefix.ClusterKey
+	// told are the ages of what the latest frames left untold.
+	told frameAges
 	// maxBlocks bounds the mirror.
 	maxBlocks int
 	facts     engine.Facts
@@ -47,8 +51,8 @@ type rank struct {
 	recorder *queue.Recorder
 	// lanes are those that are up, with their coordinator's process mark.
 	lanes map[*lane.Lane]uint64
-	// told is the step model of the newest hello.
-	told ledger.StepModel
+	// toldModel is the step model of the newest hello.
+	toldModel ledger.StepModel
 	// beside is a mirror under construction that replaces table when it is
 	// complete; nil: none.
 	beside   *blocktable.Table
@@ -62,9 +66,9 @@ type rank struct {
 	overPool bool
 }
 
-func newRank(index uint32, kind, engineName, endpoint string, number int, key prefix.ClusterKey, maxBlocks int) *rank {
+func newRank(index uint32, kind, engineName, endpoint string, number int, keys []prefix.ClusterKey, maxBlocks int) *rank {
 	return &rank{
-		index: index, kind: kind, engine: engineName, endpoint: endpoint, number: number, key: key, maxBlocks: maxBlocks,
+		index: index, kind: kind, engine: engineName, endpoint: endpoint, number: number, key: keys[0], rotated: keys[1:], maxBlocks: maxBlocks,
 		coverage: engine.CoverageNone, reason: "not reached yet", faults: map[string]int{}, lanes: map[*lane.Lane]uint64{},
 	}
 }
@@ -108,7 +112,7 @@ func (r *rank) newTable() *blocktable.Table {
 // mirror makes a table the rank's mirror, with a stream of its own.
 func (r *rank) mirror(t *blocktable.Table) {
 	r.table, r.beside = t, nil
-	r.encoder = summary.NewEncoder(summary.Options{Key: r.key, Blocks: t, Epoch: rand.Uint32() | 1})
+	r.encoder = r.newEncoder(t)
 	r.recorder = queue.NewRecorder(r.key, t, r.encoder)
 	t.Listen(r.recorder.ForTable())
 	// What the table holds already says nothing of the present.
@@ -151,6 +155,7 @@ func (r *rank) count(what string, n int) {
 func (r *rank) apply(b engine.Batch) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.told.changed(&b)
 	table := r.table
 	if r.beside != nil {
 		table = r.beside
@@ -222,7 +227,7 @@ func (r *rank) tick(now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.encoder != nil {
-		r.encoder.Delta(now)
+		r.nextDelta(now)
 	}
 }
 

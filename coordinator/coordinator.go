@@ -102,6 +102,11 @@ type Coordinator struct {
 	// the clock in messages to peers.
 	shipC chan struct{}
 	began time.Time
+	// boundaries are the workers whose boundary is not their pool's; helloNews
+	// says that they must be looked at again.
+	boundaries atomic.Pointer[map[string]error]
+	helloNews  atomic.Bool
+	sketches   sketches
 
 	clusterListener, apiListener net.Listener
 	clusterPort, apiPort         *oneport.Port
@@ -115,7 +120,10 @@ type Coordinator struct {
 
 // New wires a coordinator and binds its listeners; it serves nothing yet.
 func New(opt Options) (*Coordinator, error) {
-	c := &Coordinator{opt: opt, cfg: opt.Config, reservationTTL: cmp.Or(opt.ReservationTTL, reservationTTL), shipC: make(chan struct{}, 1), began: time.Now()}
+	c := &Coordinator{
+		opt: opt, cfg: opt.Config, reservationTTL: cmp.Or(opt.ReservationTTL, reservationTTL),
+		shipC: make(chan struct{}, 1), began: time.Now(), sketches: sketches{outdated: streamOutdated},
+	}
 	if err := c.cfg.Validate(); err != nil {
 		return nil, err
 	}
@@ -168,9 +176,12 @@ func (c *Coordinator) wireIdentity() error {
 	if err != nil {
 		return bad("prefix.key_file", "%w", err)
 	}
-	if c.prefixKey, err = prefix.ParseClusterKey(b); err != nil {
+	keys, err := prefix.ParseClusterKeys(b)
+	if err != nil {
 		return bad("prefix.key_file", "%s: %w", c.cfg.Prefix.KeyFile, err)
 	}
+	// During a rotation agents tell both, and a coordinator needs but one.
+	c.prefixKey = keys[0]
 	c.keyers.key = c.prefixKey
 	if c.cfg.TLS.set() {
 		c.identity, err = identity.Open(identity.Options{Files: identity.Files{CA: c.cfg.TLS.CAFile, Cert: c.cfg.TLS.CertFile, Key: c.cfg.TLS.KeyFile}, Logger: c.log})
@@ -214,8 +225,11 @@ func (c *Coordinator) wireView() error {
 	c.fleetFile.Store(registry.EmptyFleet())
 	c.transfers = newTransfers(time.Now())
 	c.inFlight = make(chan struct{}, c.cfg.Limits.PlacesInFlight)
-	c.lanes, c.placements, c.operators = newLanes(c), &placements{c: c}, &operators{c: c}
-	c.peers = &peers{c: c, conns: map[string]*grpc.ClientConn{}}
+	if c.lanes, err = newLanes(c); err != nil {
+		return err
+	}
+	c.placements, c.operators = &placements{c: c}, &operators{c: c}
+	c.peers = newPeers(c)
 	c.exchange = newExchange(c)
 	c.metrics = newMetrics(c.opt.Registerer, c)
 	return nil

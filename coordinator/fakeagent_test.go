@@ -3,6 +3,7 @@ package coordinator
 import (
 	"cmp"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"sync"
@@ -20,6 +21,7 @@ import (
 	"waypost/gossip/summary"
 	"waypost/gossip/summary/summarytest"
 	waypostv1 "waypost/proto/waypost/v1"
+	"waypost/systemd/daemon"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -34,7 +36,11 @@ type one struct {
 	conn *grpc.ClientConn
 }
 
-func startOne(tb testing.TB) *one {
+func startOne(tb testing.TB) *one { return startOneOf(tb, "c-1", nil) }
+
+// startOneOf starts a coordinator that makes a cluster of itself, or joins that
+// of another one.
+func startOneOf(tb testing.TB, name string, join *one) *one {
 	tb.Helper()
 	dir := tb.TempDir()
 	key := filepath.Join(dir, "prefix.key")
@@ -42,9 +48,12 @@ func startOne(tb testing.TB) *one {
 		tb.Fatal(err)
 	}
 	cfg := DefaultConfig()
-	cfg.Name, cfg.StateDir, cfg.RunDir, cfg.Prefix.KeyFile = "c-1", filepath.Join(dir, "state"), "", key
+	cfg.Name, cfg.StateDir, cfg.RunDir, cfg.Prefix.KeyFile = name, filepath.Join(dir, "state"), "", key
 	cfg.Mesh.Listen, cfg.Cluster.Listen, cfg.API.Listen = "127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0"
-	c, err := New(Options{Config: cfg, Bootstrap: true, Version: "test", Process: 0xc1})
+	if join != nil {
+		cfg.Cluster.Join = []daemon.HostPort{daemon.HostPort(join.ClusterAddress())}
+	}
+	c, err := New(Options{Config: cfg, Bootstrap: join == nil, Version: "test", Process: rand.Uint64() | 1})
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -75,6 +84,8 @@ type fakeAgent struct {
 	every   time.Duration                        // of LOAD; 0: 20 ms
 	pulled  func(*waypostv1.PrefixPull) [][]byte // nil result: no answer
 	frame   func() []byte
+	process uint64                       // mark of the agent; 0: 0xa1
+	facts   func(*waypostv1.WorkerFacts) // changes the facts of a worker; nil: nothing
 
 	mu    sync.Mutex
 	seq   uint64
@@ -86,12 +97,22 @@ type fakeAgent struct {
 
 func (a *fakeAgent) start(tb testing.TB, c *one) {
 	tb.Helper()
+	a.connect(tb, c)
+}
+
+// connect opens lanes to coordinators.
+func (a *fakeAgent) connect(tb testing.TB, to ...*one) {
+	tb.Helper()
 	var err error
 	a.dialer, err = lane.NewDialer(lane.DialerOptions{Hello: a.hello, Load: a.load, Handler: a, LoadEvery: cmp.Or(a.every, 20*time.Millisecond)})
 	if err != nil {
 		tb.Fatal(err)
 	}
-	if err := a.dialer.SetAddresses(lane.FromConfig, []string{c.ClusterAddress()}); err != nil {
+	var addresses []string
+	for _, c := range to {
+		addresses = append(addresses, c.ClusterAddress())
+	}
+	if err := a.dialer.SetAddresses(lane.FromConfig, addresses); err != nil {
 		tb.Fatal(err)
 	}
 	a.dialer.Start()
@@ -99,7 +120,7 @@ func (a *fakeAgent) start(tb testing.TB, c *one) {
 }
 
 func (a *fakeAgent) hello() *waypostv1.AgentHello {
-	h := &waypostv1.AgentHello{Host: new("gpu-01"), AgentProcess: new(uint64(0xa1)), Version: new("test"), PrefixKeyIds: []string{testKey.ID()}, PrefixFormat: new(prefixFormats[0])}
+	h := &waypostv1.AgentHello{Host: new("gpu-01"), AgentProcess: new(cmp.Or(a.process, 0xa1)), Version: new("test"), PrefixKeyIds: []string{testKey.ID()}, PrefixFormat: new(prefixFormats[0])}
 	prior := ledger.PriorFor(ledger.Class{Engine: "vllm", Model: testModel})
 	for i := range a.workers {
 		h.Workers = append(h.Workers, &waypostv1.WorkerFacts{
@@ -107,6 +128,9 @@ func (a *fakeAgent) hello() *waypostv1.AgentHello {
 			Model: new(testModel), Url: new(fmt.Sprintf("http://127.0.0.1:%d", 8000+i)), BlockTokens: new(uint32(16)), PoolBlocks: new(uint32(20_000)), MaxModelTokens: new(uint32(65536)),
 			MaxRunning: new(uint32(256)), StepTokens: new(uint32(prior.StepTokens)), Coverage: new("full"), StepModel: lane.StepModelOf(&prior.Model),
 		})
+		if a.facts != nil {
+			a.facts(h.Workers[i])
+		}
 	}
 	return h
 }
@@ -114,7 +138,7 @@ func (a *fakeAgent) hello() *waypostv1.AgentHello {
 func (a *fakeAgent) load(*lane.Lane) *waypostv1.Load {
 	a.mu.Lock()
 	a.seq++
-	l := &waypostv1.Load{AgentProcess: new(uint64(0xa1)), LoadSeq: new(a.seq)}
+	l := &waypostv1.Load{AgentProcess: new(cmp.Or(a.process, 0xa1)), LoadSeq: new(a.seq)}
 	a.mu.Unlock()
 	for i := range a.workers {
 		w := lane.WorkerLoadOf(uint32(i), &ledger.Load{EngineProcess: uint64(100 + i), State: ledger.StateReady, Coverage: "full"})

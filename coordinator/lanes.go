@@ -2,7 +2,6 @@ package coordinator
 
 import (
 	"errors"
-	"fmt"
 	"sync"
 	"time"
 
@@ -17,23 +16,15 @@ import (
 	waypostv1 "waypost/proto/waypost/v1"
 )
 
-// prefixFormats are the versions of the prefix frame format understood here.
-var prefixFormats = []uint32{1}
-
-// pullAgainAfter is how long an answer to a pull may take before it is asked
-// for again, pullGap the least time between two pulls of one stream.
-const (
-	pullAgainAfter = 3 * time.Second
-	pullGap        = 200 * time.Millisecond
-)
-
 // lanes takes in what agents say.
 type lanes struct {
 	c *Coordinator
 
 	mu    sync.Mutex
 	hosts map[string]*hostLane
-	pulls uint32
+	pulls uint32 // the number of the latest pull
+
+	puller *puller
 }
 
 // hostLane is what a coordinator keeps per host beside the fleet: its prefix
@@ -53,9 +44,23 @@ type stream struct {
 	worker  fleet.WorkerID
 	process uint64
 	decoder *summary.Decoder
-	asked   time.Time
-	// pull is the id of the pull that is not answered yet; 0: none.
-	pull uint32
+	// pull is the id of the pull that is not answered yet; 0: none. wanted says
+	// that there is one, or will be.
+	pull   uint32
+	wanted bool
+	// asked is when the latest pull was sent.
+	asked time.Time
+	// short is why the stream is not known to be whole, by what came since the
+	// latest pull was sent; empty: it is.
+	short string
+	// peerAsked says that the peers were asked for a copy.
+	peerAsked bool
+	// untoldMs is the age of the oldest change that the agent has not told, by
+	// the latest report; nil: the agent does not say.
+	untoldMs *float64
+	// viewKind is what was seen of the cache last, viewAt when it was true.
+	viewKind placement.ViewKind
+	viewAt   time.Time
 	// coverage is what the agent says the engine's events show.
 	coverage string
 	// frames, resyncs and bytes are what `inspect` tells.
@@ -64,7 +69,12 @@ type stream struct {
 	resyncReason             string
 }
 
-func newLanes(c *Coordinator) *lanes { return &lanes{c: c, hosts: map[string]*hostLane{}} }
+func newLanes(c *Coordinator) (*lanes, error) {
+	h := &lanes{c: c, hosts: map[string]*hostLane{}}
+	var err error
+	h.puller, err = newPuller(h)
+	return h, err
+}
 
 func (h *lanes) host(name string) *hostLane {
 	h.mu.Lock()
@@ -94,28 +104,11 @@ func (h *lanes) LaneUp(s *lane.Session) error {
 	hl.session, hl.lane, hl.open = s, l, true
 	hl.mu.Unlock()
 	h.c.note(changes)
-	h.sync(hl, s)
+	h.c.helloNews.Store(true)
+	h.sync(hl, s, true)
 	h.sendPolicy(s, h.c.replica.State())
 	h.c.log.Info("lane up", "event", "host_joined", "host", s.Host(), "workers", len(hello.Workers))
 	return nil
-}
-
-// agree checks what must agree before a word of the stream is believed.
-func (h *lanes) agree(hello *waypostv1.AgentHello) error {
-	ours := h.c.prefixKey.ID()
-	found := false
-	for _, id := range hello.GetPrefixKeyIds() {
-		found = found || id == ours
-	}
-	if !found {
-		return fmt.Errorf("prefix keys differ: host %s has %v, this coordinator %s has %s; give both the same [prefix] key_file", hello.GetHost(), hello.GetPrefixKeyIds(), h.c.name, ours)
-	}
-	for _, f := range prefixFormats {
-		if f == hello.GetPrefixFormat() {
-			return nil
-		}
-	}
-	return fmt.Errorf("prefix frame formats differ: host %s sends %d, this coordinator %s understands %v; upgrade the older one", hello.GetHost(), hello.GetPrefixFormat(), h.c.name, prefixFormats)
 }
 
 // LaneDown implements lane.CoordinatorHandler.
@@ -125,6 +118,8 @@ func (h *lanes) LaneDown(s *lane.Session, cause error) {
 	l, open := hl.lane, hl.open && hl.session == s
 	if open {
 		hl.open, hl.session = false, nil
+		h.puller.drop(s.Host())
+		h.stale(hl)
 	}
 	hl.mu.Unlock()
 	if open {
@@ -144,8 +139,9 @@ func (h *lanes) Frame(s *lane.Session, f *waypostv1.ConnectRequest, late time.Du
 	case *waypostv1.ConnectRequest_Prefixes:
 		p := fr.Prefixes
 		for _, frame := range p.GetFrames() {
-			h.takePrefix(hl, s, p.GetIndex(), p.GetEngineProcess(), frame)
+			h.takePrefix(hl, s, p.GetIndex(), p.GetEngineProcess(), frame, fromAgent)
 		}
+		h.puller.progress(p.GetPullId())
 		if p.GetLast() {
 			h.answered(hl, s, p.GetIndex(), p.GetPullId())
 		}
@@ -168,7 +164,8 @@ func (h *lanes) takeHello(hl *hostLane, s *lane.Session) {
 		return
 	}
 	h.c.note(changes)
-	h.sync(hl, s)
+	h.c.helloNews.Store(true)
+	h.sync(hl, s, false)
 }
 
 func (h *lanes) takeLoad(hl *hostLane, s *lane.Session, load *waypostv1.Load, sentMonoNs uint64, late time.Duration) {
@@ -191,9 +188,9 @@ func (h *lanes) takeLoad(hl *hostLane, s *lane.Session, load *waypostv1.Load, se
 	}
 	h.c.note(changes)
 	for _, w := range load.GetWorkers() {
-		h.covered(hl, s, w.GetIndex(), w.GetCoverage())
+		h.covered(hl, s, w)
 		if len(w.GetPrefixFrame()) > 0 {
-			h.takePrefix(hl, s, w.GetIndex(), w.GetEngineProcess(), w.GetPrefixFrame())
+			h.takePrefix(hl, s, w.GetIndex(), w.GetEngineProcess(), w.GetPrefixFrame(), fromDelta)
 		} else {
 			h.heard(hl, s, w.GetIndex())
 		}
@@ -216,138 +213,6 @@ func (h *lanes) streamOf(hl *hostLane, s *lane.Session, index uint32) *stream {
 		hl.streams[index] = st
 	}
 	return st
-}
-
-// takePrefix applies one frame of a worker's stream and asks for what is
-// missing.
-func (h *lanes) takePrefix(hl *hostLane, s *lane.Session, index uint32, process uint64, frame []byte) {
-	hl.mu.Lock()
-	defer hl.mu.Unlock()
-	st := h.streamOf(hl, s, index)
-	if st == nil {
-		return
-	}
-	if st.process != process {
-		h.c.metrics.badFrames.WithLabelValues("fenced").Inc()
-		return
-	}
-	st.streamBytes += uint64(len(frame))
-	if st.pull != 0 {
-		st.pulledBytes += uint64(len(frame))
-	}
-	result, err := st.decoder.Apply(frame)
-	if err != nil {
-		h.c.metrics.badFrames.WithLabelValues("prefix").Inc()
-		h.c.log.Warn("prefix frame refused", "host", s.Host(), "index", index, "error", err)
-		h.pull(hl, s, index, st, "damage")
-		return
-	}
-	st.frames[result.String()]++
-	h.c.metrics.prefixFrames.WithLabelValues(result.String()).Inc()
-	switch result {
-	case summary.Applied:
-		h.view(st)
-	case summary.Gap:
-		h.pull(hl, s, index, st, "gap")
-	case summary.DigestMismatch:
-		h.pull(hl, s, index, st, "digest")
-		h.view(st)
-	}
-}
-
-// answered notes that all of an answer came: what is wrong from now on may be
-// asked for again.
-func (h *lanes) answered(hl *hostLane, s *lane.Session, index, pull uint32) {
-	hl.mu.Lock()
-	defer hl.mu.Unlock()
-	if st := h.streamOf(hl, s, index); st != nil && st.pull == pull {
-		st.pull = 0
-		if _, _, ok := st.decoder.Have(); ok {
-			h.view(st)
-		}
-	}
-}
-
-// heard notes that a report came without a frame: nothing changed since the
-// last one, or since the lane is up; what changed before that, only the answer
-// to a pull tells.
-func (h *lanes) heard(hl *hostLane, s *lane.Session, index uint32) {
-	hl.mu.Lock()
-	defer hl.mu.Unlock()
-	st := h.streamOf(hl, s, index)
-	if st == nil {
-		return
-	}
-	if _, _, ok := st.decoder.Have(); !ok || st.pull != 0 {
-		h.pull(hl, s, index, st, "missing")
-		return
-	}
-	h.view(st)
-}
-
-// covered notes how much of its cache a worker's engine shows.
-func (h *lanes) covered(hl *hostLane, s *lane.Session, index uint32, coverage string) {
-	hl.mu.Lock()
-	defer hl.mu.Unlock()
-	if st := h.streamOf(hl, s, index); st != nil {
-		st.coverage = coverage
-	}
-}
-
-// view tells the fleet how good the worker's cache view is: that of a stream
-// whose engine shows nothing is blind, however fresh it is.
-func (h *lanes) view(st *stream) {
-	kind := placement.ViewWarming
-	_, _, have := st.decoder.Have()
-	switch {
-	case st.coverage == "none":
-		kind = placement.ViewBlind
-	case have && st.coverage == "partial":
-		kind = placement.ViewPartial
-	case have && st.coverage == "full":
-		kind = placement.ViewLive
-	}
-	h.c.setView(st.worker, st.process, kind, st.decoder.Age())
-}
-
-// sync asks for the stream of every worker whose position is not known to
-// continue. What was asked for on a former lane is not answered any more.
-func (h *lanes) sync(hl *hostLane, s *lane.Session) {
-	hl.mu.Lock()
-	defer hl.mu.Unlock()
-	for _, w := range s.Hello().GetWorkers() {
-		if st := h.streamOf(hl, s, w.GetIndex()); st != nil {
-			st.asked = time.Time{}
-			h.pull(hl, s, w.GetIndex(), st, "new")
-		}
-	}
-}
-
-// pull asks for a replay from where the stream stands, or for a snapshot,
-// unless an answer is still to come.
-func (h *lanes) pull(hl *hostLane, s *lane.Session, index uint32, st *stream, reason string) {
-	wait := pullGap
-	if st.pull != 0 {
-		wait = pullAgainAfter
-	}
-	if time.Since(st.asked) < wait {
-		return
-	}
-	st.asked = time.Now()
-	st.resyncs[reason]++
-	st.resyncReason = reason
-	h.c.metrics.pulls.WithLabelValues(reason).Inc()
-	h.mu.Lock()
-	h.pulls = max(1, h.pulls+1)
-	id := h.pulls
-	h.mu.Unlock()
-	st.pull = id
-	p := &waypostv1.PrefixPull{PullId: &id, Index: &index, EngineProcess: &st.process, Reason: &reason}
-	if epoch, seq, ok := st.decoder.Have(); ok {
-		p.Epoch, p.HaveSeq = &epoch, &seq
-	}
-	// The lane may be gone; the next one syncs again.
-	_ = s.Send(&waypostv1.ConnectResponse{Frame: &waypostv1.ConnectResponse_Pull{Pull: p}})
 }
 
 // sendPolicy tells a host what it must obey.

@@ -21,6 +21,7 @@ type metrics struct {
 	ended        *prometheus.CounterVec
 	badFrames    *prometheus.CounterVec
 	prefixFrames *prometheus.CounterVec
+	prefixBytes  *prometheus.CounterVec
 	pulls        *prometheus.CounterVec
 	places       *prometheus.CounterVec
 	peerLag      prometheus.Histogram
@@ -35,11 +36,11 @@ func newMetrics(reg prometheus.Registerer, c *Coordinator) *metrics {
 	gauge := func(name, help string, fn func() float64) {
 		f.NewGaugeFunc(prometheus.GaugeOpts{Name: "waypost_" + name, Help: help}, fn)
 	}
-	gauge("index_keys", "Keys in the prefix index.", func() float64 { return float64(c.index.Stats().Keys) })
 	gauge("ledger_peers_connected", "Other coordinators that are told of placements now.", func() float64 { return float64(c.exchange.connected()) })
 	desc := func(name, help string, labels ...string) *prometheus.Desc {
 		return prometheus.NewDesc("waypost_"+name, help, labels, nil)
 	}
+	reg.MustRegister(newViewCollector(c))
 	reg.MustRegister(&stateCollector{
 		c:            c,
 		workers:      desc("workers", "Workers by state.", "pool", "state"),
@@ -58,7 +59,8 @@ func newMetrics(reg prometheus.Registerer, c *Coordinator) *metrics {
 		ended:        vec("reservations_ended_total", "Claims that ended, by how.", "how"),
 		badFrames:    vec("lane_frames_refused_total", "Frames from agents that were refused.", "kind"),
 		prefixFrames: vec("prefix_frames_total", "Prefix frames by what became of them.", "result"),
-		pulls:        vec("prefix_pulls_total", "Snapshots and replays asked for, by reason.", "reason"),
+		prefixBytes:  vec("prefix_bytes_total", "Bytes of prefix frames, by where they came from: delta, or asked for from an agent or a peer.", "source"),
+		pulls:        vec("prefix_pulls_total", "Snapshots and replays asked for, by reason and by whom: agent or peer.", "reason", "source"),
 		places:       vec("ledger_places_total", "Placements told to other coordinators or by them, by what became of them.", "result"),
 		peerLag: f.NewHistogram(prometheus.HistogramOpts{
 			Name: "waypost_ledger_peer_lag_seconds", Help: "Age of other coordinators' placements when they were taken in.", Buckets: []float64{.001, .003, .01, .03, .1, .3, 1, 3, 10},
@@ -141,6 +143,8 @@ func (c *Coordinator) tick() {
 			return
 		case now := <-t.C:
 			c.note(c.fleet.Tick(now))
+			c.checkBoundaries(now)
+			c.readSketches(now)
 			c.records.Trim(now)
 		}
 	}

@@ -29,8 +29,18 @@ type peers struct {
 	waypostv1.UnimplementedPeerServiceServer
 	c *Coordinator
 
+	// copies are the copies of prefix streams being sent.
+	copies chan struct{}
+
 	mu    sync.Mutex
 	conns map[string]*grpc.ClientConn
+	// mute are the coordinators that failed to copy a stream, by address, and
+	// until when they are not asked again.
+	mute map[string]time.Time
+}
+
+func newPeers(c *Coordinator) *peers {
+	return &peers{c: c, conns: map[string]*grpc.ClientConn{}, copies: make(chan struct{}, copiesAtOnce), mute: map[string]time.Time{}}
 }
 
 // maxPeers bounds the connections to other coordinators.

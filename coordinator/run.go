@@ -30,6 +30,7 @@ func (c *Coordinator) Start() error {
 	}
 	c.tasks.Go(c.tick)
 	c.tasks.Go(c.shipping)
+	c.tasks.Go(c.lanes.puller.run)
 	c.tasks.Go(func() { c.join(c.ctx) })
 	c.log.Info("coordinator started", "api", c.APIAddress(), "cluster", c.ClusterAddress(), "mesh", c.MeshAddress())
 	return nil

@@ -226,8 +226,14 @@ func (p *placements) match(w *work) (deepest int) {
 	}
 	w.matches = p.c.index.Match(&w.prompt.probe, w.matches[:0])
 	for _, m := range w.matches {
+		if m.Unverified {
+			continue // its boundary is not its pool's
+		}
 		w.ask.Matches = append(w.ask.Matches, placement.Match{Worker: placement.WorkerID(m.Worker), Tokens: int(m.Tokens), Predicted: m.Predicted})
-		deepest = max(deepest, int(m.Tokens))
+	}
+	w.ask.Matches = p.c.sketches.credit(p.c.fleet, &w.prompt.probe, w.ask.Matches)
+	for _, m := range w.ask.Matches {
+		deepest = max(deepest, m.Tokens)
 	}
 	return deepest
 }

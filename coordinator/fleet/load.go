@@ -195,6 +195,17 @@ func (f *Fleet) SetView(now time.Time, id WorkerID, process uint64, kind placeme
 	f.publish(w, nowMs, new(Changes))
 }
 
+// ViewOf is the kind of view of a worker's cache, and its engine process.
+func (f *Fleet) ViewOf(id WorkerID) (kind placement.ViewKind, process uint64, ok bool) {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	w := f.worker(id)
+	if w == nil {
+		return 0, 0, false
+	}
+	return w.view.Kind, w.process, true
+}
+
 // worker is the worker of a slot; nil if it is free.
 func (f *Fleet) worker(id WorkerID) *worker {
 	if int(id) >= len(f.slots) {

@@ -8,8 +8,13 @@ import (
 )
 
 // snapshotPartBytes is the size beyond which a snapshot goes on in another
-// frame; one record more always fits.
-const snapshotPartBytes = MaxFrameBytes - 128<<10
+// frame; one record more always fits. Parts are small, so that what is urgent on
+// the same lane waits for one part only; a cache of a million blocks takes four.
+const snapshotPartBytes = 32 << 10
+
+// partBytes is that size for a tree with so many slots: the first part must be
+// long enough for a reader to expect the highest number, see mostSlots.
+func partBytes(slots int) int { return max(snapshotPartBytes, (slots/4+1)*leastRecordBytes) }
 
 // A record of a snapshot is one run, parents before children:
 //
@@ -28,7 +33,7 @@ const snapshotPartBytes = MaxFrameBytes - 128<<10
 // number.
 func snapshotBodies(trees []*tree, heat []uint64) [][]byte {
 	t := trees[0]
-	w := snapshotWriter{trees: trees, heat: heat, first: make([]uint32, len(t.runs)), next: make([]uint32, len(t.runs))}
+	w := snapshotWriter{trees: trees, heat: heat, first: make([]uint32, len(t.runs)), next: make([]uint32, len(t.runs)), partBytes: partBytes(len(t.runs))}
 	w.link()
 	for n := w.root; n != 0; {
 		w.record(n)
@@ -46,6 +51,8 @@ type snapshotWriter struct {
 	up    int      // levels between the run before and the next one's parent
 	b     []byte
 	parts [][]byte
+	// partBytes is the size beyond which a part ends.
+	partBytes int
 }
 
 // link makes lists of children, hot subtrees first.
@@ -97,7 +104,7 @@ func (w *snapshotWriter) follow(n uint32) uint32 {
 }
 
 func (w *snapshotWriter) record(n uint32) {
-	if len(w.b) > snapshotPartBytes {
+	if len(w.b) > w.partBytes {
 		w.parts = append(w.parts, w.b)
 		w.b = nil
 	}

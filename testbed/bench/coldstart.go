@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"waypost/coordinator/prefixindex"
+	"waypost/coordinator/pull"
 	"waypost/gossip/identity"
 	"waypost/gossip/lane"
 	"waypost/gossip/oneport"
@@ -44,7 +45,6 @@ type ColdStart struct {
 
 const (
 	coldTimeout   = 60 * time.Second
-	pullsInFlight = 32
 	coordinatorID = "coordinator-1"
 )
 
@@ -179,8 +179,8 @@ func processCounts() (descriptors, threads int, err error) {
 	return len(fds), len(tasks), err
 }
 
-// coldCoordinator is the coordinator's side: the production lane server,
-// decoders and index, and the pulls of a coordinator that has nothing.
+// coldCoordinator is the coordinator's side: the production lane server, queue
+// of pulls, decoders and index.
 type coldCoordinator struct {
 	opt      coldOptions
 	listener *acceptClock
@@ -192,10 +192,8 @@ type coldCoordinator struct {
 	mu        sync.Mutex
 	receivers []*receiver
 	filled    []bool // by worker
-	pending   []pull
-	inFlight  map[*lane.Session]int // pulls
-	asked     int                   // sum of inFlight
-	nextPull  uint32
+	pulls     *pull.Queue
+	sessions  map[string]*lane.Session
 	keys      int
 	wanted    int
 	bytes     int
@@ -204,14 +202,8 @@ type coldCoordinator struct {
 	reached   chan struct{}
 }
 
-// pull is a snapshot to ask for.
-type pull struct {
-	session *lane.Session
-	index   uint32
-}
-
 func startColdCoordinator(o coldOptions, id *identity.Source) (*coldCoordinator, error) {
-	c := &coldCoordinator{opt: o, filled: make([]bool, o.hosts*o.workersPerHost), inFlight: map[*lane.Session]int{}, reached: make(chan struct{}), served: make(chan struct{})}
+	c := &coldCoordinator{opt: o, filled: make([]bool, o.hosts*o.workersPerHost), sessions: map[string]*lane.Session{}, reached: make(chan struct{}), served: make(chan struct{})}
 	x := prefixindex.New(prefixindex.Options{Seed: 1})
 	for w := range o.hosts * o.workersPerHost {
 		c.receivers = append(c.receivers, newReceiver(x, w))
@@ -222,6 +214,9 @@ func startColdCoordinator(o coldOptions, id *identity.Source) (*coldCoordinator,
 		return &waypostv1.CoordinatorHello{Name: proto.String(coordinatorID), CoordinatorProcess: proto.Uint64(1)}
 	}
 	var err error
+	if c.pulls, err = pull.New(pull.Options{Seed: 1}); err != nil {
+		return nil, err
+	}
 	if c.server, err = lane.NewServer(lane.ServerOptions{Hello: hello, Handler: c}); err != nil {
 		return nil, err
 	}
@@ -266,8 +261,9 @@ func (c *coldCoordinator) LaneUp(s *lane.Session) error {
 		if c.filled[host*c.opt.workersPerHost+int(w.GetIndex())] {
 			continue
 		}
-		c.pending = append(c.pending, pull{s, w.GetIndex()})
+		c.pulls.Want(pull.Stream{Host: s.Host(), Index: w.GetIndex()}, "new", true)
 	}
+	c.sessions[s.Host()] = s
 	c.ask()
 	return nil
 }
@@ -277,23 +273,21 @@ func (c *coldCoordinator) LaneUp(s *lane.Session) error {
 func (c *coldCoordinator) LaneDown(s *lane.Session, _ error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.pending = slices.DeleteFunc(c.pending, func(p pull) bool { return p.session == s })
-	c.asked -= c.inFlight[s]
-	delete(c.inFlight, s)
+	c.pulls.Drop(s.Host())
+	delete(c.sessions, s.Host())
 	c.ask()
 }
 
-// ask keeps the bounded number of pulls under way. Called with mu held.
+// ask sends the pulls whose turn it is. Called with mu held.
 func (c *coldCoordinator) ask() {
-	for c.asked < pullsInFlight && len(c.pending) > 0 {
-		p := c.pending[0]
-		c.pending = c.pending[1:]
-		c.asked++
-		c.inFlight[p.session]++
-		c.nextPull++
-		msg := &waypostv1.PrefixPull{PullId: proto.Uint32(c.nextPull), Index: &p.index, Reason: proto.String("new")}
+	for {
+		p, ok := c.pulls.Next(time.Now())
+		if !ok {
+			return
+		}
+		msg := &waypostv1.PrefixPull{PullId: &p.ID, Index: &p.Index, Reason: &p.Reason}
 		// A lane that is down says so to LaneDown next.
-		_ = p.session.Send(&waypostv1.ConnectResponse{Frame: &waypostv1.ConnectResponse_Pull{Pull: msg}})
+		_ = c.sessions[p.Host].Send(&waypostv1.ConnectResponse{Frame: &waypostv1.ConnectResponse_Pull{Pull: msg}})
 	}
 }
 
@@ -314,7 +308,7 @@ func (c *coldCoordinator) Frame(s *lane.Session, f *waypostv1.ConnectRequest, _ 
 	r := c.receivers[w]
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.inFlight[s] == 0 || c.filled[w] {
+	if !c.pulls.Progress(p.GetPullId(), time.Now()) || c.filled[w] {
 		return
 	}
 	for _, frame := range p.GetFrames() {
@@ -328,8 +322,7 @@ func (c *coldCoordinator) Frame(s *lane.Session, f *waypostv1.ConnectRequest, _ 
 	}
 	c.filled[w] = true
 	c.keys += r.decoder.Keys()
-	c.asked--
-	c.inFlight[s]--
+	c.pulls.Answered(p.GetPullId(), true)
 	c.ask()
 	if c.keys >= c.wanted && c.done.IsZero() {
 		c.done = time.Now()

@@ -1,7 +1,7 @@
 package sim
 
 import (
-		"math"
+	"math"
 	"math/rand/v2"
 	"strings"
 

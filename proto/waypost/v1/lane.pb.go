@@ -1101,7 +1101,10 @@ type WorkerLoad struct {
 	// full, partial or none.
 	Coverage *string `protobuf:"bytes,25,opt,name=coverage" json:"coverage,omitempty"`
 	// What the queue rests on: evidence, counters or time only; unset: not told.
-	QueueBasis    *string `protobuf:"bytes,26,opt,name=queue_basis,json=queueBasis" json:"queue_basis,omitempty"`
+	QueueBasis *string `protobuf:"bytes,26,opt,name=queue_basis,json=queueBasis" json:"queue_basis,omitempty"`
+	// Age of the oldest change in the cache that neither prefix_frame nor a frame
+	// before it tells, ms; 0: there is none; unset: unknown.
+	PrefixAgeMs   *float64 `protobuf:"fixed64,27,opt,name=prefix_age_ms,json=prefixAgeMs" json:"prefix_age_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1316,6 +1319,13 @@ func (x *WorkerLoad) GetQueueBasis() string {
 		return *x.QueueBasis
 	}
 	return ""
+}
+
+func (x *WorkerLoad) GetPrefixAgeMs() float64 {
+	if x != nil && x.PrefixAgeMs != nil {
+		return *x.PrefixAgeMs
+	}
+	return 0
 }
 
 // Echo is the contiguous end of what was taken in from one coordinator.
@@ -3157,6 +3167,116 @@ func (x *PeerMembersResponse) GetMembers() *ListMembersResponse {
 	return nil
 }
 
+// CopyPrefixesRequest names a worker's prefix stream.
+type CopyPrefixesRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// host/engine/rank.
+	Worker *string `protobuf:"bytes,1,opt,name=worker" json:"worker,omitempty"`
+	// Engine process; another one has another cache.
+	EngineProcess *uint64 `protobuf:"fixed64,2,opt,name=engine_process,json=engineProcess" json:"engine_process,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CopyPrefixesRequest) Reset() {
+	*x = CopyPrefixesRequest{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CopyPrefixesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CopyPrefixesRequest) ProtoMessage() {}
+
+func (x *CopyPrefixesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CopyPrefixesRequest.ProtoReflect.Descriptor instead.
+func (*CopyPrefixesRequest) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *CopyPrefixesRequest) GetWorker() string {
+	if x != nil && x.Worker != nil {
+		return *x.Worker
+	}
+	return ""
+}
+
+func (x *CopyPrefixesRequest) GetEngineProcess() uint64 {
+	if x != nil && x.EngineProcess != nil {
+		return *x.EngineProcess
+	}
+	return 0
+}
+
+// CopyPrefixesResponse is a part of a snapshot.
+type CopyPrefixesResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Frames in order, each at most 1 MiB.
+	Frames [][]byte `protobuf:"bytes,1,rep,name=frames" json:"frames,omitempty"`
+	// Age of the oldest fact in it, ms.
+	AgeMs         *float64 `protobuf:"fixed64,2,opt,name=age_ms,json=ageMs" json:"age_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CopyPrefixesResponse) Reset() {
+	*x = CopyPrefixesResponse{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CopyPrefixesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CopyPrefixesResponse) ProtoMessage() {}
+
+func (x *CopyPrefixesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CopyPrefixesResponse.ProtoReflect.Descriptor instead.
+func (*CopyPrefixesResponse) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *CopyPrefixesResponse) GetFrames() [][]byte {
+	if x != nil {
+		return x.Frames
+	}
+	return nil
+}
+
+func (x *CopyPrefixesResponse) GetAgeMs() float64 {
+	if x != nil && x.AgeMs != nil {
+		return *x.AgeMs
+	}
+	return 0
+}
+
 var File_waypost_v1_lane_proto protoreflect.FileDescriptor
 
 const file_waypost_v1_lane_proto_rawDesc = "" +
@@ -3253,7 +3373,7 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\bload_seq\x18\x02 \x01(\x06R\aloadSeq\x120\n" +
 	"\aworkers\x18\x03 \x03(\v2\x16.waypost.v1.WorkerLoadR\aworkers\x12\x18\n" +
 	"\acordons\x18\x04 \x03(\tR\acordons\x12%\n" +
-	"\x0epolicy_version\x18\x05 \x01(\rR\rpolicyVersion\"\xc6\x06\n" +
+	"\x0epolicy_version\x18\x05 \x01(\rR\rpolicyVersion\"\xea\x06\n" +
 	"\n" +
 	"WorkerLoad\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12%\n" +
@@ -3286,7 +3406,8 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"gpuVerdict\x12\x1a\n" +
 	"\bcoverage\x18\x19 \x01(\tR\bcoverage\x12\x1f\n" +
 	"\vqueue_basis\x18\x1a \x01(\tR\n" +
-	"queueBasis\"<\n" +
+	"queueBasis\x12\"\n" +
+	"\rprefix_age_ms\x18\x1b \x01(\x01R\vprefixAgeMs\"<\n" +
 	"\x04Echo\x12 \n" +
 	"\vcoordinator\x18\x01 \x01(\x06R\vcoordinator\x12\x12\n" +
 	"\x04upto\x18\x02 \x01(\x06R\x04upto\"\x90\x01\n" +
@@ -3415,9 +3536,15 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\aoutcome\x18\x01 \x01(\v2!.waypost.v1.ReportOutcomeResponseR\aoutcome\"\x14\n" +
 	"\x12PeerMembersRequest\"P\n" +
 	"\x13PeerMembersResponse\x129\n" +
-	"\amembers\x18\x01 \x01(\v2\x1f.waypost.v1.ListMembersResponseR\amembers2U\n" +
+	"\amembers\x18\x01 \x01(\v2\x1f.waypost.v1.ListMembersResponseR\amembers\"T\n" +
+	"\x13CopyPrefixesRequest\x12\x16\n" +
+	"\x06worker\x18\x01 \x01(\tR\x06worker\x12%\n" +
+	"\x0eengine_process\x18\x02 \x01(\x06R\rengineProcess\"E\n" +
+	"\x14CopyPrefixesResponse\x12\x16\n" +
+	"\x06frames\x18\x01 \x03(\fR\x06frames\x12\x15\n" +
+	"\x06age_ms\x18\x02 \x01(\x01R\x05ageMs2U\n" +
 	"\vLaneService\x12F\n" +
-	"\aConnect\x12\x1a.waypost.v1.ConnectRequest\x1a\x1b.waypost.v1.ConnectResponse(\x010\x012\xe5\x04\n" +
+	"\aConnect\x12\x1a.waypost.v1.ConnectRequest\x1a\x1b.waypost.v1.ConnectResponse(\x010\x012\xba\x05\n" +
 	"\vPeerService\x12g\n" +
 	"\x12ExchangePlacements\x12%.waypost.v1.ExchangePlacementsRequest\x1a&.waypost.v1.ExchangePlacementsResponse(\x010\x01\x12Q\n" +
 	"\fForwardWrite\x12\x1f.waypost.v1.ForwardWriteRequest\x1a .waypost.v1.ForwardWriteResponse\x12N\n" +
@@ -3425,7 +3552,8 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\vWaitApplied\x12\x1e.waypost.v1.WaitAppliedRequest\x1a\x1f.waypost.v1.WaitAppliedResponse\x12W\n" +
 	"\x0eFetchPlacement\x12!.waypost.v1.FetchPlacementRequest\x1a\".waypost.v1.FetchPlacementResponse\x12Q\n" +
 	"\fRelayOutcome\x12\x1f.waypost.v1.RelayOutcomeRequest\x1a .waypost.v1.RelayOutcomeResponse\x12N\n" +
-	"\vPeerMembers\x12\x1e.waypost.v1.PeerMembersRequest\x1a\x1f.waypost.v1.PeerMembersResponseB$Z\"waypost/proto/waypost/v1;waypostv1b\beditionsp\xe8\a"
+	"\vPeerMembers\x12\x1e.waypost.v1.PeerMembersRequest\x1a\x1f.waypost.v1.PeerMembersResponse\x12S\n" +
+	"\fCopyPrefixes\x12\x1f.waypost.v1.CopyPrefixesRequest\x1a .waypost.v1.CopyPrefixesResponse0\x01B$Z\"waypost/proto/waypost/v1;waypostv1b\beditionsp\xe8\a"
 
 var (
 	file_waypost_v1_lane_proto_rawDescOnce sync.Once
@@ -3439,7 +3567,7 @@ func file_waypost_v1_lane_proto_rawDescGZIP() []byte {
 	return file_waypost_v1_lane_proto_rawDescData
 }
 
-var file_waypost_v1_lane_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
+var file_waypost_v1_lane_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
 var file_waypost_v1_lane_proto_goTypes = []any{
 	(*ConnectRequest)(nil),             // 0: waypost.v1.ConnectRequest
 	(*ConnectResponse)(nil),            // 1: waypost.v1.ConnectResponse
@@ -3477,13 +3605,15 @@ var file_waypost_v1_lane_proto_goTypes = []any{
 	(*RelayOutcomeResponse)(nil),       // 33: waypost.v1.RelayOutcomeResponse
 	(*PeerMembersRequest)(nil),         // 34: waypost.v1.PeerMembersRequest
 	(*PeerMembersResponse)(nil),        // 35: waypost.v1.PeerMembersResponse
-	nil,                                // 36: waypost.v1.WorkerFacts.HeadersEntry
-	(*HostFacts)(nil),                  // 37: waypost.v1.HostFacts
-	(*Gpu)(nil),                        // 38: waypost.v1.Gpu
-	(*Cordon)(nil),                     // 39: waypost.v1.Cordon
-	(*ReportOutcomeRequest)(nil),       // 40: waypost.v1.ReportOutcomeRequest
-	(*ReportOutcomeResponse)(nil),      // 41: waypost.v1.ReportOutcomeResponse
-	(*ListMembersResponse)(nil),        // 42: waypost.v1.ListMembersResponse
+	(*CopyPrefixesRequest)(nil),        // 36: waypost.v1.CopyPrefixesRequest
+	(*CopyPrefixesResponse)(nil),       // 37: waypost.v1.CopyPrefixesResponse
+	nil,                                // 38: waypost.v1.WorkerFacts.HeadersEntry
+	(*HostFacts)(nil),                  // 39: waypost.v1.HostFacts
+	(*Gpu)(nil),                        // 40: waypost.v1.Gpu
+	(*Cordon)(nil),                     // 41: waypost.v1.Cordon
+	(*ReportOutcomeRequest)(nil),       // 42: waypost.v1.ReportOutcomeRequest
+	(*ReportOutcomeResponse)(nil),      // 43: waypost.v1.ReportOutcomeResponse
+	(*ListMembersResponse)(nil),        // 44: waypost.v1.ListMembersResponse
 }
 var file_waypost_v1_lane_proto_depIdxs = []int32{
 	2,  // 0: waypost.v1.ConnectRequest.hello:type_name -> waypost.v1.AgentHello
@@ -3499,21 +3629,21 @@ var file_waypost_v1_lane_proto_depIdxs = []int32{
 	19, // 10: waypost.v1.ConnectResponse.tokenize:type_name -> waypost.v1.TokenizeAsk
 	20, // 11: waypost.v1.ConnectResponse.render:type_name -> waypost.v1.RenderAsk
 	3,  // 12: waypost.v1.AgentHello.workers:type_name -> waypost.v1.WorkerFacts
-	36, // 13: waypost.v1.WorkerFacts.headers:type_name -> waypost.v1.WorkerFacts.HeadersEntry
+	38, // 13: waypost.v1.WorkerFacts.headers:type_name -> waypost.v1.WorkerFacts.HeadersEntry
 	5,  // 14: waypost.v1.WorkerFacts.step_model:type_name -> waypost.v1.StepModel
 	4,  // 15: waypost.v1.WorkerFacts.transfer:type_name -> waypost.v1.TransferFacts
 	7,  // 16: waypost.v1.Load.workers:type_name -> waypost.v1.WorkerLoad
 	8,  // 17: waypost.v1.WorkerLoad.echo:type_name -> waypost.v1.Echo
-	37, // 18: waypost.v1.HostReport.facts:type_name -> waypost.v1.HostFacts
-	38, // 19: waypost.v1.HostReport.gpus:type_name -> waypost.v1.Gpu
-	39, // 20: waypost.v1.PolicyPush.cordons:type_name -> waypost.v1.Cordon
+	39, // 18: waypost.v1.HostReport.facts:type_name -> waypost.v1.HostFacts
+	40, // 19: waypost.v1.HostReport.gpus:type_name -> waypost.v1.Gpu
+	41, // 20: waypost.v1.PolicyPush.cordons:type_name -> waypost.v1.Cordon
 	16, // 21: waypost.v1.ClaimFrame.claims:type_name -> waypost.v1.Claim
 	18, // 22: waypost.v1.MarkFrame.marks:type_name -> waypost.v1.Mark
 	23, // 23: waypost.v1.ExchangePlacementsRequest.places:type_name -> waypost.v1.PlaceFrame
 	16, // 24: waypost.v1.PlaceFrame.claim:type_name -> waypost.v1.Claim
-	40, // 25: waypost.v1.RelayOutcomeRequest.outcome:type_name -> waypost.v1.ReportOutcomeRequest
-	41, // 26: waypost.v1.RelayOutcomeResponse.outcome:type_name -> waypost.v1.ReportOutcomeResponse
-	42, // 27: waypost.v1.PeerMembersResponse.members:type_name -> waypost.v1.ListMembersResponse
+	42, // 25: waypost.v1.RelayOutcomeRequest.outcome:type_name -> waypost.v1.ReportOutcomeRequest
+	43, // 26: waypost.v1.RelayOutcomeResponse.outcome:type_name -> waypost.v1.ReportOutcomeResponse
+	44, // 27: waypost.v1.PeerMembersResponse.members:type_name -> waypost.v1.ListMembersResponse
 	0,  // 28: waypost.v1.LaneService.Connect:input_type -> waypost.v1.ConnectRequest
 	21, // 29: waypost.v1.PeerService.ExchangePlacements:input_type -> waypost.v1.ExchangePlacementsRequest
 	24, // 30: waypost.v1.PeerService.ForwardWrite:input_type -> waypost.v1.ForwardWriteRequest
@@ -3522,16 +3652,18 @@ var file_waypost_v1_lane_proto_depIdxs = []int32{
 	30, // 33: waypost.v1.PeerService.FetchPlacement:input_type -> waypost.v1.FetchPlacementRequest
 	32, // 34: waypost.v1.PeerService.RelayOutcome:input_type -> waypost.v1.RelayOutcomeRequest
 	34, // 35: waypost.v1.PeerService.PeerMembers:input_type -> waypost.v1.PeerMembersRequest
-	1,  // 36: waypost.v1.LaneService.Connect:output_type -> waypost.v1.ConnectResponse
-	22, // 37: waypost.v1.PeerService.ExchangePlacements:output_type -> waypost.v1.ExchangePlacementsResponse
-	25, // 38: waypost.v1.PeerService.ForwardWrite:output_type -> waypost.v1.ForwardWriteResponse
-	27, // 39: waypost.v1.PeerService.JoinCluster:output_type -> waypost.v1.JoinClusterResponse
-	29, // 40: waypost.v1.PeerService.WaitApplied:output_type -> waypost.v1.WaitAppliedResponse
-	31, // 41: waypost.v1.PeerService.FetchPlacement:output_type -> waypost.v1.FetchPlacementResponse
-	33, // 42: waypost.v1.PeerService.RelayOutcome:output_type -> waypost.v1.RelayOutcomeResponse
-	35, // 43: waypost.v1.PeerService.PeerMembers:output_type -> waypost.v1.PeerMembersResponse
-	36, // [36:44] is the sub-list for method output_type
-	28, // [28:36] is the sub-list for method input_type
+	36, // 36: waypost.v1.PeerService.CopyPrefixes:input_type -> waypost.v1.CopyPrefixesRequest
+	1,  // 37: waypost.v1.LaneService.Connect:output_type -> waypost.v1.ConnectResponse
+	22, // 38: waypost.v1.PeerService.ExchangePlacements:output_type -> waypost.v1.ExchangePlacementsResponse
+	25, // 39: waypost.v1.PeerService.ForwardWrite:output_type -> waypost.v1.ForwardWriteResponse
+	27, // 40: waypost.v1.PeerService.JoinCluster:output_type -> waypost.v1.JoinClusterResponse
+	29, // 41: waypost.v1.PeerService.WaitApplied:output_type -> waypost.v1.WaitAppliedResponse
+	31, // 42: waypost.v1.PeerService.FetchPlacement:output_type -> waypost.v1.FetchPlacementResponse
+	33, // 43: waypost.v1.PeerService.RelayOutcome:output_type -> waypost.v1.RelayOutcomeResponse
+	35, // 44: waypost.v1.PeerService.PeerMembers:output_type -> waypost.v1.PeerMembersResponse
+	37, // 45: waypost.v1.PeerService.CopyPrefixes:output_type -> waypost.v1.CopyPrefixesResponse
+	37, // [37:46] is the sub-list for method output_type
+	28, // [28:37] is the sub-list for method input_type
 	28, // [28:28] is the sub-list for extension type_name
 	28, // [28:28] is the sub-list for extension extendee
 	0,  // [0:28] is the sub-list for field type_name
@@ -3566,7 +3698,7 @@ func file_waypost_v1_lane_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_waypost_v1_lane_proto_rawDesc), len(file_waypost_v1_lane_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   37,
+			NumMessages:   39,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

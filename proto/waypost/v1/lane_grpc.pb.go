@@ -132,6 +132,7 @@ const (
 	PeerService_FetchPlacement_FullMethodName     = "/waypost.v1.PeerService/FetchPlacement"
 	PeerService_RelayOutcome_FullMethodName       = "/waypost.v1.PeerService/RelayOutcome"
 	PeerService_PeerMembers_FullMethodName        = "/waypost.v1.PeerService/PeerMembers"
+	PeerService_CopyPrefixes_FullMethodName       = "/waypost.v1.PeerService/CopyPrefixes"
 )
 
 // PeerServiceClient is the client API for PeerService service.
@@ -155,6 +156,10 @@ type PeerServiceClient interface {
 	RelayOutcome(ctx context.Context, in *RelayOutcomeRequest, opts ...grpc.CallOption) (*RelayOutcomeResponse, error)
 	// PeerMembers lists the gossip members as this coordinator sees them.
 	PeerMembers(ctx context.Context, in *PeerMembersRequest, opts ...grpc.CallOption) (*PeerMembersResponse, error)
+	// CopyPrefixes sends what this coordinator knows of a worker's cache, as
+	// frames of a snapshot; none: nothing that is known to be whole. What it does
+	// not know yet, the worker's agent tells.
+	CopyPrefixes(ctx context.Context, in *CopyPrefixesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[CopyPrefixesResponse], error)
 }
 
 type peerServiceClient struct {
@@ -238,6 +243,25 @@ func (c *peerServiceClient) PeerMembers(ctx context.Context, in *PeerMembersRequ
 	return out, nil
 }
 
+func (c *peerServiceClient) CopyPrefixes(ctx context.Context, in *CopyPrefixesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[CopyPrefixesResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &PeerService_ServiceDesc.Streams[1], PeerService_CopyPrefixes_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[CopyPrefixesRequest, CopyPrefixesResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type PeerService_CopyPrefixesClient = grpc.ServerStreamingClient[CopyPrefixesResponse]
+
 // PeerServiceServer is the server API for PeerService service.
 // All implementations must embed UnimplementedPeerServiceServer
 // for forward compatibility.
@@ -259,6 +283,10 @@ type PeerServiceServer interface {
 	RelayOutcome(context.Context, *RelayOutcomeRequest) (*RelayOutcomeResponse, error)
 	// PeerMembers lists the gossip members as this coordinator sees them.
 	PeerMembers(context.Context, *PeerMembersRequest) (*PeerMembersResponse, error)
+	// CopyPrefixes sends what this coordinator knows of a worker's cache, as
+	// frames of a snapshot; none: nothing that is known to be whole. What it does
+	// not know yet, the worker's agent tells.
+	CopyPrefixes(*CopyPrefixesRequest, grpc.ServerStreamingServer[CopyPrefixesResponse]) error
 	mustEmbedUnimplementedPeerServiceServer()
 }
 
@@ -289,6 +317,9 @@ func (UnimplementedPeerServiceServer) RelayOutcome(context.Context, *RelayOutcom
 }
 func (UnimplementedPeerServiceServer) PeerMembers(context.Context, *PeerMembersRequest) (*PeerMembersResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method PeerMembers not implemented")
+}
+func (UnimplementedPeerServiceServer) CopyPrefixes(*CopyPrefixesRequest, grpc.ServerStreamingServer[CopyPrefixesResponse]) error {
+	return status.Error(codes.Unimplemented, "method CopyPrefixes not implemented")
 }
 func (UnimplementedPeerServiceServer) mustEmbedUnimplementedPeerServiceServer() {}
 func (UnimplementedPeerServiceServer) testEmbeddedByValue()                     {}
@@ -426,6 +457,17 @@ func _PeerService_PeerMembers_Handler(srv interface{}, ctx context.Context, dec 
 	return interceptor(ctx, in, info, handler)
 }
 
+func _PeerService_CopyPrefixes_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(CopyPrefixesRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(PeerServiceServer).CopyPrefixes(m, &grpc.GenericServerStream[CopyPrefixesRequest, CopyPrefixesResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type PeerService_CopyPrefixesServer = grpc.ServerStreamingServer[CopyPrefixesResponse]
+
 // PeerService_ServiceDesc is the grpc.ServiceDesc for PeerService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -464,6 +506,11 @@ var PeerService_ServiceDesc = grpc.ServiceDesc{
 			Handler:       _PeerService_ExchangePlacements_Handler,
 			ServerStreams: true,
 			ClientStreams: true,
+		},
+		{
+			StreamName:    "CopyPrefixes",
+			Handler:       _PeerService_CopyPrefixes_Handler,
+			ServerStreams: true,
 		},
 	},
 	Metadata: "waypost/v1/lane.proto",

@@ -1,0 +1,86 @@
+package agent
+
+import (
+	"testing"
+	"time"
+
+	"waypost/agent/blocktable"
+	"waypost/agent/engine"
+	"waypost/gossip/prefix"
+	"waypost/gossip/summary"
+	waypostv1 "waypost/proto/waypost/v1"
+)
+
+// A sketch goes out at the rhythm of the mesh's size, and at once when a state
+// changes.
+func TestSketchRhythm(t *testing.T) {
+	ready := []summary.WorkerSketch{{Name: "a/0", State: summary.SketchReady, Load: 3}}
+	busier := []summary.WorkerSketch{{Name: "a/0", State: summary.SketchReady, Load: 9}}
+	lost := []summary.WorkerSketch{{Name: "a/0", State: summary.SketchLost}}
+	for _, members := range []int{1, 20, 1000} {
+		rhythm := summary.SketchRhythm(members, summary.SketchLimit(members))
+		now := time.Now()
+		s := &sketcher{}
+		for i, step := range []struct {
+			after   time.Duration
+			workers []summary.WorkerSketch
+			want    bool
+		}{
+			{0, ready, true},
+			{rhythm / 2, busier, false},
+			{rhythm / 4, lost, true},
+			{rhythm / 2, lost, false},
+			{rhythm / 2, lost, true},
+			{1, append(lost, ready...), true},
+		} {
+			now = now.Add(step.after)
+			if got := s.due(now, step.workers, members); got != step.want {
+				t.Errorf("%d members, step %d: due %v", members, i, got)
+			}
+		}
+		if s.seq != 4 {
+			t.Errorf("seq %d after 4 sketches", s.seq)
+		}
+	}
+}
+
+func TestRankSketch(t *testing.T) {
+	a := newAgent(t, newKey)
+	r := a.addRank()
+	t0 := time.Now()
+	prompt := store(1, 100)
+	r.apply(engine.Batch{Events: []blocktable.Event{prompt}, Received: t0})
+	r.tick(t0)
+	w, _ := r.sketch(t0, 8)
+	k, ok := keyAt(prompt.Tokens, 1536)
+	if !ok || w.Name != "vllm-8000/0" || w.State != summary.SketchReady || len(w.Roots) != 1 || w.Roots[0].DepthTokens != 1536 || w.Roots[0].Key != k {
+		t.Errorf("%+v, want the root %x", w, k)
+	}
+	r.setHealth(false, "gone")
+	if w, _ := r.sketch(t0, 8); w.State != summary.SketchLost {
+		t.Errorf("state %v", w.State)
+	}
+	r.setCoverage(engine.CoverageNone, "")
+	if w, _ := r.sketch(t0, 8); len(w.Roots) != 0 {
+		t.Error("roots of a cache that nobody sees")
+	}
+}
+
+func keyAt(tokens []uint32, depth int) (prefix.Key, bool) {
+	p := &prefix.Probe{}
+	p.ResetTokens(tokens, prefix.NewKeyer(newKey, prefix.Domain{Model: "m"}))
+	return p.At(depth)
+}
+
+func TestCordonedWorkersDrain(t *testing.T) {
+	a := newAgent(t, newKey)
+	for selector, want := range map[string][3]bool{
+		"gpu-01": {true, true, true}, "gpu-01/x": {true, true, false}, "gpu-01/x/1": {false, true, false}, "gpu-02": {}, "": {},
+	} {
+		a.lanes.takePolicy(&waypostv1.PolicyPush{Cordons: []*waypostv1.Cordon{{Selector: &selector}}})
+		on := a.lanes.cordonedHere()
+		if got := [3]bool{on("x", 0), on("x", 1), on("y", 0)}; got != want {
+			t.Errorf("%q cordons %v, want %v", selector, got, want)
+		}
+	}
+}

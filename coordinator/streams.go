@@ -1,0 +1,169 @@
+package coordinator
+
+import (
+	"strings"
+	"time"
+
+	"waypost/coordinator/placement"
+	"waypost/gossip/lane"
+	"waypost/gossip/summary"
+	waypostv1 "waypost/proto/waypost/v1"
+)
+
+// origin is where a prefix frame came from, as metrics name it.
+type origin string
+
+const (
+	fromDelta origin = "delta" // on a load report
+	fromAgent origin = "agent" // asked for
+	fromPeer  origin = "peer"  // asked for, from another coordinator
+)
+
+// takePrefix applies one frame of a worker's stream and asks for what is
+// missing.
+func (h *lanes) takePrefix(hl *hostLane, s *lane.Session, index uint32, process uint64, frame []byte, from origin) {
+	hl.mu.Lock()
+	defer hl.mu.Unlock()
+	st := h.streamOf(hl, s, index)
+	if st == nil {
+		return
+	}
+	if st.process != process {
+		h.c.metrics.badFrames.WithLabelValues("fenced").Inc()
+		return
+	}
+	h.apply(s.Host(), index, st, frame, from)
+	switch {
+	case st.short != "":
+		h.want(s.Host(), index, st, st.short, false)
+	case from == fromDelta && !st.wanted:
+		h.view(st)
+	}
+}
+
+// apply gives a frame to the decoder and notes what it means for the stream.
+func (h *lanes) apply(host string, index uint32, st *stream, frame []byte, from origin) {
+	st.streamBytes += uint64(len(frame))
+	if from != fromDelta {
+		st.pulledBytes += uint64(len(frame))
+	}
+	h.c.metrics.prefixBytes.WithLabelValues(string(from)).Add(float64(len(frame)))
+	result, err := st.decoder.Apply(frame)
+	if err != nil {
+		h.c.metrics.badFrames.WithLabelValues("prefix").Inc()
+		h.c.log.Warn("prefix frame refused", "host", host, "index", index, "from", string(from), "error", err)
+		st.short = "damage"
+		return
+	}
+	st.frames[result.String()]++
+	h.c.metrics.prefixFrames.WithLabelValues(strings.ReplaceAll(result.String(), " ", "_")).Inc()
+	switch result {
+	case summary.Applied, summary.Duplicate:
+		if from == fromDelta {
+			st.short = "" // the newest frame fits
+		}
+	case summary.Gap:
+		st.short = "gap"
+	case summary.DigestMismatch:
+		st.short = "digest"
+	}
+}
+
+// answered notes that all of an answer came: what is wrong from now on may be
+// asked for again.
+func (h *lanes) answered(hl *hostLane, s *lane.Session, index, pull uint32) {
+	hl.mu.Lock()
+	defer hl.mu.Unlock()
+	st := h.streamOf(hl, s, index)
+	if st == nil || st.pull == 0 || st.pull != pull {
+		return
+	}
+	st.pull, st.wanted = 0, false
+	if _, _, ok := st.decoder.Have(); !ok && st.short == "" {
+		st.short = "missing"
+	}
+	h.puller.answered(pull, st.short == "")
+	if st.short != "" {
+		h.want(s.Host(), index, st, st.short, false)
+	}
+}
+
+// heard notes that a report came without a frame: nothing changed since the
+// last one, or since the lane is up; what changed before that, only the answer
+// to a pull tells.
+func (h *lanes) heard(hl *hostLane, s *lane.Session, index uint32) {
+	hl.mu.Lock()
+	defer hl.mu.Unlock()
+	st := h.streamOf(hl, s, index)
+	if st == nil {
+		return
+	}
+	if _, _, ok := st.decoder.Have(); !ok || st.wanted || st.short != "" {
+		h.want(s.Host(), index, st, "missing", false)
+		return
+	}
+	h.view(st)
+}
+
+// covered notes how much of its cache a worker's engine shows, and how old the
+// oldest change is that its agent has not told yet.
+func (h *lanes) covered(hl *hostLane, s *lane.Session, w *waypostv1.WorkerLoad) {
+	hl.mu.Lock()
+	defer hl.mu.Unlock()
+	if st := h.streamOf(hl, s, w.GetIndex()); st != nil {
+		st.coverage, st.untoldMs = w.GetCoverage(), w.PrefixAgeMs
+	}
+}
+
+// view tells the fleet how good the worker's cache view is as of the report that
+// is taken in: that of a stream whose engine shows nothing is blind, however
+// fresh it is.
+func (h *lanes) view(st *stream) {
+	kind := placement.ViewWarming
+	_, _, have := st.decoder.Have()
+	switch {
+	case st.coverage == "none":
+		kind = placement.ViewBlind
+	case have && st.coverage == "partial":
+		kind = placement.ViewPartial
+	case have && st.coverage == "full":
+		kind = placement.ViewLive
+	}
+	age := st.decoder.Age()
+	if st.untoldMs != nil {
+		age = time.Duration(max(0, min(*st.untoldMs, maxUntoldMs)) * float64(time.Millisecond))
+	}
+	st.viewKind, st.viewAt = kind, time.Now().Add(-age)
+	h.c.setView(st.worker, st.process, kind, age)
+}
+
+// maxUntoldMs bounds what an agent may say of the age of its changes.
+const maxUntoldMs = 24 * 3600 * 1000
+
+// sync asks for the stream of every worker whose position is not known to
+// continue: of all on a new lane, on which what was asked for on the former one
+// is not answered any more.
+func (h *lanes) sync(hl *hostLane, s *lane.Session, newLane bool) {
+	hl.mu.Lock()
+	defer hl.mu.Unlock()
+	for _, w := range s.Hello().GetWorkers() {
+		st := h.streamOf(hl, s, w.GetIndex())
+		if st == nil {
+			continue
+		}
+		if _, _, ok := st.decoder.Have(); ok && !newLane {
+			continue
+		}
+		if newLane {
+			st.pull = 0
+		}
+		h.want(s.Host(), w.GetIndex(), st, "new", true)
+	}
+}
+
+// want asks for a replay from where a stream stands, or for a snapshot, when its
+// turn comes.
+func (h *lanes) want(host string, index uint32, st *stream, reason string, atOnce bool) {
+	st.wanted = true
+	h.puller.want(host, index, reason, atOnce)
+}
