@@ -41,11 +41,12 @@ type processes struct {
 	agent   *daemonProcess
 }
 
-// freePort is a port that was free for TCP and UDP a moment ago.
+// freePort is a port for TCP and UDP at a loopback address that no other test
+// uses: nobody takes it until it is listened on, or between two lives.
 func freePort(t *testing.T) string {
 	t.Helper()
 	for range 20 {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
+		l, err := net.Listen("tcp", fmt.Sprintf("127.%d.%d.%d:0", 1+rand.IntN(254), rand.IntN(256), 1+rand.IntN(254)))
 		if err != nil {
 			t.Fatal(err)
 		}
