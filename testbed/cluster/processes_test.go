@@ -242,7 +242,7 @@ func (p *processes) roles() map[string]string {
 		if d.ended() {
 			continue
 		}
-		ctx, cancel := context.WithTimeout(p.t.Context(), 2*time.Second)
+		ctx, cancel := context.WithTimeout(p.t.Context(), 10*time.Second)
 		resp, err := p.Operator(i).ListCoordinators(ctx, &waypostv1.ListCoordinatorsRequest{})
 		cancel()
 		if err != nil {
@@ -347,7 +347,7 @@ func (r *rig) background(writeAt int, placeAt ...int) *background {
 	})
 	for _, i := range placeAt {
 		loop(func(n int) {
-			ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+			ctx, cancel := context.WithTimeout(context.Background(), patience)
 			defer cancel()
 			resp, err := r.Placement(i).Place(ctx, &waypostv1.PlaceRequest{Input: &waypostv1.Input{TokenIds: tokens(uint32(n), 64)}, Reserve: proto.Bool(false)})
 			if err == nil && resp.GetPlacement() == nil {
@@ -427,7 +427,7 @@ func TestProcessesSurviveTheirLeader(t *testing.T) {
 	again.wants(t, "bootstrap over state", 2, "--bootstrap", "holds the state of coordinator")
 	p.startCoordinator(dead)
 	p.eventually("the killed coordinator does not catch up", func() string {
-		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		defer cancel()
 		resp, err := p.Operator(dead).GetStatus(ctx, &waypostv1.GetStatusRequest{})
 		if err != nil || len(resp.GetCordons()) < len(b.committed) {
