@@ -25,7 +25,7 @@ import (
 func TestMain(m *testing.M) {
 	// These tests wait for gossip and hardly compute: more of them run at once
 	// than there are processors, unless the command line says otherwise.
-	if err := flag.Set("test.parallel", "8"); err != nil {
+	if err := flag.Set("test.parallel", "6"); err != nil {
 		panic(err)
 	}
 	goleak.VerifyTestMain(m)
@@ -198,8 +198,7 @@ func threeTuned(t *testing.T, tune func(*memberlist.Config)) (a, b, c *testNode)
 	return a, b, c
 }
 
-func TestThreeMembers(t *testing.T) {
-	t.Parallel()
+func TestThreeMembers(t *testing.T) { // not beside others: a round trip is measured only where a probe is answered in time
 	a, b, c := three(t)
 	key := fingerprint(must(base64.StdEncoding.DecodeString(testKey)))
 	for _, n := range []*testNode{a, b, c} {
