@@ -189,7 +189,7 @@ func (a *fakeAgent) counts() (loads uint64, pulls int) {
 // eventually waits for a condition that other goroutines bring about.
 func eventually(tb testing.TB, what string, ok func() bool) {
 	tb.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
+	for deadline := time.Now().Add(2 * time.Minute); !ok(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			tb.Fatalf("never: %s", what)
 		}

@@ -104,16 +104,17 @@ func TestViewAgesUntilTheStreamIsKnownToContinue(t *testing.T) {
 		return time.Duration(resp.GetPlacement().GetBasis().GetCacheViewAgeMs() * float64(time.Millisecond))
 	}
 	answers.Store(false)
-	cut := time.Now()
 	if !o.CloseLane("gpu-01") {
 		t.Fatal("there is no lane to cut")
 	}
 	_, pulls := a.counts()
 	eventually(t, "the lane is up again", func() bool { _, n := a.counts(); return n > pulls })
+	cut := time.Now() // or some time before
 	loads, _ := a.counts()
 	eventually(t, "10 more reports", func() bool { n, _ := a.counts(); return n > loads+10 })
-	if age, since := viewAge(), time.Since(cut); age < since-50*time.Millisecond {
-		t.Errorf("the view is %s old, the lane was cut %s ago and nobody answered", age, since)
+	since := time.Since(cut) // before the question, however long the answer takes
+	if age := viewAge(); age < since {
+		t.Errorf("the view is %s old, the lane was cut more than %s ago and nobody answered", age, since)
 	}
 	answers.Store(true)
 	eventually(t, "a fresh view", func() bool { return viewAge() < time.Since(cut)/2 })

@@ -93,7 +93,7 @@ func serve(t *testing.T, role Role, place func(context.Context, *waypostv1.Place
 	t.Cleanup(func() {
 		http.DefaultClient.CloseIdleConnections()
 		_ = conn.Close()
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		if err := s.Stop(ctx); err != nil {
 			t.Error(err)

@@ -363,6 +363,7 @@ func (x *chaos) run(steps int) (int, string) {
 // all frames lost, doubled or out of order, lanes and links cut, every party
 // restarting, evidence doubled and unknown.
 func TestLedgerAtRandom(t *testing.T) {
+	t.Parallel()
 	steps := *randomSteps
 	if testing.Short() {
 		steps = min(steps, 20_000)

@@ -39,6 +39,7 @@ func (p *plant) String() string {
 // so that counters late by seconds do no harm: the run is not worse than one
 // without any.
 func TestCountersOfAnyAge(t *testing.T) {
+	t.Parallel()
 	only := func(lag, jump float64) func(*plantOptions) {
 		return func(o *plantOptions) { o.events, o.lagMs, o.lagJumpMs, o.coordinators = false, lag, jump, 2 }
 	}
@@ -63,6 +64,7 @@ func TestCountersOfAnyAge(t *testing.T) {
 // Coordinators that do not hear of each other meet through the agents, as long
 // as these report at once.
 func TestCoordinatorsCutFromEachOther(t *testing.T) {
+	t.Parallel()
 	k8 := func(cut, atOnce bool) func(*plantOptions) {
 		return func(o *plantOptions) { o.coordinators, o.placesCut, o.atOnce = 8, cut, atOnce }
 	}
@@ -85,6 +87,7 @@ func TestCoordinatorsCutFromEachOther(t *testing.T) {
 // Workers half as fast to half again as slow as the prior says: evidence keeps
 // the error bounded, whichever it is, and the speed is learnt.
 func TestWrongSpeeds(t *testing.T) {
+	t.Parallel()
 	spread := func(counters, events bool, reports float64) func(*plantOptions) {
 		return func(o *plantOptions) {
 			o.speedSpread, o.counters, o.events, o.reports, o.coordinators = .5, counters, events, reports, 2
@@ -120,6 +123,7 @@ func TestWrongSpeeds(t *testing.T) {
 // A coordinator that restarts every 20 s chooses as well as one that runs on,
 // once it has the first report of each agent.
 func TestCoordinatorRestarts(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("a day of an emulated fleet takes some seconds")
 	}
@@ -164,6 +168,7 @@ func TestCoordinatorRestarts(t *testing.T) {
 // All parties restart now and then, engines too: claims are not lost for long
 // and nothing of them stays.
 func TestPartiesRestart(t *testing.T) {
+	t.Parallel()
 	restarts := func(o *plantOptions) {
 		o.seconds = 90
 		o.chatter = func(p *plant) {

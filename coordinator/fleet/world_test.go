@@ -108,6 +108,7 @@ type agent struct {
 	w       *world
 	index   int
 	host    string
+	name    string // of its worker
 	process uint64
 	engine  uint64
 	est     *queue.Estimator
@@ -136,7 +137,8 @@ func newWorld(t fataler, seed uint64, coordinators, workers int, o worldOptions)
 		w.coords = append(w.coords, &coord{w: w, index: i})
 	}
 	for i := range workers {
-		w.agents = append(w.agents, &agent{w: w, index: i, host: fmt.Sprintf("gpu-%02d", i), engine: w.process()})
+		host := fmt.Sprintf("gpu-%02d", i)
+		w.agents = append(w.agents, &agent{w: w, index: i, host: host, name: WorkerName(host, "e", 0), engine: w.process()})
 	}
 	for _, c := range w.coords {
 		c.start()
@@ -231,7 +233,7 @@ func (a *agent) hello(l *lane) Hello {
 	return Hello{Host: a.host, AgentProcess: a.process, Session: l.session, EchoesClaims: true, Workers: []Facts{facts}}
 }
 
-func (a *agent) worker() string { return WorkerName(a.host, "e", 0) }
+func (a *agent) worker() string { return a.name }
 
 func (l *lane) open() {
 	if l.up || l.cut {

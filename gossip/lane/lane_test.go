@@ -509,8 +509,8 @@ func testCoordinatorClosesLaneItCannotWriteTo(t *testing.T) {
 	if !ok {
 		t.Fatal("no session")
 	}
-	big := &waypostv1.ConnectResponse{Frame: &waypostv1.ConnectResponse_Render{Render: &waypostv1.RenderAsk{ChatJson: new(strings.Repeat("x", 1<<20))}}}
 	for range 3 {
+		big := &waypostv1.ConnectResponse{Frame: &waypostv1.ConnectResponse_Render{Render: &waypostv1.RenderAsk{ChatJson: new(strings.Repeat("x", 1<<20))}}}
 		if err := s.Send(big); err != nil {
 			t.Fatal(err)
 		}

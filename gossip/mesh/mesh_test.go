@@ -25,10 +25,23 @@ import (
 func TestMain(m *testing.M) {
 	// These tests wait for gossip and hardly compute: more of them run at once
 	// than there are processors, unless the command line says otherwise.
-	if err := flag.Set("test.parallel", "8"); err != nil {
+	if err := flag.Set("test.parallel", "6"); err != nil {
 		panic(err)
 	}
-	goleak.VerifyTestMain(m)
+	code := m.Run()
+	if code == 0 {
+		// A probe under way ends by its own time-out: the library's shutdown does
+		// not wait for it.
+		err := goleak.Find()
+		for end := time.Now().Add(patience); err != nil && time.Now().Before(end); err = goleak.Find() {
+			time.Sleep(10 * time.Millisecond)
+		}
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	}
+	os.Exit(code)
 }
 
 // patience bounds what must happen sooner or later. It decides no pass: what is
@@ -45,7 +58,8 @@ func eventually(t testing.TB, what string, ok func() bool) {
 	}
 }
 
-// quick makes gossip fast, yet patient enough for a busy machine.
+// quick makes gossip and suspicion fast: for tests in which members get lost. A
+// living one is lost too, and comes back, where the machine is busy.
 func quick(c *memberlist.Config) {
 	c.ProbeInterval, c.ProbeTimeout = 200*time.Millisecond, 100*time.Millisecond
 	c.GossipInterval, c.PushPullInterval = 20*time.Millisecond, 500*time.Millisecond
@@ -53,9 +67,12 @@ func quick(c *memberlist.Config) {
 	c.AwarenessMaxMultiplier = 2
 }
 
-// lenient is quick, but a member that is suspected has hours to object: none is
-// taken for lost because the machine is busy.
-func lenient(c *memberlist.Config) { quick(c); c.SuspicionMult = 100_000 }
+// lenient gossips as fast, but a probe is seldom too late, and a member that is
+// suspected has hours to object: none is taken for lost.
+func lenient(c *memberlist.Config) {
+	quick(c)
+	c.ProbeInterval, c.ProbeTimeout, c.SuspicionMult = time.Second, 900*time.Millisecond, 10_000
+}
 
 // still neither probes nor suspects; it gossips.
 func still(c *memberlist.Config) { quick(c); c.ProbeInterval = 100 * time.Hour }
@@ -106,7 +123,7 @@ func newNode(t testing.TB, o nodeOptions) *testNode {
 	if n.Mesh, err = New(opts); err != nil {
 		t.Fatal(err)
 	}
-	n.tune, n.leaveTimeout = quick, patience
+	n.tune, n.leaveTimeout = lenient, patience
 	if o.tune != nil {
 		n.tune = o.tune
 	}
@@ -194,8 +211,7 @@ func threeTuned(t *testing.T, tune func(*memberlist.Config)) (a, b, c *testNode)
 	return a, b, c
 }
 
-func TestThreeMembers(t *testing.T) {
-	t.Parallel()
+func TestThreeMembers(t *testing.T) { // not beside others: a round trip is measured only where a probe is answered in time
 	a, b, c := three(t)
 	key := fingerprint(must(base64.StdEncoding.DecodeString(testKey)))
 	for _, n := range []*testNode{a, b, c} {

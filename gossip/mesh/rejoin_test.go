@@ -21,7 +21,7 @@ import (
 func TestRejoinByPeersFileWithDeadSeeds(t *testing.T) {
 	t.Parallel()
 	dead := deadAddress(t)
-	a := newNode(t, nodeOptions{name: "a"})
+	a := newNode(t, nodeOptions{name: "a", tune: quick}) // the name is free again when it is lost
 	peers := filepath.Join(t.TempDir(), "peers.json")
 	edit := func(o *Options) { o.PeersFile = peers }
 	b := newNode(t, nodeOptions{name: "bb", join: []string{dead, a.addr()}, edit: edit})
@@ -68,8 +68,8 @@ func TestJoinsASeedThatComesLater(t *testing.T) {
 
 func TestTwoHalvesMeetAgain(t *testing.T) {
 	t.Parallel()
-	a := newNode(t, nodeOptions{name: "a"})
-	b := newNode(t, nodeOptions{name: "bb", join: []string{a.addr()}})
+	a := newNode(t, nodeOptions{name: "a", tune: quick})
+	b := newNode(t, nodeOptions{name: "bb", tune: quick, join: []string{a.addr()}})
 	a.waitFor("bb", StatusAlive)
 	b.waitFor("a", StatusAlive)
 	// Cut: each believes that the other is dead. Datagrams and TCP pings vanish.
@@ -96,14 +96,14 @@ func TestLeaveAndJoinAgain(t *testing.T) {
 		if err := b.Leave(t.Context()); err != nil {
 			t.Fatal(err)
 		}
+		a.waitFor("bb", StatusLeft) // it answers until it stops: a goodbye that was dropped is asked for
 		b.Stop()
-		a.waitFor("bb", StatusLeft)
 	}
 }
 
 func TestConflictOfTwoLivingMembers(t *testing.T) {
 	t.Parallel()
-	a := newNode(t, nodeOptions{name: "a"})
+	a := newNode(t, nodeOptions{name: "a", tune: quick})
 	first := newNode(t, nodeOptions{name: "gpu-07", join: []string{a.addr()}})
 	a.waitFor("gpu-07", StatusAlive)
 	second := newNode(t, nodeOptions{name: "gpu-07", join: []string{a.addr()}})
@@ -142,8 +142,7 @@ func TestRenamedHostReplacesItsOldName(t *testing.T) {
 	}
 }
 
-func TestEventFloodIsBounded(t *testing.T) {
-	t.Parallel()
+func TestEventFloodIsBounded(t *testing.T) { // not beside others: it computes
 	a := newNode(t, nodeOptions{name: "a"})
 	newNode(t, nodeOptions{name: "bb", join: []string{a.addr()}})
 	a.waitFor("bb", StatusAlive)

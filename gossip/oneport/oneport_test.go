@@ -106,7 +106,7 @@ func (b *bench) refused(reason string) float64 {
 // eventually waits for a condition that another goroutine brings about.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); !ok(); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); !ok(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("never: %s", what)
 		}
@@ -120,7 +120,7 @@ func (b *bench) callGRPC(creds credentials.TransportCredentials) (*peer.Peer, er
 		b.t.Fatal(err)
 	}
 	defer conn.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	if _, err := grpc_health_v1.NewHealthClient(conn).Check(ctx, &grpc_health_v1.HealthCheckRequest{}); err != nil {
 		return nil, err
@@ -166,7 +166,7 @@ func (b *bench) dial() net.Conn {
 // closedByPort waits until the port closes a connection.
 func closedByPort(t *testing.T, c net.Conn) {
 	t.Helper()
-	c.SetReadDeadline(time.Now().Add(10 * time.Second))
+	c.SetReadDeadline(time.Now().Add(time.Minute))
 	_, err := io.Copy(io.Discard, c)
 	if ne := net.Error(nil); errors.As(err, &ne) && ne.Timeout() {
 		t.Fatal("connection stays open")
@@ -269,19 +269,20 @@ func TestUnservedProtocolIsRefused(t *testing.T) {
 }
 
 func TestStrangersAreClosedAndCounted(t *testing.T) {
-	b := start(t, Options{DecideTimeout: 200 * time.Millisecond})
+	b := start(t, Options{DecideTimeout: time.Minute})
 	for _, hello := range []string{"\x16\x03\x01\x02\x00\x01", "SSH-2.0-x\r\n", "\x00", "PRI * HTTP/3", "GETX", "waypost-raft/2\n"} {
 		c := b.dial()
 		io.WriteString(c, hello)
 		closedByPort(t, c)
 	}
 	eventually(t, "six strangers counted", func() bool { return b.refused(reasonUnknown) == 6 })
+	hasty := start(t, Options{DecideTimeout: 200 * time.Millisecond})
 	for _, hello := range []string{"", "G", "PRI * HTT", "waypost-raft/1"} { // says too little and waits
-		c := b.dial()
+		c := hasty.dial()
 		io.WriteString(c, hello)
 		closedByPort(t, c)
 	}
-	eventually(t, "four silent ones counted", func() bool { return b.refused(reasonTimeout) == 4 })
+	eventually(t, "four silent ones counted", func() bool { return hasty.refused(reasonTimeout) == 4 })
 	if got := b.getHTTP(&http.Client{Transport: &http.Transport{}}, "http"); !strings.HasPrefix(got, "HTTP/1.1") {
 		t.Errorf("HTTP answered %q afterwards", got)
 	}
@@ -301,9 +302,10 @@ func TestRandomBytesOnTLSPort(t *testing.T) {
 		closedByPort(t, c)
 	}
 	eventually(t, "all strangers counted", func() bool { return b.refused(reasonBroken)+b.refused(reasonTimeout) == 50 })
-	if _, err := b.callGRPC(credentials.NewTLS(client.Client(identity.ClientOptions{Accept: []identity.Role{identity.RoleCoordinator}}))); err != nil {
-		t.Errorf("gRPC afterwards: %v", err)
-	}
+	eventually(t, "gRPC afterwards", func() bool { // within the same short time, which a busy machine may need twice
+		_, err := b.callGRPC(credentials.NewTLS(client.Client(identity.ClientOptions{Accept: []identity.Role{identity.RoleCoordinator}})))
+		return err == nil
+	})
 }
 
 func TestSilentCrowdDoesNotKeepOthersOut(t *testing.T) {

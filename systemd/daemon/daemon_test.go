@@ -36,7 +36,7 @@ func manager(t *testing.T) (receive func() string) {
 	return func() string {
 		t.Helper()
 		buf := make([]byte, 4096)
-		conn.SetReadDeadline(time.Now().Add(10 * time.Second))
+		conn.SetReadDeadline(time.Now().Add(time.Minute))
 		n, err := conn.Read(buf)
 		if err != nil {
 			t.Fatal(err)
@@ -197,7 +197,7 @@ func TestSecondSignalKills(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	timer := time.AfterFunc(30*time.Second, func() { cmd.Process.Kill() })
+	timer := time.AfterFunc(2*time.Minute, func() { cmd.Process.Kill() })
 	defer timer.Stop()
 	buf := make([]byte, 64)
 	for _, want := range []string{"ready\n", "ending\n"} {

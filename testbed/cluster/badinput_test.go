@@ -129,7 +129,7 @@ type stranger struct {
 // ones of the fleet that are for something else.
 func (c *Cluster) strangers(t *testing.T) []stranger {
 	dial := func(network, address string) net.Conn {
-		conn, err := net.DialTimeout(network, address, 5*time.Second)
+		conn, err := net.DialTimeout(network, address, patience)
 		if err != nil {
 			t.Errorf("%s %s: %v", network, address, err)
 			return nil
@@ -269,21 +269,25 @@ func TestStrangersOnEveryPort(t *testing.T) {
 		if got := r.expects(i, w, a); got != 992 {
 			t.Errorf("%s: %d tokens expected afterwards", CoordinatorName(i), got)
 		}
-		resp, err := r.Operator(i).ListMembers(t.Context(), &waypostv1.ListMembersRequest{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		alive := 0
-		for _, m := range resp.GetMembers() {
-			if m.GetStatus() == "alive" && m.GetRole() != "" {
-				alive++
-			} else if !strings.HasPrefix(m.GetStatus(), "refused") {
-				t.Errorf("%s sees %s %s", CoordinatorName(i), m.GetName(), m.GetStatus())
+		// A machine that is busy may suspect a living one for a moment.
+		r.eventually(CoordinatorName(i)+" does not see four living members and nobody else", func() string {
+			resp, err := r.Operator(i).ListMembers(t.Context(), &waypostv1.ListMembersRequest{})
+			if err != nil {
+				return err.Error()
 			}
-		}
-		if alive != 4 {
-			t.Errorf("%s sees %d members alive: %v", CoordinatorName(i), alive, resp.GetMembers())
-		}
+			alive, others := 0, 0
+			for _, m := range resp.GetMembers() {
+				if m.GetStatus() == "alive" && m.GetRole() != "" {
+					alive++
+				} else if !strings.HasPrefix(m.GetStatus(), "refused") {
+					others++
+				}
+			}
+			if alive != 4 || others != 0 {
+				return fmt.Sprint(resp.GetMembers())
+			}
+			return ""
+		})
 		http, err := r.client.Get(fmt.Sprintf("http://%s/healthz", r.API(i)))
 		if err != nil || http.StatusCode != 200 {
 			t.Errorf("health of %s: %v", CoordinatorName(i), err)

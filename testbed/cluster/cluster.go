@@ -23,6 +23,9 @@ import (
 	"waypost/testbed/emulator"
 )
 
+// stopTimeout bounds the end of one part: long, for machines that are busy.
+const stopTimeout = time.Minute
+
 // Options says what to run.
 type Options struct {
 	// Dir holds certificates and state; the caller removes it.
@@ -204,7 +207,7 @@ func (c *Cluster) StopCoordinator(i int) error {
 	if c.Coordinators[i] == nil {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 15*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
 	defer cancel()
 	err := c.Coordinators[i].Stop(ctx)
 	c.Coordinators[i] = nil
@@ -263,7 +266,7 @@ func (c *Cluster) StopAgent(i int) error {
 	if i >= len(c.Agents) || c.Agents[i] == nil {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 15*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
 	defer cancel()
 	err := c.Agents[i].Stop(ctx)
 	c.Agents[i] = nil
@@ -286,9 +289,9 @@ func (c *Cluster) API(i int) string { return c.apiAddr[i] }
 // ClusterAddress is the cluster address of a coordinator.
 func (c *Cluster) ClusterAddress(i int) string { return c.clusterAddr[i] }
 
-// poll calls fn until it is done, for at most a minute.
+// poll calls fn until it is done, for at most two minutes.
 func poll(ctx context.Context, what string, fn func(context.Context) (done bool, state string)) error {
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
 	for {
 		done, state := fn(ctx)

@@ -122,7 +122,7 @@ func TestLeaderDies(t *testing.T) {
 					return
 				default:
 				}
-				ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+				ctx, cancel := context.WithTimeout(context.Background(), patience)
 				resp, err := r.Placement(i).Place(ctx, &waypostv1.PlaceRequest{Input: &waypostv1.Input{TokenIds: tokens(n, 64)}, Reserve: proto.Bool(false)})
 				cancel()
 				if err == nil && resp.GetPlacement() == nil {
@@ -244,7 +244,7 @@ func TestMinorityRefusesWrites(t *testing.T) {
 		}
 	}
 	r.eventually("the minority still takes writes", func() string {
-		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		defer cancel()
 		_, err := cordonOn(ctx, r.Operator(0), "gpu-99", "x")
 		switch status.Code(err) {

@@ -41,11 +41,12 @@ type processes struct {
 	agent   *daemonProcess
 }
 
-// freePort is a port that was free for TCP and UDP a moment ago.
+// freePort is a port for TCP and UDP at a loopback address that no other test
+// uses: nobody takes it until it is listened on, or between two lives.
 func freePort(t *testing.T) string {
 	t.Helper()
 	for range 20 {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
+		l, err := net.Listen("tcp", fmt.Sprintf("127.%d.%d.%d:0", 1+rand.IntN(254), rand.IntN(256), 1+rand.IntN(254)))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -241,7 +242,7 @@ func (p *processes) roles() map[string]string {
 		if d.ended() {
 			continue
 		}
-		ctx, cancel := context.WithTimeout(p.t.Context(), 2*time.Second)
+		ctx, cancel := context.WithTimeout(p.t.Context(), 10*time.Second)
 		resp, err := p.Operator(i).ListCoordinators(ctx, &waypostv1.ListCoordinatorsRequest{})
 		cancel()
 		if err != nil {
@@ -346,7 +347,7 @@ func (r *rig) background(writeAt int, placeAt ...int) *background {
 	})
 	for _, i := range placeAt {
 		loop(func(n int) {
-			ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+			ctx, cancel := context.WithTimeout(context.Background(), patience)
 			defer cancel()
 			resp, err := r.Placement(i).Place(ctx, &waypostv1.PlaceRequest{Input: &waypostv1.Input{TokenIds: tokens(uint32(n), 64)}, Reserve: proto.Bool(false)})
 			if err == nil && resp.GetPlacement() == nil {
@@ -426,7 +427,7 @@ func TestProcessesSurviveTheirLeader(t *testing.T) {
 	again.wants(t, "bootstrap over state", 2, "--bootstrap", "holds the state of coordinator")
 	p.startCoordinator(dead)
 	p.eventually("the killed coordinator does not catch up", func() string {
-		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		defer cancel()
 		resp, err := p.Operator(dead).GetStatus(ctx, &waypostv1.GetStatusRequest{})
 		if err != nil || len(resp.GetCordons()) < len(b.committed) {

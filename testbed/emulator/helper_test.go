@@ -20,7 +20,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-const patience = 20 * time.Second
+const patience = 2 * time.Minute
 
 // small is an engine like the recorded one, without waiting.
 func small() Options {

@@ -33,7 +33,7 @@ func TestBadAnswers(t *testing.T) {
 		"slow": {func(w http.ResponseWriter) {
 			w.Write([]byte("vllm:"))
 			w.(http.Flusher).Flush()
-			time.Sleep(1500 * time.Millisecond)
+			time.Sleep(pageTimeout + pageTimeout/2)
 		}, "deadline"},
 		"redirect":   {func(w http.ResponseWriter) { w.Header().Set("Location", "http://192.0.2.1/"); w.WriteHeader(302) }, "redirects"},
 		"compressed": {func(w http.ResponseWriter) { w.Header().Set("Content-Encoding", "gzip"); w.Write([]byte("x")) }, "compressed"},
