@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"waypost/coordinator/api"
 	"waypost/coordinator/registry"
 	"waypost/gossip/lane"
 	"waypost/gossip/ledger"
@@ -304,3 +305,38 @@ func (c *Coordinator) takePlace(process uint64, f *waypostv1.PlaceFrame, late ti
 // CutPlaces stops telling the other coordinators of placements, or goes on. For
 // tests.
 func (c *Coordinator) CutPlaces(cut bool) { c.exchange.cut.Store(cut) }
+
+// relayReservation asks the coordinator that made a placement: callers may ask
+// any.
+func (c *Coordinator) relayReservation(ctx context.Context, number uint32, req *waypostv1.RelayReservationRequest) (*waypostv1.RelayReservationResponse, error) {
+	conn, name, err := c.peerByNumber(number)
+	if err != nil {
+		return nil, api.NotFound("placement_id", err.Error())
+	}
+	resp, err := waypostv1.NewPeerServiceClient(conn).RelayReservation(ctx, req)
+	if status.Code(err) == codes.Unavailable {
+		return nil, api.Unavailable("the reservation is held by " + name + ", which does not answer")
+	}
+	return resp, err
+}
+
+// RelayReservation implements the peer service.
+func (p *peers) RelayReservation(ctx context.Context, req *waypostv1.RelayReservationRequest) (*waypostv1.RelayReservationResponse, error) {
+	id := req.GetRenew().GetPlacementId()
+	if req.GetRenew() == nil {
+		id = req.GetRelease().GetPlacementId()
+	}
+	// Relayed once: who relays to the wrong one gets an answer, not a round trip.
+	if number, err := coordinatorOf(id); err != nil || number != p.c.number.Load() {
+		return nil, api.NotFound("placement_id", "the placement was not made here")
+	}
+	out := &waypostv1.RelayReservationResponse{}
+	if req.GetRenew() != nil {
+		resp, err := p.c.placements.RenewPlacement(ctx, req.GetRenew())
+		out.What = &waypostv1.RelayReservationResponse_Renew{Renew: resp}
+		return out, err
+	}
+	resp, err := p.c.placements.ReleasePlacement(ctx, req.GetRelease())
+	out.What = &waypostv1.RelayReservationResponse_Release{Release: resp}
+	return out, err
+}

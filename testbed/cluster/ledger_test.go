@@ -8,6 +8,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	waypostv1 "waypost/proto/waypost/v1"
@@ -370,10 +372,27 @@ func TestSameRequestOnTwoCoordinators(t *testing.T) {
 	if n := reservations(); n != 1 {
 		t.Errorf("%d reservations for one attempt", n)
 	}
-	// Its outcome finds the coordinator that placed it.
+	// Renewals, outcomes and releases that are told there find the coordinator
+	// that placed it.
+	renewed, err := r.Placement(1).RenewPlacement(t.Context(), &waypostv1.RenewPlacementRequest{PlacementId: second.PlacementId})
+	if err != nil || renewed.GetReservationTtlMs() < 30_000 {
+		t.Errorf("renewed at the other coordinator: %v %v", renewed, err)
+	}
 	out, err := r.Placement(1).ReportOutcome(t.Context(), &waypostv1.ReportOutcomeRequest{PlacementId: second.PlacementId, Result: proto.String("done")})
 	if err != nil || !out.GetJoined() {
 		t.Errorf("outcome told to the other coordinator: %v %v", out, err)
+	}
+	third, err := r.place(0, ask{tokens: a.tokens, output: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.release(1, third)
+	if n := reservations(); n != 0 {
+		t.Errorf("%d reservations after the end", n)
+	}
+	unknown := &waypostv1.ReleasePlacementRequest{PlacementId: proto.String("pl_c1_nobody")}
+	if _, err := r.Placement(1).ReleasePlacement(t.Context(), unknown); status.Code(err) != codes.NotFound {
+		t.Errorf("release of an unknown placement: %v", err)
 	}
 
 	rounds := 0
