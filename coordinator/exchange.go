@@ -2,8 +2,10 @@ package coordinator
 
 import (
 	"context"
+	"maps"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -55,11 +57,28 @@ type link struct {
 	name, address string
 	ctx           context.Context
 	cancel        context.CancelFunc
-	up            atomic.Bool
+	wake          chan struct{}
 
 	mu    sync.Mutex
 	queue []placeOut
-	wake  chan struct{}
+	up    bool
+	since time.Time // of up or its opposite
+}
+
+// setUp notes whether the peer is told, and returns whether it was.
+func (l *link) setUp(up bool) (was bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if was = l.up; was != up {
+		l.up, l.since = up, time.Now()
+	}
+	return was
+}
+
+func (l *link) state() (up bool, since time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.up, l.since
 }
 
 // placeOut is a placement that waits, and since when.
@@ -81,7 +100,7 @@ func (x *exchange) follow(state *registry.State) {
 		}
 		wanted[m.ClusterAddress] = true
 		if x.links[m.ClusterAddress] == nil {
-			l := &link{x: x, name: m.Name, address: m.ClusterAddress, wake: make(chan struct{}, 1)}
+			l := &link{x: x, name: m.Name, address: m.ClusterAddress, wake: make(chan struct{}, 1), since: time.Now()}
 			l.ctx, l.cancel = context.WithCancel(x.c.ctx)
 			x.links[m.ClusterAddress] = l
 			x.c.tasks.Go(l.run)
@@ -100,11 +119,24 @@ func (x *exchange) connected() (n int) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for _, l := range x.links {
-		if l.up.Load() {
+		if up, _ := l.state(); up {
 			n++
 		}
 	}
 	return n
+}
+
+// check tells of peers that could not be told for a while.
+func (x *exchange) check(p *problems, now time.Time) {
+	x.mu.Lock()
+	links := slices.SortedFunc(maps.Values(x.links), func(a, b *link) int { return strings.Compare(a.name, b.name) })
+	x.mu.Unlock()
+	for _, l := range links {
+		up, since := l.state()
+		age := ms(now.Sub(since))
+		p.check(up || now.Sub(since) < laneGrace, "warning", l.name, "is not told of placements made here", &age,
+			"it hears of them in the reports of the workers' agents", "waypost coordinators")
+	}
 }
 
 // tell tells every peer of placements made here.
@@ -162,7 +194,7 @@ func (l *link) run() {
 	for l.ctx.Err() == nil {
 		began := time.Now()
 		err := l.stream()
-		if l.up.Swap(false) && l.ctx.Err() == nil {
+		if l.setUp(false) && l.ctx.Err() == nil {
 			l.x.c.log.Warn("placements are not told to a coordinator any more", "event", "ledger_peer_lost", "peer", l.name, "error", err)
 		}
 		if time.Since(began) > exchangePauseMost {
@@ -199,7 +231,7 @@ func (l *link) stream() error {
 	if !greeting.Stop() {
 		return context.DeadlineExceeded
 	}
-	l.up.Store(true)
+	l.setUp(true)
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)

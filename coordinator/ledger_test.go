@@ -284,3 +284,32 @@ func TestLatenessCountsOnce(t *testing.T) {
 		}
 	}
 }
+
+// A peer that cannot be told for a while is a problem with its reason.
+func TestUntoldPeerIsAProblem(t *testing.T) {
+	o := startOne(t)
+	l := &link{x: o.exchange, name: "c-2", cancel: func() {}, since: time.Now().Add(-2 * laneGrace)}
+	eventually(t, "the cluster is formed", o.Joined)
+	o.exchange.mu.Lock()
+	o.exchange.links["127.0.0.1:1"] = l
+	o.exchange.mu.Unlock()
+	found := func() (said []string) {
+		p := &problems{}
+		o.exchange.check(p, time.Now())
+		for _, x := range p.sorted() {
+			said = append(said, x.GetSubject()+" "+x.GetWhat())
+		}
+		return said
+	}
+	if got := fmt.Sprint(found()); got != "[c-2 is not told of placements made here]" {
+		t.Error(got)
+	}
+	l.setUp(true)
+	l.setUp(false)
+	if got := found(); got != nil {
+		t.Errorf("a stream that ended just now: %v", got)
+	}
+	o.exchange.mu.Lock()
+	delete(o.exchange.links, "127.0.0.1:1")
+	o.exchange.mu.Unlock()
+}
