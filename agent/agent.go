@@ -45,6 +45,8 @@ type Options struct {
 	Process uint64
 	// DeltaEvery is how often prefix streams tell what changed; 0: 1 s.
 	DeltaEvery time.Duration
+	// PageTimeout bounds one reading of an engine's counters; 0: 1 s.
+	PageTimeout time.Duration
 	// Logger takes what an operator cares about.
 	Logger *slog.Logger
 	// Registerer takes the metrics; Gatherer serves them.
@@ -153,7 +155,7 @@ func (a *Agent) watch(e EngineConfig) (*watched, error) {
 		}
 		target.APIKey = strings.TrimSpace(string(b))
 	}
-	adapter, err := vllm.New(vllm.Options{Target: target, Logger: a.log})
+	adapter, err := vllm.New(vllm.Options{Target: target, Logger: a.log, PageTimeout: a.opt.PageTimeout})
 	if err != nil {
 		return nil, fmt.Errorf("engine %s: %w", e.Name, err)
 	}
@@ -326,7 +328,10 @@ func (a *Agent) Stop(ctx context.Context) error {
 	err := a.stopLocal(ctx)
 	a.tasks.Wait()
 	a.saveLearnt()
-	return errors.Join(err, a.mesh.Leave(ctx), a.mesh.Stop())
+	if err := a.mesh.Leave(ctx); err != nil {
+		a.log.Warn("not every member has heard the goodbye, the others take this host for lost", "error", err)
+	}
+	return errors.Join(err, a.mesh.Stop())
 }
 
 // MeshAddress is the gossip address, for others to join.

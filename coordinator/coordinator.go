@@ -81,6 +81,8 @@ type Coordinator struct {
 	fleet          *fleet.Fleet
 	index          *prefixindex.Index
 	records        *explain.Store
+	transfers      *transfers
+	tenantShares   tenantShares
 	shares         tally
 	replica        *replica.Replica
 	mesh           *mesh.Mesh
@@ -210,6 +212,7 @@ func (c *Coordinator) wireView() error {
 	policy := placement.DefaultPolicy()
 	c.policy.Store(&policy)
 	c.fleetFile.Store(registry.EmptyFleet())
+	c.transfers = newTransfers(time.Now())
 	c.inFlight = make(chan struct{}, c.cfg.Limits.PlacesInFlight)
 	c.lanes, c.placements, c.operators = newLanes(c), &placements{c: c}, &operators{c: c}
 	c.peers = &peers{c: c, conns: map[string]*grpc.ClientConn{}}

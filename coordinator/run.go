@@ -101,7 +101,10 @@ func (c *Coordinator) Stop(ctx context.Context) error {
 	c.clusterGRPC.Stop()
 	c.peers.close()
 	if c.meshUp {
-		errs = append(errs, c.mesh.Leave(ctx), c.mesh.Stop())
+		if err := c.mesh.Leave(ctx); err != nil {
+			c.log.Warn("not every member has heard the goodbye, the others take this coordinator for lost", "error", err)
+		}
+		errs = append(errs, c.mesh.Stop())
 	}
 	errs = append(errs, c.clusterPort.Close(), c.apiPort.Close())
 	c.tasks.Wait()

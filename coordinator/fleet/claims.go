@@ -128,6 +128,7 @@ type claims struct {
 	lastRemovedSeq uint64
 	byKey          map[RequestKey]*claim
 	byPlacement    map[string]*claim
+	tenantTokens   map[string]int64 // prompt tokens of open claims
 	deadlines      deadlines
 
 	ended          map[string]EndReason // by placement
@@ -150,6 +151,7 @@ type endedRequest struct {
 func (c *claims) init() {
 	c.byKey = map[RequestKey]*claim{}
 	c.byPlacement = map[string]*claim{}
+	c.tenantTokens = map[string]int64{}
 	c.ended = map[string]EndReason{}
 	c.endedKeys = map[RequestKey]endedRequest{}
 	c.peerRequests = map[RequestKey]*peerRequest{}
@@ -323,6 +325,7 @@ func (f *Fleet) add(workers []*worker, n *NewClaim, excluded []uint64, nowMs flo
 	}
 	f.claims.byKey[c.Key] = c
 	f.claims.byPlacement[c.Placement] = c
+	f.claims.tenantTokens[c.Key.Tenant] += int64(n.PromptTokens)
 	heap.Push(&f.claims.deadlines, c)
 	for i, w := range workers {
 		made := n.Claim
@@ -371,6 +374,13 @@ func (f *Fleet) Open(placementID string) (OpenClaim, bool) {
 		return OpenClaim{}, false
 	}
 	return c.OpenClaim, true
+}
+
+// TenantTokens sums the prompt tokens of a tenant's open claims here.
+func (f *Fleet) TenantTokens(tenant string) int64 {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	return f.claims.tenantTokens[tenant]
 }
 
 // OpenClaims counts the open claims.

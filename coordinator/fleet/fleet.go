@@ -252,6 +252,7 @@ type StateChange struct {
 // pool is the workers of one pool.
 type pool struct {
 	workers  []WorkerID // ascending
+	board    placement.Board
 	arrivals rate
 	output   ewma
 	// promptTokens and uncachedTokens are of a mean claim.
@@ -332,6 +333,7 @@ func (f *Fleet) join(w *worker) {
 	}
 	if at, found := slices.BinarySearch(p.workers, w.id); !found {
 		p.workers = slices.Insert(p.workers, at, w.id)
+		p.board.Set(w.snapshot)
 	}
 }
 
@@ -343,6 +345,7 @@ func (f *Fleet) leave(w *worker) {
 	}
 	if at, found := slices.BinarySearch(p.workers, w.id); found {
 		p.workers = slices.Delete(p.workers, at, at+1)
+		p.board.Remove(w.id)
 	}
 	if len(p.workers) == 0 && !slices.Contains(f.intent.Pools, w.assigned.Pool) {
 		delete(f.pools, w.assigned.Pool)

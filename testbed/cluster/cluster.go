@@ -41,6 +41,9 @@ type Options struct {
 	// DeltaEvery is how often agents tell what changed in the caches; 0: the
 	// default.
 	DeltaEvery time.Duration
+	// PageTimeout bounds how long agents wait for an engine's counters; 0: the
+	// default.
+	PageTimeout time.Duration
 	// Reservation is how long a reservation lives; 0: the default.
 	Reservation time.Duration
 }
@@ -242,7 +245,7 @@ func (c *Cluster) AgentConfig(i int) agent.Config {
 func (c *Cluster) StartAgent(i int) error {
 	series := prometheus.NewRegistry()
 	a, err := agent.New(agent.Options{
-		Config: c.AgentConfig(i), Version: c.opt.Version, Process: rand.Uint64() | 1, DeltaEvery: c.opt.DeltaEvery, Logger: c.opt.Logger,
+		Config: c.AgentConfig(i), Version: c.opt.Version, Process: rand.Uint64() | 1, DeltaEvery: c.opt.DeltaEvery, PageTimeout: c.opt.PageTimeout, Logger: c.opt.Logger,
 		Registerer: series, Gatherer: series,
 	})
 	if err != nil {

@@ -70,7 +70,7 @@ func start(t *testing.T, n, coordinators int, opt emulator.Options, change ...fu
 		opt.Model = "Llama-3.1-8B"
 	}
 	takeSlot(t)
-	o := Options{Dir: t.TempDir(), Coordinators: coordinators, Version: "0.0.0-test", DeltaEvery: 50 * time.Millisecond}
+	o := Options{Dir: t.TempDir(), Coordinators: coordinators, Version: "0.0.0-test", DeltaEvery: 50 * time.Millisecond, PageTimeout: 30 * time.Second}
 	for range n {
 		o.Engines = append(o.Engines, opt)
 	}
@@ -84,7 +84,7 @@ func start(t *testing.T, n, coordinators int, opt emulator.Options, change ...fu
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &rig{Cluster: c, t: t, client: &http.Client{Transport: &http.Transport{}, Timeout: 30 * time.Second}}
+	r := &rig{Cluster: c, t: t, client: &http.Client{Transport: &http.Transport{}, Timeout: patience}}
 	t.Cleanup(func() {
 		r.client.CloseIdleConnections()
 		if err := c.Stop(); err != nil {
@@ -94,10 +94,14 @@ func start(t *testing.T, n, coordinators int, opt emulator.Options, change ...fu
 	return r
 }
 
+// patience bounds what must happen sooner or later. It decides no pass: what is
+// tested is that it happens.
+const patience = 3 * time.Minute
+
 // eventually waits until fn answers "".
 func (r *rig) eventually(what string, fn func() string) {
 	r.t.Helper()
-	deadline := time.Now().Add(30 * time.Second)
+	deadline := time.Now().Add(patience)
 	for {
 		state := fn()
 		if state == "" {
