@@ -8,10 +8,13 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"waypost/gossip/identity"
 	waypostv1 "waypost/proto/waypost/v1"
 	"waypost/testbed/emulator"
 )
@@ -541,4 +544,31 @@ func TestEngineRestartEndsItsClaims(t *testing.T) {
 	})
 	r.release(0, p)
 	r.idle(w)
+}
+
+// TestOnlyCoordinatorsTellPlacements: an agent's certificate opens lanes, not
+// the way between coordinators.
+func TestOnlyCoordinatorsTellPlacements(t *testing.T) {
+	t.Parallel()
+	r := start(t, 1, 1, emulator.Options{BlockTokens: faultBlock})
+	tlsConfig, err := identity.APIClient(r.Cert("ca.pem"), r.Cert("agent-"+HostName(0)+".pem"), r.Cert("agent-"+HostName(0)+".key"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn, err := grpc.NewClient("passthrough:///"+r.ClusterAddress(0), grpc.WithTransportCredentials(credentials.NewTLS(tlsConfig)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	peer := waypostv1.NewPeerServiceClient(conn)
+	stream, err := peer.ExchangePlacements(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stream.Recv(); status.Code(err) != codes.PermissionDenied {
+		t.Errorf("placements told by an agent: %v", err)
+	}
+	if _, err := peer.RelayReservation(t.Context(), &waypostv1.RelayReservationRequest{}); status.Code(err) != codes.PermissionDenied {
+		t.Errorf("a release relayed by an agent: %v", err)
+	}
 }
