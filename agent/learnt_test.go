@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
 
 	"waypost/agent/engine"
@@ -14,6 +15,7 @@ import (
 	"waypost/gossip/lane"
 	"waypost/gossip/ledger"
 	"waypost/gossip/prefix"
+	waypostv1 "waypost/proto/waypost/v1"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -21,7 +23,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 var testFacts = engine.Facts{Model: "m", Version: "0.32.0", BlockTokens: 16, PoolBlocks: 1000, MaxRunning: 8, StepTokens: 8192, StartMark: 7}
 
 func testRank(restore *learnt) *rank {
-	r := newRank(0, "vllm", "vllm-1", "gpu-01 http://127.0.0.1:1", 0, prefix.ClusterKey{1}, 1000)
+	r := newRank(0, "vllm", "vllm-1", "gpu-01 http://127.0.0.1:1", 0, []prefix.ClusterKey{{1}}, 1000)
 	r.agentProcess = 0xa1
 	if restore != nil {
 		r.restore = func(f engine.Facts, process uint64) (queue.State, bool) { return restore.of(r.local(), f, process) }
@@ -192,5 +194,54 @@ func TestRankKnowsItsLanes(t *testing.T) {
 	r.laneDown(one)
 	if e := echoed(30 * time.Minute); len(e) != 0 {
 		t.Errorf("echoes %v without any lane", e)
+	}
+}
+
+// A coordinator speaks for itself and for workers that are here; anything else
+// is refused and counted.
+func TestFramesOfCoordinatorsAreChecked(t *testing.T) {
+	key := filepath.Join(t.TempDir(), "prefix.key")
+	if err := os.WriteFile(key, []byte(strings.Repeat("01", 16)+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cfg := DefaultConfig()
+	cfg.Name, cfg.StateDir, cfg.RunDir, cfg.Prefix.KeyFile, cfg.GPU.Enabled, cfg.Metrics.Listen = "gpu-01", t.TempDir(), "", key, "off", ""
+	cfg.Mesh.Listen = "127.0.0.1:0"
+	registry := prometheus.NewRegistry()
+	a, err := New(Options{Config: cfg, Process: 0xa1, Registerer: registry, Gatherer: registry})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.cancel()
+	r := a.newRank(EngineConfig{Kind: "vllm", URL: "http://127.0.0.1:1"}, "vllm-1", 0)
+	r.setFacts(testFacts)
+	l := &lane.Lane{} // of a coordinator with mark 0
+	offer := &waypostv1.Claim{Seq: new(uint64(1)), EngineProcess: &r.process, PromptTokens: new(uint32(10)), UncachedTokens: new(uint32(10))}
+	frame := func(coordinator uint64, index uint32) *waypostv1.ConnectResponse {
+		return &waypostv1.ConnectResponse{Frame: &waypostv1.ConnectResponse_Claims{Claims: &waypostv1.ClaimFrame{
+			Coordinator: &coordinator, AgentProcess: &a.process, Index: &index, Claims: []*waypostv1.Claim{offer},
+		}}}
+	}
+	a.lanes.Frame(l, frame(5, 0)) // another coordinator's
+	a.lanes.Frame(l, frame(0, 9)) // no such worker
+	a.lanes.Frame(l, frame(0, 0)) // a mark that none has
+	a.lanes.Frame(l, &waypostv1.ConnectResponse{Frame: &waypostv1.ConnectResponse_Marks{Marks: &waypostv1.MarkFrame{Coordinator: new(uint64(5))}}})
+	if open, kept := r.estimate.OpenClaims(); open+kept != 0 {
+		t.Errorf("%d claims open, %d kept", open, kept)
+	}
+	refused := map[string]float64{}
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			if f.GetName() == "waypost_lane_frames_refused_total" {
+				refused[m.GetLabel()[0].GetValue()] = m.GetCounter().GetValue()
+			}
+		}
+	}
+	if refused["claims"] != 3 || refused["marks"] != 1 {
+		t.Errorf("refused %v, want 3 of claims and 1 of marks", refused)
 	}
 }

@@ -2,8 +2,10 @@ package coordinator
 
 import (
 	"context"
+	"maps"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -13,6 +15,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"waypost/coordinator/api"
 	"waypost/coordinator/registry"
 	"waypost/gossip/lane"
 	"waypost/gossip/ledger"
@@ -54,11 +57,28 @@ type link struct {
 	name, address string
 	ctx           context.Context
 	cancel        context.CancelFunc
-	up            atomic.Bool
+	wake          chan struct{}
 
 	mu    sync.Mutex
 	queue []placeOut
-	wake  chan struct{}
+	up    bool
+	since time.Time // of up or its opposite
+}
+
+// setUp notes whether the peer is told, and returns whether it was.
+func (l *link) setUp(up bool) (was bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if was = l.up; was != up {
+		l.up, l.since = up, time.Now()
+	}
+	return was
+}
+
+func (l *link) state() (up bool, since time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.up, l.since
 }
 
 // placeOut is a placement that waits, and since when.
@@ -80,7 +100,7 @@ func (x *exchange) follow(state *registry.State) {
 		}
 		wanted[m.ClusterAddress] = true
 		if x.links[m.ClusterAddress] == nil {
-			l := &link{x: x, name: m.Name, address: m.ClusterAddress, wake: make(chan struct{}, 1)}
+			l := &link{x: x, name: m.Name, address: m.ClusterAddress, wake: make(chan struct{}, 1), since: time.Now()}
 			l.ctx, l.cancel = context.WithCancel(x.c.ctx)
 			x.links[m.ClusterAddress] = l
 			x.c.tasks.Go(l.run)
@@ -99,11 +119,24 @@ func (x *exchange) connected() (n int) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for _, l := range x.links {
-		if l.up.Load() {
+		if up, _ := l.state(); up {
 			n++
 		}
 	}
 	return n
+}
+
+// check tells of peers that could not be told for a while.
+func (x *exchange) check(p *problems, now time.Time) {
+	x.mu.Lock()
+	links := slices.SortedFunc(maps.Values(x.links), func(a, b *link) int { return strings.Compare(a.name, b.name) })
+	x.mu.Unlock()
+	for _, l := range links {
+		up, since := l.state()
+		age := ms(now.Sub(since))
+		p.check(up || now.Sub(since) < laneGrace, "warning", l.name, "is not told of placements made here", &age,
+			"it hears of them in the reports of the workers' agents", "waypost coordinators")
+	}
 }
 
 // tell tells every peer of placements made here.
@@ -161,7 +194,7 @@ func (l *link) run() {
 	for l.ctx.Err() == nil {
 		began := time.Now()
 		err := l.stream()
-		if l.up.Swap(false) && l.ctx.Err() == nil {
+		if l.setUp(false) && l.ctx.Err() == nil {
 			l.x.c.log.Warn("placements are not told to a coordinator any more", "event", "ledger_peer_lost", "peer", l.name, "error", err)
 		}
 		if time.Since(began) > exchangePauseMost {
@@ -198,7 +231,7 @@ func (l *link) stream() error {
 	if !greeting.Stop() {
 		return context.DeadlineExceeded
 	}
-	l.up.Store(true)
+	l.setUp(true)
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -304,3 +337,38 @@ func (c *Coordinator) takePlace(process uint64, f *waypostv1.PlaceFrame, late ti
 // CutPlaces stops telling the other coordinators of placements, or goes on. For
 // tests.
 func (c *Coordinator) CutPlaces(cut bool) { c.exchange.cut.Store(cut) }
+
+// relayReservation asks the coordinator that made a placement: callers may ask
+// any.
+func (c *Coordinator) relayReservation(ctx context.Context, number uint32, req *waypostv1.RelayReservationRequest) (*waypostv1.RelayReservationResponse, error) {
+	conn, name, err := c.peerByNumber(number)
+	if err != nil {
+		return nil, api.NotFound("placement_id", err.Error())
+	}
+	resp, err := waypostv1.NewPeerServiceClient(conn).RelayReservation(ctx, req)
+	if status.Code(err) == codes.Unavailable {
+		return nil, api.Unavailable("the reservation is held by " + name + ", which does not answer")
+	}
+	return resp, err
+}
+
+// RelayReservation implements the peer service.
+func (p *peers) RelayReservation(ctx context.Context, req *waypostv1.RelayReservationRequest) (*waypostv1.RelayReservationResponse, error) {
+	id := req.GetRenew().GetPlacementId()
+	if req.GetRenew() == nil {
+		id = req.GetRelease().GetPlacementId()
+	}
+	// Relayed once: who relays to the wrong one gets an answer, not a round trip.
+	if number, err := coordinatorOf(id); err != nil || number != p.c.number.Load() {
+		return nil, api.NotFound("placement_id", "the placement was not made here")
+	}
+	out := &waypostv1.RelayReservationResponse{}
+	if req.GetRenew() != nil {
+		resp, err := p.c.placements.RenewPlacement(ctx, req.GetRenew())
+		out.What = &waypostv1.RelayReservationResponse_Renew{Renew: resp}
+		return out, err
+	}
+	resp, err := p.c.placements.ReleasePlacement(ctx, req.GetRelease())
+	out.What = &waypostv1.RelayReservationResponse_Release{Release: resp}
+	return out, err
+}

@@ -105,7 +105,7 @@ func TestClaimReachesTheAgent(t *testing.T) {
 	eventually(t, "the claim is offered twice", func() bool { return len(a.offered()) >= 2 })
 	for _, f := range a.offered() {
 		c := f.GetClaims()[0]
-		if f.GetCoordinator() != 0xc1 || f.GetAgentProcess() != 0xa1 || f.GetIndex() != 0 || f.GetPrev() != 0 || len(f.GetClaims()) != 1 {
+		if f.GetCoordinator() != o.process || f.GetAgentProcess() != 0xa1 || f.GetIndex() != 0 || f.GetPrev() != 0 || len(f.GetClaims()) != 1 {
 			t.Errorf("frame %v", f)
 		}
 		// A continuation computes what was generated as well.
@@ -124,7 +124,7 @@ func TestClaimReachesTheAgent(t *testing.T) {
 	}
 	eventually(t, "the end is marked", func() bool { return len(a.marked()) == 1 })
 	m := a.marked()[0]
-	if m.GetCoordinator() != 0xc1 || len(m.GetMarks()) != 1 || m.GetMarks()[0].GetSeq() != 1 || m.GetMarks()[0].GetWhat() != "done" || m.GetMarks()[0].GetOutputTokens() != 7 {
+	if m.GetCoordinator() != o.process || len(m.GetMarks()) != 1 || m.GetMarks()[0].GetSeq() != 1 || m.GetMarks()[0].GetWhat() != "done" || m.GetMarks()[0].GetOutputTokens() != 7 {
 		t.Errorf("marks %v", m)
 	}
 	if n := o.fleet.Reservations()[testModel]; n != 0 {
@@ -270,7 +270,46 @@ func TestLedgerSeries(t *testing.T) {
 	if age := count(t, o, "waypost_queue_data_age_seconds", testModel); !(age >= 0 && age < 30) {
 		t.Errorf("queue data of %s is %v s old", testModel, age)
 	}
-	if younger(nil, time.Second) != nil || *younger(proto.Float64(1500), time.Second) != 500 || *younger(proto.Float64(1), time.Second) != 0 {
-		t.Error("ages are not put back")
+}
+
+// What a lane adds to ages for lateness is taken back before the fleet adds its
+// own; unknown stays unknown.
+func TestLatenessCountsOnce(t *testing.T) {
+	for _, c := range []struct{ age, want *float64 }{
+		{nil, nil}, {proto.Float64(1500), proto.Float64(500)}, {proto.Float64(1), proto.Float64(0)},
+	} {
+		got := younger(c.age, time.Second)
+		if (got == nil) != (c.want == nil) || got != nil && *got != *c.want {
+			t.Errorf("%v becomes %v, want %v", c.age, got, c.want)
+		}
 	}
+}
+
+// A peer that cannot be told for a while is a problem with its reason.
+func TestUntoldPeerIsAProblem(t *testing.T) {
+	o := startOne(t)
+	l := &link{x: o.exchange, name: "c-2", cancel: func() {}, since: time.Now().Add(-2 * laneGrace)}
+	eventually(t, "the cluster is formed", o.Joined)
+	o.exchange.mu.Lock()
+	o.exchange.links["127.0.0.1:1"] = l
+	o.exchange.mu.Unlock()
+	found := func() (said []string) {
+		p := &problems{}
+		o.exchange.check(p, time.Now())
+		for _, x := range p.sorted() {
+			said = append(said, x.GetSubject()+" "+x.GetWhat())
+		}
+		return said
+	}
+	if got := fmt.Sprint(found()); got != "[c-2 is not told of placements made here]" {
+		t.Error(got)
+	}
+	l.setUp(true)
+	l.setUp(false)
+	if got := found(); got != nil {
+		t.Errorf("a stream that ended just now: %v", got)
+	}
+	o.exchange.mu.Lock()
+	delete(o.exchange.links, "127.0.0.1:1")
+	o.exchange.mu.Unlock()
 }

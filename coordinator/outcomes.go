@@ -199,7 +199,11 @@ func optionalMs(field string, v *float64) (float64, error) {
 }
 
 // RenewPlacement implements the placement service.
-func (p *placements) RenewPlacement(_ context.Context, req *waypostv1.RenewPlacementRequest) (*waypostv1.RenewPlacementResponse, error) {
+func (p *placements) RenewPlacement(ctx context.Context, req *waypostv1.RenewPlacementRequest) (*waypostv1.RenewPlacementResponse, error) {
+	if number, err := coordinatorOf(req.GetPlacementId()); err == nil && number != p.c.number.Load() {
+		resp, err := p.c.relayReservation(ctx, number, &waypostv1.RelayReservationRequest{What: &waypostv1.RelayReservationRequest_Renew{Renew: req}})
+		return resp.GetRenew(), err
+	}
 	ttl, err := p.c.fleet.Renew(time.Now(), req.GetPlacementId())
 	if err != nil {
 		return nil, p.c.noClaim(req.GetPlacementId(), err)
@@ -208,7 +212,11 @@ func (p *placements) RenewPlacement(_ context.Context, req *waypostv1.RenewPlace
 }
 
 // ReleasePlacement implements the placement service.
-func (p *placements) ReleasePlacement(_ context.Context, req *waypostv1.ReleasePlacementRequest) (*waypostv1.ReleasePlacementResponse, error) {
+func (p *placements) ReleasePlacement(ctx context.Context, req *waypostv1.ReleasePlacementRequest) (*waypostv1.ReleasePlacementResponse, error) {
+	if number, err := coordinatorOf(req.GetPlacementId()); err == nil && number != p.c.number.Load() {
+		resp, err := p.c.relayReservation(ctx, number, &waypostv1.RelayReservationRequest{What: &waypostv1.RelayReservationRequest_Release{Release: req}})
+		return resp.GetRelease(), err
+	}
 	_, open := p.c.fleet.Open(req.GetPlacementId())
 	changes, err := p.c.fleet.Mark(time.Now(), req.GetPlacementId(), ledger.MarkGone, 0)
 	if err != nil {
@@ -222,12 +230,8 @@ func (c *Coordinator) noClaim(id string, err error) error {
 	if !errors.Is(err, fleet.ErrUnknownPlacement) {
 		return err
 	}
-	if number, perr := coordinatorOf(id); perr != nil {
-		return perr
-	} else if number != c.number.Load() {
-		if _, name, err := c.peerByNumber(number); err == nil {
-			return api.NotFound("placement_id", fmt.Sprintf("the reservation is held by coordinator %s; ask there", name))
-		}
+	if _, err := coordinatorOf(id); err != nil {
+		return err
 	}
 	return api.NotFound("placement_id", fmt.Sprintf("no open reservation %.80q here", id))
 }

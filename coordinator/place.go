@@ -181,9 +181,6 @@ func (p *placements) decide(w *work, req *waypostv1.PlaceRequest, request *place
 			return s, false, nil
 		}
 	}
-	c.placedFor(now, request, terms.UncachedTokens)
-	c.transfers.begin(now, answer.GetPlacementId(), d, w.candidates, sit)
-	c.remember(w, req, request, sit, answer, now)
 	if superseded(changes, answer.GetPlacementId()) {
 		// A peer told of the same attempt between the question and the claim.
 		if admission, err := c.fleet.Admit(key, req.GetAttempt()); err == nil {
@@ -192,6 +189,9 @@ func (p *placements) decide(w *work, req *waypostv1.PlaceRequest, request *place
 			}
 		}
 	}
+	c.placedFor(now, request, terms.UncachedTokens)
+	c.transfers.begin(now, answer.GetPlacementId(), d, w.candidates, sit)
+	c.remember(w, req, request, sit, answer, now)
 	return resp, false, nil
 }
 

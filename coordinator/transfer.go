@@ -262,6 +262,6 @@ func decodeClaim(chosen *placement.Candidate, t *placement.Terms, r *placement.R
 	}
 	w := chosen.Partners[t.Partner].Worker
 	return &fleet.DecodeClaim{Worker: w.ID, Claim: ledger.Claim{
-		EngineProcess: w.Process, PromptTokens: r.PromptTokens, UncachedTokens: 1, OutputTokens: outputTokens, Sequences: 1,
+		EngineProcess: w.Process, PromptTokens: r.PromptTokens + r.GeneratedTokens, UncachedTokens: 1, OutputTokens: outputTokens, Sequences: 1,
 	}}
 }

@@ -3084,6 +3084,181 @@ func (x *RelayOutcomeResponse) GetOutcome() *ReportOutcomeResponse {
 	return nil
 }
 
+// RelayReservationRequest is a renewal or release that came to another
+// coordinator.
+type RelayReservationRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What is asked.
+	//
+	// Types that are valid to be assigned to What:
+	//
+	//	*RelayReservationRequest_Renew
+	//	*RelayReservationRequest_Release
+	What          isRelayReservationRequest_What `protobuf_oneof:"what"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RelayReservationRequest) Reset() {
+	*x = RelayReservationRequest{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RelayReservationRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RelayReservationRequest) ProtoMessage() {}
+
+func (x *RelayReservationRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RelayReservationRequest.ProtoReflect.Descriptor instead.
+func (*RelayReservationRequest) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *RelayReservationRequest) GetWhat() isRelayReservationRequest_What {
+	if x != nil {
+		return x.What
+	}
+	return nil
+}
+
+func (x *RelayReservationRequest) GetRenew() *RenewPlacementRequest {
+	if x != nil {
+		if x, ok := x.What.(*RelayReservationRequest_Renew); ok {
+			return x.Renew
+		}
+	}
+	return nil
+}
+
+func (x *RelayReservationRequest) GetRelease() *ReleasePlacementRequest {
+	if x != nil {
+		if x, ok := x.What.(*RelayReservationRequest_Release); ok {
+			return x.Release
+		}
+	}
+	return nil
+}
+
+type isRelayReservationRequest_What interface {
+	isRelayReservationRequest_What()
+}
+
+type RelayReservationRequest_Renew struct {
+	// To extend the reservation.
+	Renew *RenewPlacementRequest `protobuf:"bytes,1,opt,name=renew,oneof"`
+}
+
+type RelayReservationRequest_Release struct {
+	// To end it.
+	Release *ReleasePlacementRequest `protobuf:"bytes,2,opt,name=release,oneof"`
+}
+
+func (*RelayReservationRequest_Renew) isRelayReservationRequest_What() {}
+
+func (*RelayReservationRequest_Release) isRelayReservationRequest_What() {}
+
+// RelayReservationResponse is the answer to it.
+type RelayReservationResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The answer.
+	//
+	// Types that are valid to be assigned to What:
+	//
+	//	*RelayReservationResponse_Renew
+	//	*RelayReservationResponse_Release
+	What          isRelayReservationResponse_What `protobuf_oneof:"what"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RelayReservationResponse) Reset() {
+	*x = RelayReservationResponse{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RelayReservationResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RelayReservationResponse) ProtoMessage() {}
+
+func (x *RelayReservationResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RelayReservationResponse.ProtoReflect.Descriptor instead.
+func (*RelayReservationResponse) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *RelayReservationResponse) GetWhat() isRelayReservationResponse_What {
+	if x != nil {
+		return x.What
+	}
+	return nil
+}
+
+func (x *RelayReservationResponse) GetRenew() *RenewPlacementResponse {
+	if x != nil {
+		if x, ok := x.What.(*RelayReservationResponse_Renew); ok {
+			return x.Renew
+		}
+	}
+	return nil
+}
+
+func (x *RelayReservationResponse) GetRelease() *ReleasePlacementResponse {
+	if x != nil {
+		if x, ok := x.What.(*RelayReservationResponse_Release); ok {
+			return x.Release
+		}
+	}
+	return nil
+}
+
+type isRelayReservationResponse_What interface {
+	isRelayReservationResponse_What()
+}
+
+type RelayReservationResponse_Renew struct {
+	// The reservation is extended.
+	Renew *RenewPlacementResponse `protobuf:"bytes,1,opt,name=renew,oneof"`
+}
+
+type RelayReservationResponse_Release struct {
+	// The reservation is ended.
+	Release *ReleasePlacementResponse `protobuf:"bytes,2,opt,name=release,oneof"`
+}
+
+func (*RelayReservationResponse_Renew) isRelayReservationResponse_What() {}
+
+func (*RelayReservationResponse_Release) isRelayReservationResponse_What() {}
+
 // PeerMembersRequest has no fields.
 type PeerMembersRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3093,7 +3268,7 @@ type PeerMembersRequest struct {
 
 func (x *PeerMembersRequest) Reset() {
 	*x = PeerMembersRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[34]
+	mi := &file_waypost_v1_lane_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3105,7 +3280,7 @@ func (x *PeerMembersRequest) String() string {
 func (*PeerMembersRequest) ProtoMessage() {}
 
 func (x *PeerMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[34]
+	mi := &file_waypost_v1_lane_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3118,7 +3293,7 @@ func (x *PeerMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerMembersRequest.ProtoReflect.Descriptor instead.
 func (*PeerMembersRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{34}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{36}
 }
 
 // PeerMembersResponse is a coordinator's own view of the mesh.
@@ -3132,7 +3307,7 @@ type PeerMembersResponse struct {
 
 func (x *PeerMembersResponse) Reset() {
 	*x = PeerMembersResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[35]
+	mi := &file_waypost_v1_lane_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3144,7 +3319,7 @@ func (x *PeerMembersResponse) String() string {
 func (*PeerMembersResponse) ProtoMessage() {}
 
 func (x *PeerMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[35]
+	mi := &file_waypost_v1_lane_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3157,7 +3332,7 @@ func (x *PeerMembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerMembersResponse.ProtoReflect.Descriptor instead.
 func (*PeerMembersResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{35}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *PeerMembersResponse) GetMembers() *ListMembersResponse {
@@ -3180,7 +3355,7 @@ type CopyPrefixesRequest struct {
 
 func (x *CopyPrefixesRequest) Reset() {
 	*x = CopyPrefixesRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[36]
+	mi := &file_waypost_v1_lane_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3192,7 +3367,7 @@ func (x *CopyPrefixesRequest) String() string {
 func (*CopyPrefixesRequest) ProtoMessage() {}
 
 func (x *CopyPrefixesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[36]
+	mi := &file_waypost_v1_lane_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3205,7 +3380,7 @@ func (x *CopyPrefixesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyPrefixesRequest.ProtoReflect.Descriptor instead.
 func (*CopyPrefixesRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{36}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *CopyPrefixesRequest) GetWorker() string {
@@ -3235,7 +3410,7 @@ type CopyPrefixesResponse struct {
 
 func (x *CopyPrefixesResponse) Reset() {
 	*x = CopyPrefixesResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[37]
+	mi := &file_waypost_v1_lane_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3247,7 +3422,7 @@ func (x *CopyPrefixesResponse) String() string {
 func (*CopyPrefixesResponse) ProtoMessage() {}
 
 func (x *CopyPrefixesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[37]
+	mi := &file_waypost_v1_lane_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3260,7 +3435,7 @@ func (x *CopyPrefixesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyPrefixesResponse.ProtoReflect.Descriptor instead.
 func (*CopyPrefixesResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{37}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *CopyPrefixesResponse) GetFrames() [][]byte {
@@ -3533,7 +3708,15 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\x13RelayOutcomeRequest\x12:\n" +
 	"\aoutcome\x18\x01 \x01(\v2 .waypost.v1.ReportOutcomeRequestR\aoutcome\"S\n" +
 	"\x14RelayOutcomeResponse\x12;\n" +
-	"\aoutcome\x18\x01 \x01(\v2!.waypost.v1.ReportOutcomeResponseR\aoutcome\"\x14\n" +
+	"\aoutcome\x18\x01 \x01(\v2!.waypost.v1.ReportOutcomeResponseR\aoutcome\"\x9d\x01\n" +
+	"\x17RelayReservationRequest\x129\n" +
+	"\x05renew\x18\x01 \x01(\v2!.waypost.v1.RenewPlacementRequestH\x00R\x05renew\x12?\n" +
+	"\arelease\x18\x02 \x01(\v2#.waypost.v1.ReleasePlacementRequestH\x00R\areleaseB\x06\n" +
+	"\x04what\"\xa0\x01\n" +
+	"\x18RelayReservationResponse\x12:\n" +
+	"\x05renew\x18\x01 \x01(\v2\".waypost.v1.RenewPlacementResponseH\x00R\x05renew\x12@\n" +
+	"\arelease\x18\x02 \x01(\v2$.waypost.v1.ReleasePlacementResponseH\x00R\areleaseB\x06\n" +
+	"\x04what\"\x14\n" +
 	"\x12PeerMembersRequest\"P\n" +
 	"\x13PeerMembersResponse\x129\n" +
 	"\amembers\x18\x01 \x01(\v2\x1f.waypost.v1.ListMembersResponseR\amembers\"T\n" +
@@ -3544,14 +3727,15 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\x06frames\x18\x01 \x03(\fR\x06frames\x12\x15\n" +
 	"\x06age_ms\x18\x02 \x01(\x01R\x05ageMs2U\n" +
 	"\vLaneService\x12F\n" +
-	"\aConnect\x12\x1a.waypost.v1.ConnectRequest\x1a\x1b.waypost.v1.ConnectResponse(\x010\x012\xba\x05\n" +
+	"\aConnect\x12\x1a.waypost.v1.ConnectRequest\x1a\x1b.waypost.v1.ConnectResponse(\x010\x012\x99\x06\n" +
 	"\vPeerService\x12g\n" +
 	"\x12ExchangePlacements\x12%.waypost.v1.ExchangePlacementsRequest\x1a&.waypost.v1.ExchangePlacementsResponse(\x010\x01\x12Q\n" +
 	"\fForwardWrite\x12\x1f.waypost.v1.ForwardWriteRequest\x1a .waypost.v1.ForwardWriteResponse\x12N\n" +
 	"\vJoinCluster\x12\x1e.waypost.v1.JoinClusterRequest\x1a\x1f.waypost.v1.JoinClusterResponse\x12N\n" +
 	"\vWaitApplied\x12\x1e.waypost.v1.WaitAppliedRequest\x1a\x1f.waypost.v1.WaitAppliedResponse\x12W\n" +
 	"\x0eFetchPlacement\x12!.waypost.v1.FetchPlacementRequest\x1a\".waypost.v1.FetchPlacementResponse\x12Q\n" +
-	"\fRelayOutcome\x12\x1f.waypost.v1.RelayOutcomeRequest\x1a .waypost.v1.RelayOutcomeResponse\x12N\n" +
+	"\fRelayOutcome\x12\x1f.waypost.v1.RelayOutcomeRequest\x1a .waypost.v1.RelayOutcomeResponse\x12]\n" +
+	"\x10RelayReservation\x12#.waypost.v1.RelayReservationRequest\x1a$.waypost.v1.RelayReservationResponse\x12N\n" +
 	"\vPeerMembers\x12\x1e.waypost.v1.PeerMembersRequest\x1a\x1f.waypost.v1.PeerMembersResponse\x12S\n" +
 	"\fCopyPrefixes\x12\x1f.waypost.v1.CopyPrefixesRequest\x1a .waypost.v1.CopyPrefixesResponse0\x01B$Z\"waypost/proto/waypost/v1;waypostv1b\beditionsp\xe8\a"
 
@@ -3567,7 +3751,7 @@ func file_waypost_v1_lane_proto_rawDescGZIP() []byte {
 	return file_waypost_v1_lane_proto_rawDescData
 }
 
-var file_waypost_v1_lane_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
+var file_waypost_v1_lane_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
 var file_waypost_v1_lane_proto_goTypes = []any{
 	(*ConnectRequest)(nil),             // 0: waypost.v1.ConnectRequest
 	(*ConnectResponse)(nil),            // 1: waypost.v1.ConnectResponse
@@ -3603,17 +3787,23 @@ var file_waypost_v1_lane_proto_goTypes = []any{
 	(*FetchPlacementResponse)(nil),     // 31: waypost.v1.FetchPlacementResponse
 	(*RelayOutcomeRequest)(nil),        // 32: waypost.v1.RelayOutcomeRequest
 	(*RelayOutcomeResponse)(nil),       // 33: waypost.v1.RelayOutcomeResponse
-	(*PeerMembersRequest)(nil),         // 34: waypost.v1.PeerMembersRequest
-	(*PeerMembersResponse)(nil),        // 35: waypost.v1.PeerMembersResponse
-	(*CopyPrefixesRequest)(nil),        // 36: waypost.v1.CopyPrefixesRequest
-	(*CopyPrefixesResponse)(nil),       // 37: waypost.v1.CopyPrefixesResponse
-	nil,                                // 38: waypost.v1.WorkerFacts.HeadersEntry
-	(*HostFacts)(nil),                  // 39: waypost.v1.HostFacts
-	(*Gpu)(nil),                        // 40: waypost.v1.Gpu
-	(*Cordon)(nil),                     // 41: waypost.v1.Cordon
-	(*ReportOutcomeRequest)(nil),       // 42: waypost.v1.ReportOutcomeRequest
-	(*ReportOutcomeResponse)(nil),      // 43: waypost.v1.ReportOutcomeResponse
-	(*ListMembersResponse)(nil),        // 44: waypost.v1.ListMembersResponse
+	(*RelayReservationRequest)(nil),    // 34: waypost.v1.RelayReservationRequest
+	(*RelayReservationResponse)(nil),   // 35: waypost.v1.RelayReservationResponse
+	(*PeerMembersRequest)(nil),         // 36: waypost.v1.PeerMembersRequest
+	(*PeerMembersResponse)(nil),        // 37: waypost.v1.PeerMembersResponse
+	(*CopyPrefixesRequest)(nil),        // 38: waypost.v1.CopyPrefixesRequest
+	(*CopyPrefixesResponse)(nil),       // 39: waypost.v1.CopyPrefixesResponse
+	nil,                                // 40: waypost.v1.WorkerFacts.HeadersEntry
+	(*HostFacts)(nil),                  // 41: waypost.v1.HostFacts
+	(*Gpu)(nil),                        // 42: waypost.v1.Gpu
+	(*Cordon)(nil),                     // 43: waypost.v1.Cordon
+	(*ReportOutcomeRequest)(nil),       // 44: waypost.v1.ReportOutcomeRequest
+	(*ReportOutcomeResponse)(nil),      // 45: waypost.v1.ReportOutcomeResponse
+	(*RenewPlacementRequest)(nil),      // 46: waypost.v1.RenewPlacementRequest
+	(*ReleasePlacementRequest)(nil),    // 47: waypost.v1.ReleasePlacementRequest
+	(*RenewPlacementResponse)(nil),     // 48: waypost.v1.RenewPlacementResponse
+	(*ReleasePlacementResponse)(nil),   // 49: waypost.v1.ReleasePlacementResponse
+	(*ListMembersResponse)(nil),        // 50: waypost.v1.ListMembersResponse
 }
 var file_waypost_v1_lane_proto_depIdxs = []int32{
 	2,  // 0: waypost.v1.ConnectRequest.hello:type_name -> waypost.v1.AgentHello
@@ -3629,44 +3819,50 @@ var file_waypost_v1_lane_proto_depIdxs = []int32{
 	19, // 10: waypost.v1.ConnectResponse.tokenize:type_name -> waypost.v1.TokenizeAsk
 	20, // 11: waypost.v1.ConnectResponse.render:type_name -> waypost.v1.RenderAsk
 	3,  // 12: waypost.v1.AgentHello.workers:type_name -> waypost.v1.WorkerFacts
-	38, // 13: waypost.v1.WorkerFacts.headers:type_name -> waypost.v1.WorkerFacts.HeadersEntry
+	40, // 13: waypost.v1.WorkerFacts.headers:type_name -> waypost.v1.WorkerFacts.HeadersEntry
 	5,  // 14: waypost.v1.WorkerFacts.step_model:type_name -> waypost.v1.StepModel
 	4,  // 15: waypost.v1.WorkerFacts.transfer:type_name -> waypost.v1.TransferFacts
 	7,  // 16: waypost.v1.Load.workers:type_name -> waypost.v1.WorkerLoad
 	8,  // 17: waypost.v1.WorkerLoad.echo:type_name -> waypost.v1.Echo
-	39, // 18: waypost.v1.HostReport.facts:type_name -> waypost.v1.HostFacts
-	40, // 19: waypost.v1.HostReport.gpus:type_name -> waypost.v1.Gpu
-	41, // 20: waypost.v1.PolicyPush.cordons:type_name -> waypost.v1.Cordon
+	41, // 18: waypost.v1.HostReport.facts:type_name -> waypost.v1.HostFacts
+	42, // 19: waypost.v1.HostReport.gpus:type_name -> waypost.v1.Gpu
+	43, // 20: waypost.v1.PolicyPush.cordons:type_name -> waypost.v1.Cordon
 	16, // 21: waypost.v1.ClaimFrame.claims:type_name -> waypost.v1.Claim
 	18, // 22: waypost.v1.MarkFrame.marks:type_name -> waypost.v1.Mark
 	23, // 23: waypost.v1.ExchangePlacementsRequest.places:type_name -> waypost.v1.PlaceFrame
 	16, // 24: waypost.v1.PlaceFrame.claim:type_name -> waypost.v1.Claim
-	42, // 25: waypost.v1.RelayOutcomeRequest.outcome:type_name -> waypost.v1.ReportOutcomeRequest
-	43, // 26: waypost.v1.RelayOutcomeResponse.outcome:type_name -> waypost.v1.ReportOutcomeResponse
-	44, // 27: waypost.v1.PeerMembersResponse.members:type_name -> waypost.v1.ListMembersResponse
-	0,  // 28: waypost.v1.LaneService.Connect:input_type -> waypost.v1.ConnectRequest
-	21, // 29: waypost.v1.PeerService.ExchangePlacements:input_type -> waypost.v1.ExchangePlacementsRequest
-	24, // 30: waypost.v1.PeerService.ForwardWrite:input_type -> waypost.v1.ForwardWriteRequest
-	26, // 31: waypost.v1.PeerService.JoinCluster:input_type -> waypost.v1.JoinClusterRequest
-	28, // 32: waypost.v1.PeerService.WaitApplied:input_type -> waypost.v1.WaitAppliedRequest
-	30, // 33: waypost.v1.PeerService.FetchPlacement:input_type -> waypost.v1.FetchPlacementRequest
-	32, // 34: waypost.v1.PeerService.RelayOutcome:input_type -> waypost.v1.RelayOutcomeRequest
-	34, // 35: waypost.v1.PeerService.PeerMembers:input_type -> waypost.v1.PeerMembersRequest
-	36, // 36: waypost.v1.PeerService.CopyPrefixes:input_type -> waypost.v1.CopyPrefixesRequest
-	1,  // 37: waypost.v1.LaneService.Connect:output_type -> waypost.v1.ConnectResponse
-	22, // 38: waypost.v1.PeerService.ExchangePlacements:output_type -> waypost.v1.ExchangePlacementsResponse
-	25, // 39: waypost.v1.PeerService.ForwardWrite:output_type -> waypost.v1.ForwardWriteResponse
-	27, // 40: waypost.v1.PeerService.JoinCluster:output_type -> waypost.v1.JoinClusterResponse
-	29, // 41: waypost.v1.PeerService.WaitApplied:output_type -> waypost.v1.WaitAppliedResponse
-	31, // 42: waypost.v1.PeerService.FetchPlacement:output_type -> waypost.v1.FetchPlacementResponse
-	33, // 43: waypost.v1.PeerService.RelayOutcome:output_type -> waypost.v1.RelayOutcomeResponse
-	35, // 44: waypost.v1.PeerService.PeerMembers:output_type -> waypost.v1.PeerMembersResponse
-	37, // 45: waypost.v1.PeerService.CopyPrefixes:output_type -> waypost.v1.CopyPrefixesResponse
-	37, // [37:46] is the sub-list for method output_type
-	28, // [28:37] is the sub-list for method input_type
-	28, // [28:28] is the sub-list for extension type_name
-	28, // [28:28] is the sub-list for extension extendee
-	0,  // [0:28] is the sub-list for field type_name
+	44, // 25: waypost.v1.RelayOutcomeRequest.outcome:type_name -> waypost.v1.ReportOutcomeRequest
+	45, // 26: waypost.v1.RelayOutcomeResponse.outcome:type_name -> waypost.v1.ReportOutcomeResponse
+	46, // 27: waypost.v1.RelayReservationRequest.renew:type_name -> waypost.v1.RenewPlacementRequest
+	47, // 28: waypost.v1.RelayReservationRequest.release:type_name -> waypost.v1.ReleasePlacementRequest
+	48, // 29: waypost.v1.RelayReservationResponse.renew:type_name -> waypost.v1.RenewPlacementResponse
+	49, // 30: waypost.v1.RelayReservationResponse.release:type_name -> waypost.v1.ReleasePlacementResponse
+	50, // 31: waypost.v1.PeerMembersResponse.members:type_name -> waypost.v1.ListMembersResponse
+	0,  // 32: waypost.v1.LaneService.Connect:input_type -> waypost.v1.ConnectRequest
+	21, // 33: waypost.v1.PeerService.ExchangePlacements:input_type -> waypost.v1.ExchangePlacementsRequest
+	24, // 34: waypost.v1.PeerService.ForwardWrite:input_type -> waypost.v1.ForwardWriteRequest
+	26, // 35: waypost.v1.PeerService.JoinCluster:input_type -> waypost.v1.JoinClusterRequest
+	28, // 36: waypost.v1.PeerService.WaitApplied:input_type -> waypost.v1.WaitAppliedRequest
+	30, // 37: waypost.v1.PeerService.FetchPlacement:input_type -> waypost.v1.FetchPlacementRequest
+	32, // 38: waypost.v1.PeerService.RelayOutcome:input_type -> waypost.v1.RelayOutcomeRequest
+	34, // 39: waypost.v1.PeerService.RelayReservation:input_type -> waypost.v1.RelayReservationRequest
+	36, // 40: waypost.v1.PeerService.PeerMembers:input_type -> waypost.v1.PeerMembersRequest
+	38, // 41: waypost.v1.PeerService.CopyPrefixes:input_type -> waypost.v1.CopyPrefixesRequest
+	1,  // 42: waypost.v1.LaneService.Connect:output_type -> waypost.v1.ConnectResponse
+	22, // 43: waypost.v1.PeerService.ExchangePlacements:output_type -> waypost.v1.ExchangePlacementsResponse
+	25, // 44: waypost.v1.PeerService.ForwardWrite:output_type -> waypost.v1.ForwardWriteResponse
+	27, // 45: waypost.v1.PeerService.JoinCluster:output_type -> waypost.v1.JoinClusterResponse
+	29, // 46: waypost.v1.PeerService.WaitApplied:output_type -> waypost.v1.WaitAppliedResponse
+	31, // 47: waypost.v1.PeerService.FetchPlacement:output_type -> waypost.v1.FetchPlacementResponse
+	33, // 48: waypost.v1.PeerService.RelayOutcome:output_type -> waypost.v1.RelayOutcomeResponse
+	35, // 49: waypost.v1.PeerService.RelayReservation:output_type -> waypost.v1.RelayReservationResponse
+	37, // 50: waypost.v1.PeerService.PeerMembers:output_type -> waypost.v1.PeerMembersResponse
+	39, // 51: waypost.v1.PeerService.CopyPrefixes:output_type -> waypost.v1.CopyPrefixesResponse
+	42, // [42:52] is the sub-list for method output_type
+	32, // [32:42] is the sub-list for method input_type
+	32, // [32:32] is the sub-list for extension type_name
+	32, // [32:32] is the sub-list for extension extendee
+	0,  // [0:32] is the sub-list for field type_name
 }
 
 func init() { file_waypost_v1_lane_proto_init() }
@@ -3692,13 +3888,21 @@ func file_waypost_v1_lane_proto_init() {
 		(*ConnectResponse_Tokenize)(nil),
 		(*ConnectResponse_Render)(nil),
 	}
+	file_waypost_v1_lane_proto_msgTypes[34].OneofWrappers = []any{
+		(*RelayReservationRequest_Renew)(nil),
+		(*RelayReservationRequest_Release)(nil),
+	}
+	file_waypost_v1_lane_proto_msgTypes[35].OneofWrappers = []any{
+		(*RelayReservationResponse_Renew)(nil),
+		(*RelayReservationResponse_Release)(nil),
+	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_waypost_v1_lane_proto_rawDesc), len(file_waypost_v1_lane_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   39,
+			NumMessages:   41,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -131,6 +131,7 @@ const (
 	PeerService_WaitApplied_FullMethodName        = "/waypost.v1.PeerService/WaitApplied"
 	PeerService_FetchPlacement_FullMethodName     = "/waypost.v1.PeerService/FetchPlacement"
 	PeerService_RelayOutcome_FullMethodName       = "/waypost.v1.PeerService/RelayOutcome"
+	PeerService_RelayReservation_FullMethodName   = "/waypost.v1.PeerService/RelayReservation"
 	PeerService_PeerMembers_FullMethodName        = "/waypost.v1.PeerService/PeerMembers"
 	PeerService_CopyPrefixes_FullMethodName       = "/waypost.v1.PeerService/CopyPrefixes"
 )
@@ -154,6 +155,9 @@ type PeerServiceClient interface {
 	FetchPlacement(ctx context.Context, in *FetchPlacementRequest, opts ...grpc.CallOption) (*FetchPlacementResponse, error)
 	// RelayOutcome hands an outcome to the coordinator that made the placement.
 	RelayOutcome(ctx context.Context, in *RelayOutcomeRequest, opts ...grpc.CallOption) (*RelayOutcomeResponse, error)
+	// RelayReservation hands a renewal or release to the coordinator that made the
+	// placement.
+	RelayReservation(ctx context.Context, in *RelayReservationRequest, opts ...grpc.CallOption) (*RelayReservationResponse, error)
 	// PeerMembers lists the gossip members as this coordinator sees them.
 	PeerMembers(ctx context.Context, in *PeerMembersRequest, opts ...grpc.CallOption) (*PeerMembersResponse, error)
 	// CopyPrefixes sends what this coordinator knows of a worker's cache, as
@@ -233,6 +237,16 @@ func (c *peerServiceClient) RelayOutcome(ctx context.Context, in *RelayOutcomeRe
 	return out, nil
 }
 
+func (c *peerServiceClient) RelayReservation(ctx context.Context, in *RelayReservationRequest, opts ...grpc.CallOption) (*RelayReservationResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RelayReservationResponse)
+	err := c.cc.Invoke(ctx, PeerService_RelayReservation_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *peerServiceClient) PeerMembers(ctx context.Context, in *PeerMembersRequest, opts ...grpc.CallOption) (*PeerMembersResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(PeerMembersResponse)
@@ -281,6 +295,9 @@ type PeerServiceServer interface {
 	FetchPlacement(context.Context, *FetchPlacementRequest) (*FetchPlacementResponse, error)
 	// RelayOutcome hands an outcome to the coordinator that made the placement.
 	RelayOutcome(context.Context, *RelayOutcomeRequest) (*RelayOutcomeResponse, error)
+	// RelayReservation hands a renewal or release to the coordinator that made the
+	// placement.
+	RelayReservation(context.Context, *RelayReservationRequest) (*RelayReservationResponse, error)
 	// PeerMembers lists the gossip members as this coordinator sees them.
 	PeerMembers(context.Context, *PeerMembersRequest) (*PeerMembersResponse, error)
 	// CopyPrefixes sends what this coordinator knows of a worker's cache, as
@@ -314,6 +331,9 @@ func (UnimplementedPeerServiceServer) FetchPlacement(context.Context, *FetchPlac
 }
 func (UnimplementedPeerServiceServer) RelayOutcome(context.Context, *RelayOutcomeRequest) (*RelayOutcomeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method RelayOutcome not implemented")
+}
+func (UnimplementedPeerServiceServer) RelayReservation(context.Context, *RelayReservationRequest) (*RelayReservationResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RelayReservation not implemented")
 }
 func (UnimplementedPeerServiceServer) PeerMembers(context.Context, *PeerMembersRequest) (*PeerMembersResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method PeerMembers not implemented")
@@ -439,6 +459,24 @@ func _PeerService_RelayOutcome_Handler(srv interface{}, ctx context.Context, dec
 	return interceptor(ctx, in, info, handler)
 }
 
+func _PeerService_RelayReservation_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RelayReservationRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PeerServiceServer).RelayReservation(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: PeerService_RelayReservation_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PeerServiceServer).RelayReservation(ctx, req.(*RelayReservationRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _PeerService_PeerMembers_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(PeerMembersRequest)
 	if err := dec(in); err != nil {
@@ -494,6 +532,10 @@ var PeerService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "RelayOutcome",
 			Handler:    _PeerService_RelayOutcome_Handler,
+		},
+		{
+			MethodName: "RelayReservation",
+			Handler:    _PeerService_RelayReservation_Handler,
 		},
 		{
 			MethodName: "PeerMembers",

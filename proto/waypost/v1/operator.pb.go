@@ -575,16 +575,16 @@ type Worker struct {
 	// Who cordoned it and why; unset: not cordoned.
 	Cordon *Cordon `protobuf:"bytes,28,opt,name=cordon" json:"cordon,omitempty"`
 	// What the wait rests on: evidence, counters or time only; empty: not told.
-	QueueBasis *string `protobuf:"bytes,29,opt,name=queue_basis,json=queueBasis" json:"queue_basis,omitempty"`
+	QueueBasis *string `protobuf:"bytes,40,opt,name=queue_basis,json=queueBasis" json:"queue_basis,omitempty"`
 	// Open and running requests, placements not reported by its agent yet
 	// included; unset: unknown.
-	Live *uint32 `protobuf:"varint,30,opt,name=live" json:"live,omitempty"`
+	Live *uint32 `protobuf:"varint,41,opt,name=live" json:"live,omitempty"`
 	// Placements made here that are open.
-	OpenClaims *uint32 `protobuf:"varint,31,opt,name=open_claims,json=openClaims" json:"open_claims,omitempty"`
+	OpenClaims *uint32 `protobuf:"varint,42,opt,name=open_claims,json=openClaims" json:"open_claims,omitempty"`
 	// Placements of all coordinators that its agent's report does not cover yet.
-	PendingClaims *uint32 `protobuf:"varint,32,opt,name=pending_claims,json=pendingClaims" json:"pending_claims,omitempty"`
+	PendingClaims *uint32 `protobuf:"varint,43,opt,name=pending_claims,json=pendingClaims" json:"pending_claims,omitempty"`
 	// Where the prefill speed comes from: prior or learnt.
-	SpeedSource   *string `protobuf:"bytes,33,opt,name=speed_source,json=speedSource" json:"speed_source,omitempty"`
+	SpeedSource   *string `protobuf:"bytes,44,opt,name=speed_source,json=speedSource" json:"speed_source,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3005,13 +3005,13 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"\fcapabilities\x18\x1a \x03(\tR\fcapabilities\x12\x1b\n" +
 	"\tview_hint\x18\x1b \x01(\tR\bviewHint\x12*\n" +
 	"\x06cordon\x18\x1c \x01(\v2\x12.waypost.v1.CordonR\x06cordon\x12\x1f\n" +
-	"\vqueue_basis\x18\x1d \x01(\tR\n" +
+	"\vqueue_basis\x18( \x01(\tR\n" +
 	"queueBasis\x12\x12\n" +
-	"\x04live\x18\x1e \x01(\rR\x04live\x12\x1f\n" +
-	"\vopen_claims\x18\x1f \x01(\rR\n" +
+	"\x04live\x18) \x01(\rR\x04live\x12\x1f\n" +
+	"\vopen_claims\x18* \x01(\rR\n" +
 	"openClaims\x12%\n" +
-	"\x0epending_claims\x18  \x01(\rR\rpendingClaims\x12!\n" +
-	"\fspeed_source\x18! \x01(\tR\vspeedSource\x1a:\n" +
+	"\x0epending_claims\x18+ \x01(\rR\rpendingClaims\x12!\n" +
+	"\fspeed_source\x18, \x01(\tR\vspeedSource\x1a:\n" +
 	"\fHeadersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"&\n" +
