@@ -34,6 +34,10 @@ type lanes struct {
 	mu    sync.Mutex
 	hosts map[string]*hostLane
 	pulls uint32
+	// verifies numbers the pulls of verifications.
+	verifies uint32
+	// verifying bounds the verifications that run.
+	verifying chan struct{}
 }
 
 // hostLane is what a coordinator keeps per host beside the fleet: its prefix
@@ -62,9 +66,13 @@ type stream struct {
 	frames, resyncs          map[string]uint32
 	streamBytes, pulledBytes uint64
 	resyncReason             string
+	// verification is under way; nil: none.
+	verification *verification
 }
 
-func newLanes(c *Coordinator) *lanes { return &lanes{c: c, hosts: map[string]*hostLane{}} }
+func newLanes(c *Coordinator) *lanes {
+	return &lanes{c: c, hosts: map[string]*hostLane{}, verifying: make(chan struct{}, verifyAtOnce)}
+}
 
 func (h *lanes) host(name string) *hostLane {
 	h.mu.Lock()
@@ -143,12 +151,17 @@ func (h *lanes) Frame(s *lane.Session, f *waypostv1.ConnectRequest, _ time.Durat
 		h.takeLoad(hl, s, fr.Load)
 	case *waypostv1.ConnectRequest_Prefixes:
 		p := fr.Prefixes
+		if p.GetPullId()&verifyPulls != 0 {
+			h.takeVerified(hl, s, p)
+			return
+		}
 		for _, frame := range p.GetFrames() {
 			h.takePrefix(hl, s, p.GetIndex(), p.GetEngineProcess(), frame)
 		}
 		if p.GetLast() {
 			h.answered(hl, s, p.GetIndex(), p.GetPullId())
 		}
+		h.follow(hl, s, p.GetIndex(), p.GetEngineProcess(), nil)
 	case *waypostv1.ConnectRequest_Host:
 		hl.mu.Lock()
 		hl.report = fr.Host
@@ -193,6 +206,7 @@ func (h *lanes) takeLoad(hl *hostLane, s *lane.Session, load *waypostv1.Load) {
 		} else {
 			h.heard(hl, s, w.GetIndex())
 		}
+		h.follow(hl, s, w.GetIndex(), w.GetEngineProcess(), w.GetPrefixFrame())
 	}
 }
 
@@ -206,6 +220,9 @@ func (h *lanes) streamOf(hl *hostLane, s *lane.Session, index uint32) *stream {
 	}
 	st := hl.streams[index]
 	if st == nil || st.worker != id || st.process != process {
+		if st != nil {
+			st.verification.fail(errRestarted)
+		}
 		st = &stream{worker: id, process: process, frames: map[string]uint32{}, resyncs: map[string]uint32{}}
 		st.decoder = summary.NewDecoder(h.c.index.WorkerSink(prefixindex.WorkerID(id)))
 		st.decoder.RequireKey(h.c.prefixKey)

@@ -21,6 +21,7 @@ type metrics struct {
 	badFrames    *prometheus.CounterVec
 	prefixFrames *prometheus.CounterVec
 	pulls        *prometheus.CounterVec
+	verified     *prometheus.CounterVec
 }
 
 func newMetrics(reg prometheus.Registerer, c *Coordinator) *metrics {
@@ -49,6 +50,7 @@ func newMetrics(reg prometheus.Registerer, c *Coordinator) *metrics {
 		badFrames:    vec("lane_frames_refused_total", "Frames from agents that were refused.", "kind"),
 		prefixFrames: vec("prefix_frames_total", "Prefix frames by what became of them.", "result"),
 		pulls:        vec("prefix_pulls_total", "Snapshots and replays asked for, by reason.", "reason"),
+		verified:     vec("prefix_verifications_total", "Comparisons of the index with an agent's whole set, by result.", "result"),
 	}
 }
 

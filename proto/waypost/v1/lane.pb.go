@@ -3015,6 +3015,99 @@ func (x *PeerMembersResponse) GetMembers() *ListMembersResponse {
 	return nil
 }
 
+// PeerInspectRequest is a request that came to a coordinator without a lane to
+// the worker's host.
+type PeerInspectRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The request.
+	Inspect       *InspectWorkerRequest `protobuf:"bytes,1,opt,name=inspect" json:"inspect,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PeerInspectRequest) Reset() {
+	*x = PeerInspectRequest{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PeerInspectRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PeerInspectRequest) ProtoMessage() {}
+
+func (x *PeerInspectRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PeerInspectRequest.ProtoReflect.Descriptor instead.
+func (*PeerInspectRequest) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *PeerInspectRequest) GetInspect() *InspectWorkerRequest {
+	if x != nil {
+		return x.Inspect
+	}
+	return nil
+}
+
+// PeerInspectResponse is the answer of a coordinator that has one.
+type PeerInspectResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The answer.
+	Inspect       *InspectWorkerResponse `protobuf:"bytes,1,opt,name=inspect" json:"inspect,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PeerInspectResponse) Reset() {
+	*x = PeerInspectResponse{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PeerInspectResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PeerInspectResponse) ProtoMessage() {}
+
+func (x *PeerInspectResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PeerInspectResponse.ProtoReflect.Descriptor instead.
+func (*PeerInspectResponse) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *PeerInspectResponse) GetInspect() *InspectWorkerResponse {
+	if x != nil {
+		return x.Inspect
+	}
+	return nil
+}
+
 var File_waypost_v1_lane_proto protoreflect.FileDescriptor
 
 const file_waypost_v1_lane_proto_rawDesc = "" +
@@ -3258,9 +3351,13 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\aoutcome\x18\x01 \x01(\v2!.waypost.v1.ReportOutcomeResponseR\aoutcome\"\x14\n" +
 	"\x12PeerMembersRequest\"P\n" +
 	"\x13PeerMembersResponse\x129\n" +
-	"\amembers\x18\x01 \x01(\v2\x1f.waypost.v1.ListMembersResponseR\amembers2U\n" +
+	"\amembers\x18\x01 \x01(\v2\x1f.waypost.v1.ListMembersResponseR\amembers\"P\n" +
+	"\x12PeerInspectRequest\x12:\n" +
+	"\ainspect\x18\x01 \x01(\v2 .waypost.v1.InspectWorkerRequestR\ainspect\"R\n" +
+	"\x13PeerInspectResponse\x12;\n" +
+	"\ainspect\x18\x01 \x01(\v2!.waypost.v1.InspectWorkerResponseR\ainspect2U\n" +
 	"\vLaneService\x12F\n" +
-	"\aConnect\x12\x1a.waypost.v1.ConnectRequest\x1a\x1b.waypost.v1.ConnectResponse(\x010\x012\xe5\x04\n" +
+	"\aConnect\x12\x1a.waypost.v1.ConnectRequest\x1a\x1b.waypost.v1.ConnectResponse(\x010\x012\xb5\x05\n" +
 	"\vPeerService\x12g\n" +
 	"\x12ExchangePlacements\x12%.waypost.v1.ExchangePlacementsRequest\x1a&.waypost.v1.ExchangePlacementsResponse(\x010\x01\x12Q\n" +
 	"\fForwardWrite\x12\x1f.waypost.v1.ForwardWriteRequest\x1a .waypost.v1.ForwardWriteResponse\x12N\n" +
@@ -3268,7 +3365,8 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\vWaitApplied\x12\x1e.waypost.v1.WaitAppliedRequest\x1a\x1f.waypost.v1.WaitAppliedResponse\x12W\n" +
 	"\x0eFetchPlacement\x12!.waypost.v1.FetchPlacementRequest\x1a\".waypost.v1.FetchPlacementResponse\x12Q\n" +
 	"\fRelayOutcome\x12\x1f.waypost.v1.RelayOutcomeRequest\x1a .waypost.v1.RelayOutcomeResponse\x12N\n" +
-	"\vPeerMembers\x12\x1e.waypost.v1.PeerMembersRequest\x1a\x1f.waypost.v1.PeerMembersResponseB$Z\"waypost/proto/waypost/v1;waypostv1b\beditionsp\xe8\a"
+	"\vPeerMembers\x12\x1e.waypost.v1.PeerMembersRequest\x1a\x1f.waypost.v1.PeerMembersResponse\x12N\n" +
+	"\vPeerInspect\x12\x1e.waypost.v1.PeerInspectRequest\x1a\x1f.waypost.v1.PeerInspectResponseB$Z\"waypost/proto/waypost/v1;waypostv1b\beditionsp\xe8\a"
 
 var (
 	file_waypost_v1_lane_proto_rawDescOnce sync.Once
@@ -3282,7 +3380,7 @@ func file_waypost_v1_lane_proto_rawDescGZIP() []byte {
 	return file_waypost_v1_lane_proto_rawDescData
 }
 
-var file_waypost_v1_lane_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
+var file_waypost_v1_lane_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
 var file_waypost_v1_lane_proto_goTypes = []any{
 	(*ConnectRequest)(nil),             // 0: waypost.v1.ConnectRequest
 	(*ConnectResponse)(nil),            // 1: waypost.v1.ConnectResponse
@@ -3319,13 +3417,17 @@ var file_waypost_v1_lane_proto_goTypes = []any{
 	(*RelayOutcomeResponse)(nil),       // 32: waypost.v1.RelayOutcomeResponse
 	(*PeerMembersRequest)(nil),         // 33: waypost.v1.PeerMembersRequest
 	(*PeerMembersResponse)(nil),        // 34: waypost.v1.PeerMembersResponse
-	nil,                                // 35: waypost.v1.WorkerFacts.HeadersEntry
-	(*HostFacts)(nil),                  // 36: waypost.v1.HostFacts
-	(*Gpu)(nil),                        // 37: waypost.v1.Gpu
-	(*Cordon)(nil),                     // 38: waypost.v1.Cordon
-	(*ReportOutcomeRequest)(nil),       // 39: waypost.v1.ReportOutcomeRequest
-	(*ReportOutcomeResponse)(nil),      // 40: waypost.v1.ReportOutcomeResponse
-	(*ListMembersResponse)(nil),        // 41: waypost.v1.ListMembersResponse
+	(*PeerInspectRequest)(nil),         // 35: waypost.v1.PeerInspectRequest
+	(*PeerInspectResponse)(nil),        // 36: waypost.v1.PeerInspectResponse
+	nil,                                // 37: waypost.v1.WorkerFacts.HeadersEntry
+	(*HostFacts)(nil),                  // 38: waypost.v1.HostFacts
+	(*Gpu)(nil),                        // 39: waypost.v1.Gpu
+	(*Cordon)(nil),                     // 40: waypost.v1.Cordon
+	(*ReportOutcomeRequest)(nil),       // 41: waypost.v1.ReportOutcomeRequest
+	(*ReportOutcomeResponse)(nil),      // 42: waypost.v1.ReportOutcomeResponse
+	(*ListMembersResponse)(nil),        // 43: waypost.v1.ListMembersResponse
+	(*InspectWorkerRequest)(nil),       // 44: waypost.v1.InspectWorkerRequest
+	(*InspectWorkerResponse)(nil),      // 45: waypost.v1.InspectWorkerResponse
 }
 var file_waypost_v1_lane_proto_depIdxs = []int32{
 	2,  // 0: waypost.v1.ConnectRequest.hello:type_name -> waypost.v1.AgentHello
@@ -3341,42 +3443,46 @@ var file_waypost_v1_lane_proto_depIdxs = []int32{
 	18, // 10: waypost.v1.ConnectResponse.tokenize:type_name -> waypost.v1.TokenizeAsk
 	19, // 11: waypost.v1.ConnectResponse.render:type_name -> waypost.v1.RenderAsk
 	3,  // 12: waypost.v1.AgentHello.workers:type_name -> waypost.v1.WorkerFacts
-	35, // 13: waypost.v1.WorkerFacts.headers:type_name -> waypost.v1.WorkerFacts.HeadersEntry
+	37, // 13: waypost.v1.WorkerFacts.headers:type_name -> waypost.v1.WorkerFacts.HeadersEntry
 	4,  // 14: waypost.v1.WorkerFacts.step_model:type_name -> waypost.v1.StepModel
 	6,  // 15: waypost.v1.Load.workers:type_name -> waypost.v1.WorkerLoad
 	7,  // 16: waypost.v1.WorkerLoad.echo:type_name -> waypost.v1.Echo
-	36, // 17: waypost.v1.HostReport.facts:type_name -> waypost.v1.HostFacts
-	37, // 18: waypost.v1.HostReport.gpus:type_name -> waypost.v1.Gpu
-	38, // 19: waypost.v1.PolicyPush.cordons:type_name -> waypost.v1.Cordon
+	38, // 17: waypost.v1.HostReport.facts:type_name -> waypost.v1.HostFacts
+	39, // 18: waypost.v1.HostReport.gpus:type_name -> waypost.v1.Gpu
+	40, // 19: waypost.v1.PolicyPush.cordons:type_name -> waypost.v1.Cordon
 	15, // 20: waypost.v1.ClaimFrame.claims:type_name -> waypost.v1.Claim
 	17, // 21: waypost.v1.MarkFrame.marks:type_name -> waypost.v1.Mark
 	22, // 22: waypost.v1.ExchangePlacementsRequest.places:type_name -> waypost.v1.PlaceFrame
 	22, // 23: waypost.v1.ExchangePlacementsResponse.places:type_name -> waypost.v1.PlaceFrame
 	15, // 24: waypost.v1.PlaceFrame.claim:type_name -> waypost.v1.Claim
-	39, // 25: waypost.v1.RelayOutcomeRequest.outcome:type_name -> waypost.v1.ReportOutcomeRequest
-	40, // 26: waypost.v1.RelayOutcomeResponse.outcome:type_name -> waypost.v1.ReportOutcomeResponse
-	41, // 27: waypost.v1.PeerMembersResponse.members:type_name -> waypost.v1.ListMembersResponse
-	0,  // 28: waypost.v1.LaneService.Connect:input_type -> waypost.v1.ConnectRequest
-	20, // 29: waypost.v1.PeerService.ExchangePlacements:input_type -> waypost.v1.ExchangePlacementsRequest
-	23, // 30: waypost.v1.PeerService.ForwardWrite:input_type -> waypost.v1.ForwardWriteRequest
-	25, // 31: waypost.v1.PeerService.JoinCluster:input_type -> waypost.v1.JoinClusterRequest
-	27, // 32: waypost.v1.PeerService.WaitApplied:input_type -> waypost.v1.WaitAppliedRequest
-	29, // 33: waypost.v1.PeerService.FetchPlacement:input_type -> waypost.v1.FetchPlacementRequest
-	31, // 34: waypost.v1.PeerService.RelayOutcome:input_type -> waypost.v1.RelayOutcomeRequest
-	33, // 35: waypost.v1.PeerService.PeerMembers:input_type -> waypost.v1.PeerMembersRequest
-	1,  // 36: waypost.v1.LaneService.Connect:output_type -> waypost.v1.ConnectResponse
-	21, // 37: waypost.v1.PeerService.ExchangePlacements:output_type -> waypost.v1.ExchangePlacementsResponse
-	24, // 38: waypost.v1.PeerService.ForwardWrite:output_type -> waypost.v1.ForwardWriteResponse
-	26, // 39: waypost.v1.PeerService.JoinCluster:output_type -> waypost.v1.JoinClusterResponse
-	28, // 40: waypost.v1.PeerService.WaitApplied:output_type -> waypost.v1.WaitAppliedResponse
-	30, // 41: waypost.v1.PeerService.FetchPlacement:output_type -> waypost.v1.FetchPlacementResponse
-	32, // 42: waypost.v1.PeerService.RelayOutcome:output_type -> waypost.v1.RelayOutcomeResponse
-	34, // 43: waypost.v1.PeerService.PeerMembers:output_type -> waypost.v1.PeerMembersResponse
-	36, // [36:44] is the sub-list for method output_type
-	28, // [28:36] is the sub-list for method input_type
-	28, // [28:28] is the sub-list for extension type_name
-	28, // [28:28] is the sub-list for extension extendee
-	0,  // [0:28] is the sub-list for field type_name
+	41, // 25: waypost.v1.RelayOutcomeRequest.outcome:type_name -> waypost.v1.ReportOutcomeRequest
+	42, // 26: waypost.v1.RelayOutcomeResponse.outcome:type_name -> waypost.v1.ReportOutcomeResponse
+	43, // 27: waypost.v1.PeerMembersResponse.members:type_name -> waypost.v1.ListMembersResponse
+	44, // 28: waypost.v1.PeerInspectRequest.inspect:type_name -> waypost.v1.InspectWorkerRequest
+	45, // 29: waypost.v1.PeerInspectResponse.inspect:type_name -> waypost.v1.InspectWorkerResponse
+	0,  // 30: waypost.v1.LaneService.Connect:input_type -> waypost.v1.ConnectRequest
+	20, // 31: waypost.v1.PeerService.ExchangePlacements:input_type -> waypost.v1.ExchangePlacementsRequest
+	23, // 32: waypost.v1.PeerService.ForwardWrite:input_type -> waypost.v1.ForwardWriteRequest
+	25, // 33: waypost.v1.PeerService.JoinCluster:input_type -> waypost.v1.JoinClusterRequest
+	27, // 34: waypost.v1.PeerService.WaitApplied:input_type -> waypost.v1.WaitAppliedRequest
+	29, // 35: waypost.v1.PeerService.FetchPlacement:input_type -> waypost.v1.FetchPlacementRequest
+	31, // 36: waypost.v1.PeerService.RelayOutcome:input_type -> waypost.v1.RelayOutcomeRequest
+	33, // 37: waypost.v1.PeerService.PeerMembers:input_type -> waypost.v1.PeerMembersRequest
+	35, // 38: waypost.v1.PeerService.PeerInspect:input_type -> waypost.v1.PeerInspectRequest
+	1,  // 39: waypost.v1.LaneService.Connect:output_type -> waypost.v1.ConnectResponse
+	21, // 40: waypost.v1.PeerService.ExchangePlacements:output_type -> waypost.v1.ExchangePlacementsResponse
+	24, // 41: waypost.v1.PeerService.ForwardWrite:output_type -> waypost.v1.ForwardWriteResponse
+	26, // 42: waypost.v1.PeerService.JoinCluster:output_type -> waypost.v1.JoinClusterResponse
+	28, // 43: waypost.v1.PeerService.WaitApplied:output_type -> waypost.v1.WaitAppliedResponse
+	30, // 44: waypost.v1.PeerService.FetchPlacement:output_type -> waypost.v1.FetchPlacementResponse
+	32, // 45: waypost.v1.PeerService.RelayOutcome:output_type -> waypost.v1.RelayOutcomeResponse
+	34, // 46: waypost.v1.PeerService.PeerMembers:output_type -> waypost.v1.PeerMembersResponse
+	36, // 47: waypost.v1.PeerService.PeerInspect:output_type -> waypost.v1.PeerInspectResponse
+	39, // [39:48] is the sub-list for method output_type
+	30, // [30:39] is the sub-list for method input_type
+	30, // [30:30] is the sub-list for extension type_name
+	30, // [30:30] is the sub-list for extension extendee
+	0,  // [0:30] is the sub-list for field type_name
 }
 
 func init() { file_waypost_v1_lane_proto_init() }
@@ -3408,7 +3514,7 @@ func file_waypost_v1_lane_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_waypost_v1_lane_proto_rawDesc), len(file_waypost_v1_lane_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   36,
+			NumMessages:   38,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -132,6 +132,7 @@ const (
 	PeerService_FetchPlacement_FullMethodName     = "/waypost.v1.PeerService/FetchPlacement"
 	PeerService_RelayOutcome_FullMethodName       = "/waypost.v1.PeerService/RelayOutcome"
 	PeerService_PeerMembers_FullMethodName        = "/waypost.v1.PeerService/PeerMembers"
+	PeerService_PeerInspect_FullMethodName        = "/waypost.v1.PeerService/PeerInspect"
 )
 
 // PeerServiceClient is the client API for PeerService service.
@@ -154,6 +155,8 @@ type PeerServiceClient interface {
 	RelayOutcome(ctx context.Context, in *RelayOutcomeRequest, opts ...grpc.CallOption) (*RelayOutcomeResponse, error)
 	// PeerMembers lists the gossip members as this coordinator sees them.
 	PeerMembers(ctx context.Context, in *PeerMembersRequest, opts ...grpc.CallOption) (*PeerMembersResponse, error)
+	// PeerInspect shows a prefix stream as this coordinator has it.
+	PeerInspect(ctx context.Context, in *PeerInspectRequest, opts ...grpc.CallOption) (*PeerInspectResponse, error)
 }
 
 type peerServiceClient struct {
@@ -237,6 +240,16 @@ func (c *peerServiceClient) PeerMembers(ctx context.Context, in *PeerMembersRequ
 	return out, nil
 }
 
+func (c *peerServiceClient) PeerInspect(ctx context.Context, in *PeerInspectRequest, opts ...grpc.CallOption) (*PeerInspectResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PeerInspectResponse)
+	err := c.cc.Invoke(ctx, PeerService_PeerInspect_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // PeerServiceServer is the server API for PeerService service.
 // All implementations must embed UnimplementedPeerServiceServer
 // for forward compatibility.
@@ -257,6 +270,8 @@ type PeerServiceServer interface {
 	RelayOutcome(context.Context, *RelayOutcomeRequest) (*RelayOutcomeResponse, error)
 	// PeerMembers lists the gossip members as this coordinator sees them.
 	PeerMembers(context.Context, *PeerMembersRequest) (*PeerMembersResponse, error)
+	// PeerInspect shows a prefix stream as this coordinator has it.
+	PeerInspect(context.Context, *PeerInspectRequest) (*PeerInspectResponse, error)
 	mustEmbedUnimplementedPeerServiceServer()
 }
 
@@ -287,6 +302,9 @@ func (UnimplementedPeerServiceServer) RelayOutcome(context.Context, *RelayOutcom
 }
 func (UnimplementedPeerServiceServer) PeerMembers(context.Context, *PeerMembersRequest) (*PeerMembersResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method PeerMembers not implemented")
+}
+func (UnimplementedPeerServiceServer) PeerInspect(context.Context, *PeerInspectRequest) (*PeerInspectResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method PeerInspect not implemented")
 }
 func (UnimplementedPeerServiceServer) mustEmbedUnimplementedPeerServiceServer() {}
 func (UnimplementedPeerServiceServer) testEmbeddedByValue()                     {}
@@ -424,6 +442,24 @@ func _PeerService_PeerMembers_Handler(srv interface{}, ctx context.Context, dec 
 	return interceptor(ctx, in, info, handler)
 }
 
+func _PeerService_PeerInspect_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PeerInspectRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PeerServiceServer).PeerInspect(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: PeerService_PeerInspect_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PeerServiceServer).PeerInspect(ctx, req.(*PeerInspectRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // PeerService_ServiceDesc is the grpc.ServiceDesc for PeerService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -454,6 +490,10 @@ var PeerService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "PeerMembers",
 			Handler:    _PeerService_PeerMembers_Handler,
+		},
+		{
+			MethodName: "PeerInspect",
+			Handler:    _PeerService_PeerInspect_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{
