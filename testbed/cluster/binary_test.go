@@ -59,9 +59,10 @@ func run(t *testing.T, args ...string) ran {
 
 func runIn(t *testing.T, env []string, args ...string) ran {
 	t.Helper()
+	path := program(t) // building it has its own time
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, program(t), args...)
+	cmd := exec.CommandContext(ctx, path, args...)
 	var out, errOut bytes.Buffer
 	cmd.Stdout, cmd.Stderr, cmd.Env, cmd.Dir = &out, &errOut, append(cleanEnv(), env...), t.TempDir()
 	err := cmd.Run()
