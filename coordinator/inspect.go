@@ -129,12 +129,12 @@ func (c *Coordinator) inspect(w *fleet.WorkerInfo) *waypostv1.InspectWorkerRespo
 		return out
 	}
 	out.StreamBytes, out.PulledBytes = proto.Float64(float64(st.streamBytes)), proto.Float64(float64(st.pulledBytes))
-	out.Frames, out.Resyncs, out.LastResyncReason = maps.Clone(st.frames), maps.Clone(st.resyncs), &st.resyncReason
+	out.Frames, out.Resyncs, out.LastResyncReason = maps.Clone(st.frames), maps.Clone(st.resyncs), proto.String(st.resyncReason)
 	if !st.asked.IsZero() {
 		out.LastResyncMs = proto.Float64(ms(time.Since(st.asked)))
 	}
 	if st.coverage != "" {
-		out.Coverage = &st.coverage
+		out.Coverage = proto.String(st.coverage)
 	}
 	epoch, seq, ok := st.decoder.Have()
 	if ok {

@@ -177,7 +177,7 @@ func (h *lanes) askAgain(s *lane.Session, index uint32, st *stream) {
 	v.decoder = summary.NewDecoder(v.set)
 	v.decoder.RequireKey(h.c.prefixKey)
 	v.whole, v.deltas, v.kept, v.bytes = false, nil, 0, 0
-	p := &waypostv1.PrefixPull{PullId: &v.pull, Index: &index, EngineProcess: &st.process, Reason: proto.String("verify")}
+	p := &waypostv1.PrefixPull{PullId: proto.Uint32(v.pull), Index: &index, EngineProcess: &st.process, Reason: proto.String("verify")}
 	if err := s.Send(&waypostv1.ConnectResponse{Frame: &waypostv1.ConnectResponse_Pull{Pull: p}}); err != nil {
 		v.fail(api.Unavailable(fmt.Sprintf("host %s cannot be asked: %v", s.Host(), err)))
 	}
