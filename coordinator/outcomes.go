@@ -62,6 +62,9 @@ func (p *placements) ReportOutcome(ctx context.Context, req *waypostv1.ReportOut
 	if err == nil {
 		c.note(changes)
 	}
+	if pair, switched, off := c.transfers.outcome(now, req.GetPlacementId(), req.GetResult() == explain.ResultDone, out.CachedTokens); switched {
+		c.log.Warn("pulls of a pair were switched", "off", off, "from", pair.From, "to", pair.To)
+	}
 	entry, known := c.records.Get(req.GetPlacementId())
 	first := known && entry.Outcome == nil
 	class, joined, err := c.records.Join(req.GetPlacementId(), out, c.evidence(entry))

@@ -29,6 +29,7 @@ func (c *Coordinator) Start() error {
 		return errors.Join(err, c.Stop(context.Background()))
 	}
 	c.tasks.Go(c.tick)
+	c.tasks.Go(c.shipping)
 	c.tasks.Go(func() { c.join(c.ctx) })
 	c.log.Info("coordinator started", "api", c.APIAddress(), "cluster", c.ClusterAddress(), "mesh", c.MeshAddress())
 	return nil
@@ -56,6 +57,7 @@ func (c *Coordinator) follow() {
 	state := c.replica.State()
 	c.takeNumber(state)
 	c.applyState(state)
+	c.exchange.follow(state)
 	c.tasks.Go(func() {
 		defer stop()
 		for {
@@ -66,6 +68,7 @@ func (c *Coordinator) follow() {
 				state := c.replica.State()
 				c.takeNumber(state)
 				c.applyState(state)
+				c.exchange.follow(state)
 			}
 		}
 	})
@@ -98,7 +101,10 @@ func (c *Coordinator) Stop(ctx context.Context) error {
 	c.clusterGRPC.Stop()
 	c.peers.close()
 	if c.meshUp {
-		errs = append(errs, c.mesh.Leave(ctx), c.mesh.Stop())
+		if err := c.mesh.Leave(ctx); err != nil {
+			c.log.Warn("not every member has heard the goodbye, the others take this coordinator for lost", "error", err)
+		}
+		errs = append(errs, c.mesh.Stop())
 	}
 	errs = append(errs, c.clusterPort.Close(), c.apiPort.Close())
 	c.tasks.Wait()

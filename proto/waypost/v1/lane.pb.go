@@ -360,7 +360,8 @@ type AgentHello struct {
 	Host *string `protobuf:"bytes,1,opt,name=host" json:"host,omitempty"`
 	// Process mark of the agent.
 	AgentProcess *uint64 `protobuf:"fixed64,2,opt,name=agent_process,json=agentProcess" json:"agent_process,omitempty"`
-	// Session number; the newest authenticated lane of a host wins.
+	// Session number, growing within the agent process. A newer lane of a process
+	// takes the place of an older one, unless it names that one in open_sessions.
 	Session *uint64 `protobuf:"fixed64,3,opt,name=session" json:"session,omitempty"`
 	// Waypost version.
 	Version *string `protobuf:"bytes,4,opt,name=version" json:"version,omitempty"`
@@ -377,7 +378,11 @@ type AgentHello struct {
 	// Rack hint of the host; empty: none.
 	RackHint *string `protobuf:"bytes,10,opt,name=rack_hint,json=rackHint" json:"rack_hint,omitempty"`
 	// Workers by index; indices are stable within a session.
-	Workers       []*WorkerFacts `protobuf:"bytes,11,rep,name=workers" json:"workers,omitempty"`
+	Workers []*WorkerFacts `protobuf:"bytes,11,rep,name=workers" json:"workers,omitempty"`
+	// In the first hello of a lane: the older sessions of this process that it
+	// still holds open, to any coordinator, at most 1024. One that leads here
+	// stays, and this lane is told so by session_up.
+	OpenSessions  []uint64 `protobuf:"fixed64,12,rep,packed,name=open_sessions,json=openSessions" json:"open_sessions,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -489,6 +494,13 @@ func (x *AgentHello) GetWorkers() []*WorkerFacts {
 	return nil
 }
 
+func (x *AgentHello) GetOpenSessions() []uint64 {
+	if x != nil {
+		return x.OpenSessions
+	}
+	return nil
+}
+
 // WorkerFacts is what seldom changes about a worker.
 type WorkerFacts struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -537,7 +549,11 @@ type WorkerFacts struct {
 	// Step model in force.
 	StepModel *StepModel `protobuf:"bytes,22,opt,name=step_model,json=stepModel" json:"step_model,omitempty"`
 	// Sliding window in tokens of a hybrid model; 0 or unset: none.
-	WindowTokens  *uint32 `protobuf:"varint,23,opt,name=window_tokens,json=windowTokens" json:"window_tokens,omitempty"`
+	WindowTokens *uint32 `protobuf:"varint,23,opt,name=window_tokens,json=windowTokens" json:"window_tokens,omitempty"`
+	// How its saved KV may travel; unset: not at all.
+	Transfer *TransferFacts `protobuf:"bytes,30,opt,name=transfer" json:"transfer,omitempty"`
+	// What it serves of a request: prefill or decode; empty: all of it.
+	Role          *string `protobuf:"bytes,31,opt,name=role" json:"role,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -733,6 +749,103 @@ func (x *WorkerFacts) GetWindowTokens() uint32 {
 	return 0
 }
 
+func (x *WorkerFacts) GetTransfer() *TransferFacts {
+	if x != nil {
+		return x.Transfer
+	}
+	return nil
+}
+
+func (x *WorkerFacts) GetRole() string {
+	if x != nil && x.Role != nil {
+		return *x.Role
+	}
+	return ""
+}
+
+// TransferFacts says how saved KV of a worker may reach another.
+type TransferFacts struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Transfer connector of the engine; empty: none.
+	Connector *string `protobuf:"bytes,1,opt,name=connector" json:"connector,omitempty"`
+	// host:port where peers reach the connector; empty: not known.
+	SideChannel *string `protobuf:"bytes,2,opt,name=side_channel,json=sideChannel" json:"side_channel,omitempty"`
+	// Stands for what both ends must have alike: weights revision, KV dtype and
+	// layout, tensor parallelism, connector version. Empty: not known.
+	Fingerprint *string `protobuf:"bytes,3,opt,name=fingerprint" json:"fingerprint,omitempty"`
+	// Memory the connector reads for others: gpu or host; empty: none.
+	ExportedTier *string `protobuf:"bytes,4,opt,name=exported_tier,json=exportedTier" json:"exported_tier,omitempty"`
+	// KV of one token, bytes; unset: not known.
+	KvBytesPerToken *float64 `protobuf:"fixed64,5,opt,name=kv_bytes_per_token,json=kvBytesPerToken" json:"kv_bytes_per_token,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *TransferFacts) Reset() {
+	*x = TransferFacts{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TransferFacts) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TransferFacts) ProtoMessage() {}
+
+func (x *TransferFacts) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TransferFacts.ProtoReflect.Descriptor instead.
+func (*TransferFacts) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *TransferFacts) GetConnector() string {
+	if x != nil && x.Connector != nil {
+		return *x.Connector
+	}
+	return ""
+}
+
+func (x *TransferFacts) GetSideChannel() string {
+	if x != nil && x.SideChannel != nil {
+		return *x.SideChannel
+	}
+	return ""
+}
+
+func (x *TransferFacts) GetFingerprint() string {
+	if x != nil && x.Fingerprint != nil {
+		return *x.Fingerprint
+	}
+	return ""
+}
+
+func (x *TransferFacts) GetExportedTier() string {
+	if x != nil && x.ExportedTier != nil {
+		return *x.ExportedTier
+	}
+	return ""
+}
+
+func (x *TransferFacts) GetKvBytesPerToken() float64 {
+	if x != nil && x.KvBytesPerToken != nil {
+		return *x.KvBytesPerToken
+	}
+	return 0
+}
+
 // StepModel: stepMs = [prefill: p0 + p1 N + q N^2 + p2 sum((c+u)^2 - c^2)] +
 // [decode: d0 + d1 B + d2 KV + d3 (KV/capacity)^2].
 type StepModel struct {
@@ -761,7 +874,7 @@ type StepModel struct {
 
 func (x *StepModel) Reset() {
 	*x = StepModel{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[4]
+	mi := &file_waypost_v1_lane_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -773,7 +886,7 @@ func (x *StepModel) String() string {
 func (*StepModel) ProtoMessage() {}
 
 func (x *StepModel) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[4]
+	mi := &file_waypost_v1_lane_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -786,7 +899,7 @@ func (x *StepModel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepModel.ProtoReflect.Descriptor instead.
 func (*StepModel) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{4}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *StepModel) GetP0Ms() float64 {
@@ -871,7 +984,7 @@ type Load struct {
 
 func (x *Load) Reset() {
 	*x = Load{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[5]
+	mi := &file_waypost_v1_lane_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -883,7 +996,7 @@ func (x *Load) String() string {
 func (*Load) ProtoMessage() {}
 
 func (x *Load) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[5]
+	mi := &file_waypost_v1_lane_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -896,7 +1009,7 @@ func (x *Load) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Load.ProtoReflect.Descriptor instead.
 func (*Load) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{5}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Load) GetAgentProcess() uint64 {
@@ -986,14 +1099,16 @@ type WorkerLoad struct {
 	// Verdict on its GPUs: ok, price or exclude, with the reason after a colon.
 	GpuVerdict *string `protobuf:"bytes,24,opt,name=gpu_verdict,json=gpuVerdict" json:"gpu_verdict,omitempty"`
 	// full, partial or none.
-	Coverage      *string `protobuf:"bytes,25,opt,name=coverage" json:"coverage,omitempty"`
+	Coverage *string `protobuf:"bytes,25,opt,name=coverage" json:"coverage,omitempty"`
+	// What the queue rests on: evidence, counters or time only; unset: not told.
+	QueueBasis    *string `protobuf:"bytes,26,opt,name=queue_basis,json=queueBasis" json:"queue_basis,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WorkerLoad) Reset() {
 	*x = WorkerLoad{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[6]
+	mi := &file_waypost_v1_lane_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1005,7 +1120,7 @@ func (x *WorkerLoad) String() string {
 func (*WorkerLoad) ProtoMessage() {}
 
 func (x *WorkerLoad) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[6]
+	mi := &file_waypost_v1_lane_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1018,7 +1133,7 @@ func (x *WorkerLoad) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerLoad.ProtoReflect.Descriptor instead.
 func (*WorkerLoad) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{6}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *WorkerLoad) GetIndex() uint32 {
@@ -1196,6 +1311,13 @@ func (x *WorkerLoad) GetCoverage() string {
 	return ""
 }
 
+func (x *WorkerLoad) GetQueueBasis() string {
+	if x != nil && x.QueueBasis != nil {
+		return *x.QueueBasis
+	}
+	return ""
+}
+
 // Echo is the contiguous end of what was taken in from one coordinator.
 type Echo struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1209,7 +1331,7 @@ type Echo struct {
 
 func (x *Echo) Reset() {
 	*x = Echo{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[7]
+	mi := &file_waypost_v1_lane_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1221,7 +1343,7 @@ func (x *Echo) String() string {
 func (*Echo) ProtoMessage() {}
 
 func (x *Echo) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[7]
+	mi := &file_waypost_v1_lane_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1234,7 +1356,7 @@ func (x *Echo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Echo.ProtoReflect.Descriptor instead.
 func (*Echo) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{7}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Echo) GetCoordinator() uint64 {
@@ -1270,7 +1392,7 @@ type PrefixFrames struct {
 
 func (x *PrefixFrames) Reset() {
 	*x = PrefixFrames{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[8]
+	mi := &file_waypost_v1_lane_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1282,7 +1404,7 @@ func (x *PrefixFrames) String() string {
 func (*PrefixFrames) ProtoMessage() {}
 
 func (x *PrefixFrames) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[8]
+	mi := &file_waypost_v1_lane_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1295,7 +1417,7 @@ func (x *PrefixFrames) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrefixFrames.ProtoReflect.Descriptor instead.
 func (*PrefixFrames) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{8}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *PrefixFrames) GetIndex() uint32 {
@@ -1348,7 +1470,7 @@ type TokenizeReply struct {
 
 func (x *TokenizeReply) Reset() {
 	*x = TokenizeReply{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[9]
+	mi := &file_waypost_v1_lane_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1360,7 +1482,7 @@ func (x *TokenizeReply) String() string {
 func (*TokenizeReply) ProtoMessage() {}
 
 func (x *TokenizeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[9]
+	mi := &file_waypost_v1_lane_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1373,7 +1495,7 @@ func (x *TokenizeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenizeReply.ProtoReflect.Descriptor instead.
 func (*TokenizeReply) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{9}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *TokenizeReply) GetAskId() uint32 {
@@ -1412,7 +1534,7 @@ type HostReport struct {
 
 func (x *HostReport) Reset() {
 	*x = HostReport{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[10]
+	mi := &file_waypost_v1_lane_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1424,7 +1546,7 @@ func (x *HostReport) String() string {
 func (*HostReport) ProtoMessage() {}
 
 func (x *HostReport) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[10]
+	mi := &file_waypost_v1_lane_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1437,7 +1559,7 @@ func (x *HostReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostReport.ProtoReflect.Descriptor instead.
 func (*HostReport) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{10}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *HostReport) GetFacts() *HostFacts {
@@ -1477,14 +1599,17 @@ type CoordinatorHello struct {
 	// Versions of the prefix frame format understood.
 	PrefixFormats []uint32 `protobuf:"varint,6,rep,packed,name=prefix_formats,json=prefixFormats" json:"prefix_formats,omitempty"`
 	// Why the lane will be closed; empty: it will not.
-	Refused       *string `protobuf:"bytes,7,opt,name=refused" json:"refused,omitempty"`
+	Refused *string `protobuf:"bytes,7,opt,name=refused" json:"refused,omitempty"`
+	// Session of the same agent process that is up here and stays, which is why
+	// this lane is closed: its address is another one of this coordinator. 0: none.
+	SessionUp     *uint64 `protobuf:"fixed64,8,opt,name=session_up,json=sessionUp" json:"session_up,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CoordinatorHello) Reset() {
 	*x = CoordinatorHello{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[11]
+	mi := &file_waypost_v1_lane_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1496,7 +1621,7 @@ func (x *CoordinatorHello) String() string {
 func (*CoordinatorHello) ProtoMessage() {}
 
 func (x *CoordinatorHello) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[11]
+	mi := &file_waypost_v1_lane_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1509,7 +1634,7 @@ func (x *CoordinatorHello) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoordinatorHello.ProtoReflect.Descriptor instead.
 func (*CoordinatorHello) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{11}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *CoordinatorHello) GetName() string {
@@ -1561,6 +1686,13 @@ func (x *CoordinatorHello) GetRefused() string {
 	return ""
 }
 
+func (x *CoordinatorHello) GetSessionUp() uint64 {
+	if x != nil && x.SessionUp != nil {
+		return *x.SessionUp
+	}
+	return 0
+}
+
 // PolicyPush tells a host what it must obey and where coordinators are.
 type PolicyPush struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1576,7 +1708,7 @@ type PolicyPush struct {
 
 func (x *PolicyPush) Reset() {
 	*x = PolicyPush{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[12]
+	mi := &file_waypost_v1_lane_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1588,7 +1720,7 @@ func (x *PolicyPush) String() string {
 func (*PolicyPush) ProtoMessage() {}
 
 func (x *PolicyPush) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[12]
+	mi := &file_waypost_v1_lane_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1601,7 +1733,7 @@ func (x *PolicyPush) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyPush.ProtoReflect.Descriptor instead.
 func (*PolicyPush) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{12}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *PolicyPush) GetPolicyVersion() uint32 {
@@ -1646,7 +1778,7 @@ type PrefixPull struct {
 
 func (x *PrefixPull) Reset() {
 	*x = PrefixPull{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[13]
+	mi := &file_waypost_v1_lane_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1658,7 +1790,7 @@ func (x *PrefixPull) String() string {
 func (*PrefixPull) ProtoMessage() {}
 
 func (x *PrefixPull) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[13]
+	mi := &file_waypost_v1_lane_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1671,7 +1803,7 @@ func (x *PrefixPull) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrefixPull.ProtoReflect.Descriptor instead.
 func (*PrefixPull) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{13}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *PrefixPull) GetPullId() uint32 {
@@ -1735,7 +1867,7 @@ type ClaimFrame struct {
 
 func (x *ClaimFrame) Reset() {
 	*x = ClaimFrame{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[14]
+	mi := &file_waypost_v1_lane_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1747,7 +1879,7 @@ func (x *ClaimFrame) String() string {
 func (*ClaimFrame) ProtoMessage() {}
 
 func (x *ClaimFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[14]
+	mi := &file_waypost_v1_lane_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1760,7 +1892,7 @@ func (x *ClaimFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimFrame.ProtoReflect.Descriptor instead.
 func (*ClaimFrame) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{14}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ClaimFrame) GetCoordinator() uint64 {
@@ -1825,7 +1957,7 @@ type Claim struct {
 
 func (x *Claim) Reset() {
 	*x = Claim{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[15]
+	mi := &file_waypost_v1_lane_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1837,7 +1969,7 @@ func (x *Claim) String() string {
 func (*Claim) ProtoMessage() {}
 
 func (x *Claim) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[15]
+	mi := &file_waypost_v1_lane_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1850,7 +1982,7 @@ func (x *Claim) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Claim.ProtoReflect.Descriptor instead.
 func (*Claim) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{15}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Claim) GetSeq() uint64 {
@@ -1931,7 +2063,7 @@ type MarkFrame struct {
 
 func (x *MarkFrame) Reset() {
 	*x = MarkFrame{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[16]
+	mi := &file_waypost_v1_lane_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1943,7 +2075,7 @@ func (x *MarkFrame) String() string {
 func (*MarkFrame) ProtoMessage() {}
 
 func (x *MarkFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[16]
+	mi := &file_waypost_v1_lane_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1956,7 +2088,7 @@ func (x *MarkFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MarkFrame.ProtoReflect.Descriptor instead.
 func (*MarkFrame) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{16}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *MarkFrame) GetCoordinator() uint64 {
@@ -1997,7 +2129,7 @@ type Mark struct {
 
 func (x *Mark) Reset() {
 	*x = Mark{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[17]
+	mi := &file_waypost_v1_lane_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2009,7 +2141,7 @@ func (x *Mark) String() string {
 func (*Mark) ProtoMessage() {}
 
 func (x *Mark) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[17]
+	mi := &file_waypost_v1_lane_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2022,7 +2154,7 @@ func (x *Mark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mark.ProtoReflect.Descriptor instead.
 func (*Mark) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{17}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Mark) GetSeq() uint64 {
@@ -2070,7 +2202,7 @@ type TokenizeAsk struct {
 
 func (x *TokenizeAsk) Reset() {
 	*x = TokenizeAsk{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[18]
+	mi := &file_waypost_v1_lane_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2082,7 +2214,7 @@ func (x *TokenizeAsk) String() string {
 func (*TokenizeAsk) ProtoMessage() {}
 
 func (x *TokenizeAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[18]
+	mi := &file_waypost_v1_lane_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2095,7 +2227,7 @@ func (x *TokenizeAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenizeAsk.ProtoReflect.Descriptor instead.
 func (*TokenizeAsk) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{18}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *TokenizeAsk) GetAskId() uint32 {
@@ -2141,7 +2273,7 @@ type RenderAsk struct {
 
 func (x *RenderAsk) Reset() {
 	*x = RenderAsk{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[19]
+	mi := &file_waypost_v1_lane_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2153,7 +2285,7 @@ func (x *RenderAsk) String() string {
 func (*RenderAsk) ProtoMessage() {}
 
 func (x *RenderAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[19]
+	mi := &file_waypost_v1_lane_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2166,7 +2298,7 @@ func (x *RenderAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenderAsk.ProtoReflect.Descriptor instead.
 func (*RenderAsk) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{19}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *RenderAsk) GetAskId() uint32 {
@@ -2193,17 +2325,19 @@ func (x *RenderAsk) GetChatJson() string {
 // ExchangePlacementsRequest is placements of the sending coordinator.
 type ExchangePlacementsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Process mark of the sender.
+	// Process mark of the sender; the same in all messages of a stream.
 	Coordinator *uint64 `protobuf:"fixed64,1,opt,name=coordinator" json:"coordinator,omitempty"`
-	// Placements.
-	Places        []*PlaceFrame `protobuf:"bytes,2,rep,name=places" json:"places,omitempty"`
+	// Placements; none in the first message.
+	Places []*PlaceFrame `protobuf:"bytes,2,rep,name=places" json:"places,omitempty"`
+	// Sender's monotonic clock at sending, ns since an arbitrary start.
+	SentMonoNs    *uint64 `protobuf:"fixed64,3,opt,name=sent_mono_ns,json=sentMonoNs" json:"sent_mono_ns,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ExchangePlacementsRequest) Reset() {
 	*x = ExchangePlacementsRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[20]
+	mi := &file_waypost_v1_lane_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2215,7 +2349,7 @@ func (x *ExchangePlacementsRequest) String() string {
 func (*ExchangePlacementsRequest) ProtoMessage() {}
 
 func (x *ExchangePlacementsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[20]
+	mi := &file_waypost_v1_lane_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2228,7 +2362,7 @@ func (x *ExchangePlacementsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExchangePlacementsRequest.ProtoReflect.Descriptor instead.
 func (*ExchangePlacementsRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{20}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ExchangePlacementsRequest) GetCoordinator() uint64 {
@@ -2245,20 +2379,26 @@ func (x *ExchangePlacementsRequest) GetPlaces() []*PlaceFrame {
 	return nil
 }
 
-// ExchangePlacementsResponse is placements of the answering coordinator.
+func (x *ExchangePlacementsRequest) GetSentMonoNs() uint64 {
+	if x != nil && x.SentMonoNs != nil {
+		return *x.SentMonoNs
+	}
+	return 0
+}
+
+// ExchangePlacementsResponse says once who listens; placements of the answering
+// coordinator come on a stream of its own.
 type ExchangePlacementsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Process mark of the sender.
-	Coordinator *uint64 `protobuf:"fixed64,1,opt,name=coordinator" json:"coordinator,omitempty"`
-	// Placements.
-	Places        []*PlaceFrame `protobuf:"bytes,2,rep,name=places" json:"places,omitempty"`
+	// Process mark of the answering coordinator.
+	Coordinator   *uint64 `protobuf:"fixed64,1,opt,name=coordinator" json:"coordinator,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ExchangePlacementsResponse) Reset() {
 	*x = ExchangePlacementsResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[21]
+	mi := &file_waypost_v1_lane_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2270,7 +2410,7 @@ func (x *ExchangePlacementsResponse) String() string {
 func (*ExchangePlacementsResponse) ProtoMessage() {}
 
 func (x *ExchangePlacementsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[21]
+	mi := &file_waypost_v1_lane_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2283,7 +2423,7 @@ func (x *ExchangePlacementsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExchangePlacementsResponse.ProtoReflect.Descriptor instead.
 func (*ExchangePlacementsResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{21}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ExchangePlacementsResponse) GetCoordinator() uint64 {
@@ -2291,13 +2431,6 @@ func (x *ExchangePlacementsResponse) GetCoordinator() uint64 {
 		return *x.Coordinator
 	}
 	return 0
-}
-
-func (x *ExchangePlacementsResponse) GetPlaces() []*PlaceFrame {
-	if x != nil {
-		return x.Places
-	}
-	return nil
 }
 
 // PlaceFrame is one placement told to a peer.
@@ -2312,14 +2445,16 @@ type PlaceFrame struct {
 	// Request id.
 	RequestId *string `protobuf:"bytes,4,opt,name=request_id,json=requestId" json:"request_id,omitempty"`
 	// Attempt.
-	Attempt       *uint32 `protobuf:"varint,5,opt,name=attempt" json:"attempt,omitempty"`
+	Attempt *uint32 `protobuf:"varint,5,opt,name=attempt" json:"attempt,omitempty"`
+	// Id of the placement, which names the coordinator that has its record.
+	PlacementId   *string `protobuf:"bytes,6,opt,name=placement_id,json=placementId" json:"placement_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PlaceFrame) Reset() {
 	*x = PlaceFrame{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[22]
+	mi := &file_waypost_v1_lane_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2331,7 +2466,7 @@ func (x *PlaceFrame) String() string {
 func (*PlaceFrame) ProtoMessage() {}
 
 func (x *PlaceFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[22]
+	mi := &file_waypost_v1_lane_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2344,7 +2479,7 @@ func (x *PlaceFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlaceFrame.ProtoReflect.Descriptor instead.
 func (*PlaceFrame) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{22}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *PlaceFrame) GetWorker() string {
@@ -2382,6 +2517,13 @@ func (x *PlaceFrame) GetAttempt() uint32 {
 	return 0
 }
 
+func (x *PlaceFrame) GetPlacementId() string {
+	if x != nil && x.PlacementId != nil {
+		return *x.PlacementId
+	}
+	return ""
+}
+
 // ForwardWriteRequest is a registry command as its proposer encoded it.
 type ForwardWriteRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2393,7 +2535,7 @@ type ForwardWriteRequest struct {
 
 func (x *ForwardWriteRequest) Reset() {
 	*x = ForwardWriteRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[23]
+	mi := &file_waypost_v1_lane_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2405,7 +2547,7 @@ func (x *ForwardWriteRequest) String() string {
 func (*ForwardWriteRequest) ProtoMessage() {}
 
 func (x *ForwardWriteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[23]
+	mi := &file_waypost_v1_lane_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2418,7 +2560,7 @@ func (x *ForwardWriteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForwardWriteRequest.ProtoReflect.Descriptor instead.
 func (*ForwardWriteRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{23}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ForwardWriteRequest) GetCommand() []byte {
@@ -2443,7 +2585,7 @@ type ForwardWriteResponse struct {
 
 func (x *ForwardWriteResponse) Reset() {
 	*x = ForwardWriteResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[24]
+	mi := &file_waypost_v1_lane_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2455,7 +2597,7 @@ func (x *ForwardWriteResponse) String() string {
 func (*ForwardWriteResponse) ProtoMessage() {}
 
 func (x *ForwardWriteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[24]
+	mi := &file_waypost_v1_lane_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2468,7 +2610,7 @@ func (x *ForwardWriteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForwardWriteResponse.ProtoReflect.Descriptor instead.
 func (*ForwardWriteResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{24}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ForwardWriteResponse) GetIndex() uint64 {
@@ -2513,7 +2655,7 @@ type JoinClusterRequest struct {
 
 func (x *JoinClusterRequest) Reset() {
 	*x = JoinClusterRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[25]
+	mi := &file_waypost_v1_lane_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2525,7 +2667,7 @@ func (x *JoinClusterRequest) String() string {
 func (*JoinClusterRequest) ProtoMessage() {}
 
 func (x *JoinClusterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[25]
+	mi := &file_waypost_v1_lane_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2538,7 +2680,7 @@ func (x *JoinClusterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinClusterRequest.ProtoReflect.Descriptor instead.
 func (*JoinClusterRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{25}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *JoinClusterRequest) GetId() string {
@@ -2596,7 +2738,7 @@ type JoinClusterResponse struct {
 
 func (x *JoinClusterResponse) Reset() {
 	*x = JoinClusterResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[26]
+	mi := &file_waypost_v1_lane_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2608,7 +2750,7 @@ func (x *JoinClusterResponse) String() string {
 func (*JoinClusterResponse) ProtoMessage() {}
 
 func (x *JoinClusterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[26]
+	mi := &file_waypost_v1_lane_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2621,7 +2763,7 @@ func (x *JoinClusterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinClusterResponse.ProtoReflect.Descriptor instead.
 func (*JoinClusterResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{26}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *JoinClusterResponse) GetNumber() uint32 {
@@ -2651,7 +2793,7 @@ type WaitAppliedRequest struct {
 
 func (x *WaitAppliedRequest) Reset() {
 	*x = WaitAppliedRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[27]
+	mi := &file_waypost_v1_lane_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2663,7 +2805,7 @@ func (x *WaitAppliedRequest) String() string {
 func (*WaitAppliedRequest) ProtoMessage() {}
 
 func (x *WaitAppliedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[27]
+	mi := &file_waypost_v1_lane_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2676,7 +2818,7 @@ func (x *WaitAppliedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitAppliedRequest.ProtoReflect.Descriptor instead.
 func (*WaitAppliedRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{27}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *WaitAppliedRequest) GetIndex() uint64 {
@@ -2706,7 +2848,7 @@ type WaitAppliedResponse struct {
 
 func (x *WaitAppliedResponse) Reset() {
 	*x = WaitAppliedResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[28]
+	mi := &file_waypost_v1_lane_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2718,7 +2860,7 @@ func (x *WaitAppliedResponse) String() string {
 func (*WaitAppliedResponse) ProtoMessage() {}
 
 func (x *WaitAppliedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[28]
+	mi := &file_waypost_v1_lane_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2731,7 +2873,7 @@ func (x *WaitAppliedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitAppliedResponse.ProtoReflect.Descriptor instead.
 func (*WaitAppliedResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{28}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *WaitAppliedResponse) GetAppliedIndex() uint64 {
@@ -2759,7 +2901,7 @@ type FetchPlacementRequest struct {
 
 func (x *FetchPlacementRequest) Reset() {
 	*x = FetchPlacementRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[29]
+	mi := &file_waypost_v1_lane_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2771,7 +2913,7 @@ func (x *FetchPlacementRequest) String() string {
 func (*FetchPlacementRequest) ProtoMessage() {}
 
 func (x *FetchPlacementRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[29]
+	mi := &file_waypost_v1_lane_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2784,7 +2926,7 @@ func (x *FetchPlacementRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchPlacementRequest.ProtoReflect.Descriptor instead.
 func (*FetchPlacementRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{29}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *FetchPlacementRequest) GetPlacementId() string {
@@ -2805,7 +2947,7 @@ type FetchPlacementResponse struct {
 
 func (x *FetchPlacementResponse) Reset() {
 	*x = FetchPlacementResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[30]
+	mi := &file_waypost_v1_lane_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2817,7 +2959,7 @@ func (x *FetchPlacementResponse) String() string {
 func (*FetchPlacementResponse) ProtoMessage() {}
 
 func (x *FetchPlacementResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[30]
+	mi := &file_waypost_v1_lane_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2830,7 +2972,7 @@ func (x *FetchPlacementResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchPlacementResponse.ProtoReflect.Descriptor instead.
 func (*FetchPlacementResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{30}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *FetchPlacementResponse) GetRecord() []byte {
@@ -2851,7 +2993,7 @@ type RelayOutcomeRequest struct {
 
 func (x *RelayOutcomeRequest) Reset() {
 	*x = RelayOutcomeRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[31]
+	mi := &file_waypost_v1_lane_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2863,7 +3005,7 @@ func (x *RelayOutcomeRequest) String() string {
 func (*RelayOutcomeRequest) ProtoMessage() {}
 
 func (x *RelayOutcomeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[31]
+	mi := &file_waypost_v1_lane_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2876,7 +3018,7 @@ func (x *RelayOutcomeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayOutcomeRequest.ProtoReflect.Descriptor instead.
 func (*RelayOutcomeRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{31}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *RelayOutcomeRequest) GetOutcome() *ReportOutcomeRequest {
@@ -2897,7 +3039,7 @@ type RelayOutcomeResponse struct {
 
 func (x *RelayOutcomeResponse) Reset() {
 	*x = RelayOutcomeResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[32]
+	mi := &file_waypost_v1_lane_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2909,7 +3051,7 @@ func (x *RelayOutcomeResponse) String() string {
 func (*RelayOutcomeResponse) ProtoMessage() {}
 
 func (x *RelayOutcomeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[32]
+	mi := &file_waypost_v1_lane_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2922,7 +3064,7 @@ func (x *RelayOutcomeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayOutcomeResponse.ProtoReflect.Descriptor instead.
 func (*RelayOutcomeResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{32}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *RelayOutcomeResponse) GetOutcome() *ReportOutcomeResponse {
@@ -2941,7 +3083,7 @@ type PeerMembersRequest struct {
 
 func (x *PeerMembersRequest) Reset() {
 	*x = PeerMembersRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[33]
+	mi := &file_waypost_v1_lane_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2953,7 +3095,7 @@ func (x *PeerMembersRequest) String() string {
 func (*PeerMembersRequest) ProtoMessage() {}
 
 func (x *PeerMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[33]
+	mi := &file_waypost_v1_lane_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2966,7 +3108,7 @@ func (x *PeerMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerMembersRequest.ProtoReflect.Descriptor instead.
 func (*PeerMembersRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{33}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{34}
 }
 
 // PeerMembersResponse is a coordinator's own view of the mesh.
@@ -2980,7 +3122,7 @@ type PeerMembersResponse struct {
 
 func (x *PeerMembersResponse) Reset() {
 	*x = PeerMembersResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[34]
+	mi := &file_waypost_v1_lane_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2992,7 +3134,7 @@ func (x *PeerMembersResponse) String() string {
 func (*PeerMembersResponse) ProtoMessage() {}
 
 func (x *PeerMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[34]
+	mi := &file_waypost_v1_lane_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3005,7 +3147,7 @@ func (x *PeerMembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerMembersResponse.ProtoReflect.Descriptor instead.
 func (*PeerMembersResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{34}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *PeerMembersResponse) GetMembers() *ListMembersResponse {
@@ -3027,7 +3169,7 @@ type PeerInspectRequest struct {
 
 func (x *PeerInspectRequest) Reset() {
 	*x = PeerInspectRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[35]
+	mi := &file_waypost_v1_lane_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3039,7 +3181,7 @@ func (x *PeerInspectRequest) String() string {
 func (*PeerInspectRequest) ProtoMessage() {}
 
 func (x *PeerInspectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[35]
+	mi := &file_waypost_v1_lane_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3052,7 +3194,7 @@ func (x *PeerInspectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerInspectRequest.ProtoReflect.Descriptor instead.
 func (*PeerInspectRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{35}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *PeerInspectRequest) GetInspect() *InspectWorkerRequest {
@@ -3073,7 +3215,7 @@ type PeerInspectResponse struct {
 
 func (x *PeerInspectResponse) Reset() {
 	*x = PeerInspectResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[36]
+	mi := &file_waypost_v1_lane_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3085,7 +3227,7 @@ func (x *PeerInspectResponse) String() string {
 func (*PeerInspectResponse) ProtoMessage() {}
 
 func (x *PeerInspectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[36]
+	mi := &file_waypost_v1_lane_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3098,7 +3240,7 @@ func (x *PeerInspectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerInspectResponse.ProtoReflect.Descriptor instead.
 func (*PeerInspectResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{36}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *PeerInspectResponse) GetInspect() *InspectWorkerResponse {
@@ -3133,7 +3275,7 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\x05marks\x18\x06 \x01(\v2\x15.waypost.v1.MarkFrameH\x00R\x05marks\x125\n" +
 	"\btokenize\x18\a \x01(\v2\x17.waypost.v1.TokenizeAskH\x00R\btokenize\x12/\n" +
 	"\x06render\x18\b \x01(\v2\x15.waypost.v1.RenderAskH\x00R\x06renderB\a\n" +
-	"\x05frame\"\xf0\x02\n" +
+	"\x05frame\"\x95\x03\n" +
 	"\n" +
 	"AgentHello\x12\x12\n" +
 	"\x04host\x18\x01 \x01(\tR\x04host\x12#\n" +
@@ -3147,7 +3289,8 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\tzone_hint\x18\t \x01(\tR\bzoneHint\x12\x1b\n" +
 	"\track_hint\x18\n" +
 	" \x01(\tR\brackHint\x121\n" +
-	"\aworkers\x18\v \x03(\v2\x17.waypost.v1.WorkerFactsR\aworkers\"\xae\x06\n" +
+	"\aworkers\x18\v \x03(\v2\x17.waypost.v1.WorkerFactsR\aworkers\x12#\n" +
+	"\ropen_sessions\x18\f \x03(\x06R\fopenSessions\"\xf9\x06\n" +
 	"\vWorkerFacts\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12\x16\n" +
 	"\x06engine\x18\x02 \x01(\tR\x06engine\x12\x12\n" +
@@ -3176,10 +3319,18 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\bboundary\x18\x15 \x01(\tR\bboundary\x124\n" +
 	"\n" +
 	"step_model\x18\x16 \x01(\v2\x15.waypost.v1.StepModelR\tstepModel\x12#\n" +
-	"\rwindow_tokens\x18\x17 \x01(\rR\fwindowTokens\x1a:\n" +
+	"\rwindow_tokens\x18\x17 \x01(\rR\fwindowTokens\x125\n" +
+	"\btransfer\x18\x1e \x01(\v2\x19.waypost.v1.TransferFactsR\btransfer\x12\x12\n" +
+	"\x04role\x18\x1f \x01(\tR\x04role\x1a:\n" +
 	"\fHeadersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xab\x02\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xc4\x01\n" +
+	"\rTransferFacts\x12\x1c\n" +
+	"\tconnector\x18\x01 \x01(\tR\tconnector\x12!\n" +
+	"\fside_channel\x18\x02 \x01(\tR\vsideChannel\x12 \n" +
+	"\vfingerprint\x18\x03 \x01(\tR\vfingerprint\x12#\n" +
+	"\rexported_tier\x18\x04 \x01(\tR\fexportedTier\x12+\n" +
+	"\x12kv_bytes_per_token\x18\x05 \x01(\x01R\x0fkvBytesPerToken\"\xab\x02\n" +
 	"\tStepModel\x12\x13\n" +
 	"\x05p0_ms\x18\x01 \x01(\x01R\x04p0Ms\x12%\n" +
 	"\x0fp1_ms_per_token\x18\x02 \x01(\x01R\fp1MsPerToken\x12%\n" +
@@ -3195,7 +3346,7 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\bload_seq\x18\x02 \x01(\x06R\aloadSeq\x120\n" +
 	"\aworkers\x18\x03 \x03(\v2\x16.waypost.v1.WorkerLoadR\aworkers\x12\x18\n" +
 	"\acordons\x18\x04 \x03(\tR\acordons\x12%\n" +
-	"\x0epolicy_version\x18\x05 \x01(\rR\rpolicyVersion\"\xa5\x06\n" +
+	"\x0epolicy_version\x18\x05 \x01(\rR\rpolicyVersion\"\xc6\x06\n" +
 	"\n" +
 	"WorkerLoad\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12%\n" +
@@ -3226,7 +3377,9 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\fprefix_frame\x18\x17 \x01(\fR\vprefixFrame\x12\x1f\n" +
 	"\vgpu_verdict\x18\x18 \x01(\tR\n" +
 	"gpuVerdict\x12\x1a\n" +
-	"\bcoverage\x18\x19 \x01(\tR\bcoverage\"<\n" +
+	"\bcoverage\x18\x19 \x01(\tR\bcoverage\x12\x1f\n" +
+	"\vqueue_basis\x18\x1a \x01(\tR\n" +
+	"queueBasis\"<\n" +
 	"\x04Echo\x12 \n" +
 	"\vcoordinator\x18\x01 \x01(\x06R\vcoordinator\x12\x12\n" +
 	"\x04upto\x18\x02 \x01(\x06R\x04upto\"\x90\x01\n" +
@@ -3244,7 +3397,7 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"HostReport\x12+\n" +
 	"\x05facts\x18\x01 \x01(\v2\x15.waypost.v1.HostFactsR\x05facts\x12#\n" +
 	"\x04gpus\x18\x02 \x03(\v2\x0f.waypost.v1.GpuR\x04gpus\x12\x1b\n" +
-	"\tgpu_state\x18\x03 \x01(\tR\bgpuState\"\xf4\x01\n" +
+	"\tgpu_state\x18\x03 \x01(\tR\bgpuState\"\x93\x02\n" +
 	"\x10CoordinatorHello\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12/\n" +
 	"\x13coordinator_process\x18\x02 \x01(\x06R\x12coordinatorProcess\x12\x18\n" +
@@ -3252,7 +3405,9 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\bprotocol\x18\x04 \x01(\rR\bprotocol\x12$\n" +
 	"\x0eprefix_key_ids\x18\x05 \x03(\tR\fprefixKeyIds\x12%\n" +
 	"\x0eprefix_formats\x18\x06 \x03(\rR\rprefixFormats\x12\x18\n" +
-	"\arefused\x18\a \x01(\tR\arefused\"\x85\x01\n" +
+	"\arefused\x18\a \x01(\tR\arefused\x12\x1d\n" +
+	"\n" +
+	"session_up\x18\b \x01(\x06R\tsessionUp\"\x85\x01\n" +
 	"\n" +
 	"PolicyPush\x12%\n" +
 	"\x0epolicy_version\x18\x01 \x01(\rR\rpolicyVersion\x12,\n" +
@@ -3301,13 +3456,14 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\tRenderAsk\x12\x15\n" +
 	"\x06ask_id\x18\x01 \x01(\rR\x05askId\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\rR\x05index\x12\x1b\n" +
-	"\tchat_json\x18\x03 \x01(\tR\bchatJson\"m\n" +
+	"\tchat_json\x18\x03 \x01(\tR\bchatJson\"\x8f\x01\n" +
 	"\x19ExchangePlacementsRequest\x12 \n" +
 	"\vcoordinator\x18\x01 \x01(\x06R\vcoordinator\x12.\n" +
-	"\x06places\x18\x02 \x03(\v2\x16.waypost.v1.PlaceFrameR\x06places\"n\n" +
+	"\x06places\x18\x02 \x03(\v2\x16.waypost.v1.PlaceFrameR\x06places\x12 \n" +
+	"\fsent_mono_ns\x18\x03 \x01(\x06R\n" +
+	"sentMonoNs\">\n" +
 	"\x1aExchangePlacementsResponse\x12 \n" +
-	"\vcoordinator\x18\x01 \x01(\x06R\vcoordinator\x12.\n" +
-	"\x06places\x18\x02 \x03(\v2\x16.waypost.v1.PlaceFrameR\x06places\"\x9e\x01\n" +
+	"\vcoordinator\x18\x01 \x01(\x06R\vcoordinator\"\xc1\x01\n" +
 	"\n" +
 	"PlaceFrame\x12\x16\n" +
 	"\x06worker\x18\x01 \x01(\tR\x06worker\x12'\n" +
@@ -3315,7 +3471,8 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\x06tenant\x18\x03 \x01(\tR\x06tenant\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x04 \x01(\tR\trequestId\x12\x18\n" +
-	"\aattempt\x18\x05 \x01(\rR\aattempt\"/\n" +
+	"\aattempt\x18\x05 \x01(\rR\aattempt\x12!\n" +
+	"\fplacement_id\x18\x06 \x01(\tR\vplacementId\"/\n" +
 	"\x13ForwardWriteRequest\x12\x18\n" +
 	"\acommand\x18\x01 \x01(\fR\acommand\"k\n" +
 	"\x14ForwardWriteResponse\x12\x14\n" +
@@ -3380,104 +3537,105 @@ func file_waypost_v1_lane_proto_rawDescGZIP() []byte {
 	return file_waypost_v1_lane_proto_rawDescData
 }
 
-var file_waypost_v1_lane_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
+var file_waypost_v1_lane_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
 var file_waypost_v1_lane_proto_goTypes = []any{
 	(*ConnectRequest)(nil),             // 0: waypost.v1.ConnectRequest
 	(*ConnectResponse)(nil),            // 1: waypost.v1.ConnectResponse
 	(*AgentHello)(nil),                 // 2: waypost.v1.AgentHello
 	(*WorkerFacts)(nil),                // 3: waypost.v1.WorkerFacts
-	(*StepModel)(nil),                  // 4: waypost.v1.StepModel
-	(*Load)(nil),                       // 5: waypost.v1.Load
-	(*WorkerLoad)(nil),                 // 6: waypost.v1.WorkerLoad
-	(*Echo)(nil),                       // 7: waypost.v1.Echo
-	(*PrefixFrames)(nil),               // 8: waypost.v1.PrefixFrames
-	(*TokenizeReply)(nil),              // 9: waypost.v1.TokenizeReply
-	(*HostReport)(nil),                 // 10: waypost.v1.HostReport
-	(*CoordinatorHello)(nil),           // 11: waypost.v1.CoordinatorHello
-	(*PolicyPush)(nil),                 // 12: waypost.v1.PolicyPush
-	(*PrefixPull)(nil),                 // 13: waypost.v1.PrefixPull
-	(*ClaimFrame)(nil),                 // 14: waypost.v1.ClaimFrame
-	(*Claim)(nil),                      // 15: waypost.v1.Claim
-	(*MarkFrame)(nil),                  // 16: waypost.v1.MarkFrame
-	(*Mark)(nil),                       // 17: waypost.v1.Mark
-	(*TokenizeAsk)(nil),                // 18: waypost.v1.TokenizeAsk
-	(*RenderAsk)(nil),                  // 19: waypost.v1.RenderAsk
-	(*ExchangePlacementsRequest)(nil),  // 20: waypost.v1.ExchangePlacementsRequest
-	(*ExchangePlacementsResponse)(nil), // 21: waypost.v1.ExchangePlacementsResponse
-	(*PlaceFrame)(nil),                 // 22: waypost.v1.PlaceFrame
-	(*ForwardWriteRequest)(nil),        // 23: waypost.v1.ForwardWriteRequest
-	(*ForwardWriteResponse)(nil),       // 24: waypost.v1.ForwardWriteResponse
-	(*JoinClusterRequest)(nil),         // 25: waypost.v1.JoinClusterRequest
-	(*JoinClusterResponse)(nil),        // 26: waypost.v1.JoinClusterResponse
-	(*WaitAppliedRequest)(nil),         // 27: waypost.v1.WaitAppliedRequest
-	(*WaitAppliedResponse)(nil),        // 28: waypost.v1.WaitAppliedResponse
-	(*FetchPlacementRequest)(nil),      // 29: waypost.v1.FetchPlacementRequest
-	(*FetchPlacementResponse)(nil),     // 30: waypost.v1.FetchPlacementResponse
-	(*RelayOutcomeRequest)(nil),        // 31: waypost.v1.RelayOutcomeRequest
-	(*RelayOutcomeResponse)(nil),       // 32: waypost.v1.RelayOutcomeResponse
-	(*PeerMembersRequest)(nil),         // 33: waypost.v1.PeerMembersRequest
-	(*PeerMembersResponse)(nil),        // 34: waypost.v1.PeerMembersResponse
-	(*PeerInspectRequest)(nil),         // 35: waypost.v1.PeerInspectRequest
-	(*PeerInspectResponse)(nil),        // 36: waypost.v1.PeerInspectResponse
-	nil,                                // 37: waypost.v1.WorkerFacts.HeadersEntry
-	(*HostFacts)(nil),                  // 38: waypost.v1.HostFacts
-	(*Gpu)(nil),                        // 39: waypost.v1.Gpu
-	(*Cordon)(nil),                     // 40: waypost.v1.Cordon
-	(*ReportOutcomeRequest)(nil),       // 41: waypost.v1.ReportOutcomeRequest
-	(*ReportOutcomeResponse)(nil),      // 42: waypost.v1.ReportOutcomeResponse
-	(*ListMembersResponse)(nil),        // 43: waypost.v1.ListMembersResponse
-	(*InspectWorkerRequest)(nil),       // 44: waypost.v1.InspectWorkerRequest
-	(*InspectWorkerResponse)(nil),      // 45: waypost.v1.InspectWorkerResponse
+	(*TransferFacts)(nil),              // 4: waypost.v1.TransferFacts
+	(*StepModel)(nil),                  // 5: waypost.v1.StepModel
+	(*Load)(nil),                       // 6: waypost.v1.Load
+	(*WorkerLoad)(nil),                 // 7: waypost.v1.WorkerLoad
+	(*Echo)(nil),                       // 8: waypost.v1.Echo
+	(*PrefixFrames)(nil),               // 9: waypost.v1.PrefixFrames
+	(*TokenizeReply)(nil),              // 10: waypost.v1.TokenizeReply
+	(*HostReport)(nil),                 // 11: waypost.v1.HostReport
+	(*CoordinatorHello)(nil),           // 12: waypost.v1.CoordinatorHello
+	(*PolicyPush)(nil),                 // 13: waypost.v1.PolicyPush
+	(*PrefixPull)(nil),                 // 14: waypost.v1.PrefixPull
+	(*ClaimFrame)(nil),                 // 15: waypost.v1.ClaimFrame
+	(*Claim)(nil),                      // 16: waypost.v1.Claim
+	(*MarkFrame)(nil),                  // 17: waypost.v1.MarkFrame
+	(*Mark)(nil),                       // 18: waypost.v1.Mark
+	(*TokenizeAsk)(nil),                // 19: waypost.v1.TokenizeAsk
+	(*RenderAsk)(nil),                  // 20: waypost.v1.RenderAsk
+	(*ExchangePlacementsRequest)(nil),  // 21: waypost.v1.ExchangePlacementsRequest
+	(*ExchangePlacementsResponse)(nil), // 22: waypost.v1.ExchangePlacementsResponse
+	(*PlaceFrame)(nil),                 // 23: waypost.v1.PlaceFrame
+	(*ForwardWriteRequest)(nil),        // 24: waypost.v1.ForwardWriteRequest
+	(*ForwardWriteResponse)(nil),       // 25: waypost.v1.ForwardWriteResponse
+	(*JoinClusterRequest)(nil),         // 26: waypost.v1.JoinClusterRequest
+	(*JoinClusterResponse)(nil),        // 27: waypost.v1.JoinClusterResponse
+	(*WaitAppliedRequest)(nil),         // 28: waypost.v1.WaitAppliedRequest
+	(*WaitAppliedResponse)(nil),        // 29: waypost.v1.WaitAppliedResponse
+	(*FetchPlacementRequest)(nil),      // 30: waypost.v1.FetchPlacementRequest
+	(*FetchPlacementResponse)(nil),     // 31: waypost.v1.FetchPlacementResponse
+	(*RelayOutcomeRequest)(nil),        // 32: waypost.v1.RelayOutcomeRequest
+	(*RelayOutcomeResponse)(nil),       // 33: waypost.v1.RelayOutcomeResponse
+	(*PeerMembersRequest)(nil),         // 34: waypost.v1.PeerMembersRequest
+	(*PeerMembersResponse)(nil),        // 35: waypost.v1.PeerMembersResponse
+	(*PeerInspectRequest)(nil),         // 36: waypost.v1.PeerInspectRequest
+	(*PeerInspectResponse)(nil),        // 37: waypost.v1.PeerInspectResponse
+	nil,                                // 38: waypost.v1.WorkerFacts.HeadersEntry
+	(*HostFacts)(nil),                  // 39: waypost.v1.HostFacts
+	(*Gpu)(nil),                        // 40: waypost.v1.Gpu
+	(*Cordon)(nil),                     // 41: waypost.v1.Cordon
+	(*ReportOutcomeRequest)(nil),       // 42: waypost.v1.ReportOutcomeRequest
+	(*ReportOutcomeResponse)(nil),      // 43: waypost.v1.ReportOutcomeResponse
+	(*ListMembersResponse)(nil),        // 44: waypost.v1.ListMembersResponse
+	(*InspectWorkerRequest)(nil),       // 45: waypost.v1.InspectWorkerRequest
+	(*InspectWorkerResponse)(nil),      // 46: waypost.v1.InspectWorkerResponse
 }
 var file_waypost_v1_lane_proto_depIdxs = []int32{
 	2,  // 0: waypost.v1.ConnectRequest.hello:type_name -> waypost.v1.AgentHello
-	5,  // 1: waypost.v1.ConnectRequest.load:type_name -> waypost.v1.Load
-	8,  // 2: waypost.v1.ConnectRequest.prefixes:type_name -> waypost.v1.PrefixFrames
-	9,  // 3: waypost.v1.ConnectRequest.tokenize_reply:type_name -> waypost.v1.TokenizeReply
-	10, // 4: waypost.v1.ConnectRequest.host:type_name -> waypost.v1.HostReport
-	11, // 5: waypost.v1.ConnectResponse.hello:type_name -> waypost.v1.CoordinatorHello
-	12, // 6: waypost.v1.ConnectResponse.policy:type_name -> waypost.v1.PolicyPush
-	13, // 7: waypost.v1.ConnectResponse.pull:type_name -> waypost.v1.PrefixPull
-	14, // 8: waypost.v1.ConnectResponse.claims:type_name -> waypost.v1.ClaimFrame
-	16, // 9: waypost.v1.ConnectResponse.marks:type_name -> waypost.v1.MarkFrame
-	18, // 10: waypost.v1.ConnectResponse.tokenize:type_name -> waypost.v1.TokenizeAsk
-	19, // 11: waypost.v1.ConnectResponse.render:type_name -> waypost.v1.RenderAsk
+	6,  // 1: waypost.v1.ConnectRequest.load:type_name -> waypost.v1.Load
+	9,  // 2: waypost.v1.ConnectRequest.prefixes:type_name -> waypost.v1.PrefixFrames
+	10, // 3: waypost.v1.ConnectRequest.tokenize_reply:type_name -> waypost.v1.TokenizeReply
+	11, // 4: waypost.v1.ConnectRequest.host:type_name -> waypost.v1.HostReport
+	12, // 5: waypost.v1.ConnectResponse.hello:type_name -> waypost.v1.CoordinatorHello
+	13, // 6: waypost.v1.ConnectResponse.policy:type_name -> waypost.v1.PolicyPush
+	14, // 7: waypost.v1.ConnectResponse.pull:type_name -> waypost.v1.PrefixPull
+	15, // 8: waypost.v1.ConnectResponse.claims:type_name -> waypost.v1.ClaimFrame
+	17, // 9: waypost.v1.ConnectResponse.marks:type_name -> waypost.v1.MarkFrame
+	19, // 10: waypost.v1.ConnectResponse.tokenize:type_name -> waypost.v1.TokenizeAsk
+	20, // 11: waypost.v1.ConnectResponse.render:type_name -> waypost.v1.RenderAsk
 	3,  // 12: waypost.v1.AgentHello.workers:type_name -> waypost.v1.WorkerFacts
-	37, // 13: waypost.v1.WorkerFacts.headers:type_name -> waypost.v1.WorkerFacts.HeadersEntry
-	4,  // 14: waypost.v1.WorkerFacts.step_model:type_name -> waypost.v1.StepModel
-	6,  // 15: waypost.v1.Load.workers:type_name -> waypost.v1.WorkerLoad
-	7,  // 16: waypost.v1.WorkerLoad.echo:type_name -> waypost.v1.Echo
-	38, // 17: waypost.v1.HostReport.facts:type_name -> waypost.v1.HostFacts
-	39, // 18: waypost.v1.HostReport.gpus:type_name -> waypost.v1.Gpu
-	40, // 19: waypost.v1.PolicyPush.cordons:type_name -> waypost.v1.Cordon
-	15, // 20: waypost.v1.ClaimFrame.claims:type_name -> waypost.v1.Claim
-	17, // 21: waypost.v1.MarkFrame.marks:type_name -> waypost.v1.Mark
-	22, // 22: waypost.v1.ExchangePlacementsRequest.places:type_name -> waypost.v1.PlaceFrame
-	22, // 23: waypost.v1.ExchangePlacementsResponse.places:type_name -> waypost.v1.PlaceFrame
-	15, // 24: waypost.v1.PlaceFrame.claim:type_name -> waypost.v1.Claim
-	41, // 25: waypost.v1.RelayOutcomeRequest.outcome:type_name -> waypost.v1.ReportOutcomeRequest
-	42, // 26: waypost.v1.RelayOutcomeResponse.outcome:type_name -> waypost.v1.ReportOutcomeResponse
-	43, // 27: waypost.v1.PeerMembersResponse.members:type_name -> waypost.v1.ListMembersResponse
-	44, // 28: waypost.v1.PeerInspectRequest.inspect:type_name -> waypost.v1.InspectWorkerRequest
-	45, // 29: waypost.v1.PeerInspectResponse.inspect:type_name -> waypost.v1.InspectWorkerResponse
+	38, // 13: waypost.v1.WorkerFacts.headers:type_name -> waypost.v1.WorkerFacts.HeadersEntry
+	5,  // 14: waypost.v1.WorkerFacts.step_model:type_name -> waypost.v1.StepModel
+	4,  // 15: waypost.v1.WorkerFacts.transfer:type_name -> waypost.v1.TransferFacts
+	7,  // 16: waypost.v1.Load.workers:type_name -> waypost.v1.WorkerLoad
+	8,  // 17: waypost.v1.WorkerLoad.echo:type_name -> waypost.v1.Echo
+	39, // 18: waypost.v1.HostReport.facts:type_name -> waypost.v1.HostFacts
+	40, // 19: waypost.v1.HostReport.gpus:type_name -> waypost.v1.Gpu
+	41, // 20: waypost.v1.PolicyPush.cordons:type_name -> waypost.v1.Cordon
+	16, // 21: waypost.v1.ClaimFrame.claims:type_name -> waypost.v1.Claim
+	18, // 22: waypost.v1.MarkFrame.marks:type_name -> waypost.v1.Mark
+	23, // 23: waypost.v1.ExchangePlacementsRequest.places:type_name -> waypost.v1.PlaceFrame
+	16, // 24: waypost.v1.PlaceFrame.claim:type_name -> waypost.v1.Claim
+	42, // 25: waypost.v1.RelayOutcomeRequest.outcome:type_name -> waypost.v1.ReportOutcomeRequest
+	43, // 26: waypost.v1.RelayOutcomeResponse.outcome:type_name -> waypost.v1.ReportOutcomeResponse
+	44, // 27: waypost.v1.PeerMembersResponse.members:type_name -> waypost.v1.ListMembersResponse
+	45, // 28: waypost.v1.PeerInspectRequest.inspect:type_name -> waypost.v1.InspectWorkerRequest
+	46, // 29: waypost.v1.PeerInspectResponse.inspect:type_name -> waypost.v1.InspectWorkerResponse
 	0,  // 30: waypost.v1.LaneService.Connect:input_type -> waypost.v1.ConnectRequest
-	20, // 31: waypost.v1.PeerService.ExchangePlacements:input_type -> waypost.v1.ExchangePlacementsRequest
-	23, // 32: waypost.v1.PeerService.ForwardWrite:input_type -> waypost.v1.ForwardWriteRequest
-	25, // 33: waypost.v1.PeerService.JoinCluster:input_type -> waypost.v1.JoinClusterRequest
-	27, // 34: waypost.v1.PeerService.WaitApplied:input_type -> waypost.v1.WaitAppliedRequest
-	29, // 35: waypost.v1.PeerService.FetchPlacement:input_type -> waypost.v1.FetchPlacementRequest
-	31, // 36: waypost.v1.PeerService.RelayOutcome:input_type -> waypost.v1.RelayOutcomeRequest
-	33, // 37: waypost.v1.PeerService.PeerMembers:input_type -> waypost.v1.PeerMembersRequest
-	35, // 38: waypost.v1.PeerService.PeerInspect:input_type -> waypost.v1.PeerInspectRequest
+	21, // 31: waypost.v1.PeerService.ExchangePlacements:input_type -> waypost.v1.ExchangePlacementsRequest
+	24, // 32: waypost.v1.PeerService.ForwardWrite:input_type -> waypost.v1.ForwardWriteRequest
+	26, // 33: waypost.v1.PeerService.JoinCluster:input_type -> waypost.v1.JoinClusterRequest
+	28, // 34: waypost.v1.PeerService.WaitApplied:input_type -> waypost.v1.WaitAppliedRequest
+	30, // 35: waypost.v1.PeerService.FetchPlacement:input_type -> waypost.v1.FetchPlacementRequest
+	32, // 36: waypost.v1.PeerService.RelayOutcome:input_type -> waypost.v1.RelayOutcomeRequest
+	34, // 37: waypost.v1.PeerService.PeerMembers:input_type -> waypost.v1.PeerMembersRequest
+	36, // 38: waypost.v1.PeerService.PeerInspect:input_type -> waypost.v1.PeerInspectRequest
 	1,  // 39: waypost.v1.LaneService.Connect:output_type -> waypost.v1.ConnectResponse
-	21, // 40: waypost.v1.PeerService.ExchangePlacements:output_type -> waypost.v1.ExchangePlacementsResponse
-	24, // 41: waypost.v1.PeerService.ForwardWrite:output_type -> waypost.v1.ForwardWriteResponse
-	26, // 42: waypost.v1.PeerService.JoinCluster:output_type -> waypost.v1.JoinClusterResponse
-	28, // 43: waypost.v1.PeerService.WaitApplied:output_type -> waypost.v1.WaitAppliedResponse
-	30, // 44: waypost.v1.PeerService.FetchPlacement:output_type -> waypost.v1.FetchPlacementResponse
-	32, // 45: waypost.v1.PeerService.RelayOutcome:output_type -> waypost.v1.RelayOutcomeResponse
-	34, // 46: waypost.v1.PeerService.PeerMembers:output_type -> waypost.v1.PeerMembersResponse
-	36, // 47: waypost.v1.PeerService.PeerInspect:output_type -> waypost.v1.PeerInspectResponse
+	22, // 40: waypost.v1.PeerService.ExchangePlacements:output_type -> waypost.v1.ExchangePlacementsResponse
+	25, // 41: waypost.v1.PeerService.ForwardWrite:output_type -> waypost.v1.ForwardWriteResponse
+	27, // 42: waypost.v1.PeerService.JoinCluster:output_type -> waypost.v1.JoinClusterResponse
+	29, // 43: waypost.v1.PeerService.WaitApplied:output_type -> waypost.v1.WaitAppliedResponse
+	31, // 44: waypost.v1.PeerService.FetchPlacement:output_type -> waypost.v1.FetchPlacementResponse
+	33, // 45: waypost.v1.PeerService.RelayOutcome:output_type -> waypost.v1.RelayOutcomeResponse
+	35, // 46: waypost.v1.PeerService.PeerMembers:output_type -> waypost.v1.PeerMembersResponse
+	37, // 47: waypost.v1.PeerService.PeerInspect:output_type -> waypost.v1.PeerInspectResponse
 	39, // [39:48] is the sub-list for method output_type
 	30, // [30:39] is the sub-list for method input_type
 	30, // [30:30] is the sub-list for extension type_name
@@ -3514,7 +3672,7 @@ func file_waypost_v1_lane_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_waypost_v1_lane_proto_rawDesc), len(file_waypost_v1_lane_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   38,
+			NumMessages:   39,
 			NumExtensions: 0,
 			NumServices:   2,
 		},
