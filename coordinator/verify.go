@@ -50,6 +50,7 @@ type verification struct {
 	pull    uint32 // id of the pull under way
 	asks    int
 	asked   time.Time
+	epoch   uint32 // of the stream here when that was asked; 0: not known
 	decoder *summary.Decoder
 	set     *plainSet
 	whole   bool     // the snapshot is there
@@ -172,7 +173,10 @@ func (h *lanes) askAgain(s *lane.Session, index uint32, st *stream) {
 	h.verifies++
 	v.pull = verifyPulls | h.verifies
 	h.mu.Unlock()
-	v.asked = time.Now()
+	v.asked, v.epoch = time.Now(), 0
+	if epoch, _, ok := st.decoder.Have(); ok {
+		v.epoch = epoch
+	}
 	v.set = &plainSet{}
 	v.decoder = summary.NewDecoder(v.set)
 	v.decoder.RequireKey(h.c.prefixKey)
@@ -275,6 +279,7 @@ func (h *lanes) settle(s *lane.Session, index uint32, st *stream) {
 	ownEpoch, ownSeq, own := v.decoder.Have()
 	switch {
 	case own && !ok: // the stream waits for its resync
+	case own && epoch != ownEpoch && epoch == v.epoch: // it has not come to the new one yet
 	case own && epoch == ownEpoch && seq < ownSeq: // its frames are on their way
 	case own && epoch == ownEpoch && seq == ownSeq:
 		v.result = h.compare(st, v)

@@ -3,7 +3,6 @@ package cluster
 import (
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net/http"
 	"net/url"
 	"strings"
@@ -16,7 +15,6 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protojson"
 
-	"waypost/agent"
 	waypostv1 "waypost/proto/waypost/v1"
 	"waypost/testbed/emulator"
 )
@@ -37,26 +35,6 @@ func (r *rig) verified(coordinator int, worker string) *waypostv1.InspectWorkerR
 		r.t.Errorf("%v", resp)
 	}
 	return resp
-}
-
-// watchAgent starts an agent anew, with series that can be read.
-func (r *rig) watchAgent(i int) prometheus.Gatherer {
-	r.t.Helper()
-	if err := r.StopAgent(i); err != nil {
-		r.t.Fatal(err)
-	}
-	series := prometheus.NewRegistry()
-	a, err := agent.New(agent.Options{
-		Config: r.AgentConfig(i), Version: "0.0.0-test", Process: rand.Uint64() | 1, DeltaEvery: 50 * time.Millisecond, Registerer: series, Gatherer: series,
-	})
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	if err := a.Start(); err != nil {
-		r.t.Fatal(err)
-	}
-	r.Agents[i] = a
-	return series
 }
 
 // gauges are the values of the series with one worker, by name.
@@ -83,17 +61,7 @@ func TestInspectEqualsTheAgent(t *testing.T) {
 	t.Parallel()
 	r := start(t, 1, 1, emulator.Options{BlockTokens: faultBlock, PoolBlocks: 600, MaxModelTokens: 4096})
 	w := WorkerName(0, 0)
-	series := r.watchAgent(0)
-	r.eventually("the new agent is not ready", func() string {
-		resp, err := r.inspect(0, w, false)
-		if err != nil {
-			return err.Error()
-		}
-		if _, ok := gauges(t, series)["waypost_prefix_stream_keys"]; !ok || !resp.GetLaneUp() {
-			return "no stream yet"
-		}
-		return notLive(r.worker(0, w))
-	})
+	series := r.AgentSeries[0]
 
 	stop := make(chan struct{})
 	var verifying sync.WaitGroup
