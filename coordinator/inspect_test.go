@@ -246,11 +246,7 @@ func TestVerifyWaitsForTheSameFrame(t *testing.T) {
 }
 
 // asks is how many pulls of verifications were sent.
-func (o *one) asks() uint32 {
-	o.lanes.mu.Lock()
-	defer o.lanes.mu.Unlock()
-	return o.lanes.verifies
-}
+func (o *one) asks() uint32 { return o.verifier.asks.Load() }
 
 // unusual counts frames that were not simply applied.
 func unusual(frames map[string]uint32) map[string]uint32 {
@@ -442,5 +438,21 @@ func TestVerifyAcrossANewStream(t *testing.T) {
 	r := o.inspected(t, true).GetComparison()
 	if r.GetEpoch() != 2 || int(r.GetEqual()) != next.stats().Keys || r.GetMissing()+r.GetExtra()+r.GetExtents() > 0 {
 		t.Errorf("%v, the agent has %d keys", r, next.stats().Keys)
+	}
+}
+
+func TestVerificationsAreBounded(t *testing.T) {
+	var v verifier
+	for range verifyAtOnce {
+		if !v.begin() {
+			t.Fatal("there is room")
+		}
+	}
+	if v.begin() || v.begin() {
+		t.Error("more run than may")
+	}
+	v.end()
+	if !v.begin() {
+		t.Error("what ended makes no room")
 	}
 }

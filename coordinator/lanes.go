@@ -34,10 +34,6 @@ type lanes struct {
 	mu    sync.Mutex
 	hosts map[string]*hostLane
 	pulls uint32
-	// verifies numbers the pulls of verifications.
-	verifies uint32
-	// verifying bounds the verifications that run.
-	verifying chan struct{}
 }
 
 // hostLane is what a coordinator keeps per host beside the fleet: its prefix
@@ -54,6 +50,9 @@ type hostLane struct {
 
 // stream is the prefix stream of one worker.
 type stream struct {
+	// verification is under way; nil: none.
+	verification *verification
+
 	worker  fleet.WorkerID
 	process uint64
 	decoder *summary.Decoder
@@ -66,13 +65,9 @@ type stream struct {
 	frames, resyncs          map[string]uint32
 	streamBytes, pulledBytes uint64
 	resyncReason             string
-	// verification is under way; nil: none.
-	verification *verification
 }
 
-func newLanes(c *Coordinator) *lanes {
-	return &lanes{c: c, hosts: map[string]*hostLane{}, verifying: make(chan struct{}, verifyAtOnce)}
-}
+func newLanes(c *Coordinator) *lanes { return &lanes{c: c, hosts: map[string]*hostLane{}} }
 
 func (h *lanes) host(name string) *hostLane {
 	h.mu.Lock()

@@ -18,11 +18,11 @@ type metrics struct {
 	redirected   *prometheus.CounterVec
 	reuseClass   *prometheus.CounterVec
 	reuseTokens  *prometheus.CounterVec
+	verified     *prometheus.CounterVec
 	ended        *prometheus.CounterVec
 	badFrames    *prometheus.CounterVec
 	prefixFrames *prometheus.CounterVec
 	pulls        *prometheus.CounterVec
-	verified     *prometheus.CounterVec
 	places       *prometheus.CounterVec
 	peerLag      prometheus.Histogram
 	framesUnsent prometheus.Counter
@@ -56,11 +56,11 @@ func newMetrics(reg prometheus.Registerer, c *Coordinator) *metrics {
 		redirected:   vec("redirected_total", "Placements that passed over the worker with most reuse.", "pool"),
 		reuseClass:   vec("reuse_class_total", "Reported outcomes by class.", "pool", "class"),
 		reuseTokens:  vec("reuse_tokens_total", "Prompt tokens of reported outcomes.", "pool", "kind"),
+		verified:     vec("prefix_verifications_total", "Comparisons of the index with an agent's whole set, by result.", "result"),
 		ended:        vec("reservations_ended_total", "Claims that ended, by how.", "how"),
 		badFrames:    vec("lane_frames_refused_total", "Frames from agents that were refused.", "kind"),
 		prefixFrames: vec("prefix_frames_total", "Prefix frames by what became of them.", "result"),
 		pulls:        vec("prefix_pulls_total", "Snapshots and replays asked for, by reason.", "reason"),
-		verified:     vec("prefix_verifications_total", "Comparisons of the index with an agent's whole set, by result.", "result"),
 		places:       vec("ledger_places_total", "Placements told to other coordinators or by them, by what became of them.", "result"),
 		peerLag: f.NewHistogram(prometheus.HistogramOpts{
 			Name: "waypost_ledger_peer_lag_seconds", Help: "Age of other coordinators' placements when they were taken in.", Buckets: []float64{.001, .003, .01, .03, .1, .3, 1, 3, 10},

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -63,6 +64,23 @@ type verification struct {
 	err    error
 }
 
+// verifier counts a coordinator's verifications.
+type verifier struct {
+	asks    atomic.Uint32 // pulls sent, which have their number
+	running atomic.Int32
+}
+
+// begin makes room for a verification; false: there is none.
+func (v *verifier) begin() bool {
+	if v.running.Add(1) <= verifyAtOnce {
+		return true
+	}
+	v.end()
+	return false
+}
+
+func (v *verifier) end() { v.running.Add(-1) }
+
 // verify asks the agent of a worker for its whole set and compares.
 func (h *lanes) verify(ctx context.Context, w *fleet.WorkerInfo) (*waypostv1.StreamComparison, error) {
 	wait := verifyWithin
@@ -72,12 +90,10 @@ func (h *lanes) verify(ctx context.Context, w *fleet.WorkerInfo) (*waypostv1.Str
 	}
 	timeout := time.NewTimer(wait)
 	defer timeout.Stop()
-	select {
-	case h.verifying <- struct{}{}:
-	case <-timeout.C:
+	if !h.c.verifier.begin() {
 		return nil, api.Unavailable(fmt.Sprintf("%d verifications run already; ask again when one is done", verifyAtOnce))
 	}
-	defer func() { <-h.verifying }()
+	defer h.c.verifier.end()
 
 	hl := h.host(w.Host)
 	v, s, err := h.beginVerify(hl, w)
@@ -169,10 +185,7 @@ func (h *lanes) askAgain(s *lane.Session, index uint32, st *stream) {
 		v.fail(api.Unavailable(fmt.Sprintf("the stream began anew %d times meanwhile; ask again", verifyAsks)))
 		return
 	}
-	h.mu.Lock()
-	h.verifies++
-	v.pull = verifyPulls | h.verifies
-	h.mu.Unlock()
+	v.pull = verifyPulls | h.c.verifier.asks.Add(1)
 	v.asked, v.epoch = time.Now(), 0
 	if epoch, _, ok := st.decoder.Have(); ok {
 		v.epoch = epoch

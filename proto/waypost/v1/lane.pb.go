@@ -2890,273 +2890,6 @@ func (x *WaitAppliedResponse) GetName() string {
 	return ""
 }
 
-// FetchPlacementRequest names a record.
-type FetchPlacementRequest struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// Id of the placement.
-	PlacementId   *string `protobuf:"bytes,1,opt,name=placement_id,json=placementId" json:"placement_id,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *FetchPlacementRequest) Reset() {
-	*x = FetchPlacementRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[30]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *FetchPlacementRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*FetchPlacementRequest) ProtoMessage() {}
-
-func (x *FetchPlacementRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[30]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use FetchPlacementRequest.ProtoReflect.Descriptor instead.
-func (*FetchPlacementRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{30}
-}
-
-func (x *FetchPlacementRequest) GetPlacementId() string {
-	if x != nil && x.PlacementId != nil {
-		return *x.PlacementId
-	}
-	return ""
-}
-
-// FetchPlacementResponse is the record in protobuf form.
-type FetchPlacementResponse struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// A marshalled PlacementRecord; empty: not here.
-	Record        []byte `protobuf:"bytes,1,opt,name=record" json:"record,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *FetchPlacementResponse) Reset() {
-	*x = FetchPlacementResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[31]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *FetchPlacementResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*FetchPlacementResponse) ProtoMessage() {}
-
-func (x *FetchPlacementResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[31]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use FetchPlacementResponse.ProtoReflect.Descriptor instead.
-func (*FetchPlacementResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{31}
-}
-
-func (x *FetchPlacementResponse) GetRecord() []byte {
-	if x != nil {
-		return x.Record
-	}
-	return nil
-}
-
-// RelayOutcomeRequest is a report that came to another coordinator.
-type RelayOutcomeRequest struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// The report.
-	Outcome       *ReportOutcomeRequest `protobuf:"bytes,1,opt,name=outcome" json:"outcome,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *RelayOutcomeRequest) Reset() {
-	*x = RelayOutcomeRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[32]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *RelayOutcomeRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*RelayOutcomeRequest) ProtoMessage() {}
-
-func (x *RelayOutcomeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[32]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use RelayOutcomeRequest.ProtoReflect.Descriptor instead.
-func (*RelayOutcomeRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{32}
-}
-
-func (x *RelayOutcomeRequest) GetOutcome() *ReportOutcomeRequest {
-	if x != nil {
-		return x.Outcome
-	}
-	return nil
-}
-
-// RelayOutcomeResponse is the answer to it.
-type RelayOutcomeResponse struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// The answer.
-	Outcome       *ReportOutcomeResponse `protobuf:"bytes,1,opt,name=outcome" json:"outcome,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *RelayOutcomeResponse) Reset() {
-	*x = RelayOutcomeResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[33]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *RelayOutcomeResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*RelayOutcomeResponse) ProtoMessage() {}
-
-func (x *RelayOutcomeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[33]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use RelayOutcomeResponse.ProtoReflect.Descriptor instead.
-func (*RelayOutcomeResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{33}
-}
-
-func (x *RelayOutcomeResponse) GetOutcome() *ReportOutcomeResponse {
-	if x != nil {
-		return x.Outcome
-	}
-	return nil
-}
-
-// PeerMembersRequest has no fields.
-type PeerMembersRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *PeerMembersRequest) Reset() {
-	*x = PeerMembersRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[34]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *PeerMembersRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*PeerMembersRequest) ProtoMessage() {}
-
-func (x *PeerMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[34]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use PeerMembersRequest.ProtoReflect.Descriptor instead.
-func (*PeerMembersRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{34}
-}
-
-// PeerMembersResponse is a coordinator's own view of the mesh.
-type PeerMembersResponse struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// The view.
-	Members       *ListMembersResponse `protobuf:"bytes,1,opt,name=members" json:"members,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *PeerMembersResponse) Reset() {
-	*x = PeerMembersResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[35]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *PeerMembersResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*PeerMembersResponse) ProtoMessage() {}
-
-func (x *PeerMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[35]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use PeerMembersResponse.ProtoReflect.Descriptor instead.
-func (*PeerMembersResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{35}
-}
-
-func (x *PeerMembersResponse) GetMembers() *ListMembersResponse {
-	if x != nil {
-		return x.Members
-	}
-	return nil
-}
-
 // PeerInspectRequest is a request that came to a coordinator without a lane to
 // the worker's host.
 type PeerInspectRequest struct {
@@ -3169,7 +2902,7 @@ type PeerInspectRequest struct {
 
 func (x *PeerInspectRequest) Reset() {
 	*x = PeerInspectRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[36]
+	mi := &file_waypost_v1_lane_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3181,7 +2914,7 @@ func (x *PeerInspectRequest) String() string {
 func (*PeerInspectRequest) ProtoMessage() {}
 
 func (x *PeerInspectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[36]
+	mi := &file_waypost_v1_lane_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3194,7 +2927,7 @@ func (x *PeerInspectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerInspectRequest.ProtoReflect.Descriptor instead.
 func (*PeerInspectRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{36}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *PeerInspectRequest) GetInspect() *InspectWorkerRequest {
@@ -3215,7 +2948,7 @@ type PeerInspectResponse struct {
 
 func (x *PeerInspectResponse) Reset() {
 	*x = PeerInspectResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[37]
+	mi := &file_waypost_v1_lane_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3227,7 +2960,7 @@ func (x *PeerInspectResponse) String() string {
 func (*PeerInspectResponse) ProtoMessage() {}
 
 func (x *PeerInspectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[37]
+	mi := &file_waypost_v1_lane_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3240,12 +2973,279 @@ func (x *PeerInspectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerInspectResponse.ProtoReflect.Descriptor instead.
 func (*PeerInspectResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{37}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *PeerInspectResponse) GetInspect() *InspectWorkerResponse {
 	if x != nil {
 		return x.Inspect
+	}
+	return nil
+}
+
+// FetchPlacementRequest names a record.
+type FetchPlacementRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Id of the placement.
+	PlacementId   *string `protobuf:"bytes,1,opt,name=placement_id,json=placementId" json:"placement_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FetchPlacementRequest) Reset() {
+	*x = FetchPlacementRequest{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FetchPlacementRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FetchPlacementRequest) ProtoMessage() {}
+
+func (x *FetchPlacementRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FetchPlacementRequest.ProtoReflect.Descriptor instead.
+func (*FetchPlacementRequest) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *FetchPlacementRequest) GetPlacementId() string {
+	if x != nil && x.PlacementId != nil {
+		return *x.PlacementId
+	}
+	return ""
+}
+
+// FetchPlacementResponse is the record in protobuf form.
+type FetchPlacementResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// A marshalled PlacementRecord; empty: not here.
+	Record        []byte `protobuf:"bytes,1,opt,name=record" json:"record,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FetchPlacementResponse) Reset() {
+	*x = FetchPlacementResponse{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FetchPlacementResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FetchPlacementResponse) ProtoMessage() {}
+
+func (x *FetchPlacementResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FetchPlacementResponse.ProtoReflect.Descriptor instead.
+func (*FetchPlacementResponse) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *FetchPlacementResponse) GetRecord() []byte {
+	if x != nil {
+		return x.Record
+	}
+	return nil
+}
+
+// RelayOutcomeRequest is a report that came to another coordinator.
+type RelayOutcomeRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The report.
+	Outcome       *ReportOutcomeRequest `protobuf:"bytes,1,opt,name=outcome" json:"outcome,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RelayOutcomeRequest) Reset() {
+	*x = RelayOutcomeRequest{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RelayOutcomeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RelayOutcomeRequest) ProtoMessage() {}
+
+func (x *RelayOutcomeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RelayOutcomeRequest.ProtoReflect.Descriptor instead.
+func (*RelayOutcomeRequest) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *RelayOutcomeRequest) GetOutcome() *ReportOutcomeRequest {
+	if x != nil {
+		return x.Outcome
+	}
+	return nil
+}
+
+// RelayOutcomeResponse is the answer to it.
+type RelayOutcomeResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The answer.
+	Outcome       *ReportOutcomeResponse `protobuf:"bytes,1,opt,name=outcome" json:"outcome,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RelayOutcomeResponse) Reset() {
+	*x = RelayOutcomeResponse{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RelayOutcomeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RelayOutcomeResponse) ProtoMessage() {}
+
+func (x *RelayOutcomeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RelayOutcomeResponse.ProtoReflect.Descriptor instead.
+func (*RelayOutcomeResponse) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *RelayOutcomeResponse) GetOutcome() *ReportOutcomeResponse {
+	if x != nil {
+		return x.Outcome
+	}
+	return nil
+}
+
+// PeerMembersRequest has no fields.
+type PeerMembersRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PeerMembersRequest) Reset() {
+	*x = PeerMembersRequest{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PeerMembersRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PeerMembersRequest) ProtoMessage() {}
+
+func (x *PeerMembersRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PeerMembersRequest.ProtoReflect.Descriptor instead.
+func (*PeerMembersRequest) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{36}
+}
+
+// PeerMembersResponse is a coordinator's own view of the mesh.
+type PeerMembersResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The view.
+	Members       *ListMembersResponse `protobuf:"bytes,1,opt,name=members" json:"members,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PeerMembersResponse) Reset() {
+	*x = PeerMembersResponse{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PeerMembersResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PeerMembersResponse) ProtoMessage() {}
+
+func (x *PeerMembersResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PeerMembersResponse.ProtoReflect.Descriptor instead.
+func (*PeerMembersResponse) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *PeerMembersResponse) GetMembers() *ListMembersResponse {
+	if x != nil {
+		return x.Members
 	}
 	return nil
 }
@@ -3497,7 +3497,11 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"timeout_ms\x18\x02 \x01(\x01R\ttimeoutMs\"N\n" +
 	"\x13WaitAppliedResponse\x12#\n" +
 	"\rapplied_index\x18\x01 \x01(\x06R\fappliedIndex\x12\x12\n" +
-	"\x04name\x18\x02 \x01(\tR\x04name\":\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\"P\n" +
+	"\x12PeerInspectRequest\x12:\n" +
+	"\ainspect\x18\x01 \x01(\v2 .waypost.v1.InspectWorkerRequestR\ainspect\"R\n" +
+	"\x13PeerInspectResponse\x12;\n" +
+	"\ainspect\x18\x01 \x01(\v2!.waypost.v1.InspectWorkerResponseR\ainspect\":\n" +
 	"\x15FetchPlacementRequest\x12!\n" +
 	"\fplacement_id\x18\x01 \x01(\tR\vplacementId\"0\n" +
 	"\x16FetchPlacementResponse\x12\x16\n" +
@@ -3508,22 +3512,18 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\aoutcome\x18\x01 \x01(\v2!.waypost.v1.ReportOutcomeResponseR\aoutcome\"\x14\n" +
 	"\x12PeerMembersRequest\"P\n" +
 	"\x13PeerMembersResponse\x129\n" +
-	"\amembers\x18\x01 \x01(\v2\x1f.waypost.v1.ListMembersResponseR\amembers\"P\n" +
-	"\x12PeerInspectRequest\x12:\n" +
-	"\ainspect\x18\x01 \x01(\v2 .waypost.v1.InspectWorkerRequestR\ainspect\"R\n" +
-	"\x13PeerInspectResponse\x12;\n" +
-	"\ainspect\x18\x01 \x01(\v2!.waypost.v1.InspectWorkerResponseR\ainspect2U\n" +
+	"\amembers\x18\x01 \x01(\v2\x1f.waypost.v1.ListMembersResponseR\amembers2U\n" +
 	"\vLaneService\x12F\n" +
 	"\aConnect\x12\x1a.waypost.v1.ConnectRequest\x1a\x1b.waypost.v1.ConnectResponse(\x010\x012\xb5\x05\n" +
 	"\vPeerService\x12g\n" +
 	"\x12ExchangePlacements\x12%.waypost.v1.ExchangePlacementsRequest\x1a&.waypost.v1.ExchangePlacementsResponse(\x010\x01\x12Q\n" +
 	"\fForwardWrite\x12\x1f.waypost.v1.ForwardWriteRequest\x1a .waypost.v1.ForwardWriteResponse\x12N\n" +
 	"\vJoinCluster\x12\x1e.waypost.v1.JoinClusterRequest\x1a\x1f.waypost.v1.JoinClusterResponse\x12N\n" +
-	"\vWaitApplied\x12\x1e.waypost.v1.WaitAppliedRequest\x1a\x1f.waypost.v1.WaitAppliedResponse\x12W\n" +
+	"\vWaitApplied\x12\x1e.waypost.v1.WaitAppliedRequest\x1a\x1f.waypost.v1.WaitAppliedResponse\x12N\n" +
+	"\vPeerInspect\x12\x1e.waypost.v1.PeerInspectRequest\x1a\x1f.waypost.v1.PeerInspectResponse\x12W\n" +
 	"\x0eFetchPlacement\x12!.waypost.v1.FetchPlacementRequest\x1a\".waypost.v1.FetchPlacementResponse\x12Q\n" +
 	"\fRelayOutcome\x12\x1f.waypost.v1.RelayOutcomeRequest\x1a .waypost.v1.RelayOutcomeResponse\x12N\n" +
-	"\vPeerMembers\x12\x1e.waypost.v1.PeerMembersRequest\x1a\x1f.waypost.v1.PeerMembersResponse\x12N\n" +
-	"\vPeerInspect\x12\x1e.waypost.v1.PeerInspectRequest\x1a\x1f.waypost.v1.PeerInspectResponseB$Z\"waypost/proto/waypost/v1;waypostv1b\beditionsp\xe8\a"
+	"\vPeerMembers\x12\x1e.waypost.v1.PeerMembersRequest\x1a\x1f.waypost.v1.PeerMembersResponseB$Z\"waypost/proto/waypost/v1;waypostv1b\beditionsp\xe8\a"
 
 var (
 	file_waypost_v1_lane_proto_rawDescOnce sync.Once
@@ -3569,23 +3569,23 @@ var file_waypost_v1_lane_proto_goTypes = []any{
 	(*JoinClusterResponse)(nil),        // 27: waypost.v1.JoinClusterResponse
 	(*WaitAppliedRequest)(nil),         // 28: waypost.v1.WaitAppliedRequest
 	(*WaitAppliedResponse)(nil),        // 29: waypost.v1.WaitAppliedResponse
-	(*FetchPlacementRequest)(nil),      // 30: waypost.v1.FetchPlacementRequest
-	(*FetchPlacementResponse)(nil),     // 31: waypost.v1.FetchPlacementResponse
-	(*RelayOutcomeRequest)(nil),        // 32: waypost.v1.RelayOutcomeRequest
-	(*RelayOutcomeResponse)(nil),       // 33: waypost.v1.RelayOutcomeResponse
-	(*PeerMembersRequest)(nil),         // 34: waypost.v1.PeerMembersRequest
-	(*PeerMembersResponse)(nil),        // 35: waypost.v1.PeerMembersResponse
-	(*PeerInspectRequest)(nil),         // 36: waypost.v1.PeerInspectRequest
-	(*PeerInspectResponse)(nil),        // 37: waypost.v1.PeerInspectResponse
+	(*PeerInspectRequest)(nil),         // 30: waypost.v1.PeerInspectRequest
+	(*PeerInspectResponse)(nil),        // 31: waypost.v1.PeerInspectResponse
+	(*FetchPlacementRequest)(nil),      // 32: waypost.v1.FetchPlacementRequest
+	(*FetchPlacementResponse)(nil),     // 33: waypost.v1.FetchPlacementResponse
+	(*RelayOutcomeRequest)(nil),        // 34: waypost.v1.RelayOutcomeRequest
+	(*RelayOutcomeResponse)(nil),       // 35: waypost.v1.RelayOutcomeResponse
+	(*PeerMembersRequest)(nil),         // 36: waypost.v1.PeerMembersRequest
+	(*PeerMembersResponse)(nil),        // 37: waypost.v1.PeerMembersResponse
 	nil,                                // 38: waypost.v1.WorkerFacts.HeadersEntry
 	(*HostFacts)(nil),                  // 39: waypost.v1.HostFacts
 	(*Gpu)(nil),                        // 40: waypost.v1.Gpu
 	(*Cordon)(nil),                     // 41: waypost.v1.Cordon
-	(*ReportOutcomeRequest)(nil),       // 42: waypost.v1.ReportOutcomeRequest
-	(*ReportOutcomeResponse)(nil),      // 43: waypost.v1.ReportOutcomeResponse
-	(*ListMembersResponse)(nil),        // 44: waypost.v1.ListMembersResponse
-	(*InspectWorkerRequest)(nil),       // 45: waypost.v1.InspectWorkerRequest
-	(*InspectWorkerResponse)(nil),      // 46: waypost.v1.InspectWorkerResponse
+	(*InspectWorkerRequest)(nil),       // 42: waypost.v1.InspectWorkerRequest
+	(*InspectWorkerResponse)(nil),      // 43: waypost.v1.InspectWorkerResponse
+	(*ReportOutcomeRequest)(nil),       // 44: waypost.v1.ReportOutcomeRequest
+	(*ReportOutcomeResponse)(nil),      // 45: waypost.v1.ReportOutcomeResponse
+	(*ListMembersResponse)(nil),        // 46: waypost.v1.ListMembersResponse
 }
 var file_waypost_v1_lane_proto_depIdxs = []int32{
 	2,  // 0: waypost.v1.ConnectRequest.hello:type_name -> waypost.v1.AgentHello
@@ -3613,29 +3613,29 @@ var file_waypost_v1_lane_proto_depIdxs = []int32{
 	18, // 22: waypost.v1.MarkFrame.marks:type_name -> waypost.v1.Mark
 	23, // 23: waypost.v1.ExchangePlacementsRequest.places:type_name -> waypost.v1.PlaceFrame
 	16, // 24: waypost.v1.PlaceFrame.claim:type_name -> waypost.v1.Claim
-	42, // 25: waypost.v1.RelayOutcomeRequest.outcome:type_name -> waypost.v1.ReportOutcomeRequest
-	43, // 26: waypost.v1.RelayOutcomeResponse.outcome:type_name -> waypost.v1.ReportOutcomeResponse
-	44, // 27: waypost.v1.PeerMembersResponse.members:type_name -> waypost.v1.ListMembersResponse
-	45, // 28: waypost.v1.PeerInspectRequest.inspect:type_name -> waypost.v1.InspectWorkerRequest
-	46, // 29: waypost.v1.PeerInspectResponse.inspect:type_name -> waypost.v1.InspectWorkerResponse
+	42, // 25: waypost.v1.PeerInspectRequest.inspect:type_name -> waypost.v1.InspectWorkerRequest
+	43, // 26: waypost.v1.PeerInspectResponse.inspect:type_name -> waypost.v1.InspectWorkerResponse
+	44, // 27: waypost.v1.RelayOutcomeRequest.outcome:type_name -> waypost.v1.ReportOutcomeRequest
+	45, // 28: waypost.v1.RelayOutcomeResponse.outcome:type_name -> waypost.v1.ReportOutcomeResponse
+	46, // 29: waypost.v1.PeerMembersResponse.members:type_name -> waypost.v1.ListMembersResponse
 	0,  // 30: waypost.v1.LaneService.Connect:input_type -> waypost.v1.ConnectRequest
 	21, // 31: waypost.v1.PeerService.ExchangePlacements:input_type -> waypost.v1.ExchangePlacementsRequest
 	24, // 32: waypost.v1.PeerService.ForwardWrite:input_type -> waypost.v1.ForwardWriteRequest
 	26, // 33: waypost.v1.PeerService.JoinCluster:input_type -> waypost.v1.JoinClusterRequest
 	28, // 34: waypost.v1.PeerService.WaitApplied:input_type -> waypost.v1.WaitAppliedRequest
-	30, // 35: waypost.v1.PeerService.FetchPlacement:input_type -> waypost.v1.FetchPlacementRequest
-	32, // 36: waypost.v1.PeerService.RelayOutcome:input_type -> waypost.v1.RelayOutcomeRequest
-	34, // 37: waypost.v1.PeerService.PeerMembers:input_type -> waypost.v1.PeerMembersRequest
-	36, // 38: waypost.v1.PeerService.PeerInspect:input_type -> waypost.v1.PeerInspectRequest
+	30, // 35: waypost.v1.PeerService.PeerInspect:input_type -> waypost.v1.PeerInspectRequest
+	32, // 36: waypost.v1.PeerService.FetchPlacement:input_type -> waypost.v1.FetchPlacementRequest
+	34, // 37: waypost.v1.PeerService.RelayOutcome:input_type -> waypost.v1.RelayOutcomeRequest
+	36, // 38: waypost.v1.PeerService.PeerMembers:input_type -> waypost.v1.PeerMembersRequest
 	1,  // 39: waypost.v1.LaneService.Connect:output_type -> waypost.v1.ConnectResponse
 	22, // 40: waypost.v1.PeerService.ExchangePlacements:output_type -> waypost.v1.ExchangePlacementsResponse
 	25, // 41: waypost.v1.PeerService.ForwardWrite:output_type -> waypost.v1.ForwardWriteResponse
 	27, // 42: waypost.v1.PeerService.JoinCluster:output_type -> waypost.v1.JoinClusterResponse
 	29, // 43: waypost.v1.PeerService.WaitApplied:output_type -> waypost.v1.WaitAppliedResponse
-	31, // 44: waypost.v1.PeerService.FetchPlacement:output_type -> waypost.v1.FetchPlacementResponse
-	33, // 45: waypost.v1.PeerService.RelayOutcome:output_type -> waypost.v1.RelayOutcomeResponse
-	35, // 46: waypost.v1.PeerService.PeerMembers:output_type -> waypost.v1.PeerMembersResponse
-	37, // 47: waypost.v1.PeerService.PeerInspect:output_type -> waypost.v1.PeerInspectResponse
+	31, // 44: waypost.v1.PeerService.PeerInspect:output_type -> waypost.v1.PeerInspectResponse
+	33, // 45: waypost.v1.PeerService.FetchPlacement:output_type -> waypost.v1.FetchPlacementResponse
+	35, // 46: waypost.v1.PeerService.RelayOutcome:output_type -> waypost.v1.RelayOutcomeResponse
+	37, // 47: waypost.v1.PeerService.PeerMembers:output_type -> waypost.v1.PeerMembersResponse
 	39, // [39:48] is the sub-list for method output_type
 	30, // [30:39] is the sub-list for method input_type
 	30, // [30:30] is the sub-list for extension type_name

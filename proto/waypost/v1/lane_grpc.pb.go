@@ -129,10 +129,10 @@ const (
 	PeerService_ForwardWrite_FullMethodName       = "/waypost.v1.PeerService/ForwardWrite"
 	PeerService_JoinCluster_FullMethodName        = "/waypost.v1.PeerService/JoinCluster"
 	PeerService_WaitApplied_FullMethodName        = "/waypost.v1.PeerService/WaitApplied"
+	PeerService_PeerInspect_FullMethodName        = "/waypost.v1.PeerService/PeerInspect"
 	PeerService_FetchPlacement_FullMethodName     = "/waypost.v1.PeerService/FetchPlacement"
 	PeerService_RelayOutcome_FullMethodName       = "/waypost.v1.PeerService/RelayOutcome"
 	PeerService_PeerMembers_FullMethodName        = "/waypost.v1.PeerService/PeerMembers"
-	PeerService_PeerInspect_FullMethodName        = "/waypost.v1.PeerService/PeerInspect"
 )
 
 // PeerServiceClient is the client API for PeerService service.
@@ -150,14 +150,14 @@ type PeerServiceClient interface {
 	JoinCluster(ctx context.Context, in *JoinClusterRequest, opts ...grpc.CallOption) (*JoinClusterResponse, error)
 	// WaitApplied answers once the log index is applied here, or after a bounded wait.
 	WaitApplied(ctx context.Context, in *WaitAppliedRequest, opts ...grpc.CallOption) (*WaitAppliedResponse, error)
+	// PeerInspect shows a prefix stream as this coordinator has it.
+	PeerInspect(ctx context.Context, in *PeerInspectRequest, opts ...grpc.CallOption) (*PeerInspectResponse, error)
 	// FetchPlacement reads a decision record held by this coordinator.
 	FetchPlacement(ctx context.Context, in *FetchPlacementRequest, opts ...grpc.CallOption) (*FetchPlacementResponse, error)
 	// RelayOutcome hands an outcome to the coordinator that made the placement.
 	RelayOutcome(ctx context.Context, in *RelayOutcomeRequest, opts ...grpc.CallOption) (*RelayOutcomeResponse, error)
 	// PeerMembers lists the gossip members as this coordinator sees them.
 	PeerMembers(ctx context.Context, in *PeerMembersRequest, opts ...grpc.CallOption) (*PeerMembersResponse, error)
-	// PeerInspect shows a prefix stream as this coordinator has it.
-	PeerInspect(ctx context.Context, in *PeerInspectRequest, opts ...grpc.CallOption) (*PeerInspectResponse, error)
 }
 
 type peerServiceClient struct {
@@ -211,6 +211,16 @@ func (c *peerServiceClient) WaitApplied(ctx context.Context, in *WaitAppliedRequ
 	return out, nil
 }
 
+func (c *peerServiceClient) PeerInspect(ctx context.Context, in *PeerInspectRequest, opts ...grpc.CallOption) (*PeerInspectResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PeerInspectResponse)
+	err := c.cc.Invoke(ctx, PeerService_PeerInspect_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *peerServiceClient) FetchPlacement(ctx context.Context, in *FetchPlacementRequest, opts ...grpc.CallOption) (*FetchPlacementResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(FetchPlacementResponse)
@@ -241,16 +251,6 @@ func (c *peerServiceClient) PeerMembers(ctx context.Context, in *PeerMembersRequ
 	return out, nil
 }
 
-func (c *peerServiceClient) PeerInspect(ctx context.Context, in *PeerInspectRequest, opts ...grpc.CallOption) (*PeerInspectResponse, error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(PeerInspectResponse)
-	err := c.cc.Invoke(ctx, PeerService_PeerInspect_FullMethodName, in, out, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
 // PeerServiceServer is the server API for PeerService service.
 // All implementations must embed UnimplementedPeerServiceServer
 // for forward compatibility.
@@ -266,14 +266,14 @@ type PeerServiceServer interface {
 	JoinCluster(context.Context, *JoinClusterRequest) (*JoinClusterResponse, error)
 	// WaitApplied answers once the log index is applied here, or after a bounded wait.
 	WaitApplied(context.Context, *WaitAppliedRequest) (*WaitAppliedResponse, error)
+	// PeerInspect shows a prefix stream as this coordinator has it.
+	PeerInspect(context.Context, *PeerInspectRequest) (*PeerInspectResponse, error)
 	// FetchPlacement reads a decision record held by this coordinator.
 	FetchPlacement(context.Context, *FetchPlacementRequest) (*FetchPlacementResponse, error)
 	// RelayOutcome hands an outcome to the coordinator that made the placement.
 	RelayOutcome(context.Context, *RelayOutcomeRequest) (*RelayOutcomeResponse, error)
 	// PeerMembers lists the gossip members as this coordinator sees them.
 	PeerMembers(context.Context, *PeerMembersRequest) (*PeerMembersResponse, error)
-	// PeerInspect shows a prefix stream as this coordinator has it.
-	PeerInspect(context.Context, *PeerInspectRequest) (*PeerInspectResponse, error)
 	mustEmbedUnimplementedPeerServiceServer()
 }
 
@@ -296,6 +296,9 @@ func (UnimplementedPeerServiceServer) JoinCluster(context.Context, *JoinClusterR
 func (UnimplementedPeerServiceServer) WaitApplied(context.Context, *WaitAppliedRequest) (*WaitAppliedResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method WaitApplied not implemented")
 }
+func (UnimplementedPeerServiceServer) PeerInspect(context.Context, *PeerInspectRequest) (*PeerInspectResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method PeerInspect not implemented")
+}
 func (UnimplementedPeerServiceServer) FetchPlacement(context.Context, *FetchPlacementRequest) (*FetchPlacementResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method FetchPlacement not implemented")
 }
@@ -304,9 +307,6 @@ func (UnimplementedPeerServiceServer) RelayOutcome(context.Context, *RelayOutcom
 }
 func (UnimplementedPeerServiceServer) PeerMembers(context.Context, *PeerMembersRequest) (*PeerMembersResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method PeerMembers not implemented")
-}
-func (UnimplementedPeerServiceServer) PeerInspect(context.Context, *PeerInspectRequest) (*PeerInspectResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "method PeerInspect not implemented")
 }
 func (UnimplementedPeerServiceServer) mustEmbedUnimplementedPeerServiceServer() {}
 func (UnimplementedPeerServiceServer) testEmbeddedByValue()                     {}
@@ -390,6 +390,24 @@ func _PeerService_WaitApplied_Handler(srv interface{}, ctx context.Context, dec 
 	return interceptor(ctx, in, info, handler)
 }
 
+func _PeerService_PeerInspect_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PeerInspectRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PeerServiceServer).PeerInspect(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: PeerService_PeerInspect_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PeerServiceServer).PeerInspect(ctx, req.(*PeerInspectRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _PeerService_FetchPlacement_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(FetchPlacementRequest)
 	if err := dec(in); err != nil {
@@ -444,24 +462,6 @@ func _PeerService_PeerMembers_Handler(srv interface{}, ctx context.Context, dec 
 	return interceptor(ctx, in, info, handler)
 }
 
-func _PeerService_PeerInspect_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(PeerInspectRequest)
-	if err := dec(in); err != nil {
-		return nil, err
-	}
-	if interceptor == nil {
-		return srv.(PeerServiceServer).PeerInspect(ctx, in)
-	}
-	info := &grpc.UnaryServerInfo{
-		Server:     srv,
-		FullMethod: PeerService_PeerInspect_FullMethodName,
-	}
-	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(PeerServiceServer).PeerInspect(ctx, req.(*PeerInspectRequest))
-	}
-	return interceptor(ctx, in, info, handler)
-}
-
 // PeerService_ServiceDesc is the grpc.ServiceDesc for PeerService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -482,6 +482,10 @@ var PeerService_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _PeerService_WaitApplied_Handler,
 		},
 		{
+			MethodName: "PeerInspect",
+			Handler:    _PeerService_PeerInspect_Handler,
+		},
+		{
 			MethodName: "FetchPlacement",
 			Handler:    _PeerService_FetchPlacement_Handler,
 		},
@@ -492,10 +496,6 @@ var PeerService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "PeerMembers",
 			Handler:    _PeerService_PeerMembers_Handler,
-		},
-		{
-			MethodName: "PeerInspect",
-			Handler:    _PeerService_PeerInspect_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{
