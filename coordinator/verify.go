@@ -28,8 +28,9 @@ const (
 	// agent's whole set.
 	verifyAtOnce = 4
 	// verifyAsks is how often a verification asks the agent, where its stream
-	// begins anew meanwhile.
+	// begins anew meanwhile, and verifyGap the least time between two asks.
 	verifyAsks = 5
+	verifyGap  = 200 * time.Millisecond
 	// verifyFrames and verifyBytes bound the deltas kept while the snapshot is
 	// on its way.
 	verifyFrames = 1024
@@ -297,7 +298,7 @@ func (h *lanes) settle(s *lane.Session, index uint32, st *stream) {
 	case own && epoch == ownEpoch && seq == ownSeq:
 		v.result = h.compare(st, v)
 		close(v.done)
-	case time.Since(v.asked) >= pullGap: // the stream went where no delta leads
+	case time.Since(v.asked) >= verifyGap: // the stream went where no delta leads
 		h.askAgain(s, index, st)
 	}
 }
