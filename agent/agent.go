@@ -124,6 +124,9 @@ func New(opt Options) (*Agent, error) {
 		}
 		a.engines = append(a.engines, w)
 	}
+	if err := a.opt.Registerer.Register(newStreamCollector(a)); err != nil {
+		return nil, err
+	}
 	if err := a.wireGossip(); err != nil {
 		return nil, err
 	}

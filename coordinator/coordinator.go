@@ -88,6 +88,7 @@ type Coordinator struct {
 	mesh           *mesh.Mesh
 	meshUp         bool
 	lanes          *lanes
+	verifier       verifier
 	laneServer     *lane.Server
 	placements     *placements
 	operators      *operators

@@ -41,6 +41,9 @@ type hostLane struct {
 
 // stream is the prefix stream of one worker.
 type stream struct {
+	// verification is under way; nil: none.
+	verification *verification
+
 	worker  fleet.WorkerID
 	process uint64
 	decoder *summary.Decoder
@@ -138,6 +141,10 @@ func (h *lanes) Frame(s *lane.Session, f *waypostv1.ConnectRequest, late time.Du
 		h.takeLoad(hl, s, fr.Load, f.GetSentMonoNs(), late)
 	case *waypostv1.ConnectRequest_Prefixes:
 		p := fr.Prefixes
+		if p.GetPullId()&verifyPulls != 0 {
+			h.takeVerified(hl, s, p)
+			return
+		}
 		for _, frame := range p.GetFrames() {
 			h.takePrefix(hl, s, p.GetIndex(), p.GetEngineProcess(), frame, fromAgent)
 		}
@@ -145,6 +152,7 @@ func (h *lanes) Frame(s *lane.Session, f *waypostv1.ConnectRequest, late time.Du
 		if p.GetLast() {
 			h.answered(hl, s, p.GetIndex(), p.GetPullId())
 		}
+		h.follow(hl, s, p.GetIndex(), p.GetEngineProcess(), nil)
 	case *waypostv1.ConnectRequest_Host:
 		hl.mu.Lock()
 		hl.report = fr.Host
@@ -194,6 +202,7 @@ func (h *lanes) takeLoad(hl *hostLane, s *lane.Session, load *waypostv1.Load, se
 		} else {
 			h.heard(hl, s, w.GetIndex())
 		}
+		h.follow(hl, s, w.GetIndex(), w.GetEngineProcess(), w.GetPrefixFrame())
 	}
 }
 
@@ -207,6 +216,9 @@ func (h *lanes) streamOf(hl *hostLane, s *lane.Session, index uint32) *stream {
 	}
 	st := hl.streams[index]
 	if st == nil || st.worker != id || st.process != process {
+		if st != nil {
+			st.verification.fail(errRestarted)
+		}
 		st = &stream{worker: id, process: process, frames: map[string]uint32{}, resyncs: map[string]uint32{}}
 		st.decoder = summary.NewDecoder(h.c.index.WorkerSink(prefixindex.WorkerID(id)))
 		st.decoder.RequireKey(h.c.prefixKey)

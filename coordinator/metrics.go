@@ -18,6 +18,7 @@ type metrics struct {
 	redirected   *prometheus.CounterVec
 	reuseClass   *prometheus.CounterVec
 	reuseTokens  *prometheus.CounterVec
+	verified     *prometheus.CounterVec
 	ended        *prometheus.CounterVec
 	badFrames    *prometheus.CounterVec
 	prefixFrames *prometheus.CounterVec
@@ -56,6 +57,7 @@ func newMetrics(reg prometheus.Registerer, c *Coordinator) *metrics {
 		redirected:   vec("redirected_total", "Placements that passed over the worker with most reuse.", "pool"),
 		reuseClass:   vec("reuse_class_total", "Reported outcomes by class.", "pool", "class"),
 		reuseTokens:  vec("reuse_tokens_total", "Prompt tokens of reported outcomes.", "pool", "kind"),
+		verified:     vec("prefix_verifications_total", "Comparisons of the index with an agent's whole set, by result.", "result"),
 		ended:        vec("reservations_ended_total", "Claims that ended, by how.", "how"),
 		badFrames:    vec("lane_frames_refused_total", "Frames from agents that were refused.", "kind"),
 		prefixFrames: vec("prefix_frames_total", "Prefix frames by what became of them.", "result"),

@@ -35,6 +35,7 @@ func (s *Server) routes() *http.ServeMux {
 	mux.HandleFunc("GET /v1/hosts", s.httpHosts)
 	mux.HandleFunc("GET /v1/members", s.httpMembers)
 	mux.HandleFunc("GET /v1/coordinators", s.httpCoordinators)
+	mux.HandleFunc("GET /v1/inspect", s.httpInspect)
 	mux.HandleFunc("GET /v1/fleet", s.httpGetFleet)
 	mux.HandleFunc("PUT /v1/fleet", s.httpPutFleet)
 	mux.HandleFunc("POST /v1/targets/{targetverb...}", s.httpTarget)
@@ -267,6 +268,17 @@ func (s *Server) httpMembers(w http.ResponseWriter, r *http.Request) {
 func (s *Server) httpCoordinators(w http.ResponseWriter, r *http.Request) {
 	req := &waypostv1.ListCoordinatorsRequest{}
 	if resp, ok := call(s, w, r, waypostv1.OperatorService_ListCoordinators_FullMethodName, req, s.opt.Operator.ListCoordinators); ok {
+		writeMessage(w, http.StatusOK, resp)
+	}
+}
+
+func (s *Server) httpInspect(w http.ResponseWriter, r *http.Request) {
+	q := newQuery(r)
+	req := &waypostv1.InspectWorkerRequest{Worker: q.str("worker"), Verify: q.flag("verify")}
+	if !q.ok(w) {
+		return
+	}
+	if resp, ok := call(s, w, r, waypostv1.OperatorService_InspectWorker_FullMethodName, req, s.opt.Operator.InspectWorker); ok {
 		writeMessage(w, http.StatusOK, resp)
 	}
 }

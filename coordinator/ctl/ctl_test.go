@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -67,6 +68,21 @@ func (f fleet) ListHosts(context.Context, *waypostv1.ListHostsRequest) (*waypost
 
 func (f fleet) ListCoordinators(context.Context, *waypostv1.ListCoordinatorsRequest) (*waypostv1.ListCoordinatorsResponse, error) {
 	return load(f, "coordinators", &waypostv1.ListCoordinatorsResponse{}), nil
+}
+
+func (f fleet) InspectWorker(_ context.Context, r *waypostv1.InspectWorkerRequest) (*waypostv1.InspectWorkerResponse, error) {
+	name := map[string]string{"gpu-01/vllm-8000/0": "inspect", "gpu-02/vllm-8000/0": "inspect-differs", "gpu-03/vllm-8000/0": "inspect-new"}[r.GetWorker()]
+	switch {
+	case name == "":
+		return nil, api.NotFound("worker", "no worker")
+	case name == "inspect-new" && r.GetVerify():
+		return nil, api.Unavailable("the agent of host gpu-03 has no lane to this coordinator nor to another, so nobody can ask it; see: waypost members gpu-03")
+	}
+	m := load(f, name, &waypostv1.InspectWorkerResponse{})
+	if !r.GetVerify() {
+		m.Comparison = nil
+	}
+	return m, nil
 }
 
 func (f fleet) GetStatus(context.Context, *waypostv1.GetStatusRequest) (*waypostv1.GetStatusResponse, error) {
@@ -134,23 +150,29 @@ func run(t *testing.T, sockets []string, args ...string) (stdout, stderr string,
 	return out.String(), errOut.String(), code
 }
 
-// TestScreens runs the command lines in testdata/screens against the fictional
-// fleet; what is printed, and the exit code, are the golden part.
-func TestScreens(t *testing.T) {
+// serveFleet serves the fictional fleet and returns its address.
+func serveFleet(t *testing.T, f fleet) string {
+	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	s := grpc.NewServer()
-	f := fleet{t: t}
 	waypostv1.RegisterPlacementServiceServer(s, f)
 	waypostv1.RegisterOperatorServiceServer(s, f)
 	done := make(chan error, 1)
 	go func() { done <- s.Serve(l) }()
-	defer func() {
+	t.Cleanup(func() {
 		s.Stop()
 		<-done
-	}()
+	})
+	return l.Addr().String()
+}
+
+// TestScreens runs the command lines in testdata/screens against the fictional
+// fleet; what is printed, and the exit code, are the golden part.
+func TestScreens(t *testing.T) {
+	addr := serveFleet(t, fleet{t: t})
 	dead, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -163,7 +185,7 @@ func TestScreens(t *testing.T) {
 			args := strings.Fields(d.Input)
 			switch d.Cmd {
 			case "waypost":
-				args = append(args, "--addr", l.Addr().String())
+				args = append(args, "--addr", addr)
 			case "nobody":
 				args = append(args, "--addr", deadAddr)
 			case "unset":
@@ -204,5 +226,41 @@ func TestNearest(t *testing.T) {
 	}
 	if got := nearest("zzz", []string{"gpu-01"}); got != "" {
 		t.Errorf("got %q for something unlike all names", got)
+	}
+}
+
+// TestInspectPrintsTheAPIsJSON: field for field, and the exit code is that of
+// the table.
+func TestInspectPrintsTheAPIsJSON(t *testing.T) {
+	f := fleet{t: t}
+	addr := serveFleet(t, f)
+	for worker, want := range map[string]struct {
+		file string
+		code int
+	}{"gpu-01/vllm-8000/0": {"inspect", ExitOK}, "gpu-02/vllm-8000/0": {"inspect-differs", ExitFailed}} {
+		stdout, _, code := run(t, nil, "inspect", "stream", worker, "--verify", "--json", "--addr", addr)
+		got := &waypostv1.InspectWorkerResponse{}
+		if err := protojson.Unmarshal([]byte(stdout), got); err != nil {
+			t.Fatalf("%v in %s", err, stdout)
+		}
+		if !proto.Equal(got, load(f, want.file, &waypostv1.InspectWorkerResponse{})) || code != want.code {
+			t.Errorf("%s: exit %d, %v", worker, code, got)
+		}
+	}
+	// What is not known is null, not 0.
+	stdout, _, _ := run(t, nil, "inspect", "stream", "gpu-03/vllm-8000/0", "--json", "--addr", addr)
+	var m map[string]any
+	if err := json.Unmarshal([]byte(stdout), &m); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"epoch", "seq", "runs", "streamKeys", "ageMs", "lastResyncMs", "comparison"} {
+		if v, ok := m[name]; !ok || v != nil {
+			t.Errorf("%s is %v", name, v)
+		}
+	}
+	// A name can be completed.
+	stdout, _, _ = run(t, nil, "__complete", "--addr", addr, "inspect", "index", "")
+	if !strings.Contains(stdout, "gpu-02/vllm-8000/0\n") {
+		t.Errorf("completion: %s", stdout)
 	}
 }

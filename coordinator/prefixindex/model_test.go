@@ -233,7 +233,9 @@ func (w *modelWorker) hasExtents() bool { return len(w.extents) > 0 }
 
 // audit checks everything that the index keeps against the model and itself.
 func (m *model) audit(t interface{ Fatalf(string, ...any) }, x *Index) {
+	m.auditListings(t, x) // before the sweep, which it must not need
 	x.sweepAll()
+	m.auditListings(t, x)
 	type counts map[uint32]int // by offset
 	wantPoints := map[summary.IndexKey]counts{}
 	keys, predictedKeys, partialKeys := map[summary.IndexKey]bool{}, map[summary.IndexKey]bool{}, map[summary.IndexKey]bool{}

@@ -2900,6 +2900,99 @@ func (x *WaitAppliedResponse) GetName() string {
 	return ""
 }
 
+// PeerInspectRequest is a request that came to a coordinator without a lane to
+// the worker's host.
+type PeerInspectRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The request.
+	Inspect       *InspectWorkerRequest `protobuf:"bytes,1,opt,name=inspect" json:"inspect,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PeerInspectRequest) Reset() {
+	*x = PeerInspectRequest{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PeerInspectRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PeerInspectRequest) ProtoMessage() {}
+
+func (x *PeerInspectRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PeerInspectRequest.ProtoReflect.Descriptor instead.
+func (*PeerInspectRequest) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *PeerInspectRequest) GetInspect() *InspectWorkerRequest {
+	if x != nil {
+		return x.Inspect
+	}
+	return nil
+}
+
+// PeerInspectResponse is the answer of a coordinator that has one.
+type PeerInspectResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The answer.
+	Inspect       *InspectWorkerResponse `protobuf:"bytes,1,opt,name=inspect" json:"inspect,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PeerInspectResponse) Reset() {
+	*x = PeerInspectResponse{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PeerInspectResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PeerInspectResponse) ProtoMessage() {}
+
+func (x *PeerInspectResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PeerInspectResponse.ProtoReflect.Descriptor instead.
+func (*PeerInspectResponse) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *PeerInspectResponse) GetInspect() *InspectWorkerResponse {
+	if x != nil {
+		return x.Inspect
+	}
+	return nil
+}
+
 // FetchPlacementRequest names a record.
 type FetchPlacementRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2911,7 +3004,7 @@ type FetchPlacementRequest struct {
 
 func (x *FetchPlacementRequest) Reset() {
 	*x = FetchPlacementRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[30]
+	mi := &file_waypost_v1_lane_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2923,7 +3016,7 @@ func (x *FetchPlacementRequest) String() string {
 func (*FetchPlacementRequest) ProtoMessage() {}
 
 func (x *FetchPlacementRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[30]
+	mi := &file_waypost_v1_lane_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2936,7 +3029,7 @@ func (x *FetchPlacementRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchPlacementRequest.ProtoReflect.Descriptor instead.
 func (*FetchPlacementRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{30}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *FetchPlacementRequest) GetPlacementId() string {
@@ -2957,7 +3050,7 @@ type FetchPlacementResponse struct {
 
 func (x *FetchPlacementResponse) Reset() {
 	*x = FetchPlacementResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[31]
+	mi := &file_waypost_v1_lane_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2969,7 +3062,7 @@ func (x *FetchPlacementResponse) String() string {
 func (*FetchPlacementResponse) ProtoMessage() {}
 
 func (x *FetchPlacementResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[31]
+	mi := &file_waypost_v1_lane_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2982,7 +3075,7 @@ func (x *FetchPlacementResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchPlacementResponse.ProtoReflect.Descriptor instead.
 func (*FetchPlacementResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{31}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *FetchPlacementResponse) GetRecord() []byte {
@@ -3003,7 +3096,7 @@ type RelayOutcomeRequest struct {
 
 func (x *RelayOutcomeRequest) Reset() {
 	*x = RelayOutcomeRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[32]
+	mi := &file_waypost_v1_lane_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3015,7 +3108,7 @@ func (x *RelayOutcomeRequest) String() string {
 func (*RelayOutcomeRequest) ProtoMessage() {}
 
 func (x *RelayOutcomeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[32]
+	mi := &file_waypost_v1_lane_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3028,7 +3121,7 @@ func (x *RelayOutcomeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayOutcomeRequest.ProtoReflect.Descriptor instead.
 func (*RelayOutcomeRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{32}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *RelayOutcomeRequest) GetOutcome() *ReportOutcomeRequest {
@@ -3049,7 +3142,7 @@ type RelayOutcomeResponse struct {
 
 func (x *RelayOutcomeResponse) Reset() {
 	*x = RelayOutcomeResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[33]
+	mi := &file_waypost_v1_lane_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3061,7 +3154,7 @@ func (x *RelayOutcomeResponse) String() string {
 func (*RelayOutcomeResponse) ProtoMessage() {}
 
 func (x *RelayOutcomeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[33]
+	mi := &file_waypost_v1_lane_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3074,7 +3167,7 @@ func (x *RelayOutcomeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayOutcomeResponse.ProtoReflect.Descriptor instead.
 func (*RelayOutcomeResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{33}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *RelayOutcomeResponse) GetOutcome() *ReportOutcomeResponse {
@@ -3101,7 +3194,7 @@ type RelayReservationRequest struct {
 
 func (x *RelayReservationRequest) Reset() {
 	*x = RelayReservationRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[34]
+	mi := &file_waypost_v1_lane_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3113,7 +3206,7 @@ func (x *RelayReservationRequest) String() string {
 func (*RelayReservationRequest) ProtoMessage() {}
 
 func (x *RelayReservationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[34]
+	mi := &file_waypost_v1_lane_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3126,7 +3219,7 @@ func (x *RelayReservationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayReservationRequest.ProtoReflect.Descriptor instead.
 func (*RelayReservationRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{34}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *RelayReservationRequest) GetWhat() isRelayReservationRequest_What {
@@ -3188,7 +3281,7 @@ type RelayReservationResponse struct {
 
 func (x *RelayReservationResponse) Reset() {
 	*x = RelayReservationResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[35]
+	mi := &file_waypost_v1_lane_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3200,7 +3293,7 @@ func (x *RelayReservationResponse) String() string {
 func (*RelayReservationResponse) ProtoMessage() {}
 
 func (x *RelayReservationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[35]
+	mi := &file_waypost_v1_lane_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3213,7 +3306,7 @@ func (x *RelayReservationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayReservationResponse.ProtoReflect.Descriptor instead.
 func (*RelayReservationResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{35}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *RelayReservationResponse) GetWhat() isRelayReservationResponse_What {
@@ -3268,7 +3361,7 @@ type PeerMembersRequest struct {
 
 func (x *PeerMembersRequest) Reset() {
 	*x = PeerMembersRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[36]
+	mi := &file_waypost_v1_lane_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3280,7 +3373,7 @@ func (x *PeerMembersRequest) String() string {
 func (*PeerMembersRequest) ProtoMessage() {}
 
 func (x *PeerMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[36]
+	mi := &file_waypost_v1_lane_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3293,7 +3386,7 @@ func (x *PeerMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerMembersRequest.ProtoReflect.Descriptor instead.
 func (*PeerMembersRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{36}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{38}
 }
 
 // PeerMembersResponse is a coordinator's own view of the mesh.
@@ -3307,7 +3400,7 @@ type PeerMembersResponse struct {
 
 func (x *PeerMembersResponse) Reset() {
 	*x = PeerMembersResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[37]
+	mi := &file_waypost_v1_lane_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3319,7 +3412,7 @@ func (x *PeerMembersResponse) String() string {
 func (*PeerMembersResponse) ProtoMessage() {}
 
 func (x *PeerMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[37]
+	mi := &file_waypost_v1_lane_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3332,7 +3425,7 @@ func (x *PeerMembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerMembersResponse.ProtoReflect.Descriptor instead.
 func (*PeerMembersResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{37}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *PeerMembersResponse) GetMembers() *ListMembersResponse {
@@ -3355,7 +3448,7 @@ type CopyPrefixesRequest struct {
 
 func (x *CopyPrefixesRequest) Reset() {
 	*x = CopyPrefixesRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[38]
+	mi := &file_waypost_v1_lane_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3367,7 +3460,7 @@ func (x *CopyPrefixesRequest) String() string {
 func (*CopyPrefixesRequest) ProtoMessage() {}
 
 func (x *CopyPrefixesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[38]
+	mi := &file_waypost_v1_lane_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3380,7 +3473,7 @@ func (x *CopyPrefixesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyPrefixesRequest.ProtoReflect.Descriptor instead.
 func (*CopyPrefixesRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{38}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *CopyPrefixesRequest) GetWorker() string {
@@ -3410,7 +3503,7 @@ type CopyPrefixesResponse struct {
 
 func (x *CopyPrefixesResponse) Reset() {
 	*x = CopyPrefixesResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[39]
+	mi := &file_waypost_v1_lane_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3422,7 +3515,7 @@ func (x *CopyPrefixesResponse) String() string {
 func (*CopyPrefixesResponse) ProtoMessage() {}
 
 func (x *CopyPrefixesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[39]
+	mi := &file_waypost_v1_lane_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3435,7 +3528,7 @@ func (x *CopyPrefixesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyPrefixesResponse.ProtoReflect.Descriptor instead.
 func (*CopyPrefixesResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{39}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *CopyPrefixesResponse) GetFrames() [][]byte {
@@ -3700,7 +3793,11 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"timeout_ms\x18\x02 \x01(\x01R\ttimeoutMs\"N\n" +
 	"\x13WaitAppliedResponse\x12#\n" +
 	"\rapplied_index\x18\x01 \x01(\x06R\fappliedIndex\x12\x12\n" +
-	"\x04name\x18\x02 \x01(\tR\x04name\":\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\"P\n" +
+	"\x12PeerInspectRequest\x12:\n" +
+	"\ainspect\x18\x01 \x01(\v2 .waypost.v1.InspectWorkerRequestR\ainspect\"R\n" +
+	"\x13PeerInspectResponse\x12;\n" +
+	"\ainspect\x18\x01 \x01(\v2!.waypost.v1.InspectWorkerResponseR\ainspect\":\n" +
 	"\x15FetchPlacementRequest\x12!\n" +
 	"\fplacement_id\x18\x01 \x01(\tR\vplacementId\"0\n" +
 	"\x16FetchPlacementResponse\x12\x16\n" +
@@ -3727,12 +3824,13 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\x06frames\x18\x01 \x03(\fR\x06frames\x12\x15\n" +
 	"\x06age_ms\x18\x02 \x01(\x01R\x05ageMs2U\n" +
 	"\vLaneService\x12F\n" +
-	"\aConnect\x12\x1a.waypost.v1.ConnectRequest\x1a\x1b.waypost.v1.ConnectResponse(\x010\x012\x99\x06\n" +
+	"\aConnect\x12\x1a.waypost.v1.ConnectRequest\x1a\x1b.waypost.v1.ConnectResponse(\x010\x012\xe9\x06\n" +
 	"\vPeerService\x12g\n" +
 	"\x12ExchangePlacements\x12%.waypost.v1.ExchangePlacementsRequest\x1a&.waypost.v1.ExchangePlacementsResponse(\x010\x01\x12Q\n" +
 	"\fForwardWrite\x12\x1f.waypost.v1.ForwardWriteRequest\x1a .waypost.v1.ForwardWriteResponse\x12N\n" +
 	"\vJoinCluster\x12\x1e.waypost.v1.JoinClusterRequest\x1a\x1f.waypost.v1.JoinClusterResponse\x12N\n" +
-	"\vWaitApplied\x12\x1e.waypost.v1.WaitAppliedRequest\x1a\x1f.waypost.v1.WaitAppliedResponse\x12W\n" +
+	"\vWaitApplied\x12\x1e.waypost.v1.WaitAppliedRequest\x1a\x1f.waypost.v1.WaitAppliedResponse\x12N\n" +
+	"\vPeerInspect\x12\x1e.waypost.v1.PeerInspectRequest\x1a\x1f.waypost.v1.PeerInspectResponse\x12W\n" +
 	"\x0eFetchPlacement\x12!.waypost.v1.FetchPlacementRequest\x1a\".waypost.v1.FetchPlacementResponse\x12Q\n" +
 	"\fRelayOutcome\x12\x1f.waypost.v1.RelayOutcomeRequest\x1a .waypost.v1.RelayOutcomeResponse\x12]\n" +
 	"\x10RelayReservation\x12#.waypost.v1.RelayReservationRequest\x1a$.waypost.v1.RelayReservationResponse\x12N\n" +
@@ -3751,7 +3849,7 @@ func file_waypost_v1_lane_proto_rawDescGZIP() []byte {
 	return file_waypost_v1_lane_proto_rawDescData
 }
 
-var file_waypost_v1_lane_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
+var file_waypost_v1_lane_proto_msgTypes = make([]protoimpl.MessageInfo, 43)
 var file_waypost_v1_lane_proto_goTypes = []any{
 	(*ConnectRequest)(nil),             // 0: waypost.v1.ConnectRequest
 	(*ConnectResponse)(nil),            // 1: waypost.v1.ConnectResponse
@@ -3783,27 +3881,31 @@ var file_waypost_v1_lane_proto_goTypes = []any{
 	(*JoinClusterResponse)(nil),        // 27: waypost.v1.JoinClusterResponse
 	(*WaitAppliedRequest)(nil),         // 28: waypost.v1.WaitAppliedRequest
 	(*WaitAppliedResponse)(nil),        // 29: waypost.v1.WaitAppliedResponse
-	(*FetchPlacementRequest)(nil),      // 30: waypost.v1.FetchPlacementRequest
-	(*FetchPlacementResponse)(nil),     // 31: waypost.v1.FetchPlacementResponse
-	(*RelayOutcomeRequest)(nil),        // 32: waypost.v1.RelayOutcomeRequest
-	(*RelayOutcomeResponse)(nil),       // 33: waypost.v1.RelayOutcomeResponse
-	(*RelayReservationRequest)(nil),    // 34: waypost.v1.RelayReservationRequest
-	(*RelayReservationResponse)(nil),   // 35: waypost.v1.RelayReservationResponse
-	(*PeerMembersRequest)(nil),         // 36: waypost.v1.PeerMembersRequest
-	(*PeerMembersResponse)(nil),        // 37: waypost.v1.PeerMembersResponse
-	(*CopyPrefixesRequest)(nil),        // 38: waypost.v1.CopyPrefixesRequest
-	(*CopyPrefixesResponse)(nil),       // 39: waypost.v1.CopyPrefixesResponse
-	nil,                                // 40: waypost.v1.WorkerFacts.HeadersEntry
-	(*HostFacts)(nil),                  // 41: waypost.v1.HostFacts
-	(*Gpu)(nil),                        // 42: waypost.v1.Gpu
-	(*Cordon)(nil),                     // 43: waypost.v1.Cordon
-	(*ReportOutcomeRequest)(nil),       // 44: waypost.v1.ReportOutcomeRequest
-	(*ReportOutcomeResponse)(nil),      // 45: waypost.v1.ReportOutcomeResponse
-	(*RenewPlacementRequest)(nil),      // 46: waypost.v1.RenewPlacementRequest
-	(*ReleasePlacementRequest)(nil),    // 47: waypost.v1.ReleasePlacementRequest
-	(*RenewPlacementResponse)(nil),     // 48: waypost.v1.RenewPlacementResponse
-	(*ReleasePlacementResponse)(nil),   // 49: waypost.v1.ReleasePlacementResponse
-	(*ListMembersResponse)(nil),        // 50: waypost.v1.ListMembersResponse
+	(*PeerInspectRequest)(nil),         // 30: waypost.v1.PeerInspectRequest
+	(*PeerInspectResponse)(nil),        // 31: waypost.v1.PeerInspectResponse
+	(*FetchPlacementRequest)(nil),      // 32: waypost.v1.FetchPlacementRequest
+	(*FetchPlacementResponse)(nil),     // 33: waypost.v1.FetchPlacementResponse
+	(*RelayOutcomeRequest)(nil),        // 34: waypost.v1.RelayOutcomeRequest
+	(*RelayOutcomeResponse)(nil),       // 35: waypost.v1.RelayOutcomeResponse
+	(*RelayReservationRequest)(nil),    // 36: waypost.v1.RelayReservationRequest
+	(*RelayReservationResponse)(nil),   // 37: waypost.v1.RelayReservationResponse
+	(*PeerMembersRequest)(nil),         // 38: waypost.v1.PeerMembersRequest
+	(*PeerMembersResponse)(nil),        // 39: waypost.v1.PeerMembersResponse
+	(*CopyPrefixesRequest)(nil),        // 40: waypost.v1.CopyPrefixesRequest
+	(*CopyPrefixesResponse)(nil),       // 41: waypost.v1.CopyPrefixesResponse
+	nil,                                // 42: waypost.v1.WorkerFacts.HeadersEntry
+	(*HostFacts)(nil),                  // 43: waypost.v1.HostFacts
+	(*Gpu)(nil),                        // 44: waypost.v1.Gpu
+	(*Cordon)(nil),                     // 45: waypost.v1.Cordon
+	(*InspectWorkerRequest)(nil),       // 46: waypost.v1.InspectWorkerRequest
+	(*InspectWorkerResponse)(nil),      // 47: waypost.v1.InspectWorkerResponse
+	(*ReportOutcomeRequest)(nil),       // 48: waypost.v1.ReportOutcomeRequest
+	(*ReportOutcomeResponse)(nil),      // 49: waypost.v1.ReportOutcomeResponse
+	(*RenewPlacementRequest)(nil),      // 50: waypost.v1.RenewPlacementRequest
+	(*ReleasePlacementRequest)(nil),    // 51: waypost.v1.ReleasePlacementRequest
+	(*RenewPlacementResponse)(nil),     // 52: waypost.v1.RenewPlacementResponse
+	(*ReleasePlacementResponse)(nil),   // 53: waypost.v1.ReleasePlacementResponse
+	(*ListMembersResponse)(nil),        // 54: waypost.v1.ListMembersResponse
 }
 var file_waypost_v1_lane_proto_depIdxs = []int32{
 	2,  // 0: waypost.v1.ConnectRequest.hello:type_name -> waypost.v1.AgentHello
@@ -3819,50 +3921,54 @@ var file_waypost_v1_lane_proto_depIdxs = []int32{
 	19, // 10: waypost.v1.ConnectResponse.tokenize:type_name -> waypost.v1.TokenizeAsk
 	20, // 11: waypost.v1.ConnectResponse.render:type_name -> waypost.v1.RenderAsk
 	3,  // 12: waypost.v1.AgentHello.workers:type_name -> waypost.v1.WorkerFacts
-	40, // 13: waypost.v1.WorkerFacts.headers:type_name -> waypost.v1.WorkerFacts.HeadersEntry
+	42, // 13: waypost.v1.WorkerFacts.headers:type_name -> waypost.v1.WorkerFacts.HeadersEntry
 	5,  // 14: waypost.v1.WorkerFacts.step_model:type_name -> waypost.v1.StepModel
 	4,  // 15: waypost.v1.WorkerFacts.transfer:type_name -> waypost.v1.TransferFacts
 	7,  // 16: waypost.v1.Load.workers:type_name -> waypost.v1.WorkerLoad
 	8,  // 17: waypost.v1.WorkerLoad.echo:type_name -> waypost.v1.Echo
-	41, // 18: waypost.v1.HostReport.facts:type_name -> waypost.v1.HostFacts
-	42, // 19: waypost.v1.HostReport.gpus:type_name -> waypost.v1.Gpu
-	43, // 20: waypost.v1.PolicyPush.cordons:type_name -> waypost.v1.Cordon
+	43, // 18: waypost.v1.HostReport.facts:type_name -> waypost.v1.HostFacts
+	44, // 19: waypost.v1.HostReport.gpus:type_name -> waypost.v1.Gpu
+	45, // 20: waypost.v1.PolicyPush.cordons:type_name -> waypost.v1.Cordon
 	16, // 21: waypost.v1.ClaimFrame.claims:type_name -> waypost.v1.Claim
 	18, // 22: waypost.v1.MarkFrame.marks:type_name -> waypost.v1.Mark
 	23, // 23: waypost.v1.ExchangePlacementsRequest.places:type_name -> waypost.v1.PlaceFrame
 	16, // 24: waypost.v1.PlaceFrame.claim:type_name -> waypost.v1.Claim
-	44, // 25: waypost.v1.RelayOutcomeRequest.outcome:type_name -> waypost.v1.ReportOutcomeRequest
-	45, // 26: waypost.v1.RelayOutcomeResponse.outcome:type_name -> waypost.v1.ReportOutcomeResponse
-	46, // 27: waypost.v1.RelayReservationRequest.renew:type_name -> waypost.v1.RenewPlacementRequest
-	47, // 28: waypost.v1.RelayReservationRequest.release:type_name -> waypost.v1.ReleasePlacementRequest
-	48, // 29: waypost.v1.RelayReservationResponse.renew:type_name -> waypost.v1.RenewPlacementResponse
-	49, // 30: waypost.v1.RelayReservationResponse.release:type_name -> waypost.v1.ReleasePlacementResponse
-	50, // 31: waypost.v1.PeerMembersResponse.members:type_name -> waypost.v1.ListMembersResponse
-	0,  // 32: waypost.v1.LaneService.Connect:input_type -> waypost.v1.ConnectRequest
-	21, // 33: waypost.v1.PeerService.ExchangePlacements:input_type -> waypost.v1.ExchangePlacementsRequest
-	24, // 34: waypost.v1.PeerService.ForwardWrite:input_type -> waypost.v1.ForwardWriteRequest
-	26, // 35: waypost.v1.PeerService.JoinCluster:input_type -> waypost.v1.JoinClusterRequest
-	28, // 36: waypost.v1.PeerService.WaitApplied:input_type -> waypost.v1.WaitAppliedRequest
-	30, // 37: waypost.v1.PeerService.FetchPlacement:input_type -> waypost.v1.FetchPlacementRequest
-	32, // 38: waypost.v1.PeerService.RelayOutcome:input_type -> waypost.v1.RelayOutcomeRequest
-	34, // 39: waypost.v1.PeerService.RelayReservation:input_type -> waypost.v1.RelayReservationRequest
-	36, // 40: waypost.v1.PeerService.PeerMembers:input_type -> waypost.v1.PeerMembersRequest
-	38, // 41: waypost.v1.PeerService.CopyPrefixes:input_type -> waypost.v1.CopyPrefixesRequest
-	1,  // 42: waypost.v1.LaneService.Connect:output_type -> waypost.v1.ConnectResponse
-	22, // 43: waypost.v1.PeerService.ExchangePlacements:output_type -> waypost.v1.ExchangePlacementsResponse
-	25, // 44: waypost.v1.PeerService.ForwardWrite:output_type -> waypost.v1.ForwardWriteResponse
-	27, // 45: waypost.v1.PeerService.JoinCluster:output_type -> waypost.v1.JoinClusterResponse
-	29, // 46: waypost.v1.PeerService.WaitApplied:output_type -> waypost.v1.WaitAppliedResponse
-	31, // 47: waypost.v1.PeerService.FetchPlacement:output_type -> waypost.v1.FetchPlacementResponse
-	33, // 48: waypost.v1.PeerService.RelayOutcome:output_type -> waypost.v1.RelayOutcomeResponse
-	35, // 49: waypost.v1.PeerService.RelayReservation:output_type -> waypost.v1.RelayReservationResponse
-	37, // 50: waypost.v1.PeerService.PeerMembers:output_type -> waypost.v1.PeerMembersResponse
-	39, // 51: waypost.v1.PeerService.CopyPrefixes:output_type -> waypost.v1.CopyPrefixesResponse
-	42, // [42:52] is the sub-list for method output_type
-	32, // [32:42] is the sub-list for method input_type
-	32, // [32:32] is the sub-list for extension type_name
-	32, // [32:32] is the sub-list for extension extendee
-	0,  // [0:32] is the sub-list for field type_name
+	46, // 25: waypost.v1.PeerInspectRequest.inspect:type_name -> waypost.v1.InspectWorkerRequest
+	47, // 26: waypost.v1.PeerInspectResponse.inspect:type_name -> waypost.v1.InspectWorkerResponse
+	48, // 27: waypost.v1.RelayOutcomeRequest.outcome:type_name -> waypost.v1.ReportOutcomeRequest
+	49, // 28: waypost.v1.RelayOutcomeResponse.outcome:type_name -> waypost.v1.ReportOutcomeResponse
+	50, // 29: waypost.v1.RelayReservationRequest.renew:type_name -> waypost.v1.RenewPlacementRequest
+	51, // 30: waypost.v1.RelayReservationRequest.release:type_name -> waypost.v1.ReleasePlacementRequest
+	52, // 31: waypost.v1.RelayReservationResponse.renew:type_name -> waypost.v1.RenewPlacementResponse
+	53, // 32: waypost.v1.RelayReservationResponse.release:type_name -> waypost.v1.ReleasePlacementResponse
+	54, // 33: waypost.v1.PeerMembersResponse.members:type_name -> waypost.v1.ListMembersResponse
+	0,  // 34: waypost.v1.LaneService.Connect:input_type -> waypost.v1.ConnectRequest
+	21, // 35: waypost.v1.PeerService.ExchangePlacements:input_type -> waypost.v1.ExchangePlacementsRequest
+	24, // 36: waypost.v1.PeerService.ForwardWrite:input_type -> waypost.v1.ForwardWriteRequest
+	26, // 37: waypost.v1.PeerService.JoinCluster:input_type -> waypost.v1.JoinClusterRequest
+	28, // 38: waypost.v1.PeerService.WaitApplied:input_type -> waypost.v1.WaitAppliedRequest
+	30, // 39: waypost.v1.PeerService.PeerInspect:input_type -> waypost.v1.PeerInspectRequest
+	32, // 40: waypost.v1.PeerService.FetchPlacement:input_type -> waypost.v1.FetchPlacementRequest
+	34, // 41: waypost.v1.PeerService.RelayOutcome:input_type -> waypost.v1.RelayOutcomeRequest
+	36, // 42: waypost.v1.PeerService.RelayReservation:input_type -> waypost.v1.RelayReservationRequest
+	38, // 43: waypost.v1.PeerService.PeerMembers:input_type -> waypost.v1.PeerMembersRequest
+	40, // 44: waypost.v1.PeerService.CopyPrefixes:input_type -> waypost.v1.CopyPrefixesRequest
+	1,  // 45: waypost.v1.LaneService.Connect:output_type -> waypost.v1.ConnectResponse
+	22, // 46: waypost.v1.PeerService.ExchangePlacements:output_type -> waypost.v1.ExchangePlacementsResponse
+	25, // 47: waypost.v1.PeerService.ForwardWrite:output_type -> waypost.v1.ForwardWriteResponse
+	27, // 48: waypost.v1.PeerService.JoinCluster:output_type -> waypost.v1.JoinClusterResponse
+	29, // 49: waypost.v1.PeerService.WaitApplied:output_type -> waypost.v1.WaitAppliedResponse
+	31, // 50: waypost.v1.PeerService.PeerInspect:output_type -> waypost.v1.PeerInspectResponse
+	33, // 51: waypost.v1.PeerService.FetchPlacement:output_type -> waypost.v1.FetchPlacementResponse
+	35, // 52: waypost.v1.PeerService.RelayOutcome:output_type -> waypost.v1.RelayOutcomeResponse
+	37, // 53: waypost.v1.PeerService.RelayReservation:output_type -> waypost.v1.RelayReservationResponse
+	39, // 54: waypost.v1.PeerService.PeerMembers:output_type -> waypost.v1.PeerMembersResponse
+	41, // 55: waypost.v1.PeerService.CopyPrefixes:output_type -> waypost.v1.CopyPrefixesResponse
+	45, // [45:56] is the sub-list for method output_type
+	34, // [34:45] is the sub-list for method input_type
+	34, // [34:34] is the sub-list for extension type_name
+	34, // [34:34] is the sub-list for extension extendee
+	0,  // [0:34] is the sub-list for field type_name
 }
 
 func init() { file_waypost_v1_lane_proto_init() }
@@ -3888,11 +3994,11 @@ func file_waypost_v1_lane_proto_init() {
 		(*ConnectResponse_Tokenize)(nil),
 		(*ConnectResponse_Render)(nil),
 	}
-	file_waypost_v1_lane_proto_msgTypes[34].OneofWrappers = []any{
+	file_waypost_v1_lane_proto_msgTypes[36].OneofWrappers = []any{
 		(*RelayReservationRequest_Renew)(nil),
 		(*RelayReservationRequest_Release)(nil),
 	}
-	file_waypost_v1_lane_proto_msgTypes[35].OneofWrappers = []any{
+	file_waypost_v1_lane_proto_msgTypes[37].OneofWrappers = []any{
 		(*RelayReservationResponse_Renew)(nil),
 		(*RelayReservationResponse_Release)(nil),
 	}
@@ -3902,7 +4008,7 @@ func file_waypost_v1_lane_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_waypost_v1_lane_proto_rawDesc), len(file_waypost_v1_lane_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   41,
+			NumMessages:   43,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -129,6 +129,7 @@ const (
 	PeerService_ForwardWrite_FullMethodName       = "/waypost.v1.PeerService/ForwardWrite"
 	PeerService_JoinCluster_FullMethodName        = "/waypost.v1.PeerService/JoinCluster"
 	PeerService_WaitApplied_FullMethodName        = "/waypost.v1.PeerService/WaitApplied"
+	PeerService_PeerInspect_FullMethodName        = "/waypost.v1.PeerService/PeerInspect"
 	PeerService_FetchPlacement_FullMethodName     = "/waypost.v1.PeerService/FetchPlacement"
 	PeerService_RelayOutcome_FullMethodName       = "/waypost.v1.PeerService/RelayOutcome"
 	PeerService_RelayReservation_FullMethodName   = "/waypost.v1.PeerService/RelayReservation"
@@ -151,6 +152,8 @@ type PeerServiceClient interface {
 	JoinCluster(ctx context.Context, in *JoinClusterRequest, opts ...grpc.CallOption) (*JoinClusterResponse, error)
 	// WaitApplied answers once the log index is applied here, or after a bounded wait.
 	WaitApplied(ctx context.Context, in *WaitAppliedRequest, opts ...grpc.CallOption) (*WaitAppliedResponse, error)
+	// PeerInspect shows a prefix stream as this coordinator has it.
+	PeerInspect(ctx context.Context, in *PeerInspectRequest, opts ...grpc.CallOption) (*PeerInspectResponse, error)
 	// FetchPlacement reads a decision record held by this coordinator.
 	FetchPlacement(ctx context.Context, in *FetchPlacementRequest, opts ...grpc.CallOption) (*FetchPlacementResponse, error)
 	// RelayOutcome hands an outcome to the coordinator that made the placement.
@@ -211,6 +214,16 @@ func (c *peerServiceClient) WaitApplied(ctx context.Context, in *WaitAppliedRequ
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(WaitAppliedResponse)
 	err := c.cc.Invoke(ctx, PeerService_WaitApplied_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *peerServiceClient) PeerInspect(ctx context.Context, in *PeerInspectRequest, opts ...grpc.CallOption) (*PeerInspectResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PeerInspectResponse)
+	err := c.cc.Invoke(ctx, PeerService_PeerInspect_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -291,6 +304,8 @@ type PeerServiceServer interface {
 	JoinCluster(context.Context, *JoinClusterRequest) (*JoinClusterResponse, error)
 	// WaitApplied answers once the log index is applied here, or after a bounded wait.
 	WaitApplied(context.Context, *WaitAppliedRequest) (*WaitAppliedResponse, error)
+	// PeerInspect shows a prefix stream as this coordinator has it.
+	PeerInspect(context.Context, *PeerInspectRequest) (*PeerInspectResponse, error)
 	// FetchPlacement reads a decision record held by this coordinator.
 	FetchPlacement(context.Context, *FetchPlacementRequest) (*FetchPlacementResponse, error)
 	// RelayOutcome hands an outcome to the coordinator that made the placement.
@@ -325,6 +340,9 @@ func (UnimplementedPeerServiceServer) JoinCluster(context.Context, *JoinClusterR
 }
 func (UnimplementedPeerServiceServer) WaitApplied(context.Context, *WaitAppliedRequest) (*WaitAppliedResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method WaitApplied not implemented")
+}
+func (UnimplementedPeerServiceServer) PeerInspect(context.Context, *PeerInspectRequest) (*PeerInspectResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method PeerInspect not implemented")
 }
 func (UnimplementedPeerServiceServer) FetchPlacement(context.Context, *FetchPlacementRequest) (*FetchPlacementResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method FetchPlacement not implemented")
@@ -419,6 +437,24 @@ func _PeerService_WaitApplied_Handler(srv interface{}, ctx context.Context, dec 
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(PeerServiceServer).WaitApplied(ctx, req.(*WaitAppliedRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _PeerService_PeerInspect_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PeerInspectRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PeerServiceServer).PeerInspect(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: PeerService_PeerInspect_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PeerServiceServer).PeerInspect(ctx, req.(*PeerInspectRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -524,6 +560,10 @@ var PeerService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "WaitApplied",
 			Handler:    _PeerService_WaitApplied_Handler,
+		},
+		{
+			MethodName: "PeerInspect",
+			Handler:    _PeerService_PeerInspect_Handler,
 		},
 		{
 			MethodName: "FetchPlacement",

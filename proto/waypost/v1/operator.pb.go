@@ -2674,7 +2674,7 @@ func (x *InspectWorkerRequest) GetVerify() bool {
 	return false
 }
 
-// InspectWorkerResponse is a prefix stream as this coordinator has it.
+// InspectWorkerResponse is a prefix stream as a coordinator has it.
 type InspectWorkerResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// host/engine/rank.
@@ -2689,15 +2689,16 @@ type InspectWorkerResponse struct {
 	Epoch *uint32 `protobuf:"varint,5,opt,name=epoch" json:"epoch,omitempty"`
 	// Number of the last applied frame; unset: no snapshot yet.
 	Seq *float64 `protobuf:"fixed64,6,opt,name=seq" json:"seq,omitempty"`
-	// Unbranched segments of the worker's prefix tree.
+	// Unbranched segments of the worker's prefix tree; unset: no snapshot yet.
 	Runs *uint32 `protobuf:"varint,7,opt,name=runs" json:"runs,omitempty"`
-	// Keys the index holds for the worker.
+	// Keys the index holds for the worker, those of its stream and predicted ones.
 	Keys *uint32 `protobuf:"varint,8,opt,name=keys" json:"keys,omitempty"`
-	// Bytes of frames received since the coordinator started.
+	// Bytes of frames received since the stream began here; those asked for to
+	// compare are not among them.
 	StreamBytes *float64 `protobuf:"fixed64,9,opt,name=stream_bytes,json=streamBytes" json:"stream_bytes,omitempty"`
 	// Of these, bytes of snapshots and replays that were asked for.
 	PulledBytes *float64 `protobuf:"fixed64,10,opt,name=pulled_bytes,json=pulledBytes" json:"pulled_bytes,omitempty"`
-	// Age of the oldest fact in the last frame, ms; unset: none.
+	// Age of the oldest fact in what is known of the cache, ms; unset: unknown.
 	AgeMs *float64 `protobuf:"fixed64,11,opt,name=age_ms,json=ageMs" json:"age_ms,omitempty"`
 	// Frames by what became of them.
 	Frames map[string]uint32 `protobuf:"bytes,12,rep,name=frames" json:"frames,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
@@ -2708,7 +2709,22 @@ type InspectWorkerResponse struct {
 	// How long ago it was, ms; unset: none.
 	LastResyncMs *float64 `protobuf:"fixed64,15,opt,name=last_resync_ms,json=lastResyncMs" json:"last_resync_ms,omitempty"`
 	// Result of the comparison; unset: not asked for.
-	Comparison    *StreamComparison `protobuf:"bytes,16,opt,name=comparison" json:"comparison,omitempty"`
+	Comparison *StreamComparison `protobuf:"bytes,16,opt,name=comparison" json:"comparison,omitempty"`
+	// Keys that the stream tells; a key told twice counts twice. Unset: no
+	// snapshot yet.
+	StreamKeys *uint32 `protobuf:"varint,17,opt,name=stream_keys,json=streamKeys" json:"stream_keys,omitempty"`
+	// Memory of the stream's decoder, bytes; unset: no snapshot yet.
+	DecoderBytes *float64 `protobuf:"fixed64,18,opt,name=decoder_bytes,json=decoderBytes" json:"decoder_bytes,omitempty"`
+	// Workers, keys and bytes of the whole index.
+	IndexWorkers *uint32 `protobuf:"varint,19,opt,name=index_workers,json=indexWorkers" json:"index_workers,omitempty"`
+	// Different keys in it.
+	IndexKeys *uint32 `protobuf:"varint,20,opt,name=index_keys,json=indexKeys" json:"index_keys,omitempty"`
+	// Memory of its tables, bytes.
+	IndexBytes *float64 `protobuf:"fixed64,21,opt,name=index_bytes,json=indexBytes" json:"index_bytes,omitempty"`
+	// Whether the lane of the worker's host is up.
+	LaneUp *bool `protobuf:"varint,22,opt,name=lane_up,json=laneUp" json:"lane_up,omitempty"`
+	// Who answered.
+	AnsweredBy    *string `protobuf:"bytes,23,opt,name=answered_by,json=answeredBy" json:"answered_by,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2855,7 +2871,57 @@ func (x *InspectWorkerResponse) GetComparison() *StreamComparison {
 	return nil
 }
 
-// StreamComparison compares the index with the agent's own set.
+func (x *InspectWorkerResponse) GetStreamKeys() uint32 {
+	if x != nil && x.StreamKeys != nil {
+		return *x.StreamKeys
+	}
+	return 0
+}
+
+func (x *InspectWorkerResponse) GetDecoderBytes() float64 {
+	if x != nil && x.DecoderBytes != nil {
+		return *x.DecoderBytes
+	}
+	return 0
+}
+
+func (x *InspectWorkerResponse) GetIndexWorkers() uint32 {
+	if x != nil && x.IndexWorkers != nil {
+		return *x.IndexWorkers
+	}
+	return 0
+}
+
+func (x *InspectWorkerResponse) GetIndexKeys() uint32 {
+	if x != nil && x.IndexKeys != nil {
+		return *x.IndexKeys
+	}
+	return 0
+}
+
+func (x *InspectWorkerResponse) GetIndexBytes() float64 {
+	if x != nil && x.IndexBytes != nil {
+		return *x.IndexBytes
+	}
+	return 0
+}
+
+func (x *InspectWorkerResponse) GetLaneUp() bool {
+	if x != nil && x.LaneUp != nil {
+		return *x.LaneUp
+	}
+	return false
+}
+
+func (x *InspectWorkerResponse) GetAnsweredBy() string {
+	if x != nil && x.AnsweredBy != nil {
+		return *x.AnsweredBy
+	}
+	return ""
+}
+
+// StreamComparison compares the index with the agent's own set. Both stood at
+// the same frame of the stream when they were compared.
 type StreamComparison struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Keys in both.
@@ -2866,6 +2932,15 @@ type StreamComparison struct {
 	Extra *uint32 `protobuf:"varint,3,opt,name=extra" json:"extra,omitempty"`
 	// Size of the agent's snapshot, bytes.
 	SnapshotBytes *uint32 `protobuf:"varint,4,opt,name=snapshot_bytes,json=snapshotBytes" json:"snapshot_bytes,omitempty"`
+	// Keys in both of which the index has another extent: how much of the prefix
+	// can be used, and in which memory it is.
+	Extents *uint32 `protobuf:"varint,5,opt,name=extents" json:"extents,omitempty"`
+	// Epoch of the frame compared at.
+	Epoch *uint32 `protobuf:"varint,6,opt,name=epoch" json:"epoch,omitempty"`
+	// Number of the frame compared at.
+	Seq *float64 `protobuf:"fixed64,7,opt,name=seq" json:"seq,omitempty"`
+	// Some of the keys that differ, at most 48.
+	Keys          []*DifferingKey `protobuf:"bytes,8,rep,name=keys" json:"keys,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2924,6 +2999,98 @@ func (x *StreamComparison) GetExtra() uint32 {
 func (x *StreamComparison) GetSnapshotBytes() uint32 {
 	if x != nil && x.SnapshotBytes != nil {
 		return *x.SnapshotBytes
+	}
+	return 0
+}
+
+func (x *StreamComparison) GetExtents() uint32 {
+	if x != nil && x.Extents != nil {
+		return *x.Extents
+	}
+	return 0
+}
+
+func (x *StreamComparison) GetEpoch() uint32 {
+	if x != nil && x.Epoch != nil {
+		return *x.Epoch
+	}
+	return 0
+}
+
+func (x *StreamComparison) GetSeq() float64 {
+	if x != nil && x.Seq != nil {
+		return *x.Seq
+	}
+	return 0
+}
+
+func (x *StreamComparison) GetKeys() []*DifferingKey {
+	if x != nil {
+		return x.Keys
+	}
+	return nil
+}
+
+// DifferingKey is a key that an agent and the index do not agree on.
+type DifferingKey struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// missing, extra or extent.
+	How *string `protobuf:"bytes,1,opt,name=how" json:"how,omitempty"`
+	// The key, 16 hex digits.
+	Key *string `protobuf:"bytes,2,opt,name=key" json:"key,omitempty"`
+	// Length of the prefix it names, tokens.
+	DepthTokens   *uint32 `protobuf:"varint,3,opt,name=depth_tokens,json=depthTokens" json:"depth_tokens,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DifferingKey) Reset() {
+	*x = DifferingKey{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DifferingKey) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DifferingKey) ProtoMessage() {}
+
+func (x *DifferingKey) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DifferingKey.ProtoReflect.Descriptor instead.
+func (*DifferingKey) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *DifferingKey) GetHow() string {
+	if x != nil && x.How != nil {
+		return *x.How
+	}
+	return ""
+}
+
+func (x *DifferingKey) GetKey() string {
+	if x != nil && x.Key != nil {
+		return *x.Key
+	}
+	return ""
+}
+
+func (x *DifferingKey) GetDepthTokens() uint32 {
+	if x != nil && x.DepthTokens != nil {
+		return *x.DepthTokens
 	}
 	return 0
 }
@@ -3164,7 +3331,7 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"\aworkers\x18\x02 \x03(\tR\aworkers\"F\n" +
 	"\x14InspectWorkerRequest\x12\x16\n" +
 	"\x06worker\x18\x01 \x01(\tR\x06worker\x12\x16\n" +
-	"\x06verify\x18\x02 \x01(\bR\x06verify\"\xc8\x05\n" +
+	"\x06verify\x18\x02 \x01(\bR\x06verify\"\xad\a\n" +
 	"\x15InspectWorkerResponse\x12\x16\n" +
 	"\x06worker\x18\x01 \x01(\tR\x06worker\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\tR\vincarnation\x12\x12\n" +
@@ -3184,18 +3351,37 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"\x0elast_resync_ms\x18\x0f \x01(\x01R\flastResyncMs\x12<\n" +
 	"\n" +
 	"comparison\x18\x10 \x01(\v2\x1c.waypost.v1.StreamComparisonR\n" +
-	"comparison\x1a9\n" +
+	"comparison\x12\x1f\n" +
+	"\vstream_keys\x18\x11 \x01(\rR\n" +
+	"streamKeys\x12#\n" +
+	"\rdecoder_bytes\x18\x12 \x01(\x01R\fdecoderBytes\x12#\n" +
+	"\rindex_workers\x18\x13 \x01(\rR\findexWorkers\x12\x1d\n" +
+	"\n" +
+	"index_keys\x18\x14 \x01(\rR\tindexKeys\x12\x1f\n" +
+	"\vindex_bytes\x18\x15 \x01(\x01R\n" +
+	"indexBytes\x12\x17\n" +
+	"\alane_up\x18\x16 \x01(\bR\x06laneUp\x12\x1f\n" +
+	"\vanswered_by\x18\x17 \x01(\tR\n" +
+	"answeredBy\x1a9\n" +
 	"\vFramesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\rR\x05value:\x028\x01\x1a:\n" +
 	"\fResyncsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\rR\x05value:\x028\x01\"\x7f\n" +
+	"\x05value\x18\x02 \x01(\rR\x05value:\x028\x01\"\xef\x01\n" +
 	"\x10StreamComparison\x12\x14\n" +
 	"\x05equal\x18\x01 \x01(\rR\x05equal\x12\x18\n" +
 	"\amissing\x18\x02 \x01(\rR\amissing\x12\x14\n" +
 	"\x05extra\x18\x03 \x01(\rR\x05extra\x12%\n" +
-	"\x0esnapshot_bytes\x18\x04 \x01(\rR\rsnapshotBytes2\xb4\x06\n" +
+	"\x0esnapshot_bytes\x18\x04 \x01(\rR\rsnapshotBytes\x12\x18\n" +
+	"\aextents\x18\x05 \x01(\rR\aextents\x12\x14\n" +
+	"\x05epoch\x18\x06 \x01(\rR\x05epoch\x12\x10\n" +
+	"\x03seq\x18\a \x01(\x01R\x03seq\x12,\n" +
+	"\x04keys\x18\b \x03(\v2\x18.waypost.v1.DifferingKeyR\x04keys\"U\n" +
+	"\fDifferingKey\x12\x10\n" +
+	"\x03how\x18\x01 \x01(\tR\x03how\x12\x10\n" +
+	"\x03key\x18\x02 \x01(\tR\x03key\x12!\n" +
+	"\fdepth_tokens\x18\x03 \x01(\rR\vdepthTokens2\xb4\x06\n" +
 	"\x0fOperatorService\x12H\n" +
 	"\tGetStatus\x12\x1c.waypost.v1.GetStatusRequest\x1a\x1d.waypost.v1.GetStatusResponse\x12N\n" +
 	"\vListWorkers\x12\x1e.waypost.v1.ListWorkersRequest\x1a\x1f.waypost.v1.ListWorkersResponse\x12H\n" +
@@ -3220,7 +3406,7 @@ func file_waypost_v1_operator_proto_rawDescGZIP() []byte {
 	return file_waypost_v1_operator_proto_rawDescData
 }
 
-var file_waypost_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
+var file_waypost_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
 var file_waypost_v1_operator_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),         // 0: waypost.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),        // 1: waypost.v1.GetStatusResponse
@@ -3255,16 +3441,17 @@ var file_waypost_v1_operator_proto_goTypes = []any{
 	(*InspectWorkerRequest)(nil),     // 30: waypost.v1.InspectWorkerRequest
 	(*InspectWorkerResponse)(nil),    // 31: waypost.v1.InspectWorkerResponse
 	(*StreamComparison)(nil),         // 32: waypost.v1.StreamComparison
-	nil,                              // 33: waypost.v1.Worker.HeadersEntry
-	nil,                              // 34: waypost.v1.InspectWorkerResponse.FramesEntry
-	nil,                              // 35: waypost.v1.InspectWorkerResponse.ResyncsEntry
+	(*DifferingKey)(nil),             // 33: waypost.v1.DifferingKey
+	nil,                              // 34: waypost.v1.Worker.HeadersEntry
+	nil,                              // 35: waypost.v1.InspectWorkerResponse.FramesEntry
+	nil,                              // 36: waypost.v1.InspectWorkerResponse.ResyncsEntry
 }
 var file_waypost_v1_operator_proto_depIdxs = []int32{
 	2,  // 0: waypost.v1.GetStatusResponse.pools:type_name -> waypost.v1.PoolStatus
 	3,  // 1: waypost.v1.GetStatusResponse.problems:type_name -> waypost.v1.Problem
 	25, // 2: waypost.v1.GetStatusResponse.cordons:type_name -> waypost.v1.Cordon
 	6,  // 3: waypost.v1.ListWorkersResponse.workers:type_name -> waypost.v1.Worker
-	33, // 4: waypost.v1.Worker.headers:type_name -> waypost.v1.Worker.HeadersEntry
+	34, // 4: waypost.v1.Worker.headers:type_name -> waypost.v1.Worker.HeadersEntry
 	25, // 5: waypost.v1.Worker.cordon:type_name -> waypost.v1.Cordon
 	9,  // 6: waypost.v1.ListHostsResponse.hosts:type_name -> waypost.v1.Host
 	12, // 7: waypost.v1.Host.gpus:type_name -> waypost.v1.Gpu
@@ -3275,34 +3462,35 @@ var file_waypost_v1_operator_proto_depIdxs = []int32{
 	17, // 12: waypost.v1.ListMembersResponse.members:type_name -> waypost.v1.Member
 	20, // 13: waypost.v1.ListCoordinatorsResponse.coordinators:type_name -> waypost.v1.Coordinator
 	25, // 14: waypost.v1.CordonTargetResponse.cordon:type_name -> waypost.v1.Cordon
-	34, // 15: waypost.v1.InspectWorkerResponse.frames:type_name -> waypost.v1.InspectWorkerResponse.FramesEntry
-	35, // 16: waypost.v1.InspectWorkerResponse.resyncs:type_name -> waypost.v1.InspectWorkerResponse.ResyncsEntry
+	35, // 15: waypost.v1.InspectWorkerResponse.frames:type_name -> waypost.v1.InspectWorkerResponse.FramesEntry
+	36, // 16: waypost.v1.InspectWorkerResponse.resyncs:type_name -> waypost.v1.InspectWorkerResponse.ResyncsEntry
 	32, // 17: waypost.v1.InspectWorkerResponse.comparison:type_name -> waypost.v1.StreamComparison
-	0,  // 18: waypost.v1.OperatorService.GetStatus:input_type -> waypost.v1.GetStatusRequest
-	4,  // 19: waypost.v1.OperatorService.ListWorkers:input_type -> waypost.v1.ListWorkersRequest
-	7,  // 20: waypost.v1.OperatorService.ListHosts:input_type -> waypost.v1.ListHostsRequest
-	15, // 21: waypost.v1.OperatorService.ListMembers:input_type -> waypost.v1.ListMembersRequest
-	18, // 22: waypost.v1.OperatorService.ListCoordinators:input_type -> waypost.v1.ListCoordinatorsRequest
-	21, // 23: waypost.v1.OperatorService.GetFleet:input_type -> waypost.v1.GetFleetRequest
-	23, // 24: waypost.v1.OperatorService.PutFleet:input_type -> waypost.v1.PutFleetRequest
-	26, // 25: waypost.v1.OperatorService.CordonTarget:input_type -> waypost.v1.CordonTargetRequest
-	28, // 26: waypost.v1.OperatorService.UncordonTarget:input_type -> waypost.v1.UncordonTargetRequest
-	30, // 27: waypost.v1.OperatorService.InspectWorker:input_type -> waypost.v1.InspectWorkerRequest
-	1,  // 28: waypost.v1.OperatorService.GetStatus:output_type -> waypost.v1.GetStatusResponse
-	5,  // 29: waypost.v1.OperatorService.ListWorkers:output_type -> waypost.v1.ListWorkersResponse
-	8,  // 30: waypost.v1.OperatorService.ListHosts:output_type -> waypost.v1.ListHostsResponse
-	16, // 31: waypost.v1.OperatorService.ListMembers:output_type -> waypost.v1.ListMembersResponse
-	19, // 32: waypost.v1.OperatorService.ListCoordinators:output_type -> waypost.v1.ListCoordinatorsResponse
-	22, // 33: waypost.v1.OperatorService.GetFleet:output_type -> waypost.v1.GetFleetResponse
-	24, // 34: waypost.v1.OperatorService.PutFleet:output_type -> waypost.v1.PutFleetResponse
-	27, // 35: waypost.v1.OperatorService.CordonTarget:output_type -> waypost.v1.CordonTargetResponse
-	29, // 36: waypost.v1.OperatorService.UncordonTarget:output_type -> waypost.v1.UncordonTargetResponse
-	31, // 37: waypost.v1.OperatorService.InspectWorker:output_type -> waypost.v1.InspectWorkerResponse
-	28, // [28:38] is the sub-list for method output_type
-	18, // [18:28] is the sub-list for method input_type
-	18, // [18:18] is the sub-list for extension type_name
-	18, // [18:18] is the sub-list for extension extendee
-	0,  // [0:18] is the sub-list for field type_name
+	33, // 18: waypost.v1.StreamComparison.keys:type_name -> waypost.v1.DifferingKey
+	0,  // 19: waypost.v1.OperatorService.GetStatus:input_type -> waypost.v1.GetStatusRequest
+	4,  // 20: waypost.v1.OperatorService.ListWorkers:input_type -> waypost.v1.ListWorkersRequest
+	7,  // 21: waypost.v1.OperatorService.ListHosts:input_type -> waypost.v1.ListHostsRequest
+	15, // 22: waypost.v1.OperatorService.ListMembers:input_type -> waypost.v1.ListMembersRequest
+	18, // 23: waypost.v1.OperatorService.ListCoordinators:input_type -> waypost.v1.ListCoordinatorsRequest
+	21, // 24: waypost.v1.OperatorService.GetFleet:input_type -> waypost.v1.GetFleetRequest
+	23, // 25: waypost.v1.OperatorService.PutFleet:input_type -> waypost.v1.PutFleetRequest
+	26, // 26: waypost.v1.OperatorService.CordonTarget:input_type -> waypost.v1.CordonTargetRequest
+	28, // 27: waypost.v1.OperatorService.UncordonTarget:input_type -> waypost.v1.UncordonTargetRequest
+	30, // 28: waypost.v1.OperatorService.InspectWorker:input_type -> waypost.v1.InspectWorkerRequest
+	1,  // 29: waypost.v1.OperatorService.GetStatus:output_type -> waypost.v1.GetStatusResponse
+	5,  // 30: waypost.v1.OperatorService.ListWorkers:output_type -> waypost.v1.ListWorkersResponse
+	8,  // 31: waypost.v1.OperatorService.ListHosts:output_type -> waypost.v1.ListHostsResponse
+	16, // 32: waypost.v1.OperatorService.ListMembers:output_type -> waypost.v1.ListMembersResponse
+	19, // 33: waypost.v1.OperatorService.ListCoordinators:output_type -> waypost.v1.ListCoordinatorsResponse
+	22, // 34: waypost.v1.OperatorService.GetFleet:output_type -> waypost.v1.GetFleetResponse
+	24, // 35: waypost.v1.OperatorService.PutFleet:output_type -> waypost.v1.PutFleetResponse
+	27, // 36: waypost.v1.OperatorService.CordonTarget:output_type -> waypost.v1.CordonTargetResponse
+	29, // 37: waypost.v1.OperatorService.UncordonTarget:output_type -> waypost.v1.UncordonTargetResponse
+	31, // 38: waypost.v1.OperatorService.InspectWorker:output_type -> waypost.v1.InspectWorkerResponse
+	29, // [29:39] is the sub-list for method output_type
+	19, // [19:29] is the sub-list for method input_type
+	19, // [19:19] is the sub-list for extension type_name
+	19, // [19:19] is the sub-list for extension extendee
+	0,  // [0:19] is the sub-list for field type_name
 }
 
 func init() { file_waypost_v1_operator_proto_init() }
@@ -3316,7 +3504,7 @@ func file_waypost_v1_operator_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_waypost_v1_operator_proto_rawDesc), len(file_waypost_v1_operator_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   36,
+			NumMessages:   37,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

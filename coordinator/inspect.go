@@ -1,0 +1,158 @@
+package coordinator
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
+
+	"waypost/coordinator/api"
+	"waypost/coordinator/fleet"
+	"waypost/coordinator/prefixindex"
+	waypostv1 "waypost/proto/waypost/v1"
+)
+
+// findWithin is how long other coordinators are asked which of them has a lane.
+const findWithin = 2 * time.Second
+
+// InspectWorker implements the operator service. A coordinator that does not
+// know the worker, or is to verify it without a lane to its host, lets one
+// answer that has a lane.
+func (o *operators) InspectWorker(ctx context.Context, req *waypostv1.InspectWorkerRequest) (*waypostv1.InspectWorkerResponse, error) {
+	c := o.c
+	if req.GetWorker() == "" {
+		return nil, api.BadField("worker", "must name a worker as host/engine/rank; see: waypost workers")
+	}
+	w, err := c.fleet.Worker(time.Now(), req.GetWorker())
+	known := err == nil
+	if !known || req.GetVerify() && !c.lanes.isUp(w.Host) {
+		if conn := c.laneHolder(ctx, req.GetWorker()); conn != nil {
+			resp, err := waypostv1.NewPeerServiceClient(conn).PeerInspect(ctx, &waypostv1.PeerInspectRequest{Inspect: req})
+			return resp.GetInspect(), err
+		}
+	}
+	return c.inspectHere(ctx, req)
+}
+
+// PeerInspect implements the peer service.
+func (p *peers) PeerInspect(ctx context.Context, req *waypostv1.PeerInspectRequest) (*waypostv1.PeerInspectResponse, error) {
+	resp, err := p.c.inspectHere(ctx, req.GetInspect())
+	if err != nil {
+		return nil, err
+	}
+	return &waypostv1.PeerInspectResponse{Inspect: resp}, nil
+}
+
+// laneHolder finds another coordinator with a lane to a worker's host; nil:
+// there is none.
+func (c *Coordinator) laneHolder(ctx context.Context, worker string) *grpc.ClientConn {
+	ctx, cancel := context.WithTimeout(ctx, findWithin)
+	defer cancel()
+	found := make(chan *grpc.ClientConn, maxPeers)
+	var asked sync.WaitGroup
+	for _, m := range c.replica.State().Coordinators() {
+		if m.Name == c.name {
+			continue
+		}
+		conn, err := c.peer(m.ClusterAddress)
+		if err != nil {
+			break // more coordinators than may be asked
+		}
+		asked.Go(func() {
+			resp, err := waypostv1.NewPeerServiceClient(conn).PeerInspect(ctx, &waypostv1.PeerInspectRequest{Inspect: &waypostv1.InspectWorkerRequest{Worker: &worker}})
+			if err == nil && resp.GetInspect().GetLaneUp() {
+				found <- conn
+				cancel()
+			}
+		})
+	}
+	asked.Wait()
+	select {
+	case conn := <-found:
+		return conn
+	default:
+		return nil
+	}
+}
+
+// inspectHere answers from what this coordinator has.
+func (c *Coordinator) inspectHere(ctx context.Context, req *waypostv1.InspectWorkerRequest) (*waypostv1.InspectWorkerResponse, error) {
+	w, err := c.fleet.Worker(time.Now(), req.GetWorker())
+	if err != nil {
+		return nil, api.NotFound("worker", fmt.Sprintf("no worker %q; see: waypost workers", req.GetWorker()))
+	}
+	var comparison *waypostv1.StreamComparison
+	if req.GetVerify() {
+		comparison, err = c.lanes.verify(ctx, &w)
+		c.noteVerified(&w, comparison, err)
+		if err != nil {
+			return nil, err
+		}
+	}
+	out := c.inspect(&w)
+	out.Comparison = comparison
+	return out, nil
+}
+
+// noteVerified counts a verification and tells of a difference.
+func (c *Coordinator) noteVerified(w *fleet.WorkerInfo, r *waypostv1.StreamComparison, err error) {
+	switch {
+	case err != nil:
+		c.metrics.verified.WithLabelValues("failed").Inc()
+	case r.GetMissing()+r.GetExtra()+r.GetExtents() > 0:
+		c.metrics.verified.WithLabelValues("differs").Inc()
+		c.log.Warn("the index differs from what the agent has", "event", "view_disagrees", "worker", w.Name,
+			"equal", r.GetEqual(), "missing", r.GetMissing(), "extra", r.GetExtra(), "extents", r.GetExtents())
+	default:
+		c.metrics.verified.WithLabelValues("equal").Inc()
+	}
+}
+
+// inspect tells what is held of a worker's prefix stream.
+func (c *Coordinator) inspect(w *fleet.WorkerInfo) *waypostv1.InspectWorkerResponse {
+	stats := c.index.Stats()
+	out := &waypostv1.InspectWorkerResponse{
+		Worker: &w.Name, Incarnation: proto.String(markHex(w.Process)), View: c.workerProto(w, c.replica.State()).View, AgeMs: finite(w.ViewAgeMs),
+		Coverage: &w.Facts.Coverage, Keys: proto.Uint32(uint32(c.index.WorkerKeys(prefixindex.WorkerID(w.ID)))), AnsweredBy: &c.name,
+		IndexWorkers: proto.Uint32(uint32(stats.Workers)), IndexKeys: proto.Uint32(uint32(stats.Keys)), IndexBytes: proto.Float64(float64(stats.Bytes)),
+	}
+	hl := c.lanes.host(w.Host)
+	hl.mu.Lock()
+	defer hl.mu.Unlock()
+	out.LaneUp = proto.Bool(hl.open)
+	_, st := hl.streamFor(w)
+	if st == nil {
+		return out
+	}
+	out.StreamBytes, out.PulledBytes = proto.Float64(float64(st.streamBytes)), proto.Float64(float64(st.pulledBytes))
+	out.Frames, out.Resyncs, out.LastResyncReason = maps.Clone(st.frames), maps.Clone(st.resyncs), proto.String(st.resyncReason)
+	if !st.asked.IsZero() {
+		out.LastResyncMs = proto.Float64(ms(time.Since(st.asked)))
+	}
+	if st.coverage != "" {
+		out.Coverage = proto.String(st.coverage)
+	}
+	epoch, seq, ok := st.decoder.Have()
+	if ok {
+		out.Epoch, out.Seq = &epoch, proto.Float64(float64(seq))
+	}
+	// After a mismatch what was known stands until the resync, without its place
+	// in the stream.
+	if ok || st.decoder.Keys() > 0 {
+		out.Runs, out.StreamKeys = proto.Uint32(uint32(st.decoder.Runs())), proto.Uint32(uint32(st.decoder.Keys()))
+		out.DecoderBytes = proto.Float64(float64(st.decoder.MemoryBytes()))
+	}
+	return out
+}
+
+// isUp says whether the lane of a host is up.
+func (h *lanes) isUp(host string) bool {
+	hl := h.host(host)
+	hl.mu.Lock()
+	defer hl.mu.Unlock()
+	return hl.open
+}
