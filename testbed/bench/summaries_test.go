@@ -75,6 +75,10 @@ func TestIndex(t *testing.T) {
 	if x.Frames < 70*3 || x.FramesPerSec <= 0 || x.EventsPerSec <= 0 || x.WrittenPerSec <= 0 {
 		t.Errorf("%d frames, %.0f/s, %.0f block events/s, %.0f written/s", x.Frames, x.FramesPerSec, x.EventsPerSec, x.WrittenPerSec)
 	}
+	// A frame has an operation or more, and an operation stands for many blocks.
+	if x.OpsPerSec < x.FramesPerSec/2 || x.OpsPerSec > x.EventsPerSec/10 {
+		t.Errorf("%.0f operations/s of %.0f frames/s and %.0f block events/s", x.OpsPerSec, x.FramesPerSec, x.EventsPerSec)
+	}
 	if x.HeapFill <= 0 || x.HeapChurned <= 0 || x.HeapFill > x.ExactBytes {
 		t.Errorf("%.2f and %.2f bytes per block; the exact index has %.2f", x.HeapFill, x.HeapChurned, x.ExactBytes)
 	}
