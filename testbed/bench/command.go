@@ -44,7 +44,7 @@ The whole takes about a quarter of an hour and up to 8 GB on two cores.`,
 			return r.WriteText(cmd.OutOrStdout())
 		},
 	}
-	cmd.Flags().BoolVar(&s.Quick, "quick", false, "take less than a minute: shorter workloads, smaller caches, less churn")
+	cmd.Flags().BoolVar(&s.Quick, "quick", false, "take about a minute: shorter workloads, smaller caches, less churn")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object per workload and number of workers")
 	cmd.Flags().StringVar(&s.Trace, "trace", "", "Mooncake's conversation trace `FILE`; without it the shipped sample stands in")
 	return cmd

@@ -10,7 +10,7 @@ import (
 
 // Summaries says how the prefix summaries are measured.
 type Summaries struct {
-	// Quick takes less than a minute on two cores: shorter workloads, smaller
+	// Quick takes about a minute on two cores: shorter workloads, smaller
 	// caches of 1,000 workers, half a minute of churn.
 	Quick bool
 	// Trace is the path of Mooncake's conversation trace; empty: the sample that
