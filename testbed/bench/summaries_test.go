@@ -3,6 +3,7 @@ package bench
 import (
 	"bytes"
 	"context"
+	"errors"
 	"math"
 	"strings"
 	"testing"
@@ -219,6 +220,16 @@ func TestColdStartGivesUp(t *testing.T) {
 	}
 	if _, err := benchColdStart(ctx, coldOptions{hosts: 2, workersPerHost: 1, lives: lives, rounds: 1}); err == nil || !strings.Contains(err.Error(), "cold start") {
 		t.Errorf("error %v", err)
+	}
+}
+
+// A run that is stopped gives what it has measured, which may be nothing.
+func TestRunStops(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	r, err := Summaries{Quick: true}.Run(ctx)
+	if !errors.Is(err, context.Canceled) || r == nil || !r.IsEmpty() || reportOfNumbers().IsEmpty() {
+		t.Errorf("report %+v, error %v", r, err)
 	}
 }
 
