@@ -155,24 +155,24 @@ func (t *Table) findHash(h uint64) uint32 {
 	}
 }
 
-// findAttached gives the attached child of parent that holds exactly the
-// tokens, or 0. Tokens are compared, so a tenant who can make fingerprints
-// collide gains nothing.
-func (t *Table) findAttached(parent uint32, class uint8, tokens []uint32) uint32 {
+// appendAttached appends the attached children of parent that hold exactly the
+// tokens: none, one, or twins. Tokens are compared, so a tenant who can make
+// fingerprints collide gains nothing.
+func (t *Table) appendAttached(dst []uint32, parent uint32, class uint8, tokens []uint32) []uint32 {
 	key := t.contentKey(parent, tokens)
 	x := &t.byContent
 	i, sought := x.home(key), tagOf(key)
 	for d := uint32(0); ; d++ {
 		v := x.slots[i]
 		if v == 0 || v>>28 < min(d, farDistance) {
-			return 0
+			return dst
 		}
 		if v>>24&15 == sought {
 			id := v & idMask
 			n := t.nodes.at(id)
 			if n.print == key && n.parent == parent && n.class == class && n.flags&flagAttached != 0 &&
 				equalTokens(t.slabs[class].at(n.slot), tokens) {
-				return id
+				dst = append(dst, id)
 			}
 		}
 		if i++; i == len(x.slots) {

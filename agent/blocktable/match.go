@@ -19,26 +19,38 @@ func (t *Table) Match(tokens []uint32, adapter, salt string) int {
 	if !ok {
 		return 0
 	}
-	cur, depth, reuse := t.domains[i].root, 0, 0
+	return t.reuse(t.domains[i].root, 0, tokens)
+}
+
+// reuse is how much of a prompt can be reused of which depth tokens lead to a
+// node; 0 stands for no more than that. Of twins the one that leads furthest
+// counts.
+func (t *Table) reuse(cur uint32, depth int, tokens []uint32) (longest int) {
 	for {
-		next := uint32(0)
+		var room [maxTwins]uint32
+		twins := room[:0]
 		for _, class := range t.longestFirst {
 			length := t.slabs[class].length
 			if depth+length >= len(tokens) {
 				continue
 			}
-			if next = t.findAttached(cur, class, tokens[depth:depth+length]); next != 0 {
+			if twins = t.appendAttached(twins, cur, class, tokens[depth:depth+length]); len(twins) > 0 {
 				depth += length
 				break
 			}
 		}
-		if next == 0 {
-			return reuse
+		if len(twins) == 0 {
+			return longest
 		}
-		cur = next
-		if t.nodes.at(cur).flags&flagUsable != 0 {
-			reuse = depth
+		for _, id := range twins {
+			if t.nodes.at(id).flags&flagUsable != 0 {
+				longest = max(longest, depth)
+			}
 		}
+		for _, id := range twins[1:] {
+			longest = max(longest, t.reuse(id, depth, tokens))
+		}
+		cur = twins[0]
 	}
 }
 

@@ -448,3 +448,20 @@ func TestEqualBlocksUnderManyNames(t *testing.T) {
 		t.Errorf("held %d, indexed %d", table.Held(), table.byContent.count)
 	}
 }
+
+// Of equal blocks under two names, the one that leads further counts, whichever
+// was stored first.
+func TestMatchFollowsTwins(t *testing.T) {
+	twin := store(0, 1)
+	twin.Hashes[0] = 7
+	for name, events := range map[string][]*Event{
+		"below the first":  {store(0, 1), twin, store(1, 2, 3)},
+		"below the second": {store(0, 1), twin, store(7, 2, 3)},
+	} {
+		table := New(Options{})
+		apply(table, events...)
+		if got := table.Match(prompt(1, 2, 3), "", ""); got != 48 {
+			t.Errorf("%s: match = %d, want 48", name, got)
+		}
+	}
+}

@@ -65,6 +65,7 @@ type Decoder struct {
 	epoch uint32
 	seq   uint64
 	age   time.Duration
+	ops   uint64 // applied from deltas
 
 	building *builder
 }
@@ -106,6 +107,10 @@ func (d *Decoder) Keys() int { return d.tree.keys }
 
 // Runs is the number of runs held.
 func (d *Decoder) Runs() int { return d.tree.live }
+
+// Ops is the number of operations of deltas applied so far: runs begun,
+// extended, trimmed, deleted or limited.
+func (d *Decoder) Ops() uint64 { return d.ops }
 
 // MemoryBytes is what the decoder keeps on the heap, itself not counted.
 func (d *Decoder) MemoryBytes() int {
@@ -196,6 +201,7 @@ func (d *Decoder) applyDelta(h *header, body []byte, at place) (Result, error) {
 			return 0, err
 		}
 		e.tell(d.sink, reset)
+		d.ops += e.ops
 	}
 	d.seq, d.age = h.seq, h.age()
 	if d.tree.digest != h.digests[at.index] {

@@ -37,6 +37,9 @@ func TestOrder(t *testing.T) {
 		t.Errorf("sink holds %v", sink.held)
 	}
 	expect(t, d, "old snapshot", snapshotFrame(5, 0, true, 0, ops()), Duplicate, 6, true)
+	if d.Ops() != 2 {
+		t.Errorf("%d operations: want those of the two deltas applied", d.Ops())
+	}
 }
 
 func TestDigestMismatchKeepsWhatIsKnown(t *testing.T) {

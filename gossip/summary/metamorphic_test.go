@@ -3,10 +3,14 @@ package summary_test
 import (
 	"errors"
 	"fmt"
+	"go/parser"
+	"go/token"
 	"maps"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -302,5 +306,49 @@ func TestOracleNoticesASkippedTrim(t *testing.T) {
 	}
 	if skipped < scripts*3/4 {
 		t.Errorf("only %d of %d scripts evicted anything", skipped, scripts)
+	}
+}
+
+// A script that fails is cut to the few steps that matter, and those fail the
+// same way again.
+func TestFailuresShrinkAndReplay(t *testing.T) {
+	const seed, perScript = 3, 250
+	plays := 0
+	// A world that deafens the encoder to evictions fails sooner or later.
+	fails := func(script []step) error {
+		plays++
+		p := newPlay(seed)
+		p.a.skip = func(uint32) bool { return true }
+		return p.run(script)
+	}
+	script := drawScript(seed, perScript)
+	if fails(script) == nil {
+		t.Fatal("nothing fails without evictions")
+	}
+	least, err := shrink(seed, script, fails)
+	if err == nil || len(least) > perScript/5 {
+		t.Fatalf("%d of %d steps left: %v", len(least), perScript, err)
+	}
+	if again := fails(least); again == nil || again.Error() != err.Error() {
+		t.Errorf("replayed: %v, want %v", again, err)
+	}
+	for i := range least {
+		if shorter := slices.Delete(slices.Clone(least), i, i+1); fails(shorter) != nil {
+			t.Errorf("step %d of %d is not needed", i, len(least))
+		}
+	}
+	t.Logf("%d steps of %d left after %d plays: %v", len(least), perScript, plays, err)
+}
+
+// The oracle has nothing to be wrong together with but the names of texts.
+func TestOracleStandsAlone(t *testing.T) {
+	file, err := parser.ParseFile(token.NewFileSet(), "oracle_test.go", nil, parser.ImportsOnly)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, i := range file.Imports {
+		if strings.HasPrefix(i.Path.Value, `"waypost/`) && i.Path.Value != `"waypost/gossip/prefix"` {
+			t.Errorf("the oracle imports %s", i.Path.Value)
+		}
 	}
 }

@@ -50,6 +50,7 @@ type editor struct {
 	number  uint32 // of the latest fork
 	last    uint32 // run of the operation before
 	work    int    // runs and words looked at
+	ops     uint64 // applied
 
 	words  []uint16
 	pts    []point
@@ -62,7 +63,7 @@ var editors = sync.Pool{New: func() any { return new(editor) }}
 
 func newEditor(t *tree, at place, record bool) *editor {
 	e := editors.Get().(*editor)
-	e.t, e.at, e.record, e.work, e.last, e.changes = t, at, record, 0, 0, e.changes[:0]
+	e.t, e.at, e.record, e.work, e.ops, e.last, e.changes = t, at, record, 0, 0, 0, e.changes[:0]
 	return e
 }
 
@@ -80,6 +81,7 @@ func unzigzag(v uint32) int64 { return int64(v>>1) ^ -int64(v&1) }
 func (e *editor) apply(r *reader) error {
 	for len(r.b) > 0 && r.err == nil {
 		e.step(r)
+		e.ops++
 	}
 	return r.err
 }

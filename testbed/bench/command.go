@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/spf13/cobra"
@@ -37,16 +38,17 @@ The whole takes about a quarter of an hour and up to 8 GB on two cores.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			s.Progress = func(what string) { fmt.Fprintln(cmd.ErrOrStderr(), what) }
 			r, err := s.Run(cmd.Context())
-			if err != nil {
+			write := r.WriteText
+			if asJSON {
+				write = r.WriteJSON
+			}
+			if err != nil && r.IsEmpty() {
 				return err
 			}
-			if asJSON {
-				return r.WriteJSON(cmd.OutOrStdout())
-			}
-			return r.WriteText(cmd.OutOrStdout())
+			return errors.Join(err, write(cmd.OutOrStdout())) // what was measured is not lost
 		},
 	}
-	cmd.Flags().BoolVar(&s.Quick, "quick", false, "take less than a minute: shorter workloads, smaller caches, less churn")
+	cmd.Flags().BoolVar(&s.Quick, "quick", false, "take about a minute: shorter workloads, smaller caches, less churn")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object per workload and number of workers")
 	cmd.Flags().StringVar(&s.Trace, "trace", "", "Mooncake's conversation trace `FILE`; without it the shipped sample stands in")
 	return cmd

@@ -383,7 +383,7 @@ func (b *indexBench) write(began time.Time, total int) error {
 
 // churn applies the rest of the streams as fast as it goes.
 func (b *indexBench) churn() error {
-	frames, applied := b.out.Frames, b.applied
+	frames, ops, applied := b.out.Frames, b.ops(), b.applied
 	began := threadCPU()
 	for {
 		ok, err := b.applyNext()
@@ -399,6 +399,7 @@ func (b *indexBench) churn() error {
 		return nil
 	}
 	b.out.FramesPerSec = float64(b.out.Frames-frames) / took
+	b.out.OpsPerSec = float64(b.ops()-ops) / took
 	total := 0
 	for i := range b.lives {
 		total += b.lives[i].events
@@ -406,6 +407,14 @@ func (b *indexBench) churn() error {
 	share := float64(b.applied-applied) / float64(b.applied)
 	b.out.EventsPerSec = float64(total) * share / took
 	return nil
+}
+
+// ops is the number of operations that all receivers have applied.
+func (b *indexBench) ops() (n uint64) {
+	for _, r := range b.receivers {
+		n += r.decoder.Ops()
+	}
+	return n
 }
 
 // verify compares what the receivers hold with what the agents announced.

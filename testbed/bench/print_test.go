@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -95,6 +96,55 @@ func TestReportAsJSON(t *testing.T) {
 				t.Errorf("%s is %v: want p50 and p99", k, one[k])
 			}
 		}
+	}
+}
+
+// Each bound is named by its figure, and a figure beyond it is told as such.
+func TestTargets(t *testing.T) {
+	verdicts := func(r *Report) map[string]bool {
+		out := map[string]bool{}
+		for _, v := range r.targets() {
+			if _, twice := out[v.what]; twice && !strings.HasSuffix(v.what, "updates") {
+				t.Errorf("%q is told twice", v.what)
+			}
+			out[v.what+" "+v.reach] = v.met
+		}
+		return out
+	}
+	shape := func(hit, blocks, runs, length float64) Shape {
+		return Shape{HitRate: hit, BlocksPerSec: blocks, Runs: runs, RunBlocks: length}
+	}
+	good := Stream{StreamBytes: 100, AgentNs: 400, Recovery: 1500, Pairs: 1}
+	mix, chat := good, good
+	mix.Workload, mix.Shape, mix.SnapshotBits = "mix", shape(.829, 870, 162, 201), 1.3
+	chat.Workload, chat.Shape = "chat", shape(.2, 1100, 207, 151)
+	index := Index{Workload: "mix", Workers: coldWorkers, PoolBlocks: 8192, WrittenPerSec: 1, Lookup: quantiles{3000, 10_000}, LookupWriting: quantiles{1, 15_000}, Decide: quantiles{6000, 15_000}, OpsPerSec: 5e5, EventsPerSec: 5e7, HeapFill: 1, HeapChurned: 1}
+	other := index
+	other.Workers, other.HeapFill = 100, 9 // bounds are for 1,000 workers
+	cold := ColdStart{Hosts: coldHosts, Workers: coldWorkers, Ms: 2000, Threads: 50, Descriptors: 1100}
+	many := ColdStart{Hosts: coldWorkers, Workers: coldWorkers, Ms: 9000, Threads: 50, Descriptors: 1100}
+	all := verdicts(&Report{Streams: []Stream{mix, chat}, Indexes: []Index{index, other}, Cold: []ColdStart{cold, many}})
+	for what, met := range all {
+		if !met {
+			t.Errorf("%s: not met at its bound", what)
+		}
+	}
+	mix.Shape, mix.SnapshotBits = shape(.831, 860, 164, 199), 1.31
+	mix.AgentNs, mix.Recovery, mix.Summary = 501, 2001, Deviation{Regret: 5.1, Gross: 1}
+	chat.Shape, chat.StreamBytes = shape(.2, 1110, 205, 153), 201
+	chat.AgentNs, chat.Recovery, chat.Summary = 501, 2001, Deviation{Regret: 5.1, Gross: 1}
+	index = Index{Workload: "mix", Workers: coldWorkers, PoolBlocks: 8192, WrittenPerSec: 1, Lookup: quantiles{2000, 10_001}, LookupWriting: quantiles{1, 15_002}, Decide: quantiles{6001, 15_000}, DecideAllocs: .1, OpsPerSec: 4e5, EventsPerSec: 4e7, HeapFill: 1.1, HeapChurned: 1.1}
+	cold.Ms, cold.Threads, cold.Descriptors = 2001, 51, 1101
+	many.Threads, many.Descriptors = 51, 1101
+	beyond := verdicts(&Report{Streams: []Stream{mix, chat}, Indexes: []Index{index}, Cold: []ColdStart{cold, many}})
+	for what := range all {
+		if met, ok := beyond[what]; !ok || met {
+			t.Errorf("%s: met %v, told %v, beyond its bound", what, met, ok)
+		}
+	}
+	var text bytes.Buffer
+	if err := (&Report{Cold: []ColdStart{cold}}).WriteText(&text); err != nil || strings.Count(text.String(), "not met") != 3 {
+		t.Errorf("%v, want three lines with: not met\n%s", err, text.String())
 	}
 }
 

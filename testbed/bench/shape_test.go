@@ -33,6 +33,7 @@ func TestShapes(t *testing.T) {
 	if testing.Short() {
 		t.Skip("simulates 16 engines for minutes of virtual time")
 	}
+	t.Parallel()
 	quick := Summaries{Quick: true}.plan()
 	o, err := synthetic(workload.Mix, mixPerWorker, quick.streamSeconds["mix"], quick.warmUp)
 	s := shapeOf(t, o, err)
@@ -55,6 +56,7 @@ func TestShapeOfWholeTrace(t *testing.T) {
 	if testing.Short() {
 		t.Skip("simulates 16 engines for minutes of virtual time")
 	}
+	t.Parallel()
 	o, err := conv(wholeTrace(t), 0, .3)
 	s := shapeOf(t, o, err)
 	within(t, "conv: blocks/s", s.BlocksPerSec, 1112, 111)

@@ -10,7 +10,7 @@ import (
 
 // Summaries says how the prefix summaries are measured.
 type Summaries struct {
-	// Quick takes less than a minute on two cores: shorter workloads, smaller
+	// Quick takes about a minute on two cores: shorter workloads, smaller
 	// caches of 1,000 workers, half a minute of churn.
 	Quick bool
 	// Trace is the path of Mooncake's conversation trace; empty: the sample that
@@ -19,6 +19,9 @@ type Summaries struct {
 	// Progress is told what is being measured; nil: nobody is.
 	Progress func(what string)
 }
+
+// IsEmpty says that nothing was measured.
+func (r *Report) IsEmpty() bool { return len(r.Streams)+len(r.Indexes)+len(r.Cold) == 0 }
 
 // Report is what was measured.
 type Report struct {
@@ -77,32 +80,38 @@ const (
 	coldWorkload = "mix"
 )
 
-// Run measures everything, one part after the other.
+// Run measures everything, one part after the other. With an error it returns
+// what was measured before.
 func (s Summaries) Run(ctx context.Context) (*Report, error) {
 	began := time.Now()
 	r := &Report{Quick: s.Quick}
+	err := s.run(ctx, r)
+	r.Took = time.Since(began)
+	return r, err
+}
+
+func (s Summaries) run(ctx context.Context, r *Report) error {
 	p := s.plan()
 	if err := s.runStreams(ctx, p, r); err != nil {
-		return nil, err
+		return err
 	}
 	for _, o := range p.fleets {
 		if err := ctx.Err(); err != nil {
-			return nil, err
+			return err
 		}
 		s.say("index of %s, %d workers × %d blocks, %g s of churn", o.workload, o.workers, o.blocks, o.churnMs/1000)
 		index, lives, err := benchIndex(o)
 		if err != nil {
-			return nil, fmt.Errorf("index of %d workers: %w", o.workers, err)
+			return fmt.Errorf("index of %d workers: %w", o.workers, err)
 		}
 		r.Indexes = append(r.Indexes, index)
 		if o.workload == coldWorkload && o.workers == coldWorkers {
 			if err := s.runCold(ctx, p, lives, r); err != nil {
-				return nil, err
+				return err
 			}
 		}
 	}
-	r.Took = time.Since(began)
-	return r, nil
+	return nil
 }
 
 func (s Summaries) say(format string, args ...any) {

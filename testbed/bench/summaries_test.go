@@ -3,6 +3,7 @@ package bench
 import (
 	"bytes"
 	"context"
+	"errors"
 	"math"
 	"strings"
 	"testing"
@@ -74,6 +75,10 @@ func TestIndex(t *testing.T) {
 	}
 	if x.Frames < 70*3 || x.FramesPerSec <= 0 || x.EventsPerSec <= 0 || x.WrittenPerSec <= 0 {
 		t.Errorf("%d frames, %.0f/s, %.0f block events/s, %.0f written/s", x.Frames, x.FramesPerSec, x.EventsPerSec, x.WrittenPerSec)
+	}
+	// A frame has an operation or more, and an operation stands for many blocks.
+	if x.OpsPerSec < x.FramesPerSec/2 || x.OpsPerSec > x.EventsPerSec/10 {
+		t.Errorf("%.0f operations/s of %.0f frames/s and %.0f block events/s", x.OpsPerSec, x.FramesPerSec, x.EventsPerSec)
 	}
 	if x.HeapFill <= 0 || x.HeapChurned <= 0 || x.HeapFill > x.ExactBytes {
 		t.Errorf("%.2f and %.2f bytes per block; the exact index has %.2f", x.HeapFill, x.HeapChurned, x.ExactBytes)
@@ -215,6 +220,16 @@ func TestColdStartGivesUp(t *testing.T) {
 	}
 	if _, err := benchColdStart(ctx, coldOptions{hosts: 2, workersPerHost: 1, lives: lives, rounds: 1}); err == nil || !strings.Contains(err.Error(), "cold start") {
 		t.Errorf("error %v", err)
+	}
+}
+
+// A run that is stopped gives what it has measured, which may be nothing.
+func TestRunStops(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	r, err := Summaries{Quick: true}.Run(ctx)
+	if !errors.Is(err, context.Canceled) || r == nil || !r.IsEmpty() || reportOfNumbers().IsEmpty() {
+		t.Errorf("report %+v, error %v", r, err)
 	}
 }
 

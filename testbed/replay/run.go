@@ -204,10 +204,9 @@ var start = time.Unix(1_700_000_000, 0)
 
 func at(t float64) time.Time { return start.Add(time.Duration(t * float64(time.Second))) }
 
-// answer brings everything to the moment a request was sent and asks.
-func (p *player) answer(i int) error {
-	r := &p.in.requests[i]
-	for p.cleared < len(p.in.clearings) && p.in.clearings[p.cleared].t <= r.sent {
+// advance brings everything to a moment.
+func (p *player) advance(t float64) error {
+	for p.cleared < len(p.in.clearings) && p.in.clearings[p.cleared].t <= t {
 		c := p.in.clearings[p.cleared]
 		for _, k := range p.ranks {
 			if err := k.advance(c.t); err != nil {
@@ -218,17 +217,23 @@ func (p *player) answer(i int) error {
 		p.cleared++
 	}
 	for _, k := range p.ranks {
-		if err := k.advance(r.sent); err != nil {
+		if err := k.advance(t); err != nil {
 			return err
 		}
-		if err := k.tell(at(r.sent)); err != nil {
+		if err := k.tell(at(t)); err != nil {
 			return err
 		}
 	}
-	adapter := ""
-	if p.adapters[r.model] {
-		adapter = r.model
+	return nil
+}
+
+// answer brings everything to the moment a request was sent and asks.
+func (p *player) answer(i int) error {
+	r := &p.in.requests[i]
+	if err := p.advance(r.sent); err != nil {
+		return err
 	}
+	adapter := p.adapterOf(r)
 	result := Result{Request: r.number, PromptTokens: len(r.tokens), ActualTokens: r.actual}
 	rank, certain := p.rankOf(r, adapter)
 	if rank >= 0 {
@@ -241,6 +246,14 @@ func (p *player) answer(i int) error {
 	result.Reason = p.reason(i, &result, adapter)
 	p.count(&result)
 	return nil
+}
+
+// adapterOf is the adapter that a request names as its model, or none.
+func (p *player) adapterOf(r *request) string {
+	if p.adapters[r.model] {
+		return r.model
+	}
+	return ""
 }
 
 // rankOf is the rank that served a request: the one it asked for, or any if

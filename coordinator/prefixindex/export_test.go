@@ -1,0 +1,4 @@
+package prefixindex
+
+// RaceEnabled tells tests from outside the package.
+const RaceEnabled = raceEnabled
