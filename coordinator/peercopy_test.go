@@ -142,7 +142,12 @@ func TestBadPeerCopyIsLeftToTheAgent(t *testing.T) {
 		t.Errorf("%d tokens by the copy", got)
 	}
 	answer(t, l, p, true)
-	eventually(t, "the agent's answer ends the pull", func() bool { return o.metric(t, "waypost_prefix_pulls_in_flight") == 0 })
+	eventually(t, "the agent's answer ends the pull", func() bool { return o.placed(t, tokens).GetBasis().GetCacheView() == "live" })
+	hl.mu.Lock()
+	defer hl.mu.Unlock()
+	if again := hl.streams[0].resyncs; len(again) != 1 || again["new"] != 1 {
+		t.Errorf("the agent was asked for what the peer sent wrong: %v", again)
+	}
 }
 
 // A peer that failed is left alone for a while.
