@@ -296,7 +296,7 @@ func (p *placements) PlaceBatch(ctx context.Context, req *waypostv1.PlaceBatchRe
 // requestOf checks the fields of a request and puts them into the rule's words.
 func requestOf(req *waypostv1.PlaceRequest, pool string) (placement.Request, error) {
 	r := placement.Request{
-		ID: req.GetRequestId(), Tenant: req.GetTenant(), Pool: pool, OutputTokensMax: int(req.GetOutputTokensMax()),
+		ID: req.GetRequestId(), Tenant: req.GetTenant(), Pool: pool, Adapter: req.GetAdapter(), OutputTokensMax: int(req.GetOutputTokensMax()),
 		OutputTokensExpected: float64(req.GetOutputTokensExpected()), GeneratedTokens: int(req.GetGeneratedTokens()),
 		IfInfeasible: placement.IfInfeasible(req.GetIfInfeasible()), ExcludeWorkers: req.GetExclude(),
 	}

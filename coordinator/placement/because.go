@@ -201,6 +201,9 @@ func (d *Decision) RefusalDetail(candidates []Candidate) string {
 		}
 		parts = append(parts, fmt.Sprintf("%s: %s%s", r, strings.Join(names, ", "), more))
 	}
+	if d.adapter != "" && byReason[ReasonNoAdapter] != nil {
+		return "no worker serves adapter " + d.adapter + " and could be chosen: " + strings.Join(parts, "; ")
+	}
 	if len(reasons) == 1 {
 		return "no eligible worker: all " + parts[0]
 	}

@@ -31,7 +31,7 @@ func (s *search) bound(survey *Survey, firsts *[numReasons]int32) (unknown unkno
 	p, b := s.p, s.board
 	req, now, theta := p.req, p.sit.NowMs, p.policy.Theta
 	ways, pulls := s.q.Ways, s.pulls
-	special := req.TenantBarred != "" || len(req.ExcludeWorkers) > 0 || len(req.ExcludeProcesses) > 0
+	special := req.TenantBarred != "" || len(req.ExcludeWorkers) > 0 || len(req.ExcludeProcesses) > 0 || req.Adapter != ""
 	bounds := [2]float64{p.policy.SilentMs, p.policy.AwayBoundMs}
 	tokens := int32(min(p.promptTokens, math.MaxInt32))
 	prices, rows := s.prices, b.rows
@@ -43,7 +43,8 @@ func (s *search) bound(survey *Survey, firsts *[numReasons]int32) (unknown unkno
 		part, totals, owns, matchOf := rows[from:to], s.totals[from:to], s.owns[from:to], s.matchOf[from:to]
 		for i := range part {
 			r := &part[i]
-			if r.reason != ReasonNone || tokens >= r.maxTokens || now-r.seenMs > bounds[r.flags&rowAway] || special {
+			if r.reason != ReasonNone || tokens >= r.maxTokens || now-r.seenMs > bounds[r.flags&rowAway] || special ||
+				int(r.id) < len(ways) && ways[r.id].Outside {
 				if reason := s.reasonAt(from+i, special); reason != ReasonNone {
 					s.reasons[from+i] = reason
 					totals[i], owns[i] = math.Inf(1), math.Inf(1)
@@ -119,6 +120,14 @@ func indexOfLeast(bounds []float64, k int) int {
 // reasonAt is pricer.reason for a position, without a look at the worker
 // unless the request is special.
 func (s *search) reasonAt(i int, special bool) Reason {
+	reason, id := s.ownReasonAt(i, special), s.board.rows[i].id
+	if int(id) < len(s.q.Ways) && s.q.Ways[id].Outside && !reason.Firm() {
+		return ReasonOutside
+	}
+	return reason
+}
+
+func (s *search) ownReasonAt(i int, special bool) Reason {
 	r := &s.board.rows[i]
 	switch age := s.p.sit.NowMs - r.seenMs; {
 	case special:

@@ -64,8 +64,8 @@ type Decision struct {
 	Survey Survey
 
 	// theta is the policy's, for comparing terms; tenantBarred the request's.
-	theta        float64
-	tenantBarred string
+	theta                 float64
+	tenantBarred, adapter string
 	// tenantOver is why a tenant was refused, refusedWaitMs the wait it found.
 	tenantOver    string
 	refusedWaitMs float64
@@ -266,7 +266,7 @@ func (d *Decision) decide(p *pricer, candidates []Candidate) {
 // settle chooses among complete terms.
 func (d *Decision) settle(p *pricer, candidates []Candidate) {
 	s := &d.Survey
-	d.tenantBarred = p.req.TenantBarred
+	d.tenantBarred, d.adapter = p.req.TenantBarred, p.req.Adapter
 	d.Marks, d.theta, d.OutputTokens = p.marks, p.policy.Theta, p.outputTokens
 	s.Placeable = 0
 	for i := range d.Terms {

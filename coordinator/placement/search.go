@@ -22,6 +22,8 @@ type Way struct {
 	RoundTripMs float64
 	// SurchargeMs is the operator's price, at least 0.
 	SurchargeMs float64
+	// Outside says that the operator's topology rule closes it.
+	Outside bool
 }
 
 // Query is what a Board is asked beside the request.
@@ -161,7 +163,8 @@ func (s *search) candidate(i int) Candidate {
 		c.MatchedTokens, c.Predicted = Unknown, false
 	}
 	if int(c.ID) < len(s.q.Ways) {
-		c.DistanceMs, c.SurchargeMs = s.q.Ways[c.ID].RoundTripMs, s.q.Ways[c.ID].SurchargeMs
+		way := &s.q.Ways[c.ID]
+		c.DistanceMs, c.SurchargeMs, c.Outside = way.RoundTripMs, way.SurchargeMs, way.Outside
 	}
 	if len(s.p.sit.Sources) > 0 {
 		at := len(s.paths)

@@ -56,12 +56,13 @@ func newBoardWorld(r *rand.Rand, n int, m mix) *boardWorld {
 	if chance(m.excluded) {
 		w.req.ExcludeWorkers = []string{"gpu-0003/vllm-8000/0"}
 		w.req.ExcludeProcesses = []uint64{105}
+		w.req.Adapter = []string{"", "a1"}[r.IntN(2)]
 	}
 	common := r.IntN(w.req.PromptTokens + 50)
 	if chance(m.far) {
 		w.query.Ways = make([]Way, n-r.IntN(2))
 		for i := range w.query.Ways {
-			w.query.Ways[i] = Way{RoundTripMs: maybe([]float64{0, 0, 12}[r.IntN(3)]), SurchargeMs: []float64{0, 15}[r.IntN(2)]}
+			w.query.Ways[i] = Way{RoundTripMs: maybe([]float64{0, 0, 12}[r.IntN(3)]), SurchargeMs: []float64{0, 15}[r.IntN(2)], Outside: chance(m.excluded)}
 		}
 	}
 	for i := range n {
@@ -99,6 +100,7 @@ func newBoardWorld(r *rand.Rand, n int, m mix) *boardWorld {
 			worker.Doubted = []Reason{0, ReasonStalled, ReasonGPUFault}[r.IntN(3)]
 			worker.Barred = []Reason{0, ReasonCordoned, ReasonLost}[r.IntN(3)]
 			worker.AwaySinceMs = []float64{math.NaN(), worldNowMs - 5000, worldNowMs - 90_000}[r.IntN(3)]
+			worker.Served = [][]string{nil, {"a0", "a1"}}[r.IntN(2)]
 			worker.MaxModelTokens = []int{0, 8192, 131_072}[r.IntN(3)]
 		}
 		if chance(m.pulling) {
@@ -153,7 +155,8 @@ func (w *boardWorld) all() []Candidate {
 	for _, worker := range w.board.Workers() {
 		c := Candidate{Worker: worker, DistanceMs: math.NaN()}
 		if int(worker.ID) < len(w.query.Ways) {
-			c.DistanceMs, c.SurchargeMs = w.query.Ways[worker.ID].RoundTripMs, w.query.Ways[worker.ID].SurchargeMs
+			way := w.query.Ways[worker.ID]
+			c.DistanceMs, c.SurchargeMs, c.Outside = way.RoundTripMs, way.SurchargeMs, way.Outside
 		}
 		for _, m := range w.query.Matches {
 			if m.Worker == worker.ID {

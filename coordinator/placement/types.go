@@ -95,6 +95,9 @@ type Worker struct {
 	View View
 	// AwaySinceMs is since when its host's lane is down; NaN: it is up.
 	AwaySinceMs float64
+	// Served are the names its engine serves beside the model: aliases and
+	// loaded adapters. It must not be changed.
+	Served []string
 	// Role says which part of a request it serves.
 	Role Role
 	// Transfer says how its saved KV may travel; nil: not at all. It must not
@@ -139,6 +142,9 @@ type Candidate struct {
 	DistanceMs float64
 	// SurchargeMs is the operator's price on that way, at least 0.
 	SurchargeMs float64
+	// Outside says that the operator's topology rule keeps the request from
+	// it.
+	Outside bool
 	// Paths are the ways to it from Situation.Sources, in their order; none:
 	// nothing may be pulled.
 	Paths []Path
@@ -190,6 +196,8 @@ const (
 	ReasonSuperseded
 	ReasonTenant
 	ReasonTooLong
+	ReasonNoAdapter
+	ReasonOutside
 	ReasonLost
 	ReasonStarting
 	ReasonSleeping
@@ -204,7 +212,7 @@ const (
 )
 
 var reasonWords = [numReasons]string{
-	"", "cordoned", "excluded_by_request", "superseded", "tenant", "too_long", "lost",
+	"", "cordoned", "excluded_by_request", "superseded", "tenant", "too_long", "no_adapter", "outside", "lost",
 	"starting", "sleeping", "stalled", "gpu_fault", "not_ready", "decode_only", "no_decode_partner", "away", "silent",
 }
 
