@@ -23,7 +23,8 @@ type Survey struct {
 	// price of theirs could have won.
 	Unpriced int
 	// Known means over the eligible; NaN where no candidate knows, or where a
-	// search found nobody who needs them.
+	// search found no placeable worker that needs them: unknown terms of
+	// excluded workers are shown without them then.
 	MeanQueueMs, MeanLive, MeanGapMs, MeanRoomMs float64
 	// MeanErrorMs is the mean of the prediction errors of ErrorsKnown workers,
 	// all that are not barred.
@@ -70,7 +71,10 @@ type Decision struct {
 	tenantOver    string
 	refusedWaitMs float64
 	// least is the index of the smallest total that was allowed.
-	least         int
+	least int
+	// soonest is, of a refusal, the index of the worker that the time to ask
+	// again comes from, or that a tenant was refused.
+	soonest       int
 	fallbacks     [maxFallbacks]int
 	fallbackCount int
 	scratch       *scratch
@@ -163,7 +167,7 @@ func (d *Decision) reset(n int) {
 	nan := math.NaN()
 	*d = Decision{
 		scratch: d.scratch,
-		Chosen:  -1, MostReuse: -1, least: -1, Terms: terms[:n],
+		Chosen:  -1, MostReuse: -1, least: -1, soonest: -1, Terms: terms[:n],
 		FirstTokenMs: nan, FirstTokenP90Ms: nan, Refusal: Refusal{RetryAfterMs: nan},
 	}
 }
@@ -411,7 +415,7 @@ func (d *Decision) refuseTenant(p *pricer) bool {
 	default:
 		d.Refusal = Refusal{Reason: RefusedTenantOverShare, RetryAfterMs: wait - p.policy.HeadroomMs}
 	}
-	d.refusedWaitMs, d.Chosen, d.Tied = wait, -1, false
+	d.refusedWaitMs, d.soonest, d.Chosen, d.Tied = wait, d.Chosen, -1, false
 	d.tenantOver = cmp.Or(p.req.TenantFull, p.req.TenantOver)
 	return true
 }
@@ -454,7 +458,7 @@ func (d *Decision) missBudget(p *pricer) bool {
 				continue
 			}
 			if excess := p.excessMs(t); !(wait <= excess) {
-				wait = excess
+				wait, d.soonest = excess, i
 			}
 		}
 		d.Refusal = Refusal{Reason: RefusedOverLimit, RetryAfterMs: wait}

@@ -243,22 +243,28 @@ func (s *search) means(survey *Survey, unknown unknownFacts, farUnknown bool) {
 		return
 	}
 	var queue, live, gap, room mean
-	for i, w := range s.board.workers {
+	now := s.p.sit.NowMs
+	for i := range s.board.rows {
 		if s.reasons[i].Firm() {
 			continue
 		}
-		if unknown != 0 {
-			if w.QueueKnown {
-				queue.add(w.Waiting.QueueMs(s.p.sit.NowMs))
-			}
-			live.add(w.Live)
-			gap.add(s.p.gapMs(w))
-			c := s.candidate(i)
-			room.add(s.p.roomMs(w, s.p.promptTokens-max(s.p.reuse(&c), 0)))
+		r := &s.board.rows[i]
+		told := unknown &^ r.unknown
+		if told&unknownQueue != 0 {
+			queue.add(max(s.board.cold[i].idleMs-now, 0))
 		}
-		if farUnknown {
+		if told&unknownLive != 0 {
+			live.add(r.live)
+		}
+		if told&unknownGap != 0 {
+			gap.add(s.p.gapMs(s.board.workers[i]))
+		}
+		if told&unknownRoom != 0 {
 			c := s.candidate(i)
-			survey.far(c.DistanceMs + c.SurchargeMs)
+			room.add(s.p.roomMs(c.Worker, s.p.promptTokens-max(s.p.reuse(&c), 0)))
+		}
+		if farUnknown && int(r.id) < len(s.q.Ways) {
+			survey.far(s.q.Ways[r.id].RoundTripMs + s.q.Ways[r.id].SurchargeMs)
 		}
 	}
 	survey.MeanQueueMs, survey.MeanLive, survey.MeanGapMs, survey.MeanRoomMs = queue.value(), live.value(), gap.value(), room.value()

@@ -180,6 +180,9 @@ func verdict(d *Decision, candidates []Candidate) string {
 		if i < 0 {
 			return "nobody"
 		}
+		if !d.Terms[i].Placeable { // what is unknown of it is taken as nothing in a search
+			return candidates[i].Name
+		}
 		return fmt.Sprintf("%s %v %v", candidates[i].Name, d.Terms[i].TotalMs, d.Terms[i].Pull)
 	}
 	text := fmt.Sprintf("chosen %s, most reuse on %s, tied %v, marks %v, %v tokens, first %v p90 %v, refusal %v, placeable %d, eligible %d, best own %v, reasons %v",
@@ -229,7 +232,7 @@ func TestSearchEqualsFullScan(t *testing.T) {
 			if err := record.Redecide(&again); err != nil {
 				t.Fatal(err)
 			}
-			if (again.Chosen < 0) != (full.Chosen < 0) || full.Chosen >= 0 && record.Candidates[again.Chosen].Name != all[full.Chosen].Name {
+			if (again.Chosen < 0) != (full.Chosen < 0) || again.Refusal.Reason != full.Refusal.Reason || full.Chosen >= 0 && record.Candidates[again.Chosen].Name != all[full.Chosen].Name {
 				t.Fatalf("the record decides %s, the fleet %s", verdict(&again, record.Candidates), verdict(&full, all))
 			}
 			priced, total = priced+len(candidates), total+len(all)
@@ -388,5 +391,17 @@ func BenchmarkBoard(b *testing.B) {
 				b.ReportMetric(float64(len(dst)), "priced")
 			})
 		}
+	}
+}
+
+// BenchmarkBoardSet is what every change of a worker costs its pool's board.
+func BenchmarkBoardSet(b *testing.B) {
+	w := fleetForFigures(1000, mix{alike: 1})
+	workers := slices.Clone(w.board.Workers())
+	i := 0
+	b.ReportAllocs()
+	for b.Loop() {
+		w.board.Set(workers[i%len(workers)])
+		i++
 	}
 }
