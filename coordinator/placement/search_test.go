@@ -241,6 +241,39 @@ func TestSearchEqualsFullScan(t *testing.T) {
 	t.Logf("%d of %d workers priced", priced, total)
 }
 
+// What the search leaves out it leaves out rightly: no bound is above the price.
+func TestBoundsAreLower(t *testing.T) {
+	tight, n := 0.0, 0
+	rapid.Check(t, func(t *rapid.T) {
+		r := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 8))
+		share := func(name string, shares ...float64) float64 { return rapid.SampledFrom(shares).Draw(t, name) }
+		w := newBoardWorld(r, 80, mix{
+			idle: share("idle", 0, .3), alike: share("alike", 0, 1), unknown: share("unknown", 0, .1), excluded: share("excluded", 0, .1),
+			matched: share("matched", 0, .5), far: share("far", 0, 1), pulling: share("pulling", 0, 1),
+		})
+		var d, full Decision
+		all := w.all()
+		if err := Decide(&w.req, all, &w.policy, w.sit, &full); err != nil {
+			t.Fatal(err)
+		}
+		p := newPricer(&w.req, &w.policy, w.sit)
+		s := search{board: &w.board, p: &p, q: &w.query, d: &d, scratch: new(scratch)}
+		s.begin(len(w.board.workers), len(w.board.classes))
+		s.run()
+		for i := range all {
+			price := &full.Terms[i]
+			if price.Reason != ReasonNone {
+				continue
+			}
+			if s.totals[i] > slack(price.TotalMs) || s.owns[i] > slack(price.OwnMs) {
+				t.Fatalf("%s: bounds %v and %v of total %v, own %v: %+v", all[i].Name, s.totals[i], s.owns[i], price.TotalMs, price.OwnMs, *price)
+			}
+			tight, n = tight+s.totals[i]/price.TotalMs, n+1
+		}
+	})
+	t.Logf("bounds are %.3f of the price in the mean", tight/float64(n))
+}
+
 // A board that changed worker by worker is one that was made of the last.
 func TestBoardFollowsChanges(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
