@@ -32,7 +32,7 @@ func newMetrics(reg prometheus.Registerer, c *Coordinator) *metrics {
 		f.NewGaugeFunc(prometheus.GaugeOpts{Name: "waypost_" + name, Help: help}, fn)
 	}
 	gauge("reservations", "Open claims of placements made here.", func() float64 { return float64(c.fleet.OpenClaims()) })
-	gauge("index_keys", "Keys in the prefix index.", func() float64 { return float64(c.index.Keys()) })
+	gauge("index_keys", "Keys in the prefix index.", func() float64 { return float64(c.index.Stats().Keys) })
 	reg.MustRegister(&stateCollector{
 		c:       c,
 		workers: prometheus.NewDesc("waypost_workers", "Workers by state.", []string{"pool", "state"}, nil),
