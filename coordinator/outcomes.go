@@ -27,10 +27,10 @@ func (c *Coordinator) remember(w *work, req *waypostv1.PlaceRequest, request *pl
 	e := explain.NewEntry(request, w.candidates, sit, d)
 	e.Placement, e.Coordinator, e.MadeAt, e.Attempt, e.InputSource = answer.GetPlacementId(), c.name, now, req.GetAttempt(), w.prompt.source
 	if req.GetIfInfeasible() == "" {
-		request.IfInfeasible = c.policy.Load().IfInfeasible
+		request.IfInfeasible = w.ask.Policy.IfInfeasible
 	}
 	c.records.Add(now, e, func() placement.Record {
-		return placement.NewRecord(request, w.candidates, c.policy.Load(), sit, d, c.records.KeepCandidates())
+		return placement.NewRecord(request, w.candidates, w.ask.Policy, sit, d, c.records.KeepCandidates())
 	})
 	c.shares.placed(now, request.Pool, answer.GetWorker().GetName())
 	if d.Redirected() {

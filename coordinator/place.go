@@ -46,6 +46,7 @@ type work struct {
 	candidates []placement.Candidate
 	matches    []prefixindex.Match
 	ask        fleet.Ask
+	policy     placement.Policy
 	decision   placement.Decision
 	keys       []prefix.Key
 	depths     []uint32

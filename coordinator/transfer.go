@@ -215,6 +215,12 @@ func (c *Coordinator) ask(w *work, now time.Time, request *placement.Request, ca
 	request.MaxTransferMs = 0
 	if pool, ok := file.Pool(request.Pool); ok {
 		stay = pool.StayIn.Value
+		if ttft, ok := pool.TTFT.Get(); ok {
+			// Nobody has headroom who waits longer than the pool's first token may.
+			w.policy = *w.ask.Policy
+			w.policy.HeadroomMs = ms(ttft)
+			w.ask.Policy = &w.policy
+		}
 		if limit, ok := pool.MaxTransfer.Get(); ok {
 			// A limit of nothing forbids every transfer; 0 is no limit.
 			request.MaxTransferMs = max(ms(limit), math.SmallestNonzeroFloat64)
@@ -238,7 +244,9 @@ func (p *placements) match(w *work) (deepest int) {
 	}
 	w.matches = p.c.index.Match(&w.prompt.probe, w.matches[:0])
 	for _, m := range w.matches {
-		w.ask.Matches = append(w.ask.Matches, placement.Match{Worker: placement.WorkerID(m.Worker), Tokens: int(m.Tokens), Predicted: m.Predicted})
+		w.ask.Matches = append(w.ask.Matches, placement.Match{
+			Worker: placement.WorkerID(m.Worker), Tokens: int(m.Tokens), GPUTokens: int(m.GPUTokens), HostTokens: int(m.HostTokens), Predicted: m.Predicted,
+		})
 		deepest = max(deepest, int(m.Tokens))
 	}
 	return deepest

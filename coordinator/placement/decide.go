@@ -501,7 +501,7 @@ func (d *Decision) best(p *pricer, candidates []Candidate, allowed func(*Terms) 
 			continue
 		}
 		equals++
-		hash := rendezvous(key, candidates[i].nameHash)
+		hash := rendezvous(key, candidates[i].hash())
 		if best < 0 || t.ReuseTokens > d.Terms[best].ReuseTokens ||
 			t.ReuseTokens == d.Terms[best].ReuseTokens && hash > bestHash {
 			best, bestHash = i, hash
@@ -537,7 +537,7 @@ func (d *Decision) rankFallbacks(p *pricer, candidates []Candidate) {
 		if ta, tb := d.Terms[a].TotalMs, d.Terms[b].TotalMs; ta != tb {
 			return ta < tb
 		}
-		return rendezvous(key, candidates[a].nameHash) > rendezvous(key, candidates[b].nameHash)
+		return rendezvous(key, candidates[a].hash()) > rendezvous(key, candidates[b].hash())
 	}
 	for i := range d.Terms {
 		if i == d.Chosen || !d.Terms[i].Placeable {

@@ -9,9 +9,11 @@ import (
 type Match struct {
 	// Worker holds it.
 	Worker WorkerID
-	// Tokens is the deepest prefix it is known to hold in GPU memory,
-	// HostTokens what is there or in host memory; 0: not told.
-	Tokens, HostTokens int
+	// Tokens is the deepest prefix it is known to hold.
+	Tokens int
+	// GPUTokens is how much of that is in GPU memory, HostTokens how much is
+	// there or in host memory. They say what may be pulled from it.
+	GPUTokens, HostTokens int
 	// Predicted says that the match comes from the prompt of a live claim.
 	Predicted bool
 }

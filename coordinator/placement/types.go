@@ -114,6 +114,15 @@ type Worker struct {
 	nameHash uint64
 }
 
+// hash is the hash of its name; one that was read back from where a record was
+// kept has none ready.
+func (w *Worker) hash() uint64 {
+	if w.nameHash == 0 {
+		return xxh3.HashString(w.Name)
+	}
+	return w.nameHash
+}
+
 // NewWorker returns a worker of which nothing else is known.
 func NewWorker(id WorkerID, name string) Worker {
 	nan := math.NaN()
