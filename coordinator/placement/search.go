@@ -76,11 +76,6 @@ func (b *Board) Decide(req *Request, policy *Policy, sit Situation, q *Query, ds
 	if q.Whole || b.roles > 0 || len(b.workers) <= SearchAbove || !s.run() {
 		s.whole()
 	}
-	for _, m := range q.Matches {
-		if i := b.position(m.Worker); i >= 0 {
-			s.matchOf[i] = 0
-		}
-	}
 	return s.dst, nil
 }
 
@@ -105,6 +100,7 @@ func (s *scratch) begin(rows, classes int) {
 	n := (rows + blockRows - 1) / blockRows
 	s.blocks = slices.Grow(s.blocks[:0], n)[:n]
 	clear(s.reasons[:rows])
+	clear(s.matchOf[:rows])
 	s.totals, s.owns, s.reasons, s.matchOf = s.totals[:rows], s.owns[:rows], s.reasons[:rows], s.matchOf[:rows]
 	s.prices = slices.Grow(s.prices[:0], classes)[:classes]
 	s.memo = slices.Grow(s.memo[:0], classes)[:classes]
@@ -130,6 +126,7 @@ type search struct {
 	lowest          [maxFallbacks + 1]float64 // smallest totals
 	least           float64                   // smallest total that is allowed
 	priced          int
+	deepest, second int // largest matches, in tokens
 }
 
 // whole prices all workers.
@@ -146,13 +143,24 @@ func (s *search) whole() {
 	s.d.priceAll(s.p, s.dst)
 }
 
-// noteMatches says at every position what is held there.
+// noteMatches says at every position what is held there, and finds the two
+// largest matches.
 func (s *search) noteMatches() {
+	deepest, second := 0, 0
+	at, matchOf := s.board.at, s.matchOf
 	for m := range s.q.Matches {
-		if i := s.board.position(s.q.Matches[m].Worker); i >= 0 {
-			s.matchOf[i] = int32(m) + 1
+		match := &s.q.Matches[m]
+		if int(match.Worker) >= len(at) || at[match.Worker] == 0 {
+			continue
+		}
+		matchOf[at[match.Worker]-1] = int32(m) + 1
+		if tokens := match.Tokens; tokens > deepest {
+			deepest, second = tokens, deepest
+		} else if tokens > second && tokens < deepest {
+			second = tokens
 		}
 	}
+	s.deepest, s.second = deepest, second
 }
 
 // candidate is the worker at a position as the request meets it.

@@ -280,7 +280,8 @@ type PlaceRequest struct {
 	GeneratedTokens *uint32 `protobuf:"varint,15,opt,name=generated_tokens,json=generatedTokens" json:"generated_tokens,omitempty"`
 	// Zone the caller is in; empty: unknown.
 	CallerZone *string `protobuf:"bytes,16,opt,name=caller_zone,json=callerZone" json:"caller_zone,omitempty"`
-	// How much to explain: none, terms or full.
+	// How much to explain: none, terms of the workers that were priced, or full:
+	// of all workers of the pool.
 	Explain *string `protobuf:"bytes,17,opt,name=explain" json:"explain,omitempty"`
 	// Whether to reserve the worker for this request.
 	Reserve *bool `protobuf:"varint,18,opt,name=reserve,def=1" json:"reserve,omitempty"`
