@@ -1,7 +1,6 @@
 package placement
 
 import (
-	"cmp"
 	"math"
 	"slices"
 
@@ -162,13 +161,10 @@ type Candidate struct {
 	Partners []Partner
 }
 
-// Find is the candidate of a worker in candidates ordered by slot, as the
-// fleet gives them; nil if it is not among them.
+// Find is the candidate of a worker; nil if it is not among them.
 func Find(candidates []Candidate, id WorkerID) *Candidate {
-	i, found := slices.BinarySearchFunc(candidates, id, func(c Candidate, id WorkerID) int {
-		return cmp.Compare(c.ID, id)
-	})
-	if !found {
+	i := slices.IndexFunc(candidates, func(c Candidate) bool { return c.ID == id })
+	if i < 0 {
 		return nil
 	}
 	return &candidates[i]
