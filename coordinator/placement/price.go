@@ -77,10 +77,10 @@ func (p *pricer) price(c *Candidate, t *Terms) {
 	if w.Role == RolePrefill {
 		// Nothing decodes beside a prefill there.
 		t.GapMs, t.StallMs = math.NaN(), 0
-		if paired := p.partner(c, t); !paired && t.Reason == ReasonNone {
+		if distanceMs, paired := p.partner(c, t); paired {
+			t.DistanceMs += distanceMs
+		} else if t.Reason == ReasonNone {
 			t.Reason = ReasonNoPartner
-		} else if paired {
-			t.DistanceMs += t.handDistanceMs
 		}
 	} else if w.Role == RoleDecode && t.Reason == ReasonNone {
 		t.Reason = ReasonDecodes

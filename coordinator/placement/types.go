@@ -289,8 +289,6 @@ type Terms struct {
 	AssumedMs float64
 	// TotalMs is the sum that is compared.
 	TotalMs float64
-
-	handDistanceMs float64
 }
 
 // ExpectedReuseTokens is the prediction that outcomes are compared with: the
