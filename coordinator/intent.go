@@ -39,15 +39,22 @@ func intentOf(state *registry.State) fleet.Intent {
 			return out
 		},
 		Way: func(callerZone string, to fleet.Identity) fleet.Way {
+			outside := false
+			if pool := file.PoolOf(to.Name, to.Model); pool != nil && pool.StayIn.Value != registry.StayInNone {
+				// An unknown zone satisfies no rule, the caller's neither.
+				zone := file.HostPlace(to.Host).Zone
+				outside = zone == "" || zone != callerZone
+			}
 			if callerZone == "" {
 				// Without knowing where the caller is, all ways are alike:
 				// what cannot tell workers apart must not change the choice.
-				return fleet.Way{}
+				return fleet.Way{Outside: outside}
 			}
 			path := file.PathBetween(registry.Place{Zone: callerZone, Source: registry.Declared}, file.HostPlace(to.Host))
 			return fleet.Way{
 				RoundTripMs: 2 * ms(path.Latency.Value),
 				SurchargeMs: ms(path.PlaceSurcharge.Value),
+				Outside:     outside,
 			}
 		},
 	}

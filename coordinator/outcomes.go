@@ -27,10 +27,10 @@ func (c *Coordinator) remember(w *work, req *waypostv1.PlaceRequest, request *pl
 	e := explain.NewEntry(request, w.candidates, sit, d)
 	e.Placement, e.Coordinator, e.MadeAt, e.Attempt, e.InputSource = answer.GetPlacementId(), c.name, now, req.GetAttempt(), w.prompt.source
 	if req.GetIfInfeasible() == "" {
-		request.IfInfeasible = c.policy.Load().IfInfeasible
+		request.IfInfeasible = w.ask.Policy.IfInfeasible
 	}
 	c.records.Add(now, e, func() placement.Record {
-		return placement.NewRecord(request, w.candidates, c.policy.Load(), sit, d, c.records.KeepCandidates())
+		return placement.NewRecord(request, w.candidates, w.ask.Policy, sit, d, c.records.KeepCandidates())
 	})
 	c.shares.placed(now, request.Pool, answer.GetWorker().GetName())
 	if d.Redirected() {
@@ -62,7 +62,7 @@ func (p *placements) ReportOutcome(ctx context.Context, req *waypostv1.ReportOut
 	if err == nil {
 		c.note(changes)
 	}
-	if pair, switched, off := c.transfers.outcome(now, req.GetPlacementId(), req.GetResult() == explain.ResultDone, out.CachedTokens); switched {
+	if pair, switched, off := c.transfers.outcome(now, req.GetPlacementId(), mark == ledger.MarkDone, out.CachedTokens); switched {
 		c.log.Warn("pulls of a pair were switched", "off", off, "from", pair.From, "to", pair.To)
 	}
 	entry, known := c.records.Get(req.GetPlacementId())

@@ -46,6 +46,7 @@ type work struct {
 	candidates []placement.Candidate
 	matches    []prefixindex.Match
 	ask        fleet.Ask
+	policy     placement.Policy
 	decision   placement.Decision
 	keys       []prefix.Key
 	depths     []uint32
@@ -207,6 +208,7 @@ func (c *Coordinator) answer(w *work, req *waypostv1.PlaceRequest, request *plac
 		Basis: &waypostv1.Basis{
 			PolicyVersion: &sit.PolicyVersion, PolicyAgeMs: finite(sit.PolicyAgeMs), QueueAgeMs: finite(sit.NowMs - chosen.LoadAtMs), Theta: finite(c.policy.Load().Theta),
 			CacheViewAgeMs: finite(sit.NowMs - chosen.View.AtMs), CacheView: proto.String(chosen.View.Kind.String()), InputSource: proto.String(w.prompt.source), Marks: d.Marks.Words(),
+			UnpricedWorkers: proto.Uint32(uint32(d.Survey.Unpriced)), ExcludedWorkers: excludedWorkers(d),
 		},
 	}
 	if d.Terms[d.Chosen].Partner >= 0 {
@@ -258,6 +260,17 @@ func (c *Coordinator) reach(id fleet.WorkerID) *waypostv1.WorkerRef {
 
 func markHex(process uint64) string { return fmt.Sprintf("%016x", process) }
 
+// excludedWorkers counts who could not be chosen, by reason.
+func excludedWorkers(d *placement.Decision) map[string]uint32 {
+	out := map[string]uint32{}
+	for reason, n := range d.Survey.Reasons {
+		if r := placement.Reason(reason); r != placement.ReasonNone && n > 0 {
+			out[r.String()] = uint32(n)
+		}
+	}
+	return out
+}
+
 func refusal(d *placement.Decision, candidates []placement.Candidate) *waypostv1.Refusal {
 	out := &waypostv1.Refusal{
 		Reason: proto.String(string(d.Refusal.Reason)), RetryAfterMs: finite(d.Refusal.RetryAfterMs), Detail: proto.String(d.RefusalDetail(candidates)),
@@ -307,7 +320,7 @@ func (p *placements) PlaceBatch(ctx context.Context, req *waypostv1.PlaceBatchRe
 // requestOf checks the fields of a request and puts them into the rule's words.
 func requestOf(req *waypostv1.PlaceRequest, pool string) (placement.Request, error) {
 	r := placement.Request{
-		ID: req.GetRequestId(), Tenant: req.GetTenant(), Pool: pool, OutputTokensMax: int(req.GetOutputTokensMax()),
+		ID: req.GetRequestId(), Tenant: req.GetTenant(), Pool: pool, Adapter: req.GetAdapter(), OutputTokensMax: int(req.GetOutputTokensMax()),
 		OutputTokensExpected: float64(req.GetOutputTokensExpected()), GeneratedTokens: int(req.GetGeneratedTokens()),
 		IfInfeasible: placement.IfInfeasible(req.GetIfInfeasible()), ExcludeWorkers: req.GetExclude(),
 	}

@@ -30,13 +30,19 @@ type transfers struct {
 	started time.Time
 	book    placement.Pulls
 	file    *registry.Fleet
-	paths   map[hostPair]placement.Path
+	paths   map[hostPair]keptPath
 	fastest float64
 	awaited map[string]awaitedPull // by placement
 	order   []string               // of awaited, oldest first
 }
 
 type hostPair struct{ from, to string }
+
+// keptPath is a path with what its ends have in common.
+type keptPath struct {
+	placement.Path
+	sameZone, sameRack bool
+}
 
 // awaitedPull is a pull of which no outcome came yet.
 type awaitedPull struct {
@@ -46,7 +52,7 @@ type awaitedPull struct {
 }
 
 func newTransfers(now time.Time) *transfers {
-	return &transfers{started: now, paths: map[hostPair]placement.Path{}, awaited: map[string]awaitedPull{}}
+	return &transfers{started: now, paths: map[hostPair]keptPath{}, awaited: map[string]awaitedPull{}}
 }
 
 func (t *transfers) ms(now time.Time) float64 { return ms(now.Sub(t.started)) }
@@ -68,19 +74,23 @@ func (t *transfers) use(file *registry.Fleet) {
 
 func bytesPerMs(p registry.Path) float64 { return float64(p.BandwidthBytesPerSec.Value) / 1000 }
 
-// path is the way between two workers now.
-func (t *transfers) path(nowMs float64, from, to *placement.Worker) placement.Path {
+// path is the way between two workers now, for a pool that stays in a part of
+// the fleet.
+func (t *transfers) path(nowMs float64, from, to *placement.Worker, stay registry.StayIn) placement.Path {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	key := hostPair{hostOf(from.Name), hostOf(to.Name)}
-	path, ok := t.paths[key]
+	kept, ok := t.paths[key]
 	if !ok && t.file != nil {
 		if len(t.paths) >= maxKeptPaths {
 			clear(t.paths)
 		}
-		path = pathOf(t.file.Link(key.from, key.to))
-		t.paths[key] = path
+		a, b := t.file.HostPlace(key.from), t.file.HostPlace(key.to)
+		kept = keptPath{pathOf(t.file.PathBetween(a, b)), a.Zone != "" && a.Zone == b.Zone, a.Rack != "" && a.Rack == b.Rack}
+		t.paths[key] = kept
 	}
+	path := kept.Path
+	path.Never = path.Never || stay != registry.StayInNone && !kept.sameZone || stay == registry.StayInRack && !kept.sameRack
 	path.UnderWay = t.book.UnderWay(nowMs, path.Link)
 	path.Off = t.book.Off(nowMs, placement.Pair{From: from.Name, To: to.Name})
 	return path
@@ -195,7 +205,8 @@ func (c *Coordinator) ask(w *work, now time.Time, request *placement.Request, ca
 	w.ask.Pool, w.ask.CallerZone = request.Pool, callerZone
 	w.ask.Request, w.ask.Policy, w.ask.Whole = request, c.policy.Load(), whole
 	w.ask.PolicyVersion, w.ask.PolicyAgeMs = c.replica.State().FleetFile().Version, c.policyAgeMs()
-	w.ask.Path = func(from, to *placement.Worker) placement.Path { return t.path(nowMs, from, to) }
+	stay := registry.StayInNone
+	w.ask.Path = func(from, to *placement.Worker) placement.Path { return t.path(nowMs, from, to, stay) }
 	w.ask.Sending = func(from *placement.Worker) int { return t.sending(nowMs, from) }
 	file := c.fleetFile.Load()
 	t.use(file)
@@ -203,6 +214,13 @@ func (c *Coordinator) ask(w *work, now time.Time, request *placement.Request, ca
 	c.judgeTenant(now, request, file)
 	request.MaxTransferMs = 0
 	if pool, ok := file.Pool(request.Pool); ok {
+		stay = pool.StayIn.Value
+		if ttft, ok := pool.TTFT.Get(); ok {
+			// Nobody has headroom who waits longer than the pool's first token may.
+			w.policy = *w.ask.Policy
+			w.policy.HeadroomMs = ms(ttft)
+			w.ask.Policy = &w.policy
+		}
 		if limit, ok := pool.MaxTransfer.Get(); ok {
 			// A limit of nothing forbids every transfer; 0 is no limit.
 			request.MaxTransferMs = max(ms(limit), math.SmallestNonzeroFloat64)
@@ -229,7 +247,9 @@ func (p *placements) match(w *work) (deepest int) {
 		if m.Unverified {
 			continue // its boundary is not its pool's
 		}
-		w.ask.Matches = append(w.ask.Matches, placement.Match{Worker: placement.WorkerID(m.Worker), Tokens: int(m.Tokens), Predicted: m.Predicted})
+		w.ask.Matches = append(w.ask.Matches, placement.Match{
+			Worker: placement.WorkerID(m.Worker), Tokens: int(m.Tokens), GPUTokens: int(m.GPUTokens), HostTokens: int(m.HostTokens), Predicted: m.Predicted,
+		})
 	}
 	w.ask.Matches = p.c.sketches.credit(p.c.fleet, &w.prompt.probe, w.ask.Matches)
 	for _, m := range w.ask.Matches {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"testing"
 
+	"waypost/coordinator/placement"
 	"waypost/gossip/ledger"
 )
 
@@ -59,5 +60,38 @@ func BenchmarkLoadEchoing(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		r.load(2, "gpu-00", l)
+	}
+}
+
+// BenchmarkDecide decides over fleets whose workers have open claims: their
+// number must not matter.
+func BenchmarkDecide(b *testing.B) {
+	for _, hosts := range []int{1000, 4000} {
+		for _, claims := range []int{0, 8} {
+			b.Run(fmt.Sprintf("%d workers, %d claims each", hosts, claims), func(b *testing.B) {
+				r := newRig(b, hosts)
+				for i := range hosts {
+					l := idle(1000)
+					l.QueueMs, l.Live = ptr(float64(i*37%900)), ptr(uint32(i%40))
+					r.load(0, fmt.Sprintf("gpu-%02d", i), l)
+				}
+				for i := range claims * hosts {
+					r.claim(1, fmt.Sprint("c", i), fmt.Sprintf("gpu-%02d/vllm-8000/0", i%hosts), 500)
+				}
+				policy := placement.DefaultPolicy()
+				req := placement.Request{ID: "r", PromptTokens: 8192}
+				ask := &Ask{Request: &req, Policy: &policy, Matches: []placement.Match{{Worker: 5, Tokens: 4096}, {Worker: 17, Tokens: 1024}}}
+				var d placement.Decision
+				var candidates []placement.Candidate
+				b.ReportAllocs()
+				for b.Loop() {
+					var err error
+					if candidates, _, err = r.f.Decide(at(2), ask, candidates, &d); err != nil {
+						b.Fatal(err)
+					}
+				}
+				b.ReportMetric(float64(len(candidates)), "priced")
+			})
+		}
 	}
 }

@@ -34,7 +34,7 @@ func (f *Fleet) Candidates(now time.Time, q Query, dst []placement.Candidate) ([
 	for _, id := range p.workers {
 		c := placement.Candidate{Worker: f.slots[id].snapshot, DistanceMs: math.NaN()}
 		if int(id) < len(ways) {
-			c.DistanceMs, c.SurchargeMs = ways[id].RoundTripMs, ways[id].SurchargeMs
+			c.DistanceMs, c.SurchargeMs, c.Outside = ways[id].RoundTripMs, ways[id].SurchargeMs, ways[id].Outside
 		}
 		dst = append(dst, c)
 	}

@@ -121,7 +121,7 @@ func TestDecidePulls(t *testing.T) {
 	policy := placement.DefaultPolicy()
 	req := placement.Request{ID: "r", PromptTokens: 8192}
 	ask := &Ask{
-		Request: &req, Policy: &policy, Matches: []placement.Match{{Worker: 1, Tokens: 8192, Predicted: true}},
+		Request: &req, Policy: &policy, Matches: []placement.Match{{Worker: 1, Tokens: 8192, GPUTokens: 8192, Predicted: true}},
 		Path: func(from, to *placement.Worker) placement.Path {
 			if from.Name != "gpu-01/vllm-8000/0" {
 				t.Errorf("asked for the way from %s", from.Name)

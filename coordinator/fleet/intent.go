@@ -151,6 +151,7 @@ func (f *Fleet) buildWays(zone string) []Way {
 			if way.RoundTripMs >= 0 {
 				ways[i].RoundTripMs = way.RoundTripMs
 			}
+			ways[i].Outside = way.Outside
 		}
 	}
 	f.ways[zone] = ways

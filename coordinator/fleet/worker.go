@@ -133,7 +133,7 @@ func (f *Fleet) publish(w *worker, nowMs float64, changes *Changes) {
 	s.Process = w.process
 	s.Steps = w.steps
 	s.BlockTokens, s.PoolBlocks = w.facts.BlockTokens, w.facts.PoolBlocks
-	s.Transfer = w.facts.Transfer
+	s.Transfer, s.Served = w.facts.Transfer, w.facts.Aliases
 	s.Role, _ = placement.RoleOf(w.facts.Role)
 	s.MaxModelTokens, s.MaxRunning = w.facts.MaxModelTokens, w.facts.MaxRunning
 	s.Waiting = w.waiting

@@ -69,7 +69,7 @@ func (d *Decision) passedOver(w *Worker, chosen, most *Terms) string {
 	if most.OverLimit {
 		return fmt.Sprintf("whose own time (%s ms) is over the limit", number(most.OwnMs))
 	}
-	name, delta := d.largest(most, chosen, "")
+	name, delta := d.largest(most, chosen)
 	if name != "start" {
 		return fmt.Sprintf("whose %s costs %s ms more", name, number(delta))
 	}
@@ -80,7 +80,7 @@ func (d *Decision) passedOver(w *Worker, chosen, most *Terms) string {
 	if delta > chosen.reachMs()-most.reachMs() {
 		return fmt.Sprintf("whose wait (%s ms) costs more than %s", number(most.StartMs), instead)
 	}
-	second, more := d.largest(most, chosen, name)
+	second, more := d.largestBut(most, chosen, name)
 	return fmt.Sprintf("whose wait (%s ms) and %s (%s ms more) cost more than %s", number(most.StartMs), second, number(more), instead)
 }
 
@@ -100,19 +100,24 @@ func (d *Decision) DecidingTerm() string {
 	if d.Chosen < 0 || rival < 0 {
 		return ""
 	}
-	name, _ := d.largest(&d.Terms[rival], &d.Terms[d.Chosen], "")
+	name, _ := d.largest(&d.Terms[rival], &d.Terms[d.Chosen])
 	return name
 }
 
 // leadOf is the lead of the chosen over a candidate in the deciding term.
 func (d *Decision) leadOf(rival int) float64 {
-	_, delta := d.largest(&d.Terms[rival], &d.Terms[d.Chosen], "")
+	_, delta := d.largest(&d.Terms[rival], &d.Terms[d.Chosen])
 	return delta
 }
 
-// largest is the term in which worse exceeds better most, weighted as in the
+// largest is the term in which worse exceeds better most.
+func (d *Decision) largest(worse, better *Terms) (string, float64) {
+	return d.largestBut(worse, better, "")
+}
+
+// largestBut is the term in which worse exceeds better most, weighted as in the
 // total, but for the one named. Terms that either does not know are left out.
-func (d *Decision) largest(worse, better *Terms, but string) (string, float64) {
+func (d *Decision) largestBut(worse, better *Terms, but string) (string, float64) {
 	name, most := "total", math.Inf(-1)
 	for _, f := range [...]struct {
 		name          string
@@ -200,6 +205,9 @@ func (d *Decision) RefusalDetail(candidates []Candidate) string {
 			names, more = names[:maxNamed], fmt.Sprintf(" and %d more", n)
 		}
 		parts = append(parts, fmt.Sprintf("%s: %s%s", r, strings.Join(names, ", "), more))
+	}
+	if d.adapter != "" && byReason[ReasonNoAdapter] != nil {
+		return "no worker serves adapter " + d.adapter + " and could be chosen: " + strings.Join(parts, "; ")
 	}
 	if len(reasons) == 1 {
 		return "no eligible worker: all " + parts[0]

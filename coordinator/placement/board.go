@@ -242,8 +242,9 @@ func (b *Board) fill(i int, w *Worker) {
 		r.flags |= rowPulls
 		b.pulling++
 	}
-	c := coldRow{nameHash: w.nameHash, idleMs: w.Waiting.F, loadMs: w.LoadAtMs}
-	if r.unknown == 0 && r.reason == ReasonNone && r.flags&(rowAway|rowPulls) == 0 {
+	c := coldRow{nameHash: w.hash(), idleMs: w.Waiting.F, loadMs: w.LoadAtMs}
+	// Workers with live requests differ in their contexts anyway.
+	if r.live == 0 && r.unknown == 0 && r.reason == ReasonNone && r.flags&(rowAway|rowPulls) == 0 {
 		c.twin = twinOf(w, r.class)
 	}
 	b.errors.add(w, 1)

@@ -30,8 +30,9 @@ type block struct{ total, own int64 }
 func (s *search) bound(survey *Survey, firsts *[numReasons]int32) (unknown unknownFacts, farUnknown bool) {
 	p, b := s.p, s.board
 	req, now, theta := p.req, p.sit.NowMs, p.policy.Theta
-	ways, pulls := s.q.Ways, s.pulls
-	special := req.TenantBarred != "" || len(req.ExcludeWorkers) > 0 || len(req.ExcludeProcesses) > 0
+	ways, matches, pulls := s.q.Ways, s.q.Matches, s.pulls
+	anyWays := len(ways) > 0
+	special := req.TenantBarred != "" || len(req.ExcludeWorkers) > 0 || len(req.ExcludeProcesses) > 0 || req.Adapter != ""
 	bounds := [2]float64{p.policy.SilentMs, p.policy.AwayBoundMs}
 	tokens := int32(min(p.promptTokens, math.MaxInt32))
 	prices, rows := s.prices, b.rows
@@ -43,7 +44,8 @@ func (s *search) bound(survey *Survey, firsts *[numReasons]int32) (unknown unkno
 		part, totals, owns, matchOf := rows[from:to], s.totals[from:to], s.owns[from:to], s.matchOf[from:to]
 		for i := range part {
 			r := &part[i]
-			if r.reason != ReasonNone || tokens >= r.maxTokens || now-r.seenMs > bounds[r.flags&rowAway] || special {
+			if r.reason != ReasonNone || tokens >= r.maxTokens || now-r.seenMs > bounds[r.flags&rowAway] || special ||
+				anyWays && int(r.id) < len(ways) && ways[r.id].Outside {
 				if reason := s.reasonAt(from+i, special); reason != ReasonNone {
 					s.reasons[from+i] = reason
 					totals[i], owns[i] = math.Inf(1), math.Inf(1)
@@ -57,7 +59,12 @@ func (s *search) bound(survey *Survey, firsts *[numReasons]int32) (unknown unkno
 			unknown |= r.unknown
 			price := &prices[r.class]
 			if m := matchOf[i]; m != 0 {
-				price = s.matchPrice(r, m)
+				match, memo := &matches[m-1], &s.memo[r.class]
+				if memo.tokens == match.Tokens && memo.block == r.block && r.flags&rowBlind == 0 {
+					price = &memo.price
+				} else {
+					price = s.matchPrice(r, match)
+				}
 			}
 			start := r.endMs - now
 			if idle := r.decodeMs / 2; start < idle {
@@ -70,7 +77,7 @@ func (s *search) bound(survey *Survey, firsts *[numReasons]int32) (unknown unkno
 			if pulls && r.flags&rowPulls != 0 {
 				total, own = price.pulled.under(start, r, theta, total, own)
 			}
-			if len(ways) > 0 {
+			if anyWays {
 				far := math.NaN()
 				if int(r.id) < len(ways) {
 					far = ways[r.id].RoundTripMs + ways[r.id].SurchargeMs
@@ -119,6 +126,14 @@ func indexOfLeast(bounds []float64, k int) int {
 // reasonAt is pricer.reason for a position, without a look at the worker
 // unless the request is special.
 func (s *search) reasonAt(i int, special bool) Reason {
+	reason, id := s.ownReasonAt(i, special), s.board.rows[i].id
+	if int(id) < len(s.q.Ways) && s.q.Ways[id].Outside && !reason.Firm() {
+		return ReasonOutside
+	}
+	return reason
+}
+
+func (s *search) ownReasonAt(i int, special bool) Reason {
 	r := &s.board.rows[i]
 	switch age := s.p.sit.NowMs - r.seenMs; {
 	case special:
@@ -184,8 +199,7 @@ func (s *search) classPrice(class int32, reused int) classPrice {
 }
 
 // matchPrice is the price of a worker's class behind what it holds.
-func (s *search) matchPrice(r *row, m int32) *classPrice {
-	match := &s.q.Matches[m-1]
+func (s *search) matchPrice(r *row, match *Match) *classPrice {
 	memo := &s.memo[r.class]
 	if memo.tokens != match.Tokens || memo.block != r.block {
 		memo.tokens, memo.block = match.Tokens, r.block
@@ -200,10 +214,6 @@ func (s *search) matchPrice(r *row, m int32) *classPrice {
 
 // mostReuse is the position of the worker that holds most; -1: nobody does.
 func (s *search) mostReuse() (most int) {
-	deepest := 0
-	for m := range s.q.Matches {
-		deepest = max(deepest, s.q.Matches[m].Tokens)
-	}
 	most = -1
 	mostTokens := 0
 	visit := func(match *Match) {
@@ -219,12 +229,12 @@ func (s *search) mostReuse() (most int) {
 	// The deepest first: no engine reuses more than its match, so that most
 	// of the others need no look.
 	for m := range s.q.Matches {
-		if s.q.Matches[m].Tokens == deepest {
+		if s.q.Matches[m].Tokens == s.deepest {
 			visit(&s.q.Matches[m])
 		}
 	}
-	for m := range s.q.Matches {
-		if tokens := s.q.Matches[m].Tokens; tokens != deepest && tokens >= mostTokens {
+	for m := 0; m < len(s.q.Matches) && s.second >= mostTokens; m++ {
+		if tokens := s.q.Matches[m].Tokens; tokens != s.deepest && tokens >= mostTokens {
 			visit(&s.q.Matches[m])
 		}
 	}

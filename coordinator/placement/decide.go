@@ -23,7 +23,8 @@ type Survey struct {
 	// price of theirs could have won.
 	Unpriced int
 	// Known means over the eligible; NaN where no candidate knows, or where a
-	// search found nobody who needs them.
+	// search found no placeable worker that needs them: unknown terms of
+	// excluded workers are shown without them then.
 	MeanQueueMs, MeanLive, MeanGapMs, MeanRoomMs float64
 	// MeanErrorMs is the mean of the prediction errors of ErrorsKnown workers,
 	// all that are not barred.
@@ -64,13 +65,16 @@ type Decision struct {
 	Survey Survey
 
 	// theta is the policy's, for comparing terms; tenantBarred the request's.
-	theta        float64
-	tenantBarred string
+	theta                 float64
+	tenantBarred, adapter string
 	// tenantOver is why a tenant was refused, refusedWaitMs the wait it found.
 	tenantOver    string
 	refusedWaitMs float64
 	// least is the index of the smallest total that was allowed.
-	least         int
+	least int
+	// soonest is, of a refusal, the index of the worker that the time to ask
+	// again comes from, or that a tenant was refused.
+	soonest       int
 	fallbacks     [maxFallbacks]int
 	fallbackCount int
 	scratch       *scratch
@@ -163,7 +167,7 @@ func (d *Decision) reset(n int) {
 	nan := math.NaN()
 	*d = Decision{
 		scratch: d.scratch,
-		Chosen:  -1, MostReuse: -1, least: -1, Terms: terms[:n],
+		Chosen:  -1, MostReuse: -1, least: -1, soonest: -1, Terms: terms[:n],
 		FirstTokenMs: nan, FirstTokenP90Ms: nan, Refusal: Refusal{RetryAfterMs: nan},
 	}
 }
@@ -266,7 +270,7 @@ func (d *Decision) decide(p *pricer, candidates []Candidate) {
 // settle chooses among complete terms.
 func (d *Decision) settle(p *pricer, candidates []Candidate) {
 	s := &d.Survey
-	d.tenantBarred = p.req.TenantBarred
+	d.tenantBarred, d.adapter = p.req.TenantBarred, p.req.Adapter
 	d.Marks, d.theta, d.OutputTokens = p.marks, p.policy.Theta, p.outputTokens
 	s.Placeable = 0
 	for i := range d.Terms {
@@ -411,7 +415,7 @@ func (d *Decision) refuseTenant(p *pricer) bool {
 	default:
 		d.Refusal = Refusal{Reason: RefusedTenantOverShare, RetryAfterMs: wait - p.policy.HeadroomMs}
 	}
-	d.refusedWaitMs, d.Chosen, d.Tied = wait, -1, false
+	d.refusedWaitMs, d.soonest, d.Chosen, d.Tied = wait, d.Chosen, -1, false
 	d.tenantOver = cmp.Or(p.req.TenantFull, p.req.TenantOver)
 	return true
 }
@@ -454,7 +458,7 @@ func (d *Decision) missBudget(p *pricer) bool {
 				continue
 			}
 			if excess := p.excessMs(t); !(wait <= excess) {
-				wait = excess
+				wait, d.soonest = excess, i
 			}
 		}
 		d.Refusal = Refusal{Reason: RefusedOverLimit, RetryAfterMs: wait}
@@ -497,7 +501,7 @@ func (d *Decision) best(p *pricer, candidates []Candidate, allowed func(*Terms) 
 			continue
 		}
 		equals++
-		hash := rendezvous(key, candidates[i].nameHash)
+		hash := rendezvous(key, candidates[i].hash())
 		if best < 0 || t.ReuseTokens > d.Terms[best].ReuseTokens ||
 			t.ReuseTokens == d.Terms[best].ReuseTokens && hash > bestHash {
 			best, bestHash = i, hash
@@ -533,7 +537,7 @@ func (d *Decision) rankFallbacks(p *pricer, candidates []Candidate) {
 		if ta, tb := d.Terms[a].TotalMs, d.Terms[b].TotalMs; ta != tb {
 			return ta < tb
 		}
-		return rendezvous(key, candidates[a].nameHash) > rendezvous(key, candidates[b].nameHash)
+		return rendezvous(key, candidates[a].hash()) > rendezvous(key, candidates[b].hash())
 	}
 	for i := range d.Terms {
 		if i == d.Chosen || !d.Terms[i].Placeable {

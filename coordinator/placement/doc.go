@@ -9,11 +9,13 @@
 //	          replayed step by step, with the request added at the end
 //	prefill   P(n − reuse | reuse), chunked into the worker's steps, attention
 //	          to the reused tokens included
-//	pull      transfer of saved KV; unset until transfers are priced
+//	pull      transfer of saved KV from the best source over its share of the
+//	          link, then the prefill of the rest
 //	room      wait for KV blocks or a batch slot when the pool or batch is full
 //	doubt     allowance for age, loss and past error, see Policy
 //	distance  network round trip and operator surcharge
-//	own       = start + prefill + room + doubt + distance
+//	hand-over of a prefilled prompt to the decode worker of a pair
+//	own       = start + min(prefill, pull) + room + doubt + distance + hand-over
 //	queue     λ · prefill · max(backlog, prefill/2): delay of those who arrive
 //	          while the backlog drains
 //	gap       this request's own token gap after admission
@@ -30,8 +32,12 @@
 // zero beside known ones: it is taken as the mean of the candidates where it
 // is known, and distance as the farthest.
 //
+// A Board holds the workers of a large pool for a bounded search: one pass over
+// lower bounds, then full prices for those that could win. Its choice is that
+// of pricing everybody; what was not priced is counted.
+//
 // Two kinds of constraint exclude workers. Will (cordon, request, tenant,
-// length of the model) is never relaxed, and a refusal names it. Observation
+// adapter, topology rule, length of the model) is never relaxed, and a refusal names it. Observation
 // (stall, fault, silence) yields: when silence would exclude more than half of
 // the pool it is ignored, and when nothing else is left a doubted worker is
 // given as a last resort; both are marked.

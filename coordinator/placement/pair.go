@@ -81,8 +81,9 @@ func (h *handOver) worth(theta float64) float64 {
 }
 
 // partner chooses the best of a prefill candidate's partners and writes its
-// terms; it reports false if none can take the request.
-func (p *pricer) partner(c *Candidate, t *Terms) bool {
+// terms; it returns the partner's way from the caller, and false if none can
+// take the request.
+func (p *pricer) partner(c *Candidate, t *Terms) (distanceMs float64, ok bool) {
 	best, least := -1, math.Inf(1)
 	for i := range c.Partners {
 		q := &c.Partners[i]
@@ -96,9 +97,9 @@ func (p *pricer) partner(c *Candidate, t *Terms) bool {
 		}
 		best, least = i, worth
 		t.HandMs, t.GapMs, t.Partner = h.ms, h.gapMs, i
-		t.handDistanceMs = h.distanceMs
+		distanceMs = h.distanceMs
 	}
-	return best >= 0
+	return distanceMs, best >= 0
 }
 
 // PairUp gives every candidate that only prefills the decode workers of its

@@ -153,3 +153,60 @@ func TestBoardPairsUp(t *testing.T) {
 		t.Errorf("board %v, candidates %v", a.Chosen, b.Chosen)
 	}
 }
+
+// Equal holders of a popular prefix share the sending, whatever their number.
+func TestSourcesSpread(t *testing.T) {
+	const holders, requests = 9, 900
+	var board Board
+	var matches []Match
+	for i := range holders + 1 {
+		w := testWorker(i, fmt.Sprintf("gpu-%02d/vllm-8000/0", i), 1e6)
+		w.Transfer = &Transfer{Connector: "nixl", SideChannel: "h:1", Fingerprint: "f", ExportedTier: TierGPU, BytesPerToken: 70_000}
+		if i > 0 {
+			w.Waiting.F = 1e6 + 5000
+			matches = append(matches, Match{Worker: w.ID, Tokens: 8192, GPUTokens: 8192})
+		}
+		board.Set(&w)
+	}
+	policy := DefaultPolicy()
+	q := Query{Matches: matches, Paths: func(_ *Worker, dst []Path) []Path {
+		for range MaxSources {
+			dst = append(dst, Path{Link: "rack", BytesPerMs: 12.5e6})
+		}
+		return dst
+	}}
+	counts := make([]int, holders+1)
+	for i := range requests {
+		req := Request{ID: fmt.Sprint("req-", i), PromptTokens: 8192}
+		sit := Situation{NowMs: 1e6, MeanOutputTokens: 64}
+		sit.Sources = board.AppendSources(nil, &req, matches, func(*Worker) int { return 0 })
+		var d Decision
+		candidates, err := board.Decide(&req, &policy, sit, &q, nil, &d)
+		if err != nil {
+			t.Fatal(err)
+		}
+		pull := &d.Terms[d.Chosen].Pull
+		if candidates[d.Chosen].ID != 0 || pull.Note != PullTaken {
+			t.Fatalf("request %d went to %s, %s", i, candidates[d.Chosen].Name, pull.Note)
+		}
+		counts[sit.Sources[pull.Source].ID]++
+	}
+	for id := 1; id <= holders; id++ {
+		if n := counts[id]; n < requests/holders/2 || n > requests/holders*2 {
+			t.Errorf("sources %v", counts[1:])
+		}
+	}
+	// Whoever sends already comes after those that do not.
+	sending := map[WorkerID]int{3: 1, 5: 2}
+	req := Request{ID: "r", PromptTokens: 8192}
+	for _, s := range board.AppendSources(nil, &req, matches, func(w *Worker) int { return sending[w.ID] }) {
+		if sending[s.ID] > 0 {
+			t.Errorf("%s sends %d already and was preferred", s.Name, s.Sending)
+		}
+	}
+	deeper := append([]Match(nil), matches...)
+	deeper[4].GPUTokens = 8100
+	if s := board.AppendSources(nil, &req, deeper[4:5], func(*Worker) int { return 0 }); len(s) != 1 || s[0].Tokens != 8100 {
+		t.Errorf("sources %+v", s)
+	}
+}

@@ -1,6 +1,9 @@
 package placement
 
-import "math"
+import (
+	"math"
+	"slices"
+)
 
 // pricer prices candidates for one request at one moment.
 type pricer struct {
@@ -45,6 +48,9 @@ func (p *pricer) price(c *Candidate, t *Terms) {
 	w := c.Worker
 	*t = Terms{Worker: w.ID, PullMs: nan, StillThere: nan, QueueMs: nan, GapMs: nan, StallMs: nan, RoomMs: nan, HandMs: nan, Partner: -1}
 	t.Reason = p.reason(w)
+	if c.Outside && !t.Reason.Firm() {
+		t.Reason = ReasonOutside
+	}
 
 	t.ReuseTokens = p.reuse(c)
 	reused := max(t.ReuseTokens, 0)
@@ -71,10 +77,10 @@ func (p *pricer) price(c *Candidate, t *Terms) {
 	if w.Role == RolePrefill {
 		// Nothing decodes beside a prefill there.
 		t.GapMs, t.StallMs = math.NaN(), 0
-		if paired := p.partner(c, t); !paired && t.Reason == ReasonNone {
+		if distanceMs, paired := p.partner(c, t); paired {
+			t.DistanceMs += distanceMs
+		} else if t.Reason == ReasonNone {
 			t.Reason = ReasonNoPartner
-		} else if paired {
-			t.DistanceMs += t.handDistanceMs
 		}
 	} else if w.Role == RoleDecode && t.Reason == ReasonNone {
 		t.Reason = ReasonDecodes
@@ -110,6 +116,9 @@ func (p *pricer) reason(w *Worker) Reason {
 	}
 	if w.MaxModelTokens > 0 && p.promptTokens >= w.MaxModelTokens {
 		return ReasonTooLong
+	}
+	if p.req.Adapter != "" && !slices.Contains(w.Served, p.req.Adapter) {
+		return ReasonNoAdapter
 	}
 	if w.Doubted != ReasonNone {
 		return w.Doubted

@@ -26,6 +26,8 @@ func drawFleet(t *rapid.T, unknowns bool) (Request, []Candidate, Policy, Situati
 		OutputTokensExpected: rapid.SampledFrom([]float64{0, 1, 64, 2000}).Draw(t, "output"),
 		FirstTokenBudgetMs:   rapid.SampledFrom([]float64{0, 0, 0, 400}).Draw(t, "budget"),
 		DeadlineMs:           rapid.SampledFrom([]float64{0, 0, 0, 3000}).Draw(t, "deadline"),
+		IfInfeasible:         rapid.SampledFrom([]IfInfeasible{"", "", Reject, RetryAfter}).Draw(t, "infeasible"),
+		TenantOver:           rapid.SampledFrom([]string{"", "", "", "over"}).Draw(t, "tenant"),
 	}
 	policy := DefaultPolicy()
 	policy.Theta = rapid.SampledFrom([]float64{0, 1, 5, 20}).Draw(t, "theta")
@@ -258,7 +260,8 @@ func TestRecordDecidesAgain(t *testing.T) {
 		if err := record.Redecide(&again); err != nil {
 			t.Fatal(err)
 		}
-		if (again.Chosen < 0) != (d.Chosen < 0) || again.Refusal.Reason != d.Refusal.Reason || again.Marks != d.Marks {
+		if (again.Chosen < 0) != (d.Chosen < 0) || again.Marks != d.Marks || again.Refusal.Reason != d.Refusal.Reason ||
+			again.Refusal.RetryAfterMs != d.Refusal.RetryAfterMs && !math.IsNaN(d.Refusal.RetryAfterMs) {
 			t.Fatalf("again %d %v, first %d %v", again.Chosen, again.Marks.Words(), d.Chosen, d.Marks.Words())
 		}
 		if d.Chosen < 0 {

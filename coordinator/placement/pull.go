@@ -228,7 +228,7 @@ func (p *pricer) pull(c *Candidate, t *Terms, own offer) offer {
 		there := p.stillThere(s.Worker, s.Predicted)
 		o.doubtMs = own.doubtMs + (1-there)*positive(own.computeMs-o.computeMs)
 		total := o.startMs + transfer + o.computeMs + o.doubtMs
-		hash := rendezvous(p.tieKey(), xxh3.HashString(s.Name))
+		hash := rendezvous(p.tieKey(), s.hash())
 		if total > bestMs+p.policy.TieMs || total >= bestMs-p.policy.TieMs && hash < bestHash {
 			continue
 		}
@@ -275,7 +275,7 @@ func (b *Board) AppendSources(dst []Source, req *Request, matches []Match, sendi
 		if a.Sending != b.Sending {
 			return a.Sending < b.Sending
 		}
-		return rendezvous(key, a.nameHash) > rendezvous(key, b.nameHash)
+		return rendezvous(key, a.hash()) > rendezvous(key, b.hash())
 	}
 	for i := range matches {
 		m := &matches[i]
@@ -284,7 +284,7 @@ func (b *Board) AppendSources(dst []Source, req *Request, matches []Match, sendi
 			continue
 		}
 		w := b.workers[at]
-		s := Source{Worker: w, Tokens: m.Tokens, Predicted: m.Predicted}
+		s := Source{Worker: w, Tokens: m.GPUTokens, Predicted: m.Predicted}
 		if w.Transfer.ExportedTier == TierHost {
 			s.Tokens = m.HostTokens
 		}

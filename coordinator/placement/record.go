@@ -48,6 +48,9 @@ func (d *Decision) keepers(keep int) []int {
 	}
 	add(d.Chosen)
 	add(d.least)
+	// Of a refusal: whoever could have been chosen, or would be soonest.
+	add(d.soonest)
+	add(d.cheapestPlaceable())
 	add(d.MostReuse)
 	for _, i := range d.Fallbacks() {
 		add(i)
@@ -61,6 +64,18 @@ func (d *Decision) keepers(keep int) []int {
 	}
 	slices.Sort(kept)
 	return kept
+}
+
+// cheapestPlaceable is the index of the smallest total of those that could be
+// chosen; -1: nobody could.
+func (d *Decision) cheapestPlaceable() int {
+	least := -1
+	for i := range d.Terms {
+		if d.Terms[i].Placeable && (least < 0 || d.Terms[i].TotalMs < d.Terms[least].TotalMs) {
+			least = i
+		}
+	}
+	return least
 }
 
 // cheapest are the indices of the n smallest totals, smallest first.

@@ -66,6 +66,8 @@ type Request struct {
 	// that the tenant's bound of tokens under way is reached, which refuses it
 	// in any case. Both are empty if it is not so.
 	TenantOver, TenantFull string
+	// Adapter must be loaded on the worker; empty: the base model.
+	Adapter string
 	// PromptTokens is the prompt's length, 1 to MaxPromptTokens.
 	PromptTokens int
 	// LengthEstimated says that PromptTokens is an estimate.

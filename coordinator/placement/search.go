@@ -9,9 +9,11 @@ import (
 type Match struct {
 	// Worker holds it.
 	Worker WorkerID
-	// Tokens is the deepest prefix it is known to hold in GPU memory,
-	// HostTokens what is there or in host memory; 0: not told.
-	Tokens, HostTokens int
+	// Tokens is the deepest prefix it is known to hold.
+	Tokens int
+	// GPUTokens is how much of that is in GPU memory, HostTokens how much is
+	// there or in host memory. They say what may be pulled from it.
+	GPUTokens, HostTokens int
 	// Predicted says that the match comes from the prompt of a live claim.
 	Predicted bool
 }
@@ -22,6 +24,8 @@ type Way struct {
 	RoundTripMs float64
 	// SurchargeMs is the operator's price, at least 0.
 	SurchargeMs float64
+	// Outside says that the operator's topology rule closes it.
+	Outside bool
 }
 
 // Query is what a Board is asked beside the request.
@@ -72,11 +76,6 @@ func (b *Board) Decide(req *Request, policy *Policy, sit Situation, q *Query, ds
 	if q.Whole || b.roles > 0 || len(b.workers) <= SearchAbove || !s.run() {
 		s.whole()
 	}
-	for _, m := range q.Matches {
-		if i := b.position(m.Worker); i >= 0 {
-			s.matchOf[i] = 0
-		}
-	}
 	return s.dst, nil
 }
 
@@ -101,6 +100,7 @@ func (s *scratch) begin(rows, classes int) {
 	n := (rows + blockRows - 1) / blockRows
 	s.blocks = slices.Grow(s.blocks[:0], n)[:n]
 	clear(s.reasons[:rows])
+	clear(s.matchOf[:rows])
 	s.totals, s.owns, s.reasons, s.matchOf = s.totals[:rows], s.owns[:rows], s.reasons[:rows], s.matchOf[:rows]
 	s.prices = slices.Grow(s.prices[:0], classes)[:classes]
 	s.memo = slices.Grow(s.memo[:0], classes)[:classes]
@@ -126,6 +126,7 @@ type search struct {
 	lowest          [maxFallbacks + 1]float64 // smallest totals
 	least           float64                   // smallest total that is allowed
 	priced          int
+	deepest, second int // largest matches, in tokens
 }
 
 // whole prices all workers.
@@ -142,13 +143,24 @@ func (s *search) whole() {
 	s.d.priceAll(s.p, s.dst)
 }
 
-// noteMatches says at every position what is held there.
+// noteMatches says at every position what is held there, and finds the two
+// largest matches.
 func (s *search) noteMatches() {
+	deepest, second := 0, 0
+	at, matchOf := s.board.at, s.matchOf
 	for m := range s.q.Matches {
-		if i := s.board.position(s.q.Matches[m].Worker); i >= 0 {
-			s.matchOf[i] = int32(m) + 1
+		match := &s.q.Matches[m]
+		if int(match.Worker) >= len(at) || at[match.Worker] == 0 {
+			continue
+		}
+		matchOf[at[match.Worker]-1] = int32(m) + 1
+		if tokens := match.Tokens; tokens > deepest {
+			deepest, second = tokens, deepest
+		} else if tokens > second && tokens < deepest {
+			second = tokens
 		}
 	}
+	s.deepest, s.second = deepest, second
 }
 
 // candidate is the worker at a position as the request meets it.
@@ -161,7 +173,8 @@ func (s *search) candidate(i int) Candidate {
 		c.MatchedTokens, c.Predicted = Unknown, false
 	}
 	if int(c.ID) < len(s.q.Ways) {
-		c.DistanceMs, c.SurchargeMs = s.q.Ways[c.ID].RoundTripMs, s.q.Ways[c.ID].SurchargeMs
+		way := &s.q.Ways[c.ID]
+		c.DistanceMs, c.SurchargeMs, c.Outside = way.RoundTripMs, way.SurchargeMs, way.Outside
 	}
 	if len(s.p.sit.Sources) > 0 {
 		at := len(s.paths)
@@ -240,22 +253,28 @@ func (s *search) means(survey *Survey, unknown unknownFacts, farUnknown bool) {
 		return
 	}
 	var queue, live, gap, room mean
-	for i, w := range s.board.workers {
+	now := s.p.sit.NowMs
+	for i := range s.board.rows {
 		if s.reasons[i].Firm() {
 			continue
 		}
-		if unknown != 0 {
-			if w.QueueKnown {
-				queue.add(w.Waiting.QueueMs(s.p.sit.NowMs))
-			}
-			live.add(w.Live)
-			gap.add(s.p.gapMs(w))
-			c := s.candidate(i)
-			room.add(s.p.roomMs(w, s.p.promptTokens-max(s.p.reuse(&c), 0)))
+		r := &s.board.rows[i]
+		told := unknown &^ r.unknown
+		if told&unknownQueue != 0 {
+			queue.add(max(s.board.cold[i].idleMs-now, 0))
 		}
-		if farUnknown {
+		if told&unknownLive != 0 {
+			live.add(r.live)
+		}
+		if told&unknownGap != 0 {
+			gap.add(s.p.gapMs(s.board.workers[i]))
+		}
+		if told&unknownRoom != 0 {
 			c := s.candidate(i)
-			survey.far(c.DistanceMs + c.SurchargeMs)
+			room.add(s.p.roomMs(c.Worker, s.p.promptTokens-max(s.p.reuse(&c), 0)))
+		}
+		if farUnknown && int(r.id) < len(s.q.Ways) {
+			survey.far(s.q.Ways[r.id].RoundTripMs + s.q.Ways[r.id].SurchargeMs)
 		}
 	}
 	survey.MeanQueueMs, survey.MeanLive, survey.MeanGapMs, survey.MeanRoomMs = queue.value(), live.value(), gap.value(), room.value()

@@ -24,13 +24,13 @@ import (
 // decoding, context, held, pool (blocks), batch (largest), distance,
 // surcharge, view, viewage, eviction, trust, error, away (ms since the lane
 // was lost), process, model (tokens), cordon, doubted=reason:detail, slow
-// (factor of its steps), role, kv (bytes per token: it has a connector, with
+// (factor of its steps), role, outside, adapters, kv (bytes per token: it has a connector, with
 // connector, side, fp and exports), sending (transfers); a value of ? is
 // unknown. A line "path FROM TO" gives the way of saved KV between two hosts:
 // MBps, latency, surcharge, underway, link, figure, never, off. Keys of place: prompt, output, generated, request, shared,
 // theta, mean (answer of the pool), lambda (arrivals per s and worker), budget, gapbudget, deadline,
 // infeasible, exclude (name), excludeprocess, tenantbarred, tenantover, tenantfull,
-// maxtransfer, policyage.
+// adapter, maxtransfer, policyage.
 func TestTranscripts(t *testing.T) {
 	datadriven.Walk(t, "testdata/rule", func(t *testing.T, path string) {
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
@@ -81,7 +81,7 @@ func parseScene(t *testing.T, d *datadriven.TestData) *scene {
 		c := &s.candidates[i]
 		board.Set(c.Worker)
 		if c.MatchedTokens > 0 {
-			matches = append(matches, Match{Worker: c.ID, Tokens: c.MatchedTokens, Predicted: c.Predicted})
+			matches = append(matches, Match{Worker: c.ID, Tokens: c.MatchedTokens, GPUTokens: c.MatchedTokens, Predicted: c.Predicted})
 		}
 	}
 	s.sit.Sources = board.AppendSources(nil, &s.req, matches, func(w *Worker) int { return sending[w.ID] })
@@ -184,6 +184,8 @@ func parsePlace(t *testing.T, d *datadriven.TestData) (Request, Policy, Situatio
 			req.TenantBarred = strings.ReplaceAll(value, "_", " ")
 		case "tenantover":
 			req.TenantOver = strings.ReplaceAll(value, "_", " ")
+		case "adapter":
+			req.Adapter = value
 		case "tenantfull":
 			req.TenantFull = strings.ReplaceAll(value, "_", " ")
 		case "maxtransfer":
@@ -250,6 +252,12 @@ func parseCandidate(t *testing.T, line string, id int, now float64) (c Candidate
 			continue
 		case "predicted":
 			c.Predicted = true
+			continue
+		case "outside":
+			c.Outside = true
+			continue
+		case "adapters":
+			w.Served = strings.Split(value, ",")
 			continue
 		case "role":
 			w.Role, _ = RoleOf(value)

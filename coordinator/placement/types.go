@@ -1,7 +1,6 @@
 package placement
 
 import (
-	"cmp"
 	"math"
 	"slices"
 
@@ -95,6 +94,9 @@ type Worker struct {
 	View View
 	// AwaySinceMs is since when its host's lane is down; NaN: it is up.
 	AwaySinceMs float64
+	// Served are the names its engine serves beside the model: aliases and
+	// loaded adapters. It must not be changed.
+	Served []string
 	// Role says which part of a request it serves.
 	Role Role
 	// Transfer says how its saved KV may travel; nil: not at all. It must not
@@ -109,6 +111,15 @@ type Worker struct {
 	DoubtedWhy string
 
 	nameHash uint64
+}
+
+// hash is the hash of its name; one that was read back from where a record was
+// kept has none ready.
+func (w *Worker) hash() uint64 {
+	if w.nameHash == 0 {
+		return xxh3.HashString(w.Name)
+	}
+	return w.nameHash
 }
 
 // NewWorker returns a worker of which nothing else is known.
@@ -139,6 +150,9 @@ type Candidate struct {
 	DistanceMs float64
 	// SurchargeMs is the operator's price on that way, at least 0.
 	SurchargeMs float64
+	// Outside says that the operator's topology rule keeps the request from
+	// it.
+	Outside bool
 	// Paths are the ways to it from Situation.Sources, in their order; none:
 	// nothing may be pulled.
 	Paths []Path
@@ -147,13 +161,10 @@ type Candidate struct {
 	Partners []Partner
 }
 
-// Find is the candidate of a worker in candidates ordered by slot, as the
-// fleet gives them; nil if it is not among them.
+// Find is the candidate of a worker; nil if it is not among them.
 func Find(candidates []Candidate, id WorkerID) *Candidate {
-	i, found := slices.BinarySearchFunc(candidates, id, func(c Candidate, id WorkerID) int {
-		return cmp.Compare(c.ID, id)
-	})
-	if !found {
+	i := slices.IndexFunc(candidates, func(c Candidate) bool { return c.ID == id })
+	if i < 0 {
 		return nil
 	}
 	return &candidates[i]
@@ -190,6 +201,8 @@ const (
 	ReasonSuperseded
 	ReasonTenant
 	ReasonTooLong
+	ReasonNoAdapter
+	ReasonOutside
 	ReasonLost
 	ReasonStarting
 	ReasonSleeping
@@ -204,7 +217,7 @@ const (
 )
 
 var reasonWords = [numReasons]string{
-	"", "cordoned", "excluded_by_request", "superseded", "tenant", "too_long", "lost",
+	"", "cordoned", "excluded_by_request", "superseded", "tenant", "too_long", "no_adapter", "outside", "lost",
 	"starting", "sleeping", "stalled", "gpu_fault", "not_ready", "decode_only", "no_decode_partner", "away", "silent",
 }
 
@@ -276,8 +289,6 @@ type Terms struct {
 	AssumedMs float64
 	// TotalMs is the sum that is compared.
 	TotalMs float64
-
-	handDistanceMs float64
 }
 
 // ExpectedReuseTokens is the prediction that outcomes are compared with: the

@@ -117,7 +117,7 @@ func (d *Decision) rivals(candidates []Candidate) []int {
 	order := make([]int, 0, len(candidates))
 	for _, i := range d.cheapest(2 * maxWhatIfs) {
 		switch d.Terms[i].Reason {
-		case ReasonExcludedByRequest, ReasonSuperseded, ReasonTenant, ReasonTooLong, ReasonLost:
+		case ReasonExcludedByRequest, ReasonSuperseded, ReasonTenant, ReasonTooLong, ReasonNoAdapter, ReasonOutside, ReasonLost:
 			continue
 		}
 		if i != d.Chosen {

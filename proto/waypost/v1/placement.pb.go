@@ -280,7 +280,8 @@ type PlaceRequest struct {
 	GeneratedTokens *uint32 `protobuf:"varint,15,opt,name=generated_tokens,json=generatedTokens" json:"generated_tokens,omitempty"`
 	// Zone the caller is in; empty: unknown.
 	CallerZone *string `protobuf:"bytes,16,opt,name=caller_zone,json=callerZone" json:"caller_zone,omitempty"`
-	// How much to explain: none, terms or full.
+	// How much to explain: none, terms of the workers that were priced, or full:
+	// of all workers of the pool.
 	Explain *string `protobuf:"bytes,17,opt,name=explain" json:"explain,omitempty"`
 	// Whether to reserve the worker for this request.
 	Reserve *bool `protobuf:"varint,18,opt,name=reserve,def=1" json:"reserve,omitempty"`
@@ -902,9 +903,14 @@ type Basis struct {
 	// no_cache_view, estimated_length, tenant_over_share, panic_floor.
 	Marks []string `protobuf:"bytes,7,rep,name=marks" json:"marks,omitempty"`
 	// Weight of gap and stall in the total, as the policy has it.
-	Theta         *float64 `protobuf:"fixed64,8,opt,name=theta" json:"theta,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Theta *float64 `protobuf:"fixed64,8,opt,name=theta" json:"theta,omitempty"`
+	// Workers that could have been chosen and were not priced: a lower bound of
+	// their cost showed that they could not win.
+	UnpricedWorkers *uint32 `protobuf:"varint,9,opt,name=unpriced_workers,json=unpricedWorkers" json:"unpriced_workers,omitempty"`
+	// Workers that could not be chosen, by reason; terms list one of each.
+	ExcludedWorkers map[string]uint32 `protobuf:"bytes,10,rep,name=excluded_workers,json=excludedWorkers" json:"excluded_workers,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *Basis) Reset() {
@@ -991,6 +997,20 @@ func (x *Basis) GetTheta() float64 {
 		return *x.Theta
 	}
 	return 0
+}
+
+func (x *Basis) GetUnpricedWorkers() uint32 {
+	if x != nil && x.UnpricedWorkers != nil {
+		return *x.UnpricedWorkers
+	}
+	return 0
+}
+
+func (x *Basis) GetExcludedWorkers() map[string]uint32 {
+	if x != nil {
+		return x.ExcludedWorkers
+	}
+	return nil
 }
 
 // Terms are the cost terms of one candidate, all in ms; unset: not computed.
@@ -2300,7 +2320,7 @@ const file_waypost_v1_placement_proto_rawDesc = "" +
 	"\x06source\x18\x01 \x01(\v2\x15.waypost.v1.WorkerRefR\x06source\x12\x16\n" +
 	"\x06tokens\x18\x02 \x01(\rR\x06tokens\x12\x1f\n" +
 	"\vtransfer_ms\x18\x03 \x01(\x01R\n" +
-	"transferMs\"\x8d\x02\n" +
+	"transferMs\"\xcf\x03\n" +
 	"\x05Basis\x12%\n" +
 	"\x0epolicy_version\x18\x01 \x01(\rR\rpolicyVersion\x12\"\n" +
 	"\rpolicy_age_ms\x18\x02 \x01(\x01R\vpolicyAgeMs\x12 \n" +
@@ -2311,7 +2331,13 @@ const file_waypost_v1_placement_proto_rawDesc = "" +
 	"cache_view\x18\x05 \x01(\tR\tcacheView\x12!\n" +
 	"\finput_source\x18\x06 \x01(\tR\vinputSource\x12\x14\n" +
 	"\x05marks\x18\a \x03(\tR\x05marks\x12\x14\n" +
-	"\x05theta\x18\b \x01(\x01R\x05theta\"\xbb\x03\n" +
+	"\x05theta\x18\b \x01(\x01R\x05theta\x12)\n" +
+	"\x10unpriced_workers\x18\t \x01(\rR\x0funpricedWorkers\x12Q\n" +
+	"\x10excluded_workers\x18\n" +
+	" \x03(\v2&.waypost.v1.Basis.ExcludedWorkersEntryR\x0fexcludedWorkers\x1aB\n" +
+	"\x14ExcludedWorkersEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\rR\x05value:\x028\x01\"\xbb\x03\n" +
 	"\x05Terms\x12\x16\n" +
 	"\x06worker\x18\x01 \x01(\tR\x06worker\x12!\n" +
 	"\freuse_tokens\x18\x02 \x01(\rR\vreuseTokens\x12\x19\n" +
@@ -2436,7 +2462,7 @@ func file_waypost_v1_placement_proto_rawDescGZIP() []byte {
 	return file_waypost_v1_placement_proto_rawDescData
 }
 
-var file_waypost_v1_placement_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
+var file_waypost_v1_placement_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
 var file_waypost_v1_placement_proto_goTypes = []any{
 	(*Input)(nil),                    // 0: waypost.v1.Input
 	(*PrefixKeys)(nil),               // 1: waypost.v1.PrefixKeys
@@ -2466,12 +2492,13 @@ var file_waypost_v1_placement_proto_goTypes = []any{
 	(*ListPlacementsResponse)(nil),   // 25: waypost.v1.ListPlacementsResponse
 	(*PlacementRecord)(nil),          // 26: waypost.v1.PlacementRecord
 	nil,                              // 27: waypost.v1.WorkerRef.HeadersEntry
-	nil,                              // 28: waypost.v1.Refusal.WorkersEntry
-	(*structpb.Struct)(nil),          // 29: google.protobuf.Struct
+	nil,                              // 28: waypost.v1.Basis.ExcludedWorkersEntry
+	nil,                              // 29: waypost.v1.Refusal.WorkersEntry
+	(*structpb.Struct)(nil),          // 30: google.protobuf.Struct
 }
 var file_waypost_v1_placement_proto_depIdxs = []int32{
-	29, // 0: waypost.v1.Input.messages:type_name -> google.protobuf.Struct
-	29, // 1: waypost.v1.Input.tools:type_name -> google.protobuf.Struct
+	30, // 0: waypost.v1.Input.messages:type_name -> google.protobuf.Struct
+	30, // 1: waypost.v1.Input.tools:type_name -> google.protobuf.Struct
 	1,  // 2: waypost.v1.Input.prefix_keys:type_name -> waypost.v1.PrefixKeys
 	2,  // 3: waypost.v1.PrefixKeys.points:type_name -> waypost.v1.PrefixPoint
 	0,  // 4: waypost.v1.PlaceRequest.input:type_name -> waypost.v1.Input
@@ -2485,36 +2512,37 @@ var file_waypost_v1_placement_proto_depIdxs = []int32{
 	10, // 12: waypost.v1.Placement.terms:type_name -> waypost.v1.Terms
 	6,  // 13: waypost.v1.Placement.prefill_worker:type_name -> waypost.v1.WorkerRef
 	27, // 14: waypost.v1.WorkerRef.headers:type_name -> waypost.v1.WorkerRef.HeadersEntry
-	29, // 15: waypost.v1.WorkerRef.body_patch:type_name -> google.protobuf.Struct
+	30, // 15: waypost.v1.WorkerRef.body_patch:type_name -> google.protobuf.Struct
 	6,  // 16: waypost.v1.PullPlan.source:type_name -> waypost.v1.WorkerRef
-	28, // 17: waypost.v1.Refusal.workers:type_name -> waypost.v1.Refusal.WorkersEntry
-	3,  // 18: waypost.v1.PlaceBatchRequest.requests:type_name -> waypost.v1.PlaceRequest
-	4,  // 19: waypost.v1.PlaceBatchResponse.responses:type_name -> waypost.v1.PlaceResponse
-	26, // 20: waypost.v1.GetPlacementResponse.record:type_name -> waypost.v1.PlacementRecord
-	26, // 21: waypost.v1.ListPlacementsResponse.records:type_name -> waypost.v1.PlacementRecord
-	5,  // 22: waypost.v1.PlacementRecord.placement:type_name -> waypost.v1.Placement
-	14, // 23: waypost.v1.PlacementRecord.outcome:type_name -> waypost.v1.ReportOutcomeRequest
-	3,  // 24: waypost.v1.PlacementService.Place:input_type -> waypost.v1.PlaceRequest
-	12, // 25: waypost.v1.PlacementService.PlaceBatch:input_type -> waypost.v1.PlaceBatchRequest
-	14, // 26: waypost.v1.PlacementService.ReportOutcome:input_type -> waypost.v1.ReportOutcomeRequest
-	16, // 27: waypost.v1.PlacementService.RenewPlacement:input_type -> waypost.v1.RenewPlacementRequest
-	18, // 28: waypost.v1.PlacementService.ReleasePlacement:input_type -> waypost.v1.ReleasePlacementRequest
-	20, // 29: waypost.v1.PlacementService.LearnTokens:input_type -> waypost.v1.LearnTokensRequest
-	22, // 30: waypost.v1.PlacementService.GetPlacement:input_type -> waypost.v1.GetPlacementRequest
-	24, // 31: waypost.v1.PlacementService.ListPlacements:input_type -> waypost.v1.ListPlacementsRequest
-	4,  // 32: waypost.v1.PlacementService.Place:output_type -> waypost.v1.PlaceResponse
-	13, // 33: waypost.v1.PlacementService.PlaceBatch:output_type -> waypost.v1.PlaceBatchResponse
-	15, // 34: waypost.v1.PlacementService.ReportOutcome:output_type -> waypost.v1.ReportOutcomeResponse
-	17, // 35: waypost.v1.PlacementService.RenewPlacement:output_type -> waypost.v1.RenewPlacementResponse
-	19, // 36: waypost.v1.PlacementService.ReleasePlacement:output_type -> waypost.v1.ReleasePlacementResponse
-	21, // 37: waypost.v1.PlacementService.LearnTokens:output_type -> waypost.v1.LearnTokensResponse
-	23, // 38: waypost.v1.PlacementService.GetPlacement:output_type -> waypost.v1.GetPlacementResponse
-	25, // 39: waypost.v1.PlacementService.ListPlacements:output_type -> waypost.v1.ListPlacementsResponse
-	32, // [32:40] is the sub-list for method output_type
-	24, // [24:32] is the sub-list for method input_type
-	24, // [24:24] is the sub-list for extension type_name
-	24, // [24:24] is the sub-list for extension extendee
-	0,  // [0:24] is the sub-list for field type_name
+	28, // 17: waypost.v1.Basis.excluded_workers:type_name -> waypost.v1.Basis.ExcludedWorkersEntry
+	29, // 18: waypost.v1.Refusal.workers:type_name -> waypost.v1.Refusal.WorkersEntry
+	3,  // 19: waypost.v1.PlaceBatchRequest.requests:type_name -> waypost.v1.PlaceRequest
+	4,  // 20: waypost.v1.PlaceBatchResponse.responses:type_name -> waypost.v1.PlaceResponse
+	26, // 21: waypost.v1.GetPlacementResponse.record:type_name -> waypost.v1.PlacementRecord
+	26, // 22: waypost.v1.ListPlacementsResponse.records:type_name -> waypost.v1.PlacementRecord
+	5,  // 23: waypost.v1.PlacementRecord.placement:type_name -> waypost.v1.Placement
+	14, // 24: waypost.v1.PlacementRecord.outcome:type_name -> waypost.v1.ReportOutcomeRequest
+	3,  // 25: waypost.v1.PlacementService.Place:input_type -> waypost.v1.PlaceRequest
+	12, // 26: waypost.v1.PlacementService.PlaceBatch:input_type -> waypost.v1.PlaceBatchRequest
+	14, // 27: waypost.v1.PlacementService.ReportOutcome:input_type -> waypost.v1.ReportOutcomeRequest
+	16, // 28: waypost.v1.PlacementService.RenewPlacement:input_type -> waypost.v1.RenewPlacementRequest
+	18, // 29: waypost.v1.PlacementService.ReleasePlacement:input_type -> waypost.v1.ReleasePlacementRequest
+	20, // 30: waypost.v1.PlacementService.LearnTokens:input_type -> waypost.v1.LearnTokensRequest
+	22, // 31: waypost.v1.PlacementService.GetPlacement:input_type -> waypost.v1.GetPlacementRequest
+	24, // 32: waypost.v1.PlacementService.ListPlacements:input_type -> waypost.v1.ListPlacementsRequest
+	4,  // 33: waypost.v1.PlacementService.Place:output_type -> waypost.v1.PlaceResponse
+	13, // 34: waypost.v1.PlacementService.PlaceBatch:output_type -> waypost.v1.PlaceBatchResponse
+	15, // 35: waypost.v1.PlacementService.ReportOutcome:output_type -> waypost.v1.ReportOutcomeResponse
+	17, // 36: waypost.v1.PlacementService.RenewPlacement:output_type -> waypost.v1.RenewPlacementResponse
+	19, // 37: waypost.v1.PlacementService.ReleasePlacement:output_type -> waypost.v1.ReleasePlacementResponse
+	21, // 38: waypost.v1.PlacementService.LearnTokens:output_type -> waypost.v1.LearnTokensResponse
+	23, // 39: waypost.v1.PlacementService.GetPlacement:output_type -> waypost.v1.GetPlacementResponse
+	25, // 40: waypost.v1.PlacementService.ListPlacements:output_type -> waypost.v1.ListPlacementsResponse
+	33, // [33:41] is the sub-list for method output_type
+	25, // [25:33] is the sub-list for method input_type
+	25, // [25:25] is the sub-list for extension type_name
+	25, // [25:25] is the sub-list for extension extendee
+	0,  // [0:25] is the sub-list for field type_name
 }
 
 func init() { file_waypost_v1_placement_proto_init() }
@@ -2532,7 +2560,7 @@ func file_waypost_v1_placement_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_waypost_v1_placement_proto_rawDesc), len(file_waypost_v1_placement_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   29,
+			NumMessages:   30,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
