@@ -184,8 +184,7 @@ func beside(t *testing.T, harm func(conn net.Conn, n int64), harms int64) {
 }
 
 // TestHostileEngine runs one at a time: each is allowed to cost memory.
-func TestHostileEngine(t *testing.T) {
-	t.Parallel()
+func TestHostileEngine(t *testing.T) { // not beside others: it watches the memory of the process
 	mebibyte := make([]byte, 1<<20)
 	t.Run("frames of 1 GiB", func(t *testing.T) {
 		beside(t, func(conn net.Conn, _ int64) {
