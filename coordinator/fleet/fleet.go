@@ -274,7 +274,7 @@ type rate struct {
 }
 
 // rateTimeMs is the time constant of arrival rates.
-const rateTimeMs = 10_000
+const rateTimeMs = 3_000
 
 func (r *rate) add(nowMs float64) {
 	if !r.any {

@@ -27,8 +27,9 @@ func runCommand(t *testing.T, args ...string) (stdout, stderr string, err error)
 func TestSeedDecidesARun(t *testing.T) {
 	for _, args := range [][]string{
 		{"--speedup", "4", "--coordinators", "3", "--evidence", "marks,events"},
-		{"--speedup", "4", "--policy", "dynamo-s32", "--crowd"},
-		{"--speedup", "8", "--copies", "2", "--coordinators", "2", "--cut", "all", "--slow-workers", "2"},
+		{"--speedup", "4", "--policy", "dynamo-s32", "--slow-workers", "1"},
+		{"--speedup", "8", "--copies", "2", "--coordinators", "2", "--cut", "all"},
+		{"--model", "ledger", "--scenario", "restarts", "--seconds", "10"},
 	} {
 		args = append(args, "--json")
 		first, _, err := runCommand(t, args...)
@@ -81,13 +82,28 @@ func TestEveryRuleServesTheSample(t *testing.T) {
 }
 
 func TestTable(t *testing.T) {
-	out, _, err := runCommand(t, "--policy", "waypost", "--speedup", "6", "--crowd", "--copies", "2", "--coordinators", "2", "--cut", "place")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, want := range []string{"2 coordinators, not shared: place", "mean of 2 copies", "crowd", "unrelated", "TTFT MEAN", "predicted less true", "evidence: marks", "cache events 1000 ms late"} {
-		if !strings.Contains(out, want) {
-			t.Errorf("%q is not in\n%s", want, out)
+	for _, test := range []struct{ args, want []string }{
+		{
+			[]string{"--speedup", "6", "--copies", "2", "--coordinators", "2", "--cut", "place"},
+			[]string{"2 coordinators, not shared: place", "mean of 2 copies", "TTFT MEAN", "predicted less true", "evidence: marks", "cache events 1000 ms late"},
+		},
+		{
+			[]string{"--speedup", "6", "--policy", "dynamo-s32", "--crowd", "--slow-workers", "1"},
+			[]string{"crowd", "unrelated", "1 workers 1.6× slower", "cache events 0 ms late"},
+		},
+		{
+			[]string{"--model", "ledger", "--scenario", "foreign", "--seconds", "10"},
+			[]string{"ledger, foreign", "4 coordinators", "evidence: events", "believed less true waiting", "claims still held 80 s after the end: 0"},
+		},
+	} {
+		out, _, err := runCommand(t, test.args...)
+		if err != nil {
+			t.Fatal(test.args, err)
+		}
+		for _, want := range test.want {
+			if !strings.Contains(out, want) {
+				t.Errorf("%v: %q is not in\n%s", test.args, want, out)
+			}
 		}
 	}
 }

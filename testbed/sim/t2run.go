@@ -167,8 +167,10 @@ func runT2(t *workload.Trace, o T2Options, copyIndex int, progress func(done, al
 		tr.jitterMs = copyJitterMs
 	}
 	if o.Crowd {
-		tr.crowd = crowd{perSec: crowdPerSec, seconds: crowdSeconds, startMs: o.CrowdStartSec * 1000,
-			prefixTokens: crowdPrefix, ownTokens: crowdOwn, outputToks: crowdOutput}
+		tr.crowd = crowd{
+			perSec: crowdPerSec, seconds: crowdSeconds, startMs: o.CrowdStartSec * 1000,
+			prefixTokens: crowdPrefix, ownTokens: crowdOwn, outputToks: crowdOutput,
+		}
 	}
 	arrivals, err := replay(t, tr)
 	if err != nil {
