@@ -235,7 +235,7 @@ func TestRunStops(t *testing.T) {
 
 func TestCommand(t *testing.T) {
 	c := Command()
-	found, _, err := c.Find([]string{"bench", "summaries"})
+	found, _, err := c.Find([]string{"summaries"})
 	if err != nil || found.Name() != "summaries" {
 		t.Fatalf("command %v, error %v", found, err)
 	}
