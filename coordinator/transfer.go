@@ -197,6 +197,18 @@ func transferOf(w *waypostv1.WorkerFacts) *placement.Transfer {
 	}
 }
 
+// transferProto is transferOf turned round; nil: nothing is known.
+func transferProto(t *placement.Transfer) *waypostv1.TransferFacts {
+	if t == nil {
+		return nil
+	}
+	out := &waypostv1.TransferFacts{Connector: &t.Connector, SideChannel: &t.SideChannel, Fingerprint: &t.Fingerprint, ExportedTier: &t.ExportedTier}
+	if t.BytesPerToken > 0 {
+		out.KvBytesPerToken = &t.BytesPerToken
+	}
+	return out
+}
+
 // ask puts a request, what its prompt matches and the ways of the fleet
 // together.
 func (c *Coordinator) ask(w *work, now time.Time, request *placement.Request, callerZone string, whole bool) {

@@ -584,7 +584,11 @@ type Worker struct {
 	// Placements of all coordinators that its agent's report does not cover yet.
 	PendingClaims *uint32 `protobuf:"varint,43,opt,name=pending_claims,json=pendingClaims" json:"pending_claims,omitempty"`
 	// Where the prefill speed comes from: prior or learnt.
-	SpeedSource   *string `protobuf:"bytes,44,opt,name=speed_source,json=speedSource" json:"speed_source,omitempty"`
+	SpeedSource *string `protobuf:"bytes,44,opt,name=speed_source,json=speedSource" json:"speed_source,omitempty"`
+	// What it serves of a request: prefill or decode; empty: all of it.
+	Role *string `protobuf:"bytes,45,opt,name=role" json:"role,omitempty"`
+	// How its saved KV may travel; unset: not at all.
+	Transfer      *TransferFacts `protobuf:"bytes,46,opt,name=transfer" json:"transfer,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -850,6 +854,103 @@ func (x *Worker) GetSpeedSource() string {
 	return ""
 }
 
+func (x *Worker) GetRole() string {
+	if x != nil && x.Role != nil {
+		return *x.Role
+	}
+	return ""
+}
+
+func (x *Worker) GetTransfer() *TransferFacts {
+	if x != nil {
+		return x.Transfer
+	}
+	return nil
+}
+
+// TransferFacts says how saved KV of a worker may reach another.
+type TransferFacts struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Transfer connector of the engine; empty: none.
+	Connector *string `protobuf:"bytes,1,opt,name=connector" json:"connector,omitempty"`
+	// host:port where peers reach the connector; empty: not known.
+	SideChannel *string `protobuf:"bytes,2,opt,name=side_channel,json=sideChannel" json:"side_channel,omitempty"`
+	// Stands for what both ends must have alike: weights revision, KV dtype and
+	// layout, tensor parallelism, connector version. Empty: not known.
+	Fingerprint *string `protobuf:"bytes,3,opt,name=fingerprint" json:"fingerprint,omitempty"`
+	// Memory the connector reads for others: gpu or host; empty: none.
+	ExportedTier *string `protobuf:"bytes,4,opt,name=exported_tier,json=exportedTier" json:"exported_tier,omitempty"`
+	// KV of one token, bytes; unset: not known.
+	KvBytesPerToken *float64 `protobuf:"fixed64,5,opt,name=kv_bytes_per_token,json=kvBytesPerToken" json:"kv_bytes_per_token,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *TransferFacts) Reset() {
+	*x = TransferFacts{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TransferFacts) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TransferFacts) ProtoMessage() {}
+
+func (x *TransferFacts) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TransferFacts.ProtoReflect.Descriptor instead.
+func (*TransferFacts) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *TransferFacts) GetConnector() string {
+	if x != nil && x.Connector != nil {
+		return *x.Connector
+	}
+	return ""
+}
+
+func (x *TransferFacts) GetSideChannel() string {
+	if x != nil && x.SideChannel != nil {
+		return *x.SideChannel
+	}
+	return ""
+}
+
+func (x *TransferFacts) GetFingerprint() string {
+	if x != nil && x.Fingerprint != nil {
+		return *x.Fingerprint
+	}
+	return ""
+}
+
+func (x *TransferFacts) GetExportedTier() string {
+	if x != nil && x.ExportedTier != nil {
+		return *x.ExportedTier
+	}
+	return ""
+}
+
+func (x *TransferFacts) GetKvBytesPerToken() float64 {
+	if x != nil && x.KvBytesPerToken != nil {
+		return *x.KvBytesPerToken
+	}
+	return 0
+}
+
 // ListHostsRequest filters hosts.
 type ListHostsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -861,7 +962,7 @@ type ListHostsRequest struct {
 
 func (x *ListHostsRequest) Reset() {
 	*x = ListHostsRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[7]
+	mi := &file_waypost_v1_operator_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -873,7 +974,7 @@ func (x *ListHostsRequest) String() string {
 func (*ListHostsRequest) ProtoMessage() {}
 
 func (x *ListHostsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[7]
+	mi := &file_waypost_v1_operator_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -886,7 +987,7 @@ func (x *ListHostsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHostsRequest.ProtoReflect.Descriptor instead.
 func (*ListHostsRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{7}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ListHostsRequest) GetName() string {
@@ -907,7 +1008,7 @@ type ListHostsResponse struct {
 
 func (x *ListHostsResponse) Reset() {
 	*x = ListHostsResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[8]
+	mi := &file_waypost_v1_operator_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -919,7 +1020,7 @@ func (x *ListHostsResponse) String() string {
 func (*ListHostsResponse) ProtoMessage() {}
 
 func (x *ListHostsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[8]
+	mi := &file_waypost_v1_operator_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -932,7 +1033,7 @@ func (x *ListHostsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHostsResponse.ProtoReflect.Descriptor instead.
 func (*ListHostsResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{8}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ListHostsResponse) GetHosts() []*Host {
@@ -971,7 +1072,7 @@ type Host struct {
 
 func (x *Host) Reset() {
 	*x = Host{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[9]
+	mi := &file_waypost_v1_operator_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -983,7 +1084,7 @@ func (x *Host) String() string {
 func (*Host) ProtoMessage() {}
 
 func (x *Host) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[9]
+	mi := &file_waypost_v1_operator_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -996,7 +1097,7 @@ func (x *Host) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Host.ProtoReflect.Descriptor instead.
 func (*Host) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{9}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Host) GetName() string {
@@ -1092,7 +1193,7 @@ type HostFacts struct {
 
 func (x *HostFacts) Reset() {
 	*x = HostFacts{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[10]
+	mi := &file_waypost_v1_operator_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1104,7 +1205,7 @@ func (x *HostFacts) String() string {
 func (*HostFacts) ProtoMessage() {}
 
 func (x *HostFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[10]
+	mi := &file_waypost_v1_operator_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1117,7 +1218,7 @@ func (x *HostFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostFacts.ProtoReflect.Descriptor instead.
 func (*HostFacts) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{10}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *HostFacts) GetCpus() uint32 {
@@ -1186,7 +1287,7 @@ type NetworkInterface struct {
 
 func (x *NetworkInterface) Reset() {
 	*x = NetworkInterface{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[11]
+	mi := &file_waypost_v1_operator_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1198,7 +1299,7 @@ func (x *NetworkInterface) String() string {
 func (*NetworkInterface) ProtoMessage() {}
 
 func (x *NetworkInterface) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[11]
+	mi := &file_waypost_v1_operator_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1211,7 +1312,7 @@ func (x *NetworkInterface) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkInterface.ProtoReflect.Descriptor instead.
 func (*NetworkInterface) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{11}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *NetworkInterface) GetName() string {
@@ -1291,7 +1392,7 @@ type Gpu struct {
 
 func (x *Gpu) Reset() {
 	*x = Gpu{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[12]
+	mi := &file_waypost_v1_operator_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1303,7 +1404,7 @@ func (x *Gpu) String() string {
 func (*Gpu) ProtoMessage() {}
 
 func (x *Gpu) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[12]
+	mi := &file_waypost_v1_operator_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1316,7 +1417,7 @@ func (x *Gpu) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Gpu.ProtoReflect.Descriptor instead.
 func (*Gpu) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{12}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Gpu) GetIndex() uint32 {
@@ -1472,7 +1573,7 @@ type XidEvent struct {
 
 func (x *XidEvent) Reset() {
 	*x = XidEvent{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[13]
+	mi := &file_waypost_v1_operator_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1484,7 +1585,7 @@ func (x *XidEvent) String() string {
 func (*XidEvent) ProtoMessage() {}
 
 func (x *XidEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[13]
+	mi := &file_waypost_v1_operator_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1497,7 +1598,7 @@ func (x *XidEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use XidEvent.ProtoReflect.Descriptor instead.
 func (*XidEvent) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{13}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *XidEvent) GetXid() uint32 {
@@ -1527,7 +1628,7 @@ type GpuProcess struct {
 
 func (x *GpuProcess) Reset() {
 	*x = GpuProcess{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[14]
+	mi := &file_waypost_v1_operator_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1539,7 +1640,7 @@ func (x *GpuProcess) String() string {
 func (*GpuProcess) ProtoMessage() {}
 
 func (x *GpuProcess) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[14]
+	mi := &file_waypost_v1_operator_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1552,7 +1653,7 @@ func (x *GpuProcess) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GpuProcess.ProtoReflect.Descriptor instead.
 func (*GpuProcess) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{14}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *GpuProcess) GetPid() uint32 {
@@ -1580,7 +1681,7 @@ type ListMembersRequest struct {
 
 func (x *ListMembersRequest) Reset() {
 	*x = ListMembersRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[15]
+	mi := &file_waypost_v1_operator_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1592,7 +1693,7 @@ func (x *ListMembersRequest) String() string {
 func (*ListMembersRequest) ProtoMessage() {}
 
 func (x *ListMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[15]
+	mi := &file_waypost_v1_operator_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1605,7 +1706,7 @@ func (x *ListMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMembersRequest.ProtoReflect.Descriptor instead.
 func (*ListMembersRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{15}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ListMembersRequest) GetFrom() string {
@@ -1628,7 +1729,7 @@ type ListMembersResponse struct {
 
 func (x *ListMembersResponse) Reset() {
 	*x = ListMembersResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[16]
+	mi := &file_waypost_v1_operator_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1640,7 +1741,7 @@ func (x *ListMembersResponse) String() string {
 func (*ListMembersResponse) ProtoMessage() {}
 
 func (x *ListMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[16]
+	mi := &file_waypost_v1_operator_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1653,7 +1754,7 @@ func (x *ListMembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMembersResponse.ProtoReflect.Descriptor instead.
 func (*ListMembersResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{16}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ListMembersResponse) GetMembers() []*Member {
@@ -1701,7 +1802,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[17]
+	mi := &file_waypost_v1_operator_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1713,7 +1814,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[17]
+	mi := &file_waypost_v1_operator_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1726,7 +1827,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{17}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Member) GetName() string {
@@ -1815,7 +1916,7 @@ type ListCoordinatorsRequest struct {
 
 func (x *ListCoordinatorsRequest) Reset() {
 	*x = ListCoordinatorsRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[18]
+	mi := &file_waypost_v1_operator_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1827,7 +1928,7 @@ func (x *ListCoordinatorsRequest) String() string {
 func (*ListCoordinatorsRequest) ProtoMessage() {}
 
 func (x *ListCoordinatorsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[18]
+	mi := &file_waypost_v1_operator_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1840,7 +1941,7 @@ func (x *ListCoordinatorsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCoordinatorsRequest.ProtoReflect.Descriptor instead.
 func (*ListCoordinatorsRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{18}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{19}
 }
 
 // ListCoordinatorsResponse is the coordinators by number.
@@ -1854,7 +1955,7 @@ type ListCoordinatorsResponse struct {
 
 func (x *ListCoordinatorsResponse) Reset() {
 	*x = ListCoordinatorsResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[19]
+	mi := &file_waypost_v1_operator_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1866,7 +1967,7 @@ func (x *ListCoordinatorsResponse) String() string {
 func (*ListCoordinatorsResponse) ProtoMessage() {}
 
 func (x *ListCoordinatorsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[19]
+	mi := &file_waypost_v1_operator_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1879,7 +1980,7 @@ func (x *ListCoordinatorsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCoordinatorsResponse.ProtoReflect.Descriptor instead.
 func (*ListCoordinatorsResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{19}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ListCoordinatorsResponse) GetCoordinators() []*Coordinator {
@@ -1912,7 +2013,7 @@ type Coordinator struct {
 
 func (x *Coordinator) Reset() {
 	*x = Coordinator{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[20]
+	mi := &file_waypost_v1_operator_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1924,7 +2025,7 @@ func (x *Coordinator) String() string {
 func (*Coordinator) ProtoMessage() {}
 
 func (x *Coordinator) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[20]
+	mi := &file_waypost_v1_operator_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1937,7 +2038,7 @@ func (x *Coordinator) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Coordinator.ProtoReflect.Descriptor instead.
 func (*Coordinator) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{20}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Coordinator) GetName() string {
@@ -1998,7 +2099,7 @@ type GetFleetRequest struct {
 
 func (x *GetFleetRequest) Reset() {
 	*x = GetFleetRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[21]
+	mi := &file_waypost_v1_operator_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2010,7 +2111,7 @@ func (x *GetFleetRequest) String() string {
 func (*GetFleetRequest) ProtoMessage() {}
 
 func (x *GetFleetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[21]
+	mi := &file_waypost_v1_operator_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2023,7 +2124,7 @@ func (x *GetFleetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFleetRequest.ProtoReflect.Descriptor instead.
 func (*GetFleetRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{21}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{22}
 }
 
 // GetFleetResponse is the fleet file in force.
@@ -2045,7 +2146,7 @@ type GetFleetResponse struct {
 
 func (x *GetFleetResponse) Reset() {
 	*x = GetFleetResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[22]
+	mi := &file_waypost_v1_operator_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2057,7 +2158,7 @@ func (x *GetFleetResponse) String() string {
 func (*GetFleetResponse) ProtoMessage() {}
 
 func (x *GetFleetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[22]
+	mi := &file_waypost_v1_operator_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2070,7 +2171,7 @@ func (x *GetFleetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFleetResponse.ProtoReflect.Descriptor instead.
 func (*GetFleetResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{22}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *GetFleetResponse) GetVersion() uint32 {
@@ -2127,7 +2228,7 @@ type PutFleetRequest struct {
 
 func (x *PutFleetRequest) Reset() {
 	*x = PutFleetRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[23]
+	mi := &file_waypost_v1_operator_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2139,7 +2240,7 @@ func (x *PutFleetRequest) String() string {
 func (*PutFleetRequest) ProtoMessage() {}
 
 func (x *PutFleetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[23]
+	mi := &file_waypost_v1_operator_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2152,7 +2253,7 @@ func (x *PutFleetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutFleetRequest.ProtoReflect.Descriptor instead.
 func (*PutFleetRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{23}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *PutFleetRequest) GetToml() string {
@@ -2200,14 +2301,16 @@ type PutFleetResponse struct {
 	// Coordinators that have applied it.
 	AppliedOn *uint32 `protobuf:"varint,3,opt,name=applied_on,json=appliedOn" json:"applied_on,omitempty"`
 	// Coordinators in the catalogue.
-	Coordinators  *uint32 `protobuf:"varint,4,opt,name=coordinators" json:"coordinators,omitempty"`
+	Coordinators *uint32 `protobuf:"varint,4,opt,name=coordinators" json:"coordinators,omitempty"`
+	// What recorded placements would have become; only of a dry run.
+	Effect        *FleetEffect `protobuf:"bytes,5,opt,name=effect" json:"effect,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PutFleetResponse) Reset() {
 	*x = PutFleetResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[24]
+	mi := &file_waypost_v1_operator_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2219,7 +2322,7 @@ func (x *PutFleetResponse) String() string {
 func (*PutFleetResponse) ProtoMessage() {}
 
 func (x *PutFleetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[24]
+	mi := &file_waypost_v1_operator_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2232,7 +2335,7 @@ func (x *PutFleetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutFleetResponse.ProtoReflect.Descriptor instead.
 func (*PutFleetResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{24}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *PutFleetResponse) GetVersion() uint32 {
@@ -2263,6 +2366,225 @@ func (x *PutFleetResponse) GetCoordinators() uint32 {
 	return 0
 }
 
+func (x *PutFleetResponse) GetEffect() *FleetEffect {
+	if x != nil {
+		return x.Effect
+	}
+	return nil
+}
+
+// FleetEffect is what the placements of the last minutes would have become
+// under a fleet file, decided again from their records.
+type FleetEffect struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// How far back records were taken, ms.
+	WindowMs *float64 `protobuf:"fixed64,1,opt,name=window_ms,json=windowMs" json:"window_ms,omitempty"`
+	// Placements decided again: those made by the coordinator that answers whose
+	// inputs are kept, the newest 1,000 at most.
+	Decided *uint32 `protobuf:"varint,2,opt,name=decided" json:"decided,omitempty"`
+	// Placements in the window without inputs, or more than that.
+	LeftOut *uint32 `protobuf:"varint,3,opt,name=left_out,json=leftOut" json:"left_out,omitempty"`
+	// Of those decided, that choose another worker.
+	Changed *uint32 `protobuf:"varint,4,opt,name=changed" json:"changed,omitempty"`
+	// Of those decided, that nobody may serve any more.
+	Infeasible *uint32 `protobuf:"varint,5,opt,name=infeasible" json:"infeasible,omitempty"`
+	// Expected first token as recorded, mean over those still placed, ms; unset:
+	// none is.
+	FirstTokenBeforeMs *float64 `protobuf:"fixed64,6,opt,name=first_token_before_ms,json=firstTokenBeforeMs" json:"first_token_before_ms,omitempty"`
+	// The same under the file, ms.
+	FirstTokenAfterMs *float64 `protobuf:"fixed64,7,opt,name=first_token_after_ms,json=firstTokenAfterMs" json:"first_token_after_ms,omitempty"`
+	// Those that change for the worst, worst first.
+	Worst []*EffectExample `protobuf:"bytes,8,rep,name=worst" json:"worst,omitempty"`
+	// Who answered.
+	AnsweredBy    *string `protobuf:"bytes,9,opt,name=answered_by,json=answeredBy" json:"answered_by,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FleetEffect) Reset() {
+	*x = FleetEffect{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FleetEffect) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FleetEffect) ProtoMessage() {}
+
+func (x *FleetEffect) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FleetEffect.ProtoReflect.Descriptor instead.
+func (*FleetEffect) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *FleetEffect) GetWindowMs() float64 {
+	if x != nil && x.WindowMs != nil {
+		return *x.WindowMs
+	}
+	return 0
+}
+
+func (x *FleetEffect) GetDecided() uint32 {
+	if x != nil && x.Decided != nil {
+		return *x.Decided
+	}
+	return 0
+}
+
+func (x *FleetEffect) GetLeftOut() uint32 {
+	if x != nil && x.LeftOut != nil {
+		return *x.LeftOut
+	}
+	return 0
+}
+
+func (x *FleetEffect) GetChanged() uint32 {
+	if x != nil && x.Changed != nil {
+		return *x.Changed
+	}
+	return 0
+}
+
+func (x *FleetEffect) GetInfeasible() uint32 {
+	if x != nil && x.Infeasible != nil {
+		return *x.Infeasible
+	}
+	return 0
+}
+
+func (x *FleetEffect) GetFirstTokenBeforeMs() float64 {
+	if x != nil && x.FirstTokenBeforeMs != nil {
+		return *x.FirstTokenBeforeMs
+	}
+	return 0
+}
+
+func (x *FleetEffect) GetFirstTokenAfterMs() float64 {
+	if x != nil && x.FirstTokenAfterMs != nil {
+		return *x.FirstTokenAfterMs
+	}
+	return 0
+}
+
+func (x *FleetEffect) GetWorst() []*EffectExample {
+	if x != nil {
+		return x.Worst
+	}
+	return nil
+}
+
+func (x *FleetEffect) GetAnsweredBy() string {
+	if x != nil && x.AnsweredBy != nil {
+		return *x.AnsweredBy
+	}
+	return ""
+}
+
+// EffectExample is one placement that would change.
+type EffectExample struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Placement id.
+	PlacementId *string `protobuf:"bytes,1,opt,name=placement_id,json=placementId" json:"placement_id,omitempty"`
+	// Worker it was given.
+	Worker *string `protobuf:"bytes,2,opt,name=worker" json:"worker,omitempty"`
+	// Worker it would get; empty: none.
+	NewWorker *string `protobuf:"bytes,3,opt,name=new_worker,json=newWorker" json:"new_worker,omitempty"`
+	// Expected first token as recorded, ms; unset: unknown.
+	FirstTokenBeforeMs *float64 `protobuf:"fixed64,4,opt,name=first_token_before_ms,json=firstTokenBeforeMs" json:"first_token_before_ms,omitempty"`
+	// The same under the file, ms; unset: unknown.
+	FirstTokenAfterMs *float64 `protobuf:"fixed64,5,opt,name=first_token_after_ms,json=firstTokenAfterMs" json:"first_token_after_ms,omitempty"`
+	// Why nobody may serve it; empty: somebody may.
+	Refused       *string `protobuf:"bytes,6,opt,name=refused" json:"refused,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EffectExample) Reset() {
+	*x = EffectExample{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EffectExample) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EffectExample) ProtoMessage() {}
+
+func (x *EffectExample) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EffectExample.ProtoReflect.Descriptor instead.
+func (*EffectExample) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *EffectExample) GetPlacementId() string {
+	if x != nil && x.PlacementId != nil {
+		return *x.PlacementId
+	}
+	return ""
+}
+
+func (x *EffectExample) GetWorker() string {
+	if x != nil && x.Worker != nil {
+		return *x.Worker
+	}
+	return ""
+}
+
+func (x *EffectExample) GetNewWorker() string {
+	if x != nil && x.NewWorker != nil {
+		return *x.NewWorker
+	}
+	return ""
+}
+
+func (x *EffectExample) GetFirstTokenBeforeMs() float64 {
+	if x != nil && x.FirstTokenBeforeMs != nil {
+		return *x.FirstTokenBeforeMs
+	}
+	return 0
+}
+
+func (x *EffectExample) GetFirstTokenAfterMs() float64 {
+	if x != nil && x.FirstTokenAfterMs != nil {
+		return *x.FirstTokenAfterMs
+	}
+	return 0
+}
+
+func (x *EffectExample) GetRefused() string {
+	if x != nil && x.Refused != nil {
+		return *x.Refused
+	}
+	return ""
+}
+
 // Cordon is an operator's wish that something gets no new placements.
 type Cordon struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2282,7 +2604,7 @@ type Cordon struct {
 
 func (x *Cordon) Reset() {
 	*x = Cordon{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[25]
+	mi := &file_waypost_v1_operator_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2294,7 +2616,7 @@ func (x *Cordon) String() string {
 func (*Cordon) ProtoMessage() {}
 
 func (x *Cordon) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[25]
+	mi := &file_waypost_v1_operator_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2307,7 +2629,7 @@ func (x *Cordon) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cordon.ProtoReflect.Descriptor instead.
 func (*Cordon) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{25}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Cordon) GetSelector() string {
@@ -2362,7 +2684,7 @@ type CordonTargetRequest struct {
 
 func (x *CordonTargetRequest) Reset() {
 	*x = CordonTargetRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[26]
+	mi := &file_waypost_v1_operator_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2374,7 +2696,7 @@ func (x *CordonTargetRequest) String() string {
 func (*CordonTargetRequest) ProtoMessage() {}
 
 func (x *CordonTargetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[26]
+	mi := &file_waypost_v1_operator_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2387,7 +2709,7 @@ func (x *CordonTargetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonTargetRequest.ProtoReflect.Descriptor instead.
 func (*CordonTargetRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{26}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *CordonTargetRequest) GetSelector() string {
@@ -2435,7 +2757,7 @@ type CordonTargetResponse struct {
 
 func (x *CordonTargetResponse) Reset() {
 	*x = CordonTargetResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[27]
+	mi := &file_waypost_v1_operator_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2447,7 +2769,7 @@ func (x *CordonTargetResponse) String() string {
 func (*CordonTargetResponse) ProtoMessage() {}
 
 func (x *CordonTargetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[27]
+	mi := &file_waypost_v1_operator_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2460,7 +2782,7 @@ func (x *CordonTargetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonTargetResponse.ProtoReflect.Descriptor instead.
 func (*CordonTargetResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{27}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *CordonTargetResponse) GetCordon() *Cordon {
@@ -2508,7 +2830,7 @@ type UncordonTargetRequest struct {
 
 func (x *UncordonTargetRequest) Reset() {
 	*x = UncordonTargetRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[28]
+	mi := &file_waypost_v1_operator_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2520,7 +2842,7 @@ func (x *UncordonTargetRequest) String() string {
 func (*UncordonTargetRequest) ProtoMessage() {}
 
 func (x *UncordonTargetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[28]
+	mi := &file_waypost_v1_operator_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2533,7 +2855,7 @@ func (x *UncordonTargetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UncordonTargetRequest.ProtoReflect.Descriptor instead.
 func (*UncordonTargetRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{28}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *UncordonTargetRequest) GetSelector() string {
@@ -2577,7 +2899,7 @@ type UncordonTargetResponse struct {
 
 func (x *UncordonTargetResponse) Reset() {
 	*x = UncordonTargetResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[29]
+	mi := &file_waypost_v1_operator_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2589,7 +2911,7 @@ func (x *UncordonTargetResponse) String() string {
 func (*UncordonTargetResponse) ProtoMessage() {}
 
 func (x *UncordonTargetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[29]
+	mi := &file_waypost_v1_operator_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2602,7 +2924,7 @@ func (x *UncordonTargetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UncordonTargetResponse.ProtoReflect.Descriptor instead.
 func (*UncordonTargetResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{29}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *UncordonTargetResponse) GetRemoved() bool {
@@ -2632,7 +2954,7 @@ type InspectWorkerRequest struct {
 
 func (x *InspectWorkerRequest) Reset() {
 	*x = InspectWorkerRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[30]
+	mi := &file_waypost_v1_operator_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2644,7 +2966,7 @@ func (x *InspectWorkerRequest) String() string {
 func (*InspectWorkerRequest) ProtoMessage() {}
 
 func (x *InspectWorkerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[30]
+	mi := &file_waypost_v1_operator_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2657,7 +2979,7 @@ func (x *InspectWorkerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectWorkerRequest.ProtoReflect.Descriptor instead.
 func (*InspectWorkerRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{30}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *InspectWorkerRequest) GetWorker() string {
@@ -2731,7 +3053,7 @@ type InspectWorkerResponse struct {
 
 func (x *InspectWorkerResponse) Reset() {
 	*x = InspectWorkerResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[31]
+	mi := &file_waypost_v1_operator_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2743,7 +3065,7 @@ func (x *InspectWorkerResponse) String() string {
 func (*InspectWorkerResponse) ProtoMessage() {}
 
 func (x *InspectWorkerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[31]
+	mi := &file_waypost_v1_operator_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2756,7 +3078,7 @@ func (x *InspectWorkerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectWorkerResponse.ProtoReflect.Descriptor instead.
 func (*InspectWorkerResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{31}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *InspectWorkerResponse) GetWorker() string {
@@ -2947,7 +3269,7 @@ type StreamComparison struct {
 
 func (x *StreamComparison) Reset() {
 	*x = StreamComparison{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[32]
+	mi := &file_waypost_v1_operator_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2959,7 +3281,7 @@ func (x *StreamComparison) String() string {
 func (*StreamComparison) ProtoMessage() {}
 
 func (x *StreamComparison) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[32]
+	mi := &file_waypost_v1_operator_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2972,7 +3294,7 @@ func (x *StreamComparison) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamComparison.ProtoReflect.Descriptor instead.
 func (*StreamComparison) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{32}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *StreamComparison) GetEqual() uint32 {
@@ -3046,7 +3368,7 @@ type DifferingKey struct {
 
 func (x *DifferingKey) Reset() {
 	*x = DifferingKey{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[33]
+	mi := &file_waypost_v1_operator_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3058,7 +3380,7 @@ func (x *DifferingKey) String() string {
 func (*DifferingKey) ProtoMessage() {}
 
 func (x *DifferingKey) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[33]
+	mi := &file_waypost_v1_operator_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3071,7 +3393,7 @@ func (x *DifferingKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DifferingKey.ProtoReflect.Descriptor instead.
 func (*DifferingKey) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{33}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *DifferingKey) GetHow() string {
@@ -3091,6 +3413,670 @@ func (x *DifferingKey) GetKey() string {
 func (x *DifferingKey) GetDepthTokens() uint32 {
 	if x != nil && x.DepthTokens != nil {
 		return *x.DepthTokens
+	}
+	return 0
+}
+
+// GetTopologyRequest may ask for the price of moving saved KV.
+type GetTopologyRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Host, engine or worker that sends; empty with to: no prices.
+	From *string `protobuf:"bytes,1,opt,name=from" json:"from,omitempty"`
+	// Host, engine or worker that receives.
+	To            *string `protobuf:"bytes,2,opt,name=to" json:"to,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetTopologyRequest) Reset() {
+	*x = GetTopologyRequest{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetTopologyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetTopologyRequest) ProtoMessage() {}
+
+func (x *GetTopologyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetTopologyRequest.ProtoReflect.Descriptor instead.
+func (*GetTopologyRequest) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *GetTopologyRequest) GetFrom() string {
+	if x != nil && x.From != nil {
+		return *x.From
+	}
+	return ""
+}
+
+func (x *GetTopologyRequest) GetTo() string {
+	if x != nil && x.To != nil {
+		return *x.To
+	}
+	return ""
+}
+
+// GetTopologyResponse is where hosts stand and what lies between them.
+type GetTopologyResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Hosts by zone, rack and name.
+	Hosts []*TopologyHost `protobuf:"bytes,1,rep,name=hosts" json:"hosts,omitempty"`
+	// Links: those of the fleet file, and what is assumed between other hosts.
+	Links []*TopologyLink `protobuf:"bytes,2,rep,name=links" json:"links,omitempty"`
+	// Pairs of workers whose pulls were measured or switched off.
+	Pairs []*TransferPair `protobuf:"bytes,3,rep,name=pairs" json:"pairs,omitempty"`
+	// Prices of moving saved KV; empty unless asked for.
+	Prices []*TransferPrice `protobuf:"bytes,4,rep,name=prices" json:"prices,omitempty"`
+	// Version of the fleet file.
+	PolicyVersion *uint32 `protobuf:"varint,5,opt,name=policy_version,json=policyVersion" json:"policy_version,omitempty"`
+	// Who answered: pulls are measured by the coordinator that asked for them.
+	AnsweredBy    *string `protobuf:"bytes,6,opt,name=answered_by,json=answeredBy" json:"answered_by,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetTopologyResponse) Reset() {
+	*x = GetTopologyResponse{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetTopologyResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetTopologyResponse) ProtoMessage() {}
+
+func (x *GetTopologyResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetTopologyResponse.ProtoReflect.Descriptor instead.
+func (*GetTopologyResponse) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *GetTopologyResponse) GetHosts() []*TopologyHost {
+	if x != nil {
+		return x.Hosts
+	}
+	return nil
+}
+
+func (x *GetTopologyResponse) GetLinks() []*TopologyLink {
+	if x != nil {
+		return x.Links
+	}
+	return nil
+}
+
+func (x *GetTopologyResponse) GetPairs() []*TransferPair {
+	if x != nil {
+		return x.Pairs
+	}
+	return nil
+}
+
+func (x *GetTopologyResponse) GetPrices() []*TransferPrice {
+	if x != nil {
+		return x.Prices
+	}
+	return nil
+}
+
+func (x *GetTopologyResponse) GetPolicyVersion() uint32 {
+	if x != nil && x.PolicyVersion != nil {
+		return *x.PolicyVersion
+	}
+	return 0
+}
+
+func (x *GetTopologyResponse) GetAnsweredBy() string {
+	if x != nil && x.AnsweredBy != nil {
+		return *x.AnsweredBy
+	}
+	return ""
+}
+
+// TopologyHost is where a host stands.
+type TopologyHost struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Host name.
+	Name *string `protobuf:"bytes,1,opt,name=name" json:"name,omitempty"`
+	// Zone; empty: unknown.
+	Zone *string `protobuf:"bytes,2,opt,name=zone" json:"zone,omitempty"`
+	// Rack; empty: unknown.
+	Rack *string `protobuf:"bytes,3,opt,name=rack" json:"rack,omitempty"`
+	// declared, assumed or none.
+	Source *string `protobuf:"bytes,4,opt,name=source" json:"source,omitempty"`
+	// Its workers that have a transfer connector.
+	Pulls         []string `protobuf:"bytes,5,rep,name=pulls" json:"pulls,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TopologyHost) Reset() {
+	*x = TopologyHost{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TopologyHost) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TopologyHost) ProtoMessage() {}
+
+func (x *TopologyHost) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TopologyHost.ProtoReflect.Descriptor instead.
+func (*TopologyHost) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{39}
+}
+
+func (x *TopologyHost) GetName() string {
+	if x != nil && x.Name != nil {
+		return *x.Name
+	}
+	return ""
+}
+
+func (x *TopologyHost) GetZone() string {
+	if x != nil && x.Zone != nil {
+		return *x.Zone
+	}
+	return ""
+}
+
+func (x *TopologyHost) GetRack() string {
+	if x != nil && x.Rack != nil {
+		return *x.Rack
+	}
+	return ""
+}
+
+func (x *TopologyHost) GetSource() string {
+	if x != nil && x.Source != nil {
+		return *x.Source
+	}
+	return ""
+}
+
+func (x *TopologyHost) GetPulls() []string {
+	if x != nil {
+		return x.Pulls
+	}
+	return nil
+}
+
+// TopologyLink is what lies between two parts of the fleet.
+type TopologyLink struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// "rack a1 ↔ rack a1" as declared, or "same zone" and the like.
+	Name *string `protobuf:"bytes,1,opt,name=name" json:"name,omitempty"`
+	// Bandwidth that is reckoned with, bytes per second.
+	BytesPerSec *float64 `protobuf:"fixed64,2,opt,name=bytes_per_sec,json=bytesPerSec" json:"bytes_per_sec,omitempty"`
+	// Where that comes from: measured, declared or assumed.
+	BandwidthSource *string `protobuf:"bytes,3,opt,name=bandwidth_source,json=bandwidthSource" json:"bandwidth_source,omitempty"`
+	// Bandwidth of the fleet file, or assumed, bytes per second.
+	StatedBytesPerSec *float64 `protobuf:"fixed64,4,opt,name=stated_bytes_per_sec,json=statedBytesPerSec" json:"stated_bytes_per_sec,omitempty"`
+	// Bandwidth seen in pulls, bytes per second; unset: none seen lately.
+	MeasuredBytesPerSec *float64 `protobuf:"fixed64,5,opt,name=measured_bytes_per_sec,json=measuredBytesPerSec" json:"measured_bytes_per_sec,omitempty"`
+	// Pulls it was seen in.
+	MeasuredPulls *uint32 `protobuf:"varint,6,opt,name=measured_pulls,json=measuredPulls" json:"measured_pulls,omitempty"`
+	// Age of the last of them, ms.
+	MeasuredAgeMs *float64 `protobuf:"fixed64,7,opt,name=measured_age_ms,json=measuredAgeMs" json:"measured_age_ms,omitempty"`
+	// One way, ms.
+	LatencyMs *float64 `protobuf:"fixed64,8,opt,name=latency_ms,json=latencyMs" json:"latency_ms,omitempty"`
+	// declared or assumed.
+	LatencySource *string `protobuf:"bytes,9,opt,name=latency_source,json=latencySource" json:"latency_source,omitempty"`
+	// allow or never.
+	Transfer *string `protobuf:"bytes,10,opt,name=transfer" json:"transfer,omitempty"`
+	// What crossing costs in the comparison of workers, ms.
+	SurchargeMs *float64 `protobuf:"fixed64,11,opt,name=surcharge_ms,json=surchargeMs" json:"surcharge_ms,omitempty"`
+	// Pulls under way.
+	UnderWay      *uint32 `protobuf:"varint,12,opt,name=under_way,json=underWay" json:"under_way,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TopologyLink) Reset() {
+	*x = TopologyLink{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TopologyLink) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TopologyLink) ProtoMessage() {}
+
+func (x *TopologyLink) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TopologyLink.ProtoReflect.Descriptor instead.
+func (*TopologyLink) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *TopologyLink) GetName() string {
+	if x != nil && x.Name != nil {
+		return *x.Name
+	}
+	return ""
+}
+
+func (x *TopologyLink) GetBytesPerSec() float64 {
+	if x != nil && x.BytesPerSec != nil {
+		return *x.BytesPerSec
+	}
+	return 0
+}
+
+func (x *TopologyLink) GetBandwidthSource() string {
+	if x != nil && x.BandwidthSource != nil {
+		return *x.BandwidthSource
+	}
+	return ""
+}
+
+func (x *TopologyLink) GetStatedBytesPerSec() float64 {
+	if x != nil && x.StatedBytesPerSec != nil {
+		return *x.StatedBytesPerSec
+	}
+	return 0
+}
+
+func (x *TopologyLink) GetMeasuredBytesPerSec() float64 {
+	if x != nil && x.MeasuredBytesPerSec != nil {
+		return *x.MeasuredBytesPerSec
+	}
+	return 0
+}
+
+func (x *TopologyLink) GetMeasuredPulls() uint32 {
+	if x != nil && x.MeasuredPulls != nil {
+		return *x.MeasuredPulls
+	}
+	return 0
+}
+
+func (x *TopologyLink) GetMeasuredAgeMs() float64 {
+	if x != nil && x.MeasuredAgeMs != nil {
+		return *x.MeasuredAgeMs
+	}
+	return 0
+}
+
+func (x *TopologyLink) GetLatencyMs() float64 {
+	if x != nil && x.LatencyMs != nil {
+		return *x.LatencyMs
+	}
+	return 0
+}
+
+func (x *TopologyLink) GetLatencySource() string {
+	if x != nil && x.LatencySource != nil {
+		return *x.LatencySource
+	}
+	return ""
+}
+
+func (x *TopologyLink) GetTransfer() string {
+	if x != nil && x.Transfer != nil {
+		return *x.Transfer
+	}
+	return ""
+}
+
+func (x *TopologyLink) GetSurchargeMs() float64 {
+	if x != nil && x.SurchargeMs != nil {
+		return *x.SurchargeMs
+	}
+	return 0
+}
+
+func (x *TopologyLink) GetUnderWay() uint32 {
+	if x != nil && x.UnderWay != nil {
+		return *x.UnderWay
+	}
+	return 0
+}
+
+// TransferPair is what outcomes say of pulls from one worker to another.
+type TransferPair struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Worker that sends.
+	From *string `protobuf:"bytes,1,opt,name=from" json:"from,omitempty"`
+	// Worker that receives.
+	To *string `protobuf:"bytes,2,opt,name=to" json:"to,omitempty"`
+	// Bandwidth seen, bytes per second; unset: none seen lately.
+	MeasuredBytesPerSec *float64 `protobuf:"fixed64,3,opt,name=measured_bytes_per_sec,json=measuredBytesPerSec" json:"measured_bytes_per_sec,omitempty"`
+	// Pulls it was seen in.
+	MeasuredPulls *uint32 `protobuf:"varint,4,opt,name=measured_pulls,json=measuredPulls" json:"measured_pulls,omitempty"`
+	// Age of the last of them, ms.
+	MeasuredAgeMs *float64 `protobuf:"fixed64,5,opt,name=measured_age_ms,json=measuredAgeMs" json:"measured_age_ms,omitempty"`
+	// Pulls in a row that were not confirmed.
+	Unconfirmed *uint32 `protobuf:"varint,6,opt,name=unconfirmed" json:"unconfirmed,omitempty"`
+	// Whether that switched the pair off.
+	Off *bool `protobuf:"varint,7,opt,name=off" json:"off,omitempty"`
+	// Time until pulls may try again, ms; unset: it is on.
+	OffForMs      *float64 `protobuf:"fixed64,8,opt,name=off_for_ms,json=offForMs" json:"off_for_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TransferPair) Reset() {
+	*x = TransferPair{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TransferPair) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TransferPair) ProtoMessage() {}
+
+func (x *TransferPair) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TransferPair.ProtoReflect.Descriptor instead.
+func (*TransferPair) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *TransferPair) GetFrom() string {
+	if x != nil && x.From != nil {
+		return *x.From
+	}
+	return ""
+}
+
+func (x *TransferPair) GetTo() string {
+	if x != nil && x.To != nil {
+		return *x.To
+	}
+	return ""
+}
+
+func (x *TransferPair) GetMeasuredBytesPerSec() float64 {
+	if x != nil && x.MeasuredBytesPerSec != nil {
+		return *x.MeasuredBytesPerSec
+	}
+	return 0
+}
+
+func (x *TransferPair) GetMeasuredPulls() uint32 {
+	if x != nil && x.MeasuredPulls != nil {
+		return *x.MeasuredPulls
+	}
+	return 0
+}
+
+func (x *TransferPair) GetMeasuredAgeMs() float64 {
+	if x != nil && x.MeasuredAgeMs != nil {
+		return *x.MeasuredAgeMs
+	}
+	return 0
+}
+
+func (x *TransferPair) GetUnconfirmed() uint32 {
+	if x != nil && x.Unconfirmed != nil {
+		return *x.Unconfirmed
+	}
+	return 0
+}
+
+func (x *TransferPair) GetOff() bool {
+	if x != nil && x.Off != nil {
+		return *x.Off
+	}
+	return false
+}
+
+func (x *TransferPair) GetOffForMs() float64 {
+	if x != nil && x.OffForMs != nil {
+		return *x.OffForMs
+	}
+	return 0
+}
+
+// TransferPrice is what moving saved KV from one worker to another costs.
+type TransferPrice struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Worker that sends.
+	From *string `protobuf:"bytes,1,opt,name=from" json:"from,omitempty"`
+	// Worker that receives.
+	To *string `protobuf:"bytes,2,opt,name=to" json:"to,omitempty"`
+	// Name of the link between them.
+	Link *string `protobuf:"bytes,3,opt,name=link" json:"link,omitempty"`
+	// Bandwidth that is reckoned with, bytes per second.
+	BytesPerSec *float64 `protobuf:"fixed64,4,opt,name=bytes_per_sec,json=bytesPerSec" json:"bytes_per_sec,omitempty"`
+	// measured, declared or assumed.
+	BandwidthSource *string `protobuf:"bytes,5,opt,name=bandwidth_source,json=bandwidthSource" json:"bandwidth_source,omitempty"`
+	// One way, ms.
+	LatencyMs *float64 `protobuf:"fixed64,6,opt,name=latency_ms,json=latencyMs" json:"latency_ms,omitempty"`
+	// KV of one token, bytes; unset: unknown.
+	KvBytesPerToken *float64 `protobuf:"fixed64,7,opt,name=kv_bytes_per_token,json=kvBytesPerToken" json:"kv_bytes_per_token,omitempty"`
+	// Why nothing can be pulled; empty: it can.
+	Reason *string `protobuf:"bytes,8,opt,name=reason" json:"reason,omitempty"`
+	// Prices of some lengths.
+	Costs         []*TransferCost `protobuf:"bytes,9,rep,name=costs" json:"costs,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TransferPrice) Reset() {
+	*x = TransferPrice{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TransferPrice) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TransferPrice) ProtoMessage() {}
+
+func (x *TransferPrice) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TransferPrice.ProtoReflect.Descriptor instead.
+func (*TransferPrice) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *TransferPrice) GetFrom() string {
+	if x != nil && x.From != nil {
+		return *x.From
+	}
+	return ""
+}
+
+func (x *TransferPrice) GetTo() string {
+	if x != nil && x.To != nil {
+		return *x.To
+	}
+	return ""
+}
+
+func (x *TransferPrice) GetLink() string {
+	if x != nil && x.Link != nil {
+		return *x.Link
+	}
+	return ""
+}
+
+func (x *TransferPrice) GetBytesPerSec() float64 {
+	if x != nil && x.BytesPerSec != nil {
+		return *x.BytesPerSec
+	}
+	return 0
+}
+
+func (x *TransferPrice) GetBandwidthSource() string {
+	if x != nil && x.BandwidthSource != nil {
+		return *x.BandwidthSource
+	}
+	return ""
+}
+
+func (x *TransferPrice) GetLatencyMs() float64 {
+	if x != nil && x.LatencyMs != nil {
+		return *x.LatencyMs
+	}
+	return 0
+}
+
+func (x *TransferPrice) GetKvBytesPerToken() float64 {
+	if x != nil && x.KvBytesPerToken != nil {
+		return *x.KvBytesPerToken
+	}
+	return 0
+}
+
+func (x *TransferPrice) GetReason() string {
+	if x != nil && x.Reason != nil {
+		return *x.Reason
+	}
+	return ""
+}
+
+func (x *TransferPrice) GetCosts() []*TransferCost {
+	if x != nil {
+		return x.Costs
+	}
+	return nil
+}
+
+// TransferCost is the price of moving a number of tokens.
+type TransferCost struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Tokens moved.
+	Tokens *uint32 `protobuf:"varint,1,opt,name=tokens" json:"tokens,omitempty"`
+	// Time to move them, ms; unset: cannot be told.
+	TransferMs *float64 `protobuf:"fixed64,2,opt,name=transfer_ms,json=transferMs" json:"transfer_ms,omitempty"`
+	// Time to compute them at the receiver instead, ms; unset: unknown.
+	ComputeMs     *float64 `protobuf:"fixed64,3,opt,name=compute_ms,json=computeMs" json:"compute_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TransferCost) Reset() {
+	*x = TransferCost{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TransferCost) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TransferCost) ProtoMessage() {}
+
+func (x *TransferCost) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TransferCost.ProtoReflect.Descriptor instead.
+func (*TransferCost) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *TransferCost) GetTokens() uint32 {
+	if x != nil && x.Tokens != nil {
+		return *x.Tokens
+	}
+	return 0
+}
+
+func (x *TransferCost) GetTransferMs() float64 {
+	if x != nil && x.TransferMs != nil {
+		return *x.TransferMs
+	}
+	return 0
+}
+
+func (x *TransferCost) GetComputeMs() float64 {
+	if x != nil && x.ComputeMs != nil {
+		return *x.ComputeMs
 	}
 	return 0
 }
@@ -3139,7 +4125,7 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"\x04host\x18\x03 \x01(\tR\x04host\x12\x14\n" +
 	"\x05state\x18\x04 \x01(\tR\x05state\"C\n" +
 	"\x13ListWorkersResponse\x12,\n" +
-	"\aworkers\x18\x01 \x03(\v2\x12.waypost.v1.WorkerR\aworkers\"\xa7\b\n" +
+	"\aworkers\x18\x01 \x03(\v2\x12.waypost.v1.WorkerR\aworkers\"\xf2\b\n" +
 	"\x06Worker\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04pool\x18\x02 \x01(\tR\x04pool\x12\x14\n" +
@@ -3178,10 +4164,18 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"\vopen_claims\x18* \x01(\rR\n" +
 	"openClaims\x12%\n" +
 	"\x0epending_claims\x18+ \x01(\rR\rpendingClaims\x12!\n" +
-	"\fspeed_source\x18, \x01(\tR\vspeedSource\x1a:\n" +
+	"\fspeed_source\x18, \x01(\tR\vspeedSource\x12\x12\n" +
+	"\x04role\x18- \x01(\tR\x04role\x125\n" +
+	"\btransfer\x18. \x01(\v2\x19.waypost.v1.TransferFactsR\btransfer\x1a:\n" +
 	"\fHeadersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"&\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xc4\x01\n" +
+	"\rTransferFacts\x12\x1c\n" +
+	"\tconnector\x18\x01 \x01(\tR\tconnector\x12!\n" +
+	"\fside_channel\x18\x02 \x01(\tR\vsideChannel\x12 \n" +
+	"\vfingerprint\x18\x03 \x01(\tR\vfingerprint\x12#\n" +
+	"\rexported_tier\x18\x04 \x01(\tR\fexportedTier\x12+\n" +
+	"\x12kv_bytes_per_token\x18\x05 \x01(\x01R\x0fkvBytesPerToken\"&\n" +
 	"\x10ListHostsRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\";\n" +
 	"\x11ListHostsResponse\x12&\n" +
@@ -3294,13 +4288,35 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"\adry_run\x18\x03 \x01(\bR\x06dryRun\x12\x18\n" +
 	"\amessage\x18\x04 \x01(\tR\amessage\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\x05 \x01(\tR\trequestId\"\x89\x01\n" +
+	"request_id\x18\x05 \x01(\tR\trequestId\"\xba\x01\n" +
 	"\x10PutFleetResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x18\n" +
 	"\achanges\x18\x02 \x03(\tR\achanges\x12\x1d\n" +
 	"\n" +
 	"applied_on\x18\x03 \x01(\rR\tappliedOn\x12\"\n" +
-	"\fcoordinators\x18\x04 \x01(\rR\fcoordinators\"r\n" +
+	"\fcoordinators\x18\x04 \x01(\rR\fcoordinators\x12/\n" +
+	"\x06effect\x18\x05 \x01(\v2\x17.waypost.v1.FleetEffectR\x06effect\"\xcf\x02\n" +
+	"\vFleetEffect\x12\x1b\n" +
+	"\twindow_ms\x18\x01 \x01(\x01R\bwindowMs\x12\x18\n" +
+	"\adecided\x18\x02 \x01(\rR\adecided\x12\x19\n" +
+	"\bleft_out\x18\x03 \x01(\rR\aleftOut\x12\x18\n" +
+	"\achanged\x18\x04 \x01(\rR\achanged\x12\x1e\n" +
+	"\n" +
+	"infeasible\x18\x05 \x01(\rR\n" +
+	"infeasible\x121\n" +
+	"\x15first_token_before_ms\x18\x06 \x01(\x01R\x12firstTokenBeforeMs\x12/\n" +
+	"\x14first_token_after_ms\x18\a \x01(\x01R\x11firstTokenAfterMs\x12/\n" +
+	"\x05worst\x18\b \x03(\v2\x19.waypost.v1.EffectExampleR\x05worst\x12\x1f\n" +
+	"\vanswered_by\x18\t \x01(\tR\n" +
+	"answeredBy\"\xe7\x01\n" +
+	"\rEffectExample\x12!\n" +
+	"\fplacement_id\x18\x01 \x01(\tR\vplacementId\x12\x16\n" +
+	"\x06worker\x18\x02 \x01(\tR\x06worker\x12\x1d\n" +
+	"\n" +
+	"new_worker\x18\x03 \x01(\tR\tnewWorker\x121\n" +
+	"\x15first_token_before_ms\x18\x04 \x01(\x01R\x12firstTokenBeforeMs\x12/\n" +
+	"\x14first_token_after_ms\x18\x05 \x01(\x01R\x11firstTokenAfterMs\x12\x18\n" +
+	"\arefused\x18\x06 \x01(\tR\arefused\"r\n" +
 	"\x06Cordon\x12\x1a\n" +
 	"\bselector\x18\x01 \x01(\tR\bselector\x12\x0e\n" +
 	"\x02by\x18\x02 \x01(\tR\x02by\x12\x0e\n" +
@@ -3381,7 +4397,66 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"\fDifferingKey\x12\x10\n" +
 	"\x03how\x18\x01 \x01(\tR\x03how\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\tR\x03key\x12!\n" +
-	"\fdepth_tokens\x18\x03 \x01(\rR\vdepthTokens2\xb4\x06\n" +
+	"\fdepth_tokens\x18\x03 \x01(\rR\vdepthTokens\"8\n" +
+	"\x12GetTopologyRequest\x12\x12\n" +
+	"\x04from\x18\x01 \x01(\tR\x04from\x12\x0e\n" +
+	"\x02to\x18\x02 \x01(\tR\x02to\"\xa0\x02\n" +
+	"\x13GetTopologyResponse\x12.\n" +
+	"\x05hosts\x18\x01 \x03(\v2\x18.waypost.v1.TopologyHostR\x05hosts\x12.\n" +
+	"\x05links\x18\x02 \x03(\v2\x18.waypost.v1.TopologyLinkR\x05links\x12.\n" +
+	"\x05pairs\x18\x03 \x03(\v2\x18.waypost.v1.TransferPairR\x05pairs\x121\n" +
+	"\x06prices\x18\x04 \x03(\v2\x19.waypost.v1.TransferPriceR\x06prices\x12%\n" +
+	"\x0epolicy_version\x18\x05 \x01(\rR\rpolicyVersion\x12\x1f\n" +
+	"\vanswered_by\x18\x06 \x01(\tR\n" +
+	"answeredBy\"x\n" +
+	"\fTopologyHost\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04zone\x18\x02 \x01(\tR\x04zone\x12\x12\n" +
+	"\x04rack\x18\x03 \x01(\tR\x04rack\x12\x16\n" +
+	"\x06source\x18\x04 \x01(\tR\x06source\x12\x14\n" +
+	"\x05pulls\x18\x05 \x03(\tR\x05pulls\"\xc8\x03\n" +
+	"\fTopologyLink\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\"\n" +
+	"\rbytes_per_sec\x18\x02 \x01(\x01R\vbytesPerSec\x12)\n" +
+	"\x10bandwidth_source\x18\x03 \x01(\tR\x0fbandwidthSource\x12/\n" +
+	"\x14stated_bytes_per_sec\x18\x04 \x01(\x01R\x11statedBytesPerSec\x123\n" +
+	"\x16measured_bytes_per_sec\x18\x05 \x01(\x01R\x13measuredBytesPerSec\x12%\n" +
+	"\x0emeasured_pulls\x18\x06 \x01(\rR\rmeasuredPulls\x12&\n" +
+	"\x0fmeasured_age_ms\x18\a \x01(\x01R\rmeasuredAgeMs\x12\x1d\n" +
+	"\n" +
+	"latency_ms\x18\b \x01(\x01R\tlatencyMs\x12%\n" +
+	"\x0elatency_source\x18\t \x01(\tR\rlatencySource\x12\x1a\n" +
+	"\btransfer\x18\n" +
+	" \x01(\tR\btransfer\x12!\n" +
+	"\fsurcharge_ms\x18\v \x01(\x01R\vsurchargeMs\x12\x1b\n" +
+	"\tunder_way\x18\f \x01(\rR\bunderWay\"\x88\x02\n" +
+	"\fTransferPair\x12\x12\n" +
+	"\x04from\x18\x01 \x01(\tR\x04from\x12\x0e\n" +
+	"\x02to\x18\x02 \x01(\tR\x02to\x123\n" +
+	"\x16measured_bytes_per_sec\x18\x03 \x01(\x01R\x13measuredBytesPerSec\x12%\n" +
+	"\x0emeasured_pulls\x18\x04 \x01(\rR\rmeasuredPulls\x12&\n" +
+	"\x0fmeasured_age_ms\x18\x05 \x01(\x01R\rmeasuredAgeMs\x12 \n" +
+	"\vunconfirmed\x18\x06 \x01(\rR\vunconfirmed\x12\x10\n" +
+	"\x03off\x18\a \x01(\bR\x03off\x12\x1c\n" +
+	"\n" +
+	"off_for_ms\x18\b \x01(\x01R\boffForMs\"\xaa\x02\n" +
+	"\rTransferPrice\x12\x12\n" +
+	"\x04from\x18\x01 \x01(\tR\x04from\x12\x0e\n" +
+	"\x02to\x18\x02 \x01(\tR\x02to\x12\x12\n" +
+	"\x04link\x18\x03 \x01(\tR\x04link\x12\"\n" +
+	"\rbytes_per_sec\x18\x04 \x01(\x01R\vbytesPerSec\x12)\n" +
+	"\x10bandwidth_source\x18\x05 \x01(\tR\x0fbandwidthSource\x12\x1d\n" +
+	"\n" +
+	"latency_ms\x18\x06 \x01(\x01R\tlatencyMs\x12+\n" +
+	"\x12kv_bytes_per_token\x18\a \x01(\x01R\x0fkvBytesPerToken\x12\x16\n" +
+	"\x06reason\x18\b \x01(\tR\x06reason\x12.\n" +
+	"\x05costs\x18\t \x03(\v2\x18.waypost.v1.TransferCostR\x05costs\"f\n" +
+	"\fTransferCost\x12\x16\n" +
+	"\x06tokens\x18\x01 \x01(\rR\x06tokens\x12\x1f\n" +
+	"\vtransfer_ms\x18\x02 \x01(\x01R\n" +
+	"transferMs\x12\x1d\n" +
+	"\n" +
+	"compute_ms\x18\x03 \x01(\x01R\tcomputeMs2\x84\a\n" +
 	"\x0fOperatorService\x12H\n" +
 	"\tGetStatus\x12\x1c.waypost.v1.GetStatusRequest\x1a\x1d.waypost.v1.GetStatusResponse\x12N\n" +
 	"\vListWorkers\x12\x1e.waypost.v1.ListWorkersRequest\x1a\x1f.waypost.v1.ListWorkersResponse\x12H\n" +
@@ -3391,7 +4466,8 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"\bGetFleet\x12\x1b.waypost.v1.GetFleetRequest\x1a\x1c.waypost.v1.GetFleetResponse\x12E\n" +
 	"\bPutFleet\x12\x1b.waypost.v1.PutFleetRequest\x1a\x1c.waypost.v1.PutFleetResponse\x12Q\n" +
 	"\fCordonTarget\x12\x1f.waypost.v1.CordonTargetRequest\x1a .waypost.v1.CordonTargetResponse\x12W\n" +
-	"\x0eUncordonTarget\x12!.waypost.v1.UncordonTargetRequest\x1a\".waypost.v1.UncordonTargetResponse\x12T\n" +
+	"\x0eUncordonTarget\x12!.waypost.v1.UncordonTargetRequest\x1a\".waypost.v1.UncordonTargetResponse\x12N\n" +
+	"\vGetTopology\x12\x1e.waypost.v1.GetTopologyRequest\x1a\x1f.waypost.v1.GetTopologyResponse\x12T\n" +
 	"\rInspectWorker\x12 .waypost.v1.InspectWorkerRequest\x1a!.waypost.v1.InspectWorkerResponseB$Z\"waypost/proto/waypost/v1;waypostv1b\beditionsp\xe8\a"
 
 var (
@@ -3406,7 +4482,7 @@ func file_waypost_v1_operator_proto_rawDescGZIP() []byte {
 	return file_waypost_v1_operator_proto_rawDescData
 }
 
-var file_waypost_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
+var file_waypost_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
 var file_waypost_v1_operator_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),         // 0: waypost.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),        // 1: waypost.v1.GetStatusResponse
@@ -3415,82 +4491,102 @@ var file_waypost_v1_operator_proto_goTypes = []any{
 	(*ListWorkersRequest)(nil),       // 4: waypost.v1.ListWorkersRequest
 	(*ListWorkersResponse)(nil),      // 5: waypost.v1.ListWorkersResponse
 	(*Worker)(nil),                   // 6: waypost.v1.Worker
-	(*ListHostsRequest)(nil),         // 7: waypost.v1.ListHostsRequest
-	(*ListHostsResponse)(nil),        // 8: waypost.v1.ListHostsResponse
-	(*Host)(nil),                     // 9: waypost.v1.Host
-	(*HostFacts)(nil),                // 10: waypost.v1.HostFacts
-	(*NetworkInterface)(nil),         // 11: waypost.v1.NetworkInterface
-	(*Gpu)(nil),                      // 12: waypost.v1.Gpu
-	(*XidEvent)(nil),                 // 13: waypost.v1.XidEvent
-	(*GpuProcess)(nil),               // 14: waypost.v1.GpuProcess
-	(*ListMembersRequest)(nil),       // 15: waypost.v1.ListMembersRequest
-	(*ListMembersResponse)(nil),      // 16: waypost.v1.ListMembersResponse
-	(*Member)(nil),                   // 17: waypost.v1.Member
-	(*ListCoordinatorsRequest)(nil),  // 18: waypost.v1.ListCoordinatorsRequest
-	(*ListCoordinatorsResponse)(nil), // 19: waypost.v1.ListCoordinatorsResponse
-	(*Coordinator)(nil),              // 20: waypost.v1.Coordinator
-	(*GetFleetRequest)(nil),          // 21: waypost.v1.GetFleetRequest
-	(*GetFleetResponse)(nil),         // 22: waypost.v1.GetFleetResponse
-	(*PutFleetRequest)(nil),          // 23: waypost.v1.PutFleetRequest
-	(*PutFleetResponse)(nil),         // 24: waypost.v1.PutFleetResponse
-	(*Cordon)(nil),                   // 25: waypost.v1.Cordon
-	(*CordonTargetRequest)(nil),      // 26: waypost.v1.CordonTargetRequest
-	(*CordonTargetResponse)(nil),     // 27: waypost.v1.CordonTargetResponse
-	(*UncordonTargetRequest)(nil),    // 28: waypost.v1.UncordonTargetRequest
-	(*UncordonTargetResponse)(nil),   // 29: waypost.v1.UncordonTargetResponse
-	(*InspectWorkerRequest)(nil),     // 30: waypost.v1.InspectWorkerRequest
-	(*InspectWorkerResponse)(nil),    // 31: waypost.v1.InspectWorkerResponse
-	(*StreamComparison)(nil),         // 32: waypost.v1.StreamComparison
-	(*DifferingKey)(nil),             // 33: waypost.v1.DifferingKey
-	nil,                              // 34: waypost.v1.Worker.HeadersEntry
-	nil,                              // 35: waypost.v1.InspectWorkerResponse.FramesEntry
-	nil,                              // 36: waypost.v1.InspectWorkerResponse.ResyncsEntry
+	(*TransferFacts)(nil),            // 7: waypost.v1.TransferFacts
+	(*ListHostsRequest)(nil),         // 8: waypost.v1.ListHostsRequest
+	(*ListHostsResponse)(nil),        // 9: waypost.v1.ListHostsResponse
+	(*Host)(nil),                     // 10: waypost.v1.Host
+	(*HostFacts)(nil),                // 11: waypost.v1.HostFacts
+	(*NetworkInterface)(nil),         // 12: waypost.v1.NetworkInterface
+	(*Gpu)(nil),                      // 13: waypost.v1.Gpu
+	(*XidEvent)(nil),                 // 14: waypost.v1.XidEvent
+	(*GpuProcess)(nil),               // 15: waypost.v1.GpuProcess
+	(*ListMembersRequest)(nil),       // 16: waypost.v1.ListMembersRequest
+	(*ListMembersResponse)(nil),      // 17: waypost.v1.ListMembersResponse
+	(*Member)(nil),                   // 18: waypost.v1.Member
+	(*ListCoordinatorsRequest)(nil),  // 19: waypost.v1.ListCoordinatorsRequest
+	(*ListCoordinatorsResponse)(nil), // 20: waypost.v1.ListCoordinatorsResponse
+	(*Coordinator)(nil),              // 21: waypost.v1.Coordinator
+	(*GetFleetRequest)(nil),          // 22: waypost.v1.GetFleetRequest
+	(*GetFleetResponse)(nil),         // 23: waypost.v1.GetFleetResponse
+	(*PutFleetRequest)(nil),          // 24: waypost.v1.PutFleetRequest
+	(*PutFleetResponse)(nil),         // 25: waypost.v1.PutFleetResponse
+	(*FleetEffect)(nil),              // 26: waypost.v1.FleetEffect
+	(*EffectExample)(nil),            // 27: waypost.v1.EffectExample
+	(*Cordon)(nil),                   // 28: waypost.v1.Cordon
+	(*CordonTargetRequest)(nil),      // 29: waypost.v1.CordonTargetRequest
+	(*CordonTargetResponse)(nil),     // 30: waypost.v1.CordonTargetResponse
+	(*UncordonTargetRequest)(nil),    // 31: waypost.v1.UncordonTargetRequest
+	(*UncordonTargetResponse)(nil),   // 32: waypost.v1.UncordonTargetResponse
+	(*InspectWorkerRequest)(nil),     // 33: waypost.v1.InspectWorkerRequest
+	(*InspectWorkerResponse)(nil),    // 34: waypost.v1.InspectWorkerResponse
+	(*StreamComparison)(nil),         // 35: waypost.v1.StreamComparison
+	(*DifferingKey)(nil),             // 36: waypost.v1.DifferingKey
+	(*GetTopologyRequest)(nil),       // 37: waypost.v1.GetTopologyRequest
+	(*GetTopologyResponse)(nil),      // 38: waypost.v1.GetTopologyResponse
+	(*TopologyHost)(nil),             // 39: waypost.v1.TopologyHost
+	(*TopologyLink)(nil),             // 40: waypost.v1.TopologyLink
+	(*TransferPair)(nil),             // 41: waypost.v1.TransferPair
+	(*TransferPrice)(nil),            // 42: waypost.v1.TransferPrice
+	(*TransferCost)(nil),             // 43: waypost.v1.TransferCost
+	nil,                              // 44: waypost.v1.Worker.HeadersEntry
+	nil,                              // 45: waypost.v1.InspectWorkerResponse.FramesEntry
+	nil,                              // 46: waypost.v1.InspectWorkerResponse.ResyncsEntry
 }
 var file_waypost_v1_operator_proto_depIdxs = []int32{
 	2,  // 0: waypost.v1.GetStatusResponse.pools:type_name -> waypost.v1.PoolStatus
 	3,  // 1: waypost.v1.GetStatusResponse.problems:type_name -> waypost.v1.Problem
-	25, // 2: waypost.v1.GetStatusResponse.cordons:type_name -> waypost.v1.Cordon
+	28, // 2: waypost.v1.GetStatusResponse.cordons:type_name -> waypost.v1.Cordon
 	6,  // 3: waypost.v1.ListWorkersResponse.workers:type_name -> waypost.v1.Worker
-	34, // 4: waypost.v1.Worker.headers:type_name -> waypost.v1.Worker.HeadersEntry
-	25, // 5: waypost.v1.Worker.cordon:type_name -> waypost.v1.Cordon
-	9,  // 6: waypost.v1.ListHostsResponse.hosts:type_name -> waypost.v1.Host
-	12, // 7: waypost.v1.Host.gpus:type_name -> waypost.v1.Gpu
-	10, // 8: waypost.v1.Host.facts:type_name -> waypost.v1.HostFacts
-	11, // 9: waypost.v1.HostFacts.interfaces:type_name -> waypost.v1.NetworkInterface
-	13, // 10: waypost.v1.Gpu.xids:type_name -> waypost.v1.XidEvent
-	14, // 11: waypost.v1.Gpu.processes:type_name -> waypost.v1.GpuProcess
-	17, // 12: waypost.v1.ListMembersResponse.members:type_name -> waypost.v1.Member
-	20, // 13: waypost.v1.ListCoordinatorsResponse.coordinators:type_name -> waypost.v1.Coordinator
-	25, // 14: waypost.v1.CordonTargetResponse.cordon:type_name -> waypost.v1.Cordon
-	35, // 15: waypost.v1.InspectWorkerResponse.frames:type_name -> waypost.v1.InspectWorkerResponse.FramesEntry
-	36, // 16: waypost.v1.InspectWorkerResponse.resyncs:type_name -> waypost.v1.InspectWorkerResponse.ResyncsEntry
-	32, // 17: waypost.v1.InspectWorkerResponse.comparison:type_name -> waypost.v1.StreamComparison
-	33, // 18: waypost.v1.StreamComparison.keys:type_name -> waypost.v1.DifferingKey
-	0,  // 19: waypost.v1.OperatorService.GetStatus:input_type -> waypost.v1.GetStatusRequest
-	4,  // 20: waypost.v1.OperatorService.ListWorkers:input_type -> waypost.v1.ListWorkersRequest
-	7,  // 21: waypost.v1.OperatorService.ListHosts:input_type -> waypost.v1.ListHostsRequest
-	15, // 22: waypost.v1.OperatorService.ListMembers:input_type -> waypost.v1.ListMembersRequest
-	18, // 23: waypost.v1.OperatorService.ListCoordinators:input_type -> waypost.v1.ListCoordinatorsRequest
-	21, // 24: waypost.v1.OperatorService.GetFleet:input_type -> waypost.v1.GetFleetRequest
-	23, // 25: waypost.v1.OperatorService.PutFleet:input_type -> waypost.v1.PutFleetRequest
-	26, // 26: waypost.v1.OperatorService.CordonTarget:input_type -> waypost.v1.CordonTargetRequest
-	28, // 27: waypost.v1.OperatorService.UncordonTarget:input_type -> waypost.v1.UncordonTargetRequest
-	30, // 28: waypost.v1.OperatorService.InspectWorker:input_type -> waypost.v1.InspectWorkerRequest
-	1,  // 29: waypost.v1.OperatorService.GetStatus:output_type -> waypost.v1.GetStatusResponse
-	5,  // 30: waypost.v1.OperatorService.ListWorkers:output_type -> waypost.v1.ListWorkersResponse
-	8,  // 31: waypost.v1.OperatorService.ListHosts:output_type -> waypost.v1.ListHostsResponse
-	16, // 32: waypost.v1.OperatorService.ListMembers:output_type -> waypost.v1.ListMembersResponse
-	19, // 33: waypost.v1.OperatorService.ListCoordinators:output_type -> waypost.v1.ListCoordinatorsResponse
-	22, // 34: waypost.v1.OperatorService.GetFleet:output_type -> waypost.v1.GetFleetResponse
-	24, // 35: waypost.v1.OperatorService.PutFleet:output_type -> waypost.v1.PutFleetResponse
-	27, // 36: waypost.v1.OperatorService.CordonTarget:output_type -> waypost.v1.CordonTargetResponse
-	29, // 37: waypost.v1.OperatorService.UncordonTarget:output_type -> waypost.v1.UncordonTargetResponse
-	31, // 38: waypost.v1.OperatorService.InspectWorker:output_type -> waypost.v1.InspectWorkerResponse
-	29, // [29:39] is the sub-list for method output_type
-	19, // [19:29] is the sub-list for method input_type
-	19, // [19:19] is the sub-list for extension type_name
-	19, // [19:19] is the sub-list for extension extendee
-	0,  // [0:19] is the sub-list for field type_name
+	44, // 4: waypost.v1.Worker.headers:type_name -> waypost.v1.Worker.HeadersEntry
+	28, // 5: waypost.v1.Worker.cordon:type_name -> waypost.v1.Cordon
+	7,  // 6: waypost.v1.Worker.transfer:type_name -> waypost.v1.TransferFacts
+	10, // 7: waypost.v1.ListHostsResponse.hosts:type_name -> waypost.v1.Host
+	13, // 8: waypost.v1.Host.gpus:type_name -> waypost.v1.Gpu
+	11, // 9: waypost.v1.Host.facts:type_name -> waypost.v1.HostFacts
+	12, // 10: waypost.v1.HostFacts.interfaces:type_name -> waypost.v1.NetworkInterface
+	14, // 11: waypost.v1.Gpu.xids:type_name -> waypost.v1.XidEvent
+	15, // 12: waypost.v1.Gpu.processes:type_name -> waypost.v1.GpuProcess
+	18, // 13: waypost.v1.ListMembersResponse.members:type_name -> waypost.v1.Member
+	21, // 14: waypost.v1.ListCoordinatorsResponse.coordinators:type_name -> waypost.v1.Coordinator
+	26, // 15: waypost.v1.PutFleetResponse.effect:type_name -> waypost.v1.FleetEffect
+	27, // 16: waypost.v1.FleetEffect.worst:type_name -> waypost.v1.EffectExample
+	28, // 17: waypost.v1.CordonTargetResponse.cordon:type_name -> waypost.v1.Cordon
+	45, // 18: waypost.v1.InspectWorkerResponse.frames:type_name -> waypost.v1.InspectWorkerResponse.FramesEntry
+	46, // 19: waypost.v1.InspectWorkerResponse.resyncs:type_name -> waypost.v1.InspectWorkerResponse.ResyncsEntry
+	35, // 20: waypost.v1.InspectWorkerResponse.comparison:type_name -> waypost.v1.StreamComparison
+	36, // 21: waypost.v1.StreamComparison.keys:type_name -> waypost.v1.DifferingKey
+	39, // 22: waypost.v1.GetTopologyResponse.hosts:type_name -> waypost.v1.TopologyHost
+	40, // 23: waypost.v1.GetTopologyResponse.links:type_name -> waypost.v1.TopologyLink
+	41, // 24: waypost.v1.GetTopologyResponse.pairs:type_name -> waypost.v1.TransferPair
+	42, // 25: waypost.v1.GetTopologyResponse.prices:type_name -> waypost.v1.TransferPrice
+	43, // 26: waypost.v1.TransferPrice.costs:type_name -> waypost.v1.TransferCost
+	0,  // 27: waypost.v1.OperatorService.GetStatus:input_type -> waypost.v1.GetStatusRequest
+	4,  // 28: waypost.v1.OperatorService.ListWorkers:input_type -> waypost.v1.ListWorkersRequest
+	8,  // 29: waypost.v1.OperatorService.ListHosts:input_type -> waypost.v1.ListHostsRequest
+	16, // 30: waypost.v1.OperatorService.ListMembers:input_type -> waypost.v1.ListMembersRequest
+	19, // 31: waypost.v1.OperatorService.ListCoordinators:input_type -> waypost.v1.ListCoordinatorsRequest
+	22, // 32: waypost.v1.OperatorService.GetFleet:input_type -> waypost.v1.GetFleetRequest
+	24, // 33: waypost.v1.OperatorService.PutFleet:input_type -> waypost.v1.PutFleetRequest
+	29, // 34: waypost.v1.OperatorService.CordonTarget:input_type -> waypost.v1.CordonTargetRequest
+	31, // 35: waypost.v1.OperatorService.UncordonTarget:input_type -> waypost.v1.UncordonTargetRequest
+	37, // 36: waypost.v1.OperatorService.GetTopology:input_type -> waypost.v1.GetTopologyRequest
+	33, // 37: waypost.v1.OperatorService.InspectWorker:input_type -> waypost.v1.InspectWorkerRequest
+	1,  // 38: waypost.v1.OperatorService.GetStatus:output_type -> waypost.v1.GetStatusResponse
+	5,  // 39: waypost.v1.OperatorService.ListWorkers:output_type -> waypost.v1.ListWorkersResponse
+	9,  // 40: waypost.v1.OperatorService.ListHosts:output_type -> waypost.v1.ListHostsResponse
+	17, // 41: waypost.v1.OperatorService.ListMembers:output_type -> waypost.v1.ListMembersResponse
+	20, // 42: waypost.v1.OperatorService.ListCoordinators:output_type -> waypost.v1.ListCoordinatorsResponse
+	23, // 43: waypost.v1.OperatorService.GetFleet:output_type -> waypost.v1.GetFleetResponse
+	25, // 44: waypost.v1.OperatorService.PutFleet:output_type -> waypost.v1.PutFleetResponse
+	30, // 45: waypost.v1.OperatorService.CordonTarget:output_type -> waypost.v1.CordonTargetResponse
+	32, // 46: waypost.v1.OperatorService.UncordonTarget:output_type -> waypost.v1.UncordonTargetResponse
+	38, // 47: waypost.v1.OperatorService.GetTopology:output_type -> waypost.v1.GetTopologyResponse
+	34, // 48: waypost.v1.OperatorService.InspectWorker:output_type -> waypost.v1.InspectWorkerResponse
+	38, // [38:49] is the sub-list for method output_type
+	27, // [27:38] is the sub-list for method input_type
+	27, // [27:27] is the sub-list for extension type_name
+	27, // [27:27] is the sub-list for extension extendee
+	0,  // [0:27] is the sub-list for field type_name
 }
 
 func init() { file_waypost_v1_operator_proto_init() }
@@ -3504,7 +4600,7 @@ func file_waypost_v1_operator_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_waypost_v1_operator_proto_rawDesc), len(file_waypost_v1_operator_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   37,
+			NumMessages:   47,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -30,6 +30,7 @@ const (
 	OperatorService_PutFleet_FullMethodName         = "/waypost.v1.OperatorService/PutFleet"
 	OperatorService_CordonTarget_FullMethodName     = "/waypost.v1.OperatorService/CordonTarget"
 	OperatorService_UncordonTarget_FullMethodName   = "/waypost.v1.OperatorService/UncordonTarget"
+	OperatorService_GetTopology_FullMethodName      = "/waypost.v1.OperatorService/GetTopology"
 	OperatorService_InspectWorker_FullMethodName    = "/waypost.v1.OperatorService/InspectWorker"
 )
 
@@ -57,6 +58,9 @@ type OperatorServiceClient interface {
 	CordonTarget(ctx context.Context, in *CordonTargetRequest, opts ...grpc.CallOption) (*CordonTargetResponse, error)
 	// UncordonTarget takes a cordon back.
 	UncordonTarget(ctx context.Context, in *UncordonTargetRequest, opts ...grpc.CallOption) (*UncordonTargetResponse, error)
+	// GetTopology shows where hosts stand, the links between them, and what moving
+	// saved KV costs.
+	GetTopology(ctx context.Context, in *GetTopologyRequest, opts ...grpc.CallOption) (*GetTopologyResponse, error)
 	// InspectWorker shows a worker's prefix stream and what the index holds of it.
 	InspectWorker(ctx context.Context, in *InspectWorkerRequest, opts ...grpc.CallOption) (*InspectWorkerResponse, error)
 }
@@ -159,6 +163,16 @@ func (c *operatorServiceClient) UncordonTarget(ctx context.Context, in *Uncordon
 	return out, nil
 }
 
+func (c *operatorServiceClient) GetTopology(ctx context.Context, in *GetTopologyRequest, opts ...grpc.CallOption) (*GetTopologyResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetTopologyResponse)
+	err := c.cc.Invoke(ctx, OperatorService_GetTopology_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *operatorServiceClient) InspectWorker(ctx context.Context, in *InspectWorkerRequest, opts ...grpc.CallOption) (*InspectWorkerResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(InspectWorkerResponse)
@@ -193,6 +207,9 @@ type OperatorServiceServer interface {
 	CordonTarget(context.Context, *CordonTargetRequest) (*CordonTargetResponse, error)
 	// UncordonTarget takes a cordon back.
 	UncordonTarget(context.Context, *UncordonTargetRequest) (*UncordonTargetResponse, error)
+	// GetTopology shows where hosts stand, the links between them, and what moving
+	// saved KV costs.
+	GetTopology(context.Context, *GetTopologyRequest) (*GetTopologyResponse, error)
 	// InspectWorker shows a worker's prefix stream and what the index holds of it.
 	InspectWorker(context.Context, *InspectWorkerRequest) (*InspectWorkerResponse, error)
 	mustEmbedUnimplementedOperatorServiceServer()
@@ -231,6 +248,9 @@ func (UnimplementedOperatorServiceServer) CordonTarget(context.Context, *CordonT
 }
 func (UnimplementedOperatorServiceServer) UncordonTarget(context.Context, *UncordonTargetRequest) (*UncordonTargetResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method UncordonTarget not implemented")
+}
+func (UnimplementedOperatorServiceServer) GetTopology(context.Context, *GetTopologyRequest) (*GetTopologyResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetTopology not implemented")
 }
 func (UnimplementedOperatorServiceServer) InspectWorker(context.Context, *InspectWorkerRequest) (*InspectWorkerResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method InspectWorker not implemented")
@@ -418,6 +438,24 @@ func _OperatorService_UncordonTarget_Handler(srv interface{}, ctx context.Contex
 	return interceptor(ctx, in, info, handler)
 }
 
+func _OperatorService_GetTopology_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetTopologyRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServiceServer).GetTopology(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: OperatorService_GetTopology_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServiceServer).GetTopology(ctx, req.(*GetTopologyRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _OperatorService_InspectWorker_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(InspectWorkerRequest)
 	if err := dec(in); err != nil {
@@ -478,6 +516,10 @@ var OperatorService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "UncordonTarget",
 			Handler:    _OperatorService_UncordonTarget_Handler,
+		},
+		{
+			MethodName: "GetTopology",
+			Handler:    _OperatorService_GetTopology_Handler,
 		},
 		{
 			MethodName: "InspectWorker",
