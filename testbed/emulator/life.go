@@ -25,6 +25,9 @@ type life struct {
 	listener *trackedListener
 	server   *http.Server
 
+	sides        []*http.Server
+	pulledBlocks atomic.Int64
+
 	requests atomic.Uint64 // numbers requests that name no id
 
 	mu          sync.Mutex
@@ -40,6 +43,7 @@ type life struct {
 type opened struct {
 	http           net.Listener
 	events, replay []net.Listener
+	sides          []net.Listener
 }
 
 func (o opened) close() {
@@ -48,6 +52,7 @@ func (o opened) close() {
 	}
 	closeAll(o.events)
 	closeAll(o.replay)
+	closeAll(o.sides)
 }
 
 // open listens for the first time.
@@ -58,6 +63,12 @@ func open(o Options) (opened, error) {
 		return out, fmt.Errorf("listen for HTTP on %s: %w", o.Address, err)
 	}
 	out.http = lns[0]
+	if o.Transfer != nil {
+		if out.sides, err = listenRanks(o.Transfer.Address, o.Ranks); err != nil {
+			out.close()
+			return out, fmt.Errorf("listen for peers on %s: %w", o.Transfer.Address, err)
+		}
+	}
 	if o.NoEvents {
 		return out, nil
 	}
@@ -102,6 +113,10 @@ func (p ports) again() (opened, error) {
 		out.close()
 		return out, err
 	}
+	if err := all(p.sides, &out.sides); err != nil {
+		out.close()
+		return out, err
+	}
 	return out, nil
 }
 
@@ -130,6 +145,7 @@ func startLife(e *Engine, sockets opened) (*life, error) {
 		}
 		l.wg.Go(func() { r.run(ctx) })
 	}
+	l.serveSides(sockets.sides)
 	l.listener = track(sockets.http)
 	l.server = &http.Server{Handler: l.counted(l.routes()), ReadHeaderTimeout: 30 * time.Second}
 	l.wg.Go(func() { _ = l.server.Serve(l.listener) })
@@ -198,6 +214,9 @@ func (l *life) apiIsDead() bool {
 func (l *life) end() {
 	l.stopAPI()
 	l.cancel()
+	for _, s := range l.sides {
+		s.Close()
+	}
 	for _, r := range l.ranks {
 		if r.pub != nil {
 			r.pub.close()
