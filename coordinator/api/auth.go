@@ -80,6 +80,7 @@ var needs = map[string]Role{
 	waypostv1.OperatorService_ListMembers_FullMethodName:       RoleViewer,
 	waypostv1.OperatorService_ListCoordinators_FullMethodName:  RoleViewer,
 	waypostv1.OperatorService_GetFleet_FullMethodName:          RoleViewer,
+	waypostv1.OperatorService_GetTopology_FullMethodName:       RoleViewer,
 	waypostv1.OperatorService_InspectWorker_FullMethodName:     RoleViewer,
 	waypostv1.OperatorService_CordonTarget_FullMethodName:      RoleOperator,
 	waypostv1.OperatorService_UncordonTarget_FullMethodName:    RoleOperator,

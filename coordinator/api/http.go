@@ -36,6 +36,7 @@ func (s *Server) routes() *http.ServeMux {
 	mux.HandleFunc("GET /v1/members", s.httpMembers)
 	mux.HandleFunc("GET /v1/coordinators", s.httpCoordinators)
 	mux.HandleFunc("GET /v1/inspect", s.httpInspect)
+	mux.HandleFunc("GET /v1/topology", s.httpTopology)
 	mux.HandleFunc("GET /v1/fleet", s.httpGetFleet)
 	mux.HandleFunc("PUT /v1/fleet", s.httpPutFleet)
 	mux.HandleFunc("POST /v1/targets/{targetverb...}", s.httpTarget)
@@ -279,6 +280,17 @@ func (s *Server) httpInspect(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if resp, ok := call(s, w, r, waypostv1.OperatorService_InspectWorker_FullMethodName, req, s.opt.Operator.InspectWorker); ok {
+		writeMessage(w, http.StatusOK, resp)
+	}
+}
+
+func (s *Server) httpTopology(w http.ResponseWriter, r *http.Request) {
+	q := newQuery(r)
+	req := &waypostv1.GetTopologyRequest{From: q.str("from"), To: q.str("to")}
+	if !q.ok(w) {
+		return
+	}
+	if resp, ok := call(s, w, r, waypostv1.OperatorService_GetTopology_FullMethodName, req, s.opt.Operator.GetTopology); ok {
 		writeMessage(w, http.StatusOK, resp)
 	}
 }

@@ -30,7 +30,7 @@ func Commands(opt Options) []*cobra.Command {
 	cmds := []*cobra.Command{
 		statusCommand(f), workersCommand(f), membersCommand(f), placeCommand(f), outcomeCommand(f), explainCommand(f),
 		cordonCommand(f), uncordonCommand(f), fleetCommand(f), coordinatorsCommand(f), hostsCommand(f),
-		inspectCommand(f),
+		inspectCommand(f), topologyCommand(f),
 	}
 	for _, c := range cmds {
 		f.register(c)

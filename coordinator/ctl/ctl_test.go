@@ -85,6 +85,18 @@ func (f fleet) InspectWorker(_ context.Context, r *waypostv1.InspectWorkerReques
 	return m, nil
 }
 
+func (f fleet) GetTopology(_ context.Context, r *waypostv1.GetTopologyRequest) (*waypostv1.GetTopologyResponse, error) {
+	if r.From == nil {
+		return load(f, "topology", &waypostv1.GetTopologyResponse{}), nil
+	}
+	for field, name := range map[string]string{"from": r.GetFrom(), "to": r.GetTo()} {
+		if !strings.HasPrefix(name, "gpu-0") {
+			return nil, api.NotFound(field, fmt.Sprintf("no worker of %q is here; see: waypost workers", name))
+		}
+	}
+	return load(f, "topology-prices", &waypostv1.GetTopologyResponse{}), nil
+}
+
 func (f fleet) GetStatus(context.Context, *waypostv1.GetStatusRequest) (*waypostv1.GetStatusResponse, error) {
 	return load(f, "status", &waypostv1.GetStatusResponse{}), nil
 }
@@ -260,6 +272,31 @@ func TestInspectPrintsTheAPIsJSON(t *testing.T) {
 	}
 	// A name can be completed.
 	stdout, _, _ = run(t, nil, "__complete", "--addr", addr, "inspect", "index", "")
+	if !strings.Contains(stdout, "gpu-02/vllm-8000/0\n") {
+		t.Errorf("completion: %s", stdout)
+	}
+}
+
+// TestTopologyPrintsTheAPIsJSON: field for field, with null for what is not
+// known, and names of its flags can be completed.
+func TestTopologyPrintsTheAPIsJSON(t *testing.T) {
+	f := fleet{t: t}
+	addr := serveFleet(t, f)
+	for file, args := range map[string][]string{"topology": nil, "topology-prices": {"--from", "gpu-01", "--to", "gpu-02"}} {
+		stdout, _, code := run(t, nil, append([]string{"topology", "--json", "--addr", addr}, args...)...)
+		got := &waypostv1.GetTopologyResponse{}
+		if err := protojson.Unmarshal([]byte(stdout), got); err != nil {
+			t.Fatalf("%v in %s", err, stdout)
+		}
+		if !proto.Equal(got, load(f, file, &waypostv1.GetTopologyResponse{})) || code != ExitOK {
+			t.Errorf("%s: exit %d, %v", file, code, got)
+		}
+	}
+	stdout, _, _ := run(t, nil, "topology", "--json", "--addr", addr)
+	if !strings.Contains(stdout, `"measuredBytesPerSec":null`) {
+		t.Errorf("a bandwidth that nobody measured is not null: %s", stdout)
+	}
+	stdout, _, _ = run(t, nil, "__complete", "--addr", addr, "topology", "--from", "")
 	if !strings.Contains(stdout, "gpu-02/vllm-8000/0\n") {
 		t.Errorf("completion: %s", stdout)
 	}

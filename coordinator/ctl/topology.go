@@ -1,10 +1,173 @@
 package ctl
 
 import (
+	"context"
 	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	waypostv1 "waypost/proto/waypost/v1"
 )
+
+func topologyCommand(f *flags) *cobra.Command {
+	var from, to string
+	c := &cobra.Command{
+		Use: "topology", Short: "Show where hosts stand, the links between them, and what moving KV costs", Args: cobra.NoArgs,
+		Long: "Show where hosts stand and the links between them, each figure with its source: measured by pulls, declared in the\n" +
+			"fleet file, or assumed. Pairs of workers whose pulls were not confirmed are listed. With --from and --to it prices\n" +
+			"moving saved KV of 1k, 8k and 64k tokens beside computing it.",
+		Example: "  waypost topology\n  waypost topology --from gpu-01 --to gpu-02/vllm-8000/0\n  waypost topology --json",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if (from == "") != (to == "") {
+				return Usage("--from and --to go together: name a host, engine or worker for each")
+			}
+			resp, err := ask(cmd, f, &waypostv1.GetTopologyRequest{From: optional(from), To: optional(to)}, func(c *grpc.ClientConn) func(context.Context, *waypostv1.GetTopologyRequest, ...grpc.CallOption) (*waypostv1.GetTopologyResponse, error) {
+				return operator(c).GetTopology
+			})
+			if status.Code(err) == codes.NotFound {
+				return unknownEnd(cmd, f, from, to, err)
+			}
+			if err != nil {
+				return err
+			}
+			out := cmd.OutOrStdout()
+			switch {
+			case f.asJSON():
+				return printJSON(out, resp)
+			case from != "":
+				for _, p := range resp.GetPrices() {
+					printPrice(out, p)
+				}
+			default:
+				printTopology(out, resp)
+			}
+			fmt.Fprintf(out, "Asked: %s, fleet file version %d.\n", resp.GetAnsweredBy(), resp.GetPolicyVersion())
+			return nil
+		},
+	}
+	c.Flags().StringVar(&from, "from", "", "host, engine or worker that sends")
+	c.Flags().StringVar(&to, "to", "", "host, engine or worker that receives")
+	for _, name := range []string{"from", "to"} {
+		// It fails for a flag that does not exist.
+		_ = c.RegisterFlagCompletionFunc(name, completeWorkers(f))
+	}
+	return c
+}
+
+// unknownEnd names what is nearest to an end that nobody knows.
+func unknownEnd(cmd *cobra.Command, f *flags, from, to string, cause error) error {
+	all, err := listWorkers(cmd, f, &waypostv1.ListWorkersRequest{})
+	if err != nil {
+		return err
+	}
+	var names []string
+	for _, w := range all {
+		host, _, _ := strings.Cut(w.GetName(), "/")
+		names = append(names, w.GetName(), host)
+	}
+	for flag, name := range map[string]string{"--from": from, "--to": to} {
+		if strings.Contains(Message(cause), fmt.Sprintf("%q", name)) {
+			if n := nearest(name, names); n != "" && n != name {
+				return Usage("%s: no worker of %q; did you mean %s?", flag, name, n)
+			}
+			return Usage("%s: no worker of %q; see: waypost workers", flag, name)
+		}
+	}
+	return cause
+}
+
+func printTopology(out io.Writer, r *waypostv1.GetTopologyResponse) {
+	zone, rack := "\x00", ""
+	for _, h := range r.GetHosts() {
+		source := h.GetSource()
+		if h.GetZone() != zone {
+			zone, rack = h.GetZone(), "\x00"
+			fmt.Fprintf(out, "zone %s (%s)\n", orUnknown(zone), source)
+		}
+		if h.GetRack() != rack {
+			rack = h.GetRack()
+			fmt.Fprintf(out, "  rack %s\n", orUnknown(rack))
+		}
+		connectors := "no KV connector"
+		if n := len(h.GetPulls()); n > 0 {
+			connectors = strings.Join(h.GetPulls(), " ")
+		}
+		fmt.Fprintf(out, "    %s   %s\n", h.GetName(), connectors)
+	}
+	fmt.Fprintln(out)
+	t := newTable("LINK", ">BANDWIDTH", "SOURCE", ">STATED", ">MEASURED", ">PULLS", ">AGE", ">LATENCY", "SOURCE", "TRANSFER", ">SURCHARGE", ">UNDER WAY")
+	for _, l := range r.GetLinks() {
+		t.row(l.GetName(), rate(l.BytesPerSec), l.GetBandwidthSource(), rate(l.StatedBytesPerSec), rate(l.MeasuredBytesPerSec), count(l.MeasuredPulls), age(l.MeasuredAgeMs),
+			latency(l.LatencyMs), l.GetLatencySource(), l.GetTransfer(), millis(l.SurchargeMs), count(l.UnderWay))
+	}
+	t.print(out)
+	if len(r.GetPairs()) > 0 {
+		fmt.Fprintln(out)
+		t := newTable("FROM", "TO", ">MEASURED", ">PULLS", ">AGE", "STATE")
+		for _, p := range r.GetPairs() {
+			t.row(p.GetFrom(), p.GetTo(), rate(p.MeasuredBytesPerSec), count(p.MeasuredPulls), age(p.MeasuredAgeMs), pairState(p))
+		}
+		t.print(out)
+	}
+}
+
+func pairState(p *waypostv1.TransferPair) string {
+	switch {
+	case p.GetOff():
+		return fmt.Sprintf("OFF: %d pulls in a row not confirmed, tries again in %s", p.GetUnconfirmed(), age(p.OffForMs))
+	case p.GetUnconfirmed() > 0:
+		return fmt.Sprintf("on, the last %d not confirmed", p.GetUnconfirmed())
+	}
+	return "on"
+}
+
+func printPrice(out io.Writer, p *waypostv1.TransferPrice) {
+	perToken := unknown
+	if p.KvBytesPerToken != nil {
+		perToken = size(p.KvBytesPerToken)
+	}
+	limit := ""
+	if p.MaxTransferMs != nil {
+		limit = ", at most " + millis(p.MaxTransferMs) + " by the pool"
+	}
+	fmt.Fprintf(out, "%s → %s\n", p.GetFrom(), p.GetTo())
+	fmt.Fprintf(out, "  %s, %s %s, latency %s, %s per token%s\n", p.GetLink(), rate(p.BytesPerSec), p.GetBandwidthSource(), latency(p.LatencyMs), perToken, limit)
+	if p.GetReason() != "" {
+		fmt.Fprintf(out, "  nothing can be pulled: %s\n", p.GetReason())
+	}
+	t := newTable(">TOKENS", ">MOVE", ">COMPUTE", "CHEAPER")
+	for _, c := range p.GetCosts() {
+		t.row(count(c.Tokens), millis(c.TransferMs), millis(c.ComputeMs), cheaper(p, c))
+	}
+	t.print(out)
+	fmt.Fprintln(out)
+}
+
+// cheaper says what a request would do whose worker computes at once.
+func cheaper(p *waypostv1.TransferPrice, c *waypostv1.TransferCost) string {
+	switch {
+	case c.TransferMs == nil || c.ComputeMs == nil:
+		return unknown
+	case c.GetTransferMs() >= c.GetComputeMs():
+		return "compute"
+	case p.MaxTransferMs != nil && c.GetTransferMs() > p.GetMaxTransferMs():
+		return "move, but over the pool's max_transfer"
+	}
+	return "move"
+}
+
+// rate prints a bandwidth.
+func rate(v *float64) string {
+	if v == nil {
+		return unknown
+	}
+	return size(v) + "/s"
+}
 
 // transferText says how a worker's saved KV may travel.
 func transferText(t *waypostv1.TransferFacts) string {
@@ -27,4 +190,12 @@ func orUnknown(s string) string {
 		return unknown
 	}
 	return s
+}
+
+// latency prints a way's latency, which may be far below a millisecond.
+func latency(v *float64) string {
+	if v != nil && *v > 0 && *v < 1 {
+		return fmt.Sprintf("%.0f µs", *v*1000)
+	}
+	return millis(v)
 }

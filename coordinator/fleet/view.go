@@ -98,6 +98,17 @@ func (f *Fleet) Workers(now time.Time) []WorkerInfo {
 	return infos
 }
 
+// Snapshots are all workers as decisions see them, by name.
+func (f *Fleet) Snapshots() []*placement.Worker {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	out := make([]*placement.Worker, 0, len(f.byName))
+	for _, name := range slices.Sorted(maps.Keys(f.byName)) {
+		out = append(out, f.byName[name].snapshot)
+	}
+	return out
+}
+
 // Worker is one worker by name.
 func (f *Fleet) Worker(now time.Time, name string) (WorkerInfo, error) {
 	f.mu.RLock()

@@ -128,14 +128,23 @@ func (p *Pulls) Off(nowMs float64, pair Pair) bool {
 	return t != nil && t.misses >= PairOffAfter && nowMs < t.offUntilMs
 }
 
-// OffPairs lists the pairs that are off, with how many pulls in a row were not
-// confirmed.
-func (p *Pulls) OffPairs(nowMs float64) map[Pair]int {
-	off := map[Pair]int{}
+// PairDoubt is a pair whose last pulls were not confirmed.
+type PairDoubt struct {
+	// Misses is how many in a row.
+	Misses int
+	// OffForMs is the time until pulls may try again; 0: they may.
+	OffForMs float64
+}
+
+// Doubted lists the pairs whose last pulls were not confirmed.
+func (p *Pulls) Doubted(nowMs float64) map[Pair]PairDoubt {
+	out := make(map[Pair]PairDoubt, len(p.pairs))
 	for pair, t := range p.pairs {
+		d := PairDoubt{Misses: t.misses}
 		if p.Off(nowMs, pair) {
-			off[pair] = t.misses
+			d.OffForMs = t.offUntilMs - nowMs
 		}
+		out[pair] = d
 	}
-	return off
+	return out
 }

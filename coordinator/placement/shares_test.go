@@ -114,8 +114,8 @@ func TestPulls(t *testing.T) {
 	for range PairOffAfter {
 		p.Outcome(10, ac, false)
 	}
-	if off := p.OffPairs(11); len(off) != 1 || off[ac] != PairOffAfter || p.Off(10+PairOffMs, ac) {
-		t.Errorf("off pairs %v", off)
+	if d := p.Doubted(11)[ac]; d.Misses != PairOffAfter || d.OffForMs != PairOffMs-1 || p.Off(10+PairOffMs, ac) || p.Doubted(10+PairOffMs)[ac].OffForMs != 0 {
+		t.Errorf("off pairs %v", p.Doubted(11))
 	}
 	for i := range maxPairs + 50 {
 		p.Outcome(float64(i), Pair{fmt.Sprint(i), "x"}, false)

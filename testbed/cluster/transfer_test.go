@@ -52,6 +52,16 @@ func (r *rig) outcome(p *waypostv1.Placement, a ask, cached int, firstToken time
 	}
 }
 
+// topology asks the first coordinator.
+func (r *rig) topology(req *waypostv1.GetTopologyRequest) *waypostv1.GetTopologyResponse {
+	r.t.Helper()
+	resp, err := r.Operator(0).GetTopology(r.t.Context(), req)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return resp
+}
+
 // held lets the first engine hold a prompt, and waits until that is known and
 // nothing is under way.
 func (r *rig) held(a ask) {
@@ -115,7 +125,6 @@ func TestPullIsChosenAndConfirmed(t *testing.T) {
 	if p.GetPull().GetSource().GetName() != WorkerName(0, 0) || p.GetPull().GetTokens() < 11_000 || p.GetWorker().GetName() != WorkerName(1, 0) {
 		t.Fatalf("placed on %s, pull %v, terms %v", p.GetWorker().GetName(), p.GetPull(), p.GetTerms())
 	}
-	began := time.Now()
 	cached, _, err := r.send(p, a)
 	if err != nil {
 		t.Fatal(err)
@@ -123,7 +132,25 @@ func TestPullIsChosenAndConfirmed(t *testing.T) {
 	if want := (len(a.tokens) - 1) / 16; cached != want*16 || r.Engines[1].PulledBlocks() != int64(want) {
 		t.Errorf("%d tokens reused, %d blocks read; want %d blocks", cached, r.Engines[1].PulledBlocks(), want)
 	}
-	r.outcome(p, a, cached, time.Since(began))
+	// A first token this late is the transfer's, however slow the machine is.
+	r.outcome(p, a, cached, time.Minute)
+	topo := r.topology(&waypostv1.GetTopologyRequest{From: proto.String(HostName(0)), To: proto.String(WorkerName(1, 0))})
+	if len(topo.GetPairs()) != 1 || topo.GetPairs()[0].GetFrom() != WorkerName(0, 0) || topo.GetPairs()[0].GetTo() != WorkerName(1, 0) ||
+		topo.GetPairs()[0].GetMeasuredPulls() != 1 || !(topo.GetPairs()[0].GetMeasuredBytesPerSec() > 0) || topo.GetPairs()[0].GetOff() {
+		t.Errorf("measured pairs: %v", topo.GetPairs())
+	}
+	if l := topo.GetLinks()[0]; l.GetName() != "rack a1 ↔ rack a1" || l.GetBandwidthSource() != "declared" || l.GetBytesPerSec() != 12.5e9 || l.GetMeasuredPulls() != 1 {
+		t.Errorf("link %v", l)
+	}
+	if len(topo.GetPrices()) != 1 || topo.GetPrices()[0].GetReason() != "" || topo.GetPrices()[0].GetKvBytesPerToken() != 131072 || len(topo.GetPrices()[0].GetCosts()) != 3 {
+		t.Fatalf("prices: %v", topo.GetPrices())
+	}
+	if c := topo.GetPrices()[0].GetCosts()[1]; c.GetTokens() != 8192 || c.GetTransferMs() < 8192*131072/12.5e6 || c.GetTransferMs() > c.GetComputeMs() {
+		t.Errorf("price of 8k tokens: %v", c)
+	}
+	if h := topo.GetHosts(); len(h) != 2 || h[0].GetRack() != "a1" || h[0].GetSource() != "declared" || len(h[0].GetPulls()) != 1 {
+		t.Errorf("hosts: %v", h)
+	}
 	// Now both hold it, and nobody has to read anything.
 	r.settled(WorkerName(1, 0), a, len(a.tokens), 16)
 	if p := r.pulls(a); p.GetPull() != nil {
@@ -164,6 +191,10 @@ func TestUnconfirmedPairIsSwitchedOff(t *testing.T) {
 	r.held(a)
 	if p := to(deaf, a); p.GetPull() != nil || p.GetTerms()[0].GetPullNote() != "pair is off: pulls were not confirmed" {
 		t.Errorf("after three: pull %v, note %q", p.GetPull(), p.GetTerms()[0].GetPullNote())
+	}
+	pairs := r.topology(&waypostv1.GetTopologyRequest{}).GetPairs()
+	if len(pairs) != 1 || pairs[0].GetTo() != deaf || !pairs[0].GetOff() || pairs[0].GetUnconfirmed() != 3 || !(pairs[0].GetOffForMs() > 0) || pairs[0].MeasuredPulls != nil {
+		t.Errorf("pairs that are off: %v", pairs)
 	}
 	if p := to(other, a); p.GetPull() == nil {
 		t.Errorf("another pair is off as well: %v", p.GetTerms())

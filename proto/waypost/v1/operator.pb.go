@@ -3919,7 +3919,9 @@ type TransferPrice struct {
 	// Why nothing can be pulled; empty: it can.
 	Reason *string `protobuf:"bytes,8,opt,name=reason" json:"reason,omitempty"`
 	// Prices of some lengths.
-	Costs         []*TransferCost `protobuf:"bytes,9,rep,name=costs" json:"costs,omitempty"`
+	Costs []*TransferCost `protobuf:"bytes,9,rep,name=costs" json:"costs,omitempty"`
+	// Longest transfer that the receiver's pool allows, ms; unset: any.
+	MaxTransferMs *float64 `protobuf:"fixed64,10,opt,name=max_transfer_ms,json=maxTransferMs" json:"max_transfer_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4015,6 +4017,13 @@ func (x *TransferPrice) GetCosts() []*TransferCost {
 		return x.Costs
 	}
 	return nil
+}
+
+func (x *TransferPrice) GetMaxTransferMs() float64 {
+	if x != nil && x.MaxTransferMs != nil {
+		return *x.MaxTransferMs
+	}
+	return 0
 }
 
 // TransferCost is the price of moving a number of tokens.
@@ -4439,7 +4448,7 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"\vunconfirmed\x18\x06 \x01(\rR\vunconfirmed\x12\x10\n" +
 	"\x03off\x18\a \x01(\bR\x03off\x12\x1c\n" +
 	"\n" +
-	"off_for_ms\x18\b \x01(\x01R\boffForMs\"\xaa\x02\n" +
+	"off_for_ms\x18\b \x01(\x01R\boffForMs\"\xd2\x02\n" +
 	"\rTransferPrice\x12\x12\n" +
 	"\x04from\x18\x01 \x01(\tR\x04from\x12\x0e\n" +
 	"\x02to\x18\x02 \x01(\tR\x02to\x12\x12\n" +
@@ -4450,7 +4459,9 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"latency_ms\x18\x06 \x01(\x01R\tlatencyMs\x12+\n" +
 	"\x12kv_bytes_per_token\x18\a \x01(\x01R\x0fkvBytesPerToken\x12\x16\n" +
 	"\x06reason\x18\b \x01(\tR\x06reason\x12.\n" +
-	"\x05costs\x18\t \x03(\v2\x18.waypost.v1.TransferCostR\x05costs\"f\n" +
+	"\x05costs\x18\t \x03(\v2\x18.waypost.v1.TransferCostR\x05costs\x12&\n" +
+	"\x0fmax_transfer_ms\x18\n" +
+	" \x01(\x01R\rmaxTransferMs\"f\n" +
 	"\fTransferCost\x12\x16\n" +
 	"\x06tokens\x18\x01 \x01(\rR\x06tokens\x12\x1f\n" +
 	"\vtransfer_ms\x18\x02 \x01(\x01R\n" +

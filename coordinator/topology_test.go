@@ -1,0 +1,71 @@
+package coordinator
+
+import (
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+
+	"waypost/coordinator/api"
+	"waypost/coordinator/registry"
+	waypostv1 "waypost/proto/waypost/v1"
+)
+
+// Without a fleet file everything is assumed, and says so; ends that are not
+// there are named.
+func TestTopology(t *testing.T) {
+	o := startOne(t)
+	a := &fakeAgent{workers: 2}
+	a.start(t, o)
+	client := waypostv1.NewOperatorServiceClient(o.conn)
+	var got *waypostv1.GetTopologyResponse
+	eventually(t, "the host is known", func() bool {
+		var err error
+		got, err = client.GetTopology(t.Context(), &waypostv1.GetTopologyRequest{})
+		return err == nil && len(got.GetHosts()) == 1 && len(o.fleet.Snapshots()) == 2
+	})
+	if h := got.GetHosts()[0]; h.GetZone() != registry.DefaultZone || h.GetSource() != "assumed" || len(h.GetPulls()) != 0 {
+		t.Errorf("host %v", h)
+	}
+	got, err := client.GetTopology(t.Context(), &waypostv1.GetTopologyRequest{From: proto.String("gpu-01"), To: proto.String("gpu-01")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(got.GetLinks()) != 1 || got.GetLinks()[0].GetName() != "same host" || got.GetLinks()[0].GetBandwidthSource() != "assumed" {
+		t.Errorf("links %v", got.GetLinks())
+	}
+	if l := got.GetLinks(); len(l) == 1 && l[0].MeasuredBytesPerSec != nil {
+		t.Errorf("nobody pulled, but %v was measured", l[0].GetMeasuredBytesPerSec())
+	}
+	if p := got.GetPrices(); len(p) != 2 || p[0].GetReason() != "no connector" || p[0].KvBytesPerToken != nil || p[0].GetCosts()[0].TransferMs != nil || !(p[0].GetCosts()[0].GetComputeMs() > 0) {
+		t.Errorf("prices %v", p)
+	}
+	for want, req := range map[string]*waypostv1.GetTopologyRequest{
+		"from": {To: proto.String("gpu-01")},
+		"to":   {From: proto.String("gpu-01"), To: proto.String("gpu-0")},
+	} {
+		if _, err := client.GetTopology(t.Context(), req); api.FieldOf(err) != want {
+			t.Errorf("%v: %v names %q", req, err, api.FieldOf(err))
+		}
+	}
+	_, err = client.GetTopology(t.Context(), &waypostv1.GetTopologyRequest{From: proto.String(firstWorker), To: proto.String(firstWorker)})
+	if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "is the worker it would come from") {
+		t.Errorf("a worker to itself: %v", err)
+	}
+	resp, err := http.Get("http://" + o.APIAddress() + "/v1/topology?from=gpu-01&to=gpu-01")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := io.ReadAll(resp.Body)
+	resp.Body.Close()
+	http.DefaultClient.CloseIdleConnections()
+	over := &waypostv1.GetTopologyResponse{}
+	if err != nil || protojson.Unmarshal(b, over) != nil || len(over.GetPrices()) != 2 {
+		t.Errorf("over HTTP: %s", b)
+	}
+}
