@@ -196,6 +196,9 @@ func (o *operators) PutFleet(ctx context.Context, req *waypostv1.PutFleetRequest
 		return nil, api.Conflict("base_version", fmt.Sprintf("fleet.toml was made from version %d, the fleet is at %d; run: waypost fleet diff", req.GetBaseVersion(), now))
 	}
 	if req.GetDryRun() {
+		if out.Effect, err = c.effectOf(time.Now(), next); err != nil {
+			return nil, api.BadField("toml", err.Error())
+		}
 		return out, nil
 	}
 	result, index, err := c.propose(ctx, req.GetRequestId(), registry.PutFleet{TOML: req.GetToml(), BaseVersion: req.GetBaseVersion(), Message: req.GetMessage()})

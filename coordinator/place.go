@@ -322,7 +322,7 @@ func requestOf(req *waypostv1.PlaceRequest, pool string) (placement.Request, err
 	r := placement.Request{
 		ID: req.GetRequestId(), Tenant: req.GetTenant(), Pool: pool, Adapter: req.GetAdapter(), OutputTokensMax: int(req.GetOutputTokensMax()),
 		OutputTokensExpected: float64(req.GetOutputTokensExpected()), GeneratedTokens: int(req.GetGeneratedTokens()),
-		IfInfeasible: placement.IfInfeasible(req.GetIfInfeasible()), ExcludeWorkers: req.GetExclude(),
+		IfInfeasible: placement.IfInfeasible(req.GetIfInfeasible()), ExcludeWorkers: req.GetExclude(), CallerZone: req.GetCallerZone(),
 	}
 	if r.ID == "" {
 		r.ID = "req-" + randomName(10)

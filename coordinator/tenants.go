@@ -22,8 +22,8 @@ func (c *Coordinator) judgeTenant(now time.Time, r *placement.Request, file *reg
 		tenant = registry.DefaultTenant
 	}
 	r.TenantBarred, r.TenantOver, r.TenantFull = "", "", ""
-	if pool, ok := file.Pool(r.Pool); ok && !pool.AdmitsTenant(tenant) {
-		r.TenantBarred = fmt.Sprintf("tenant %s may not use pool %s", tenant, r.Pool)
+	if pool, ok := file.Pool(r.Pool); ok {
+		r.TenantBarred = tenantBarred(pool, tenant)
 	}
 	if limit, ok := file.Tenant(tenant).MaxInflightTokens.Get(); ok {
 		if open := c.fleet.TenantTokens(r.Tenant); open+int64(r.PromptTokens) > limit {
@@ -36,6 +36,17 @@ func (c *Coordinator) judgeTenant(now time.Time, r *placement.Request, file *reg
 	if s := t.by[r.Pool]; s != nil {
 		r.TenantOver = s.Over(ms(now.Sub(c.transfers.started)), tenant, func(name string) int { return file.Tenant(name).Share.Value })
 	}
+}
+
+// tenantBarred says why a tenant may not use a pool; empty: it may.
+func tenantBarred(pool *registry.Pool, tenant string) string {
+	if tenant == "" {
+		tenant = registry.DefaultTenant
+	}
+	if pool.AdmitsTenant(tenant) {
+		return ""
+	}
+	return fmt.Sprintf("tenant %s may not use pool %s", tenant, pool.Name)
 }
 
 // placedFor counts a placement for its tenant.

@@ -93,19 +93,31 @@ func (t *transfers) path(nowMs float64, from, to *placement.Worker, stay registr
 		if len(t.paths) >= maxKeptPaths {
 			clear(t.paths)
 		}
-		a, b := t.file.HostPlace(key.from), t.file.HostPlace(key.to)
-		kept = keptPath{pathOf(t.file.PathBetween(a, b)), a.Zone != "" && a.Zone == b.Zone, a.Rack != "" && a.Rack == b.Rack}
+		kept = wayOf(t.file, key.from, key.to)
 		t.paths[key] = kept
 	}
-	path := kept.Path
-	path.Never = path.Never || stay != registry.StayInNone && !kept.sameZone || stay == registry.StayInRack && !kept.sameRack
-	// A prefill worker hands its prompt over; else the engine must be able to
-	// read what it is told to.
-	path.Never = path.Never || to.Role != placement.RoleDecode && !readsAtWill(from)
+	path := kept.path(from, to, stay)
 	path.UnderWay = t.book.UnderWay(nowMs, path.Link)
 	pair := placement.Pair{From: from.Name, To: to.Name}
 	path.Off = t.book.Off(nowMs, pair)
 	return t.rates.Measured(nowMs, pair, path)
+}
+
+// wayOf is the path between two hosts of a fleet file.
+func wayOf(file *registry.Fleet, from, to string) keptPath {
+	a, b := file.HostPlace(from), file.HostPlace(to)
+	return keptPath{pathOf(file.PathBetween(a, b)), a.Zone != "" && a.Zone == b.Zone, a.Rack != "" && a.Rack == b.Rack}
+}
+
+// path is the way between two workers of the hosts, for a pool that stays in a
+// part of the fleet.
+func (k *keptPath) path(from, to *placement.Worker, stay registry.StayIn) placement.Path {
+	path := k.Path
+	path.Never = path.Never || stay != registry.StayInNone && !k.sameZone || stay == registry.StayInRack && !k.sameRack
+	// A prefill worker hands its prompt over; else the engine must be able to
+	// read what it is told to.
+	path.Never = path.Never || to.Role != placement.RoleDecode && !readsAtWill(from)
+	return path
 }
 
 // pathOf puts a path of the fleet file into the rule's words.
@@ -344,11 +356,18 @@ func (c *Coordinator) ask(w *work, now time.Time, request *placement.Request, ca
 			w.policy.HeadroomMs = ms(ttft)
 			w.ask.Policy = &w.policy
 		}
-		if limit, ok := pool.MaxTransfer.Get(); ok {
-			// A limit of nothing forbids every transfer; 0 is no limit.
-			request.MaxTransferMs = max(ms(limit), math.SmallestNonzeroFloat64)
-		}
+		request.MaxTransferMs = maxTransferMs(pool)
 	}
+}
+
+// maxTransferMs is a pool's limit of a transfer; 0: none.
+func maxTransferMs(pool *registry.Pool) float64 {
+	limit, ok := pool.MaxTransfer.Get()
+	if !ok {
+		return 0
+	}
+	// A limit of nothing forbids every transfer; 0 is no limit.
+	return max(ms(limit), math.SmallestNonzeroFloat64)
 }
 
 func (t *transfers) fastestNow() float64 {

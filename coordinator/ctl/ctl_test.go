@@ -109,6 +109,9 @@ func (f fleet) PutFleet(_ context.Context, r *waypostv1.PutFleetRequest) (*waypo
 	if r.GetBaseVersion() != 7 {
 		return nil, api.Conflict("base_version", fmt.Sprintf("fleet.toml was made from version %d, the fleet is at 7; run: waypost fleet diff", r.GetBaseVersion()))
 	}
+	if r.GetDryRun() {
+		return load(f, "fleet-diff", &waypostv1.PutFleetResponse{}), nil
+	}
 	return &waypostv1.PutFleetResponse{Version: proto.Uint32(8), Changes: []string{"+ pool  qwen3-32b  max_transfer 300ms"}, AppliedOn: proto.Uint32(3), Coordinators: proto.Uint32(3)}, nil
 }
 

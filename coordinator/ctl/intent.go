@@ -3,6 +3,7 @@ package ctl
 import (
 	"context"
 	"fmt"
+	"io"
 	"os"
 	"strings"
 
@@ -198,10 +199,43 @@ func putFleet(cmd *cobra.Command, f *flags, path string, hasBase bool, base uint
 	if len(resp.GetChanges()) == 0 {
 		fmt.Fprintln(out, "  no change")
 	}
-	if !dryRun {
+	if dryRun {
+		printEffect(out, resp.GetEffect())
+	} else {
 		fmt.Fprintf(out, "  applied version %d (was %d); in force on %d of %d coordinators\n", resp.GetVersion(), base, resp.GetAppliedOn(), resp.GetCoordinators())
 	}
 	return nil
+}
+
+// printEffect says what recorded placements would have become.
+func printEffect(out io.Writer, e *waypostv1.FleetEffect) {
+	if e == nil {
+		return
+	}
+	window := age(e.WindowMs)
+	if e.GetDecided() == 0 {
+		fmt.Fprintf(out, "  Effect on the last %s: unknown, %s keeps no placement with its inputs (%s without)\n", window, e.GetAnsweredBy(), count(e.LeftOut))
+		return
+	}
+	of := count(e.Decided)
+	if e.GetLeftOut() > 0 {
+		of += " of " + thousands(float64(e.GetDecided()+e.GetLeftOut()))
+	}
+	fmt.Fprintf(out, "  Effect on the last %s (%s recorded placements of %s, re-decided): %s (%.1f%%) choose another worker, %s become infeasible\n",
+		window, of, e.GetAnsweredBy(), count(e.Changed), 100*float64(e.GetChanged())/float64(e.GetDecided()), count(e.Infeasible))
+	fmt.Fprintf(out, "  First token %s → %s expected, mean of those still placed\n", millis(e.FirstTokenBeforeMs), millis(e.FirstTokenAfterMs))
+	if len(e.GetWorst()) == 0 {
+		return
+	}
+	t := newTable("  WORST", "WORKER", "WOULD GET", ">FIRST TOKEN", ">WOULD BE")
+	for _, w := range e.GetWorst() {
+		gets, after := w.GetNewWorker(), millis(w.FirstTokenAfterMs)
+		if w.GetRefused() != "" {
+			gets, after = "none: "+w.GetRefused(), "-"
+		}
+		t.row("  "+w.GetPlacementId(), w.GetWorker(), gets, millis(w.FirstTokenBeforeMs), after)
+	}
+	t.print(out)
 }
 
 func pathOf(path string) string {

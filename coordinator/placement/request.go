@@ -59,6 +59,9 @@ type Request struct {
 	ID string
 	// Tenant and Pool are names, for texts and records.
 	Tenant, Pool string
+	// CallerZone is where the caller stands; empty: unknown. Distances and
+	// Outside already follow from it.
+	CallerZone string
 	// TenantBarred says why the tenant may not use the pool; empty: it may.
 	TenantBarred string
 	// TenantOver says that the tenant had more than its share: without headroom

@@ -114,7 +114,7 @@ func TestPulls(t *testing.T) {
 	for range PairOffAfter {
 		p.Outcome(10, ac, false)
 	}
-	if d := p.Doubted(11)[ac]; d.Misses != PairOffAfter || d.OffForMs != PairOffMs-1 || p.Off(10+PairOffMs, ac) || p.Doubted(10+PairOffMs)[ac].OffForMs != 0 {
+	if d := p.Doubted(11)[ac]; d.Misses != PairOffAfter || d.OffForMs != PairOffMs-1 || p.Off(10+PairOffMs, ac) || p.Doubted(10 + PairOffMs)[ac].OffForMs != 0 {
 		t.Errorf("off pairs %v", p.Doubted(11))
 	}
 	for i := range maxPairs + 50 {
