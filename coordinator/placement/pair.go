@@ -55,22 +55,31 @@ type handOver struct {
 
 // handOver prices decoding at q what w prefilled; false: they cannot.
 func (p *pricer) handOver(w *Worker, q *Partner) (h handOver, ok bool) {
-	if eligible(q.Worker, w, &q.Path) != PullNone {
+	note := eligible(q.Worker, w, &q.Path)
+	if note != PullNone && note != PullPairOff || q.Path.Never {
 		return h, false
+	}
+	move := func(tokens int) (ms float64) {
+		if note == PullPairOff {
+			// Transfers of the pair were not seen to work: the decode worker is
+			// expected to compute what it does not hold. That is no reason to
+			// refuse where there is no other pair.
+			return q.Steps.PrefillMs(p.promptTokens-tokens, tokens)
+		}
+		ms, _ = p.transferMs(&Source{Worker: w}, &q.Path, tokens)
+		return ms
 	}
 	c := Candidate{Worker: q.Worker, MatchedTokens: q.MatchedTokens, Predicted: q.Predicted}
 	held := max(p.reuse(&c), 0)
-	from := Source{Worker: w}
-	h.transferMs, _ = p.transferMs(&from, &q.Path, p.promptTokens-held)
-	if limit := p.req.MaxTransferMs; limit > 0 && h.transferMs > limit {
+	h.transferMs = move(p.promptTokens - held)
+	if limit := p.req.MaxTransferMs; limit > 0 && note == PullNone && h.transferMs > limit {
 		return h, false
 	}
 	h.gapMs = p.gapMs(q.Worker)
 	h.distanceMs = q.DistanceMs + q.SurchargeMs
 	h.ms = h.transferMs + q.Steps.DecodeMs()/2 + positive(p.roomMs(q.Worker, p.promptTokens-held)) + p.ageDoubtMs(q.Worker)
 	if held > 0 {
-		lost, _ := p.transferMs(&from, &q.Path, p.promptTokens)
-		h.ms += (1 - p.stillThere(q.Worker, q.Predicted)) * (lost - h.transferMs)
+		h.ms += (1 - p.stillThere(q.Worker, q.Predicted)) * (move(p.promptTokens) - h.transferMs)
 	}
 	return h, true
 }

@@ -39,7 +39,7 @@ func pairWorld(r *rand.Rand, n int) (Request, []Candidate, Policy, Situation, fu
 	seed := r.Uint64()
 	path := func(from, to *Worker) Path {
 		x := rendezvous(seed, uint64(from.ID)<<32|uint64(to.ID))
-		return Path{Link: "l", BytesPerMs: []float64{1.25e6, 12.5e6, 50e6}[x%3], LatencyMs: float64(x >> 8 % 4), Never: x>>16%9 == 0}
+		return Path{Link: "l", BytesPerMs: []float64{1.25e6, 12.5e6, 50e6}[x%3], LatencyMs: float64(x >> 8 % 4), Never: x>>16%9 == 0, Off: x>>24%6 == 0}
 	}
 	return req, candidates, policy, sit, path
 }
