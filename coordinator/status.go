@@ -177,6 +177,7 @@ func (o *operators) GetStatus(context.Context, *waypostv1.GetStatusRequest) (*wa
 		p.check(h.ConflictWith == 0, "error", h.Name, "another agent claims the same host name", nil, "the first one keeps serving", "waypost members")
 	}
 	c.exchange.check(p, now)
+	c.transfers.check(p, now)
 	for _, w := range c.fleet.Workers(now) {
 		bad := strings.HasPrefix(w.State, "lost") || strings.HasPrefix(w.State, "stalled") || strings.HasPrefix(w.State, "excluded")
 		p.check(!bad, "error", w.Name, joinWhy(w.State, w.StateWhy), nil, "0 new placements", "waypost workers "+w.Name)

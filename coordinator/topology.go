@@ -163,6 +163,21 @@ func (t *transfers) describe(nowMs float64, paths []registry.Path, out *waypostv
 	out.Pairs = out.Pairs[:min(len(out.Pairs), maxPairsTold)]
 }
 
+// check adds the pairs of workers that nothing is pulled between any more.
+func (t *transfers) check(p *problems, now time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	doubted := t.book.Doubted(t.ms(now))
+	pairs := slices.SortedFunc(maps.Keys(doubted), func(a, b placement.Pair) int {
+		return cmp.Or(cmp.Compare(a.From, b.From), cmp.Compare(a.To, b.To))
+	})
+	for _, pair := range pairs {
+		d := doubted[pair]
+		p.check(d.OffForMs == 0, "warning", pair.From+" → "+pair.To, fmt.Sprintf("%d transfers of saved KV in a row were not confirmed by what the engine reused", d.Misses),
+			nil, "not reckoned with for "+(time.Duration(d.OffForMs)*time.Millisecond).Round(time.Second).String(), "waypost topology --from "+pair.From+" --to "+pair.To)
+	}
+}
+
 func seenProto(s placement.SeenRate, nowMs float64) (bytesPerSec *float64, pulls *uint32, ageMs *float64) {
 	return proto.Float64(s.BytesPerMs * bytesPerMsSec), proto.Uint32(uint32(s.Transfers)), proto.Float64(max(0, nowMs-s.AtMs))
 }

@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -195,6 +196,12 @@ func TestUnconfirmedPairIsSwitchedOff(t *testing.T) {
 	pairs := r.topology(&waypostv1.GetTopologyRequest{}).GetPairs()
 	if len(pairs) != 1 || pairs[0].GetTo() != deaf || !pairs[0].GetOff() || pairs[0].GetUnconfirmed() != 3 || !(pairs[0].GetOffForMs() > 0) || pairs[0].MeasuredPulls != nil {
 		t.Errorf("pairs that are off: %v", pairs)
+	}
+	status, err := r.Operator(0).GetStatus(t.Context(), &waypostv1.GetStatusRequest{})
+	if err != nil || !slices.ContainsFunc(status.GetProblems(), func(p *waypostv1.Problem) bool {
+		return p.GetSubject() == WorkerName(0, 0)+" → "+deaf && p.GetNext() == "waypost topology --from "+WorkerName(0, 0)+" --to "+deaf
+	}) {
+		t.Errorf("status says nothing of it: %v %v", status.GetProblems(), err)
 	}
 	if p := to(other, a); p.GetPull() == nil {
 		t.Errorf("another pair is off as well: %v", p.GetTerms())
