@@ -80,6 +80,8 @@ func (h *lanes) Frame(l *lane.Lane, f *waypostv1.ConnectResponse) {
 	switch fr := f.GetFrame().(type) {
 	case *waypostv1.ConnectResponse_Pull:
 		h.answerPull(l, fr.Pull)
+	case *waypostv1.ConnectResponse_Evidence:
+		h.answerEvidence(l, fr.Evidence)
 	case *waypostv1.ConnectResponse_Policy:
 		h.takePolicy(fr.Policy)
 	case *waypostv1.ConnectResponse_Tokenize:
@@ -117,6 +119,7 @@ func (h *lanes) answerPull(l *lane.Lane, p *waypostv1.PrefixPull) {
 	if r == nil {
 		return
 	}
+	h.resync(p, r)
 	var frames [][]byte
 	var process uint64
 	ok := false

@@ -48,12 +48,20 @@ type rank struct {
 	faults   map[string]int
 	// overPool says that the engine announces copies that do not exist.
 	overPool bool
+	// history remembers what events said of the mirror's prefixes; began is
+	// the zero of its clock.
+	history *blocktable.History
+	began   time.Time
+	// lostAt is when events were last lost, resyncedAt when the view was last
+	// read again because a coordinator was wrong about it.
+	lostAt, resyncedAt time.Time
+	asks               limiter
 }
 
 func newRank(index uint32, kind, engineName, endpoint string, number int, key prefix.ClusterKey, maxBlocks int) *rank {
 	return &rank{
 		index: index, kind: kind, engine: engineName, endpoint: endpoint, number: number, key: key, maxBlocks: maxBlocks,
-		coverage: engine.CoverageNone, reason: "not reached yet", faults: map[string]int{},
+		coverage: engine.CoverageNone, reason: "not reached yet", faults: map[string]int{}, began: time.Now(),
 	}
 }
 
@@ -106,6 +114,8 @@ func (r *rank) newTable() *blocktable.Table {
 // mirror makes a table the rank's mirror, with a stream of its own.
 func (r *rank) mirror(t *blocktable.Table) {
 	r.table, r.beside = t, nil
+	// What was replayed into it says nothing of when it happened.
+	r.history = blocktable.NewHistory(t, r.ms(time.Now()))
 	r.encoder = summary.NewEncoder(summary.Options{Key: r.key, Blocks: t, Epoch: rand.Uint32() | 1})
 	t.Listen(r.encoder)
 }
@@ -134,6 +144,7 @@ func (r *rank) count(what string, n int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.faults[what] += n
+	r.lostEvents(what, time.Now())
 }
 
 // apply mirrors one event batch. It reports false when the engine announced
@@ -148,6 +159,9 @@ func (r *rank) apply(b engine.Batch) bool {
 	}
 	if table == nil {
 		return true
+	}
+	if r.history != nil {
+		r.history.SetNow(r.ms(b.Received))
 	}
 	stored := 0
 	for i := range b.Events {

@@ -153,6 +153,8 @@ func (h *lanes) Frame(s *lane.Session, f *waypostv1.ConnectRequest, _ time.Durat
 		hl.mu.Lock()
 		hl.report = fr.Host
 		hl.mu.Unlock()
+	case *waypostv1.ConnectRequest_Evidence:
+		h.c.cases.answered(fr.Evidence)
 	case *waypostv1.ConnectRequest_TokenizeReply:
 		// Nobody asks yet: text requests come with the text memo.
 	}
@@ -330,6 +332,9 @@ func (h *lanes) pull(hl *hostLane, s *lane.Session, index uint32, st *stream, re
 		return
 	}
 	st.asked = time.Now()
+	if reason == "gap" || reason == "digest" || reason == "damage" {
+		h.c.cases.lost(st.worker, st.asked)
+	}
 	st.resyncs[reason]++
 	st.resyncReason = reason
 	h.c.metrics.pulls.WithLabelValues(reason).Inc()

@@ -6,6 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
 
+	"waypost/coordinator/explain"
 	"waypost/coordinator/fleet"
 )
 
@@ -17,6 +18,9 @@ type metrics struct {
 	redirected   *prometheus.CounterVec
 	reuseClass   *prometheus.CounterVec
 	reuseTokens  *prometheus.CounterVec
+	decidingTerm *prometheus.CounterVec
+	// predictionRatio is actual over predicted time to the first token.
+	predictionRatio *prometheus.HistogramVec
 	ended        *prometheus.CounterVec
 	badFrames    *prometheus.CounterVec
 	prefixFrames *prometheus.CounterVec
@@ -33,6 +37,30 @@ func newMetrics(reg prometheus.Registerer, c *Coordinator) *metrics {
 	}
 	gauge("reservations", "Open claims of placements made here.", func() float64 { return float64(c.fleet.OpenClaims()) })
 	gauge("index_keys", "Keys in the prefix index.", func() float64 { return float64(c.index.Keys()) })
+	records := func(name, help string, fn func(explain.JournalState) float64) {
+		f.NewCounterFunc(prometheus.CounterOpts{Name: "waypost_explain_" + name, Help: help}, func() float64 {
+			if c.journal == nil {
+				return 0
+			}
+			return fn(c.journal.State())
+		})
+	}
+	records("records_written_total", "Frames of decision records written to disk.", func(s explain.JournalState) float64 { return float64(s.Written) })
+	records("records_dropped_total", "Frames of decision records that came faster than the disk.", func(s explain.JournalState) float64 { return float64(s.Dropped) })
+	records("records_failed_total", "Frames of decision records that the disk refused; they are in memory only.", func(s explain.JournalState) float64 { return float64(s.Failed) })
+	records("records_skipped_total", "Frames that could not be read at the start: torn by a crash or damaged.", func(s explain.JournalState) float64 { return float64(s.Skipped) })
+	gauge("explain_disk_bytes", "Bytes of decision records on disk.", func() float64 {
+		if c.journal == nil {
+			return 0
+		}
+		return float64(c.journal.State().Bytes)
+	})
+	gauge("explain_disk_failed", "1 while decision records are kept in memory only.", func() float64 {
+		if c.journalProblem() != "" {
+			return 1
+		}
+		return 0
+	})
 	reg.MustRegister(&stateCollector{
 		c:       c,
 		workers: prometheus.NewDesc("waypost_workers", "Workers by state.", []string{"pool", "state"}, nil),
@@ -45,6 +73,11 @@ func newMetrics(reg prometheus.Registerer, c *Coordinator) *metrics {
 		redirected:   vec("redirected_total", "Placements that passed over the worker with most reuse.", "pool"),
 		reuseClass:   vec("reuse_class_total", "Reported outcomes by class.", "pool", "class"),
 		reuseTokens:  vec("reuse_tokens_total", "Prompt tokens of reported outcomes.", "pool", "kind"),
+		decidingTerm: vec("placement_deciding_term_total", "Placements by the term in which the choice led most.", "pool", "term"),
+		predictionRatio: f.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "waypost_first_token_prediction_ratio", Help: "Reported over predicted time to the first token.",
+			Buckets: []float64{.25, .5, .75, .9, 1, 1.1, 1.25, 1.5, 2, 4, 8},
+		}, []string{"pool"}),
 		ended:        vec("reservations_ended_total", "Claims that ended, by how.", "how"),
 		badFrames:    vec("lane_frames_refused_total", "Frames from agents that were refused.", "kind"),
 		prefixFrames: vec("prefix_frames_total", "Prefix frames by what became of them.", "result"),
@@ -91,6 +124,9 @@ func (c *Coordinator) note(ch fleet.Changes) {
 	}
 	for _, e := range ch.Ended {
 		c.metrics.ended.WithLabelValues(string(e.How)).Inc()
+		if e.How == fleet.EndExpired || e.How == fleet.EndWorkerLost {
+			c.cases.endedUnreported(e.Placement, time.Now())
+		}
 	}
 }
 
@@ -104,6 +140,7 @@ func (c *Coordinator) tick() {
 			return
 		case now := <-t.C:
 			c.note(c.fleet.Tick(now))
+			c.judges.tick(now)
 			c.records.Trim(now)
 		}
 	}

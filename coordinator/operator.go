@@ -54,6 +54,7 @@ func (c *Coordinator) workerProto(w *fleet.WorkerInfo, state *registry.State) *w
 		Engine: &f.Kind, EngineVersion: &f.EngineVersion, Headers: f.Headers, BlockTokens: positive(f.BlockTokens), PoolBlocks: positive(f.PoolBlocks),
 		Capabilities: f.Capabilities,
 	}
+	out.Learnt = c.judges.learnt(time.Now(), w.Name, w.Process)
 	if f.BlockTokens == 0 {
 		out.CachedTokens = nil
 	}

@@ -152,6 +152,10 @@ func (p *placements) decide(w *work, req *waypostv1.PlaceRequest, request *place
 	if !req.GetReserve() {
 		return resp, false, nil
 	}
+	if chosen := w.candidates[d.Chosen]; d.Marks&placement.MarkLastResort == 0 && !c.judges.takeProbe(now, chosen.Name, chosen.Process) {
+		// Another placement is the worker's probe.
+		return nil, true, nil
+	}
 	answer.PlacementId = proto.String(c.newPlacementID())
 	answer.ReservationTtlMs = proto.Float64(ms(c.reservationTTL))
 	chosen, terms := w.candidates[d.Chosen], &d.Terms[d.Chosen]
@@ -199,7 +203,8 @@ func (p *placements) match(w *work) (deepest int) {
 	}
 	for _, m := range w.matches {
 		if c := placement.Find(w.candidates, fleet.WorkerID(m.Worker)); c != nil {
-			c.MatchedTokens, c.Predicted = int(m.Tokens), m.Predicted
+			// What the engine constantly reuses less than it lists is learnt.
+			c.MatchedTokens, c.Predicted = max(0, int(m.Tokens)+p.c.judges.bias(c.ID)), m.Predicted
 			deepest = max(deepest, int(m.Tokens))
 		}
 	}

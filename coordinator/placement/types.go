@@ -180,6 +180,7 @@ const (
 	ReasonStarting
 	ReasonSleeping
 	ReasonStalled
+	ReasonFailing
 	ReasonGPUFault
 	ReasonNotReady
 	ReasonAway
@@ -189,7 +190,7 @@ const (
 
 var reasonWords = [numReasons]string{
 	"", "cordoned", "excluded_by_request", "superseded", "tenant", "too_long", "lost",
-	"starting", "sleeping", "stalled", "gpu_fault", "not_ready", "away", "silent",
+	"starting", "sleeping", "stalled", "failing", "gpu_fault", "not_ready", "away", "silent",
 }
 
 // String is the word used in refusals and counters; empty for ReasonNone.

@@ -131,6 +131,7 @@ const (
 	PeerService_WaitApplied_FullMethodName        = "/waypost.v1.PeerService/WaitApplied"
 	PeerService_FetchPlacement_FullMethodName     = "/waypost.v1.PeerService/FetchPlacement"
 	PeerService_RelayOutcome_FullMethodName       = "/waypost.v1.PeerService/RelayOutcome"
+	PeerService_AskRecords_FullMethodName         = "/waypost.v1.PeerService/AskRecords"
 	PeerService_PeerMembers_FullMethodName        = "/waypost.v1.PeerService/PeerMembers"
 )
 
@@ -152,6 +153,8 @@ type PeerServiceClient interface {
 	FetchPlacement(ctx context.Context, in *FetchPlacementRequest, opts ...grpc.CallOption) (*FetchPlacementResponse, error)
 	// RelayOutcome hands an outcome to the coordinator that made the placement.
 	RelayOutcome(ctx context.Context, in *RelayOutcomeRequest, opts ...grpc.CallOption) (*RelayOutcomeResponse, error)
+	// AskRecords answers from the decision records of this coordinator alone.
+	AskRecords(ctx context.Context, in *AskRecordsRequest, opts ...grpc.CallOption) (*AskRecordsResponse, error)
 	// PeerMembers lists the gossip members as this coordinator sees them.
 	PeerMembers(ctx context.Context, in *PeerMembersRequest, opts ...grpc.CallOption) (*PeerMembersResponse, error)
 }
@@ -227,6 +230,16 @@ func (c *peerServiceClient) RelayOutcome(ctx context.Context, in *RelayOutcomeRe
 	return out, nil
 }
 
+func (c *peerServiceClient) AskRecords(ctx context.Context, in *AskRecordsRequest, opts ...grpc.CallOption) (*AskRecordsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(AskRecordsResponse)
+	err := c.cc.Invoke(ctx, PeerService_AskRecords_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *peerServiceClient) PeerMembers(ctx context.Context, in *PeerMembersRequest, opts ...grpc.CallOption) (*PeerMembersResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(PeerMembersResponse)
@@ -255,6 +268,8 @@ type PeerServiceServer interface {
 	FetchPlacement(context.Context, *FetchPlacementRequest) (*FetchPlacementResponse, error)
 	// RelayOutcome hands an outcome to the coordinator that made the placement.
 	RelayOutcome(context.Context, *RelayOutcomeRequest) (*RelayOutcomeResponse, error)
+	// AskRecords answers from the decision records of this coordinator alone.
+	AskRecords(context.Context, *AskRecordsRequest) (*AskRecordsResponse, error)
 	// PeerMembers lists the gossip members as this coordinator sees them.
 	PeerMembers(context.Context, *PeerMembersRequest) (*PeerMembersResponse, error)
 	mustEmbedUnimplementedPeerServiceServer()
@@ -284,6 +299,9 @@ func (UnimplementedPeerServiceServer) FetchPlacement(context.Context, *FetchPlac
 }
 func (UnimplementedPeerServiceServer) RelayOutcome(context.Context, *RelayOutcomeRequest) (*RelayOutcomeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method RelayOutcome not implemented")
+}
+func (UnimplementedPeerServiceServer) AskRecords(context.Context, *AskRecordsRequest) (*AskRecordsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method AskRecords not implemented")
 }
 func (UnimplementedPeerServiceServer) PeerMembers(context.Context, *PeerMembersRequest) (*PeerMembersResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method PeerMembers not implemented")
@@ -406,6 +424,24 @@ func _PeerService_RelayOutcome_Handler(srv interface{}, ctx context.Context, dec
 	return interceptor(ctx, in, info, handler)
 }
 
+func _PeerService_AskRecords_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AskRecordsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PeerServiceServer).AskRecords(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: PeerService_AskRecords_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PeerServiceServer).AskRecords(ctx, req.(*AskRecordsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _PeerService_PeerMembers_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(PeerMembersRequest)
 	if err := dec(in); err != nil {
@@ -450,6 +486,10 @@ var PeerService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "RelayOutcome",
 			Handler:    _PeerService_RelayOutcome_Handler,
+		},
+		{
+			MethodName: "AskRecords",
+			Handler:    _PeerService_AskRecords_Handler,
 		},
 		{
 			MethodName: "PeerMembers",
