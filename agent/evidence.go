@@ -51,7 +51,7 @@ func (r *rank) evidence(now time.Time, ask *waypostv1.EvidenceAsk) *waypostv1.Ev
 	}
 	since := now.Add(-decided - view)
 	out.EventsLost = proto.Bool(r.coverage != engine.CoverageFull || !r.lostAt.IsZero() && r.lostAt.After(since))
-	if r.history == nil || r.beside != nil || !r.asks.take(now) {
+	if r.table == nil || r.beside != nil || !r.asks.take(now) {
 		return out
 	}
 	q := blocktable.Asked{
@@ -63,7 +63,9 @@ func (r *rank) evidence(now time.Time, ask *waypostv1.EvidenceAsk) *waypostv1.Ev
 			q.Unsalted = append(q.Unsalted, placeOf(p))
 		}
 	}
-	told := r.history.Ask(&q)
+	h := r.table.History()
+	h.SetNow(r.ms(now))
+	told := h.Ask(&q)
 	out.Held, out.Removed, out.StoredAgain, out.NamedOtherwise = told.Held, told.Removed, told.StoredAgain, told.NamedOtherwise
 	out.ReusedTokens, out.UnsaltedTokens = tokens(told.ReusedTokens), tokens(told.UnsaltedTokens)
 	return out

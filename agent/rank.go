@@ -48,10 +48,8 @@ type rank struct {
 	faults   map[string]int
 	// overPool says that the engine announces copies that do not exist.
 	overPool bool
-	// history remembers what events said of the mirror's prefixes; began is
-	// the zero of its clock.
-	history *blocktable.History
-	began   time.Time
+	// began is the zero of the clock of the mirror's history.
+	began time.Time
 	// lostAt is when events were last lost, resyncedAt when the view was last
 	// read again because a coordinator was wrong about it.
 	lostAt, resyncedAt time.Time
@@ -106,16 +104,16 @@ func processMark(endpoint string, number int, start, former uint64) uint64 {
 	return h.Sum64() | 1
 }
 
-// newTable makes an empty mirror.
+// newTable makes an empty mirror that remembers what happens to it.
 func (r *rank) newTable() *blocktable.Table {
-	return blocktable.New(blocktable.Options{Model: r.facts.Model, MaxBlocks: r.maxBlocks, PoolBlocks: r.facts.PoolBlocks, Seed: rand.Uint64()})
+	t := blocktable.New(blocktable.Options{Model: r.facts.Model, MaxBlocks: r.maxBlocks, PoolBlocks: r.facts.PoolBlocks, Seed: rand.Uint64()})
+	blocktable.NewHistory(t)
+	return t
 }
 
 // mirror makes a table the rank's mirror, with a stream of its own.
 func (r *rank) mirror(t *blocktable.Table) {
 	r.table, r.beside = t, nil
-	// What was replayed into it says nothing of when it happened.
-	r.history = blocktable.NewHistory(t, r.ms(time.Now()))
 	r.encoder = summary.NewEncoder(summary.Options{Key: r.key, Blocks: t, Epoch: rand.Uint32() | 1})
 	t.Listen(r.encoder)
 }
@@ -160,9 +158,7 @@ func (r *rank) apply(b engine.Batch) bool {
 	if table == nil {
 		return true
 	}
-	if r.history != nil {
-		r.history.SetNow(r.ms(b.Received))
-	}
+	table.History().SetNow(r.ms(b.Received.Add(-b.Age)))
 	stored := 0
 	for i := range b.Events {
 		table.Apply(&b.Events[i])

@@ -84,7 +84,7 @@ func (k *cases) remember(w *work, req *waypostv1.PlaceRequest, e *explain.Entry,
 		}
 		p.tip = w.prompt.point(tip)
 		if salt := req.GetCacheSalt(); salt != "" {
-			p.unsalted = k.withoutSalt(w, req, tip)
+			p.unsalted = k.withoutSalt(w, e.Pool, req.GetAdapter(), tip)
 		}
 	}
 	k.mu.Lock()
@@ -100,8 +100,8 @@ func (k *cases) remember(w *work, req *waypostv1.PlaceRequest, e *explain.Entry,
 
 // withoutSalt names the prompt's prefixes as an engine would that ignores
 // salts. The probe is done with its own domain by then.
-func (k *cases) withoutSalt(w *work, req *waypostv1.PlaceRequest, tip int) []*waypostv1.EvidencePoint {
-	keyer := k.c.keyers.of(prefix.Domain{Model: k.c.modelOf(req.GetPool()), Adapter: req.GetAdapter()})
+func (k *cases) withoutSalt(w *work, pool, adapter string, tip int) []*waypostv1.EvidencePoint {
+	keyer := k.c.keyers.of(prefix.Domain{Model: k.c.modelOf(pool), Adapter: adapter})
 	w.prompt.probe.Rekey(keyer)
 	var out []*waypostv1.EvidencePoint
 	for depth := prefix.ChunkTokens; depth < tip && len(out) < maxUnsaltedKeys-1; depth += prefix.ChunkTokens {

@@ -64,15 +64,19 @@ func (r *ring[T]) add(v T) (dropped T, full bool) {
 // never is a moment before all others.
 const never = -1e18
 
-// NewHistory begins to remember what happens to a table. A table has one
+// NewHistory begins to remember what happens to an empty table. A table has one
 // history at most.
-func NewHistory(t *Table, nowMs float64) *History {
-	h := &History{table: t, nowMs: nowMs, sinceMs: nowMs, contradictedMs: never, clearedMs: never}
+func NewHistory(t *Table) *History {
+	h := &History{table: t, nowMs: never, sinceMs: never, contradictedMs: never, clearedMs: never}
 	t.history = h
 	return h
 }
 
-// SetNow tells the moment of the events that are applied next.
+// History is what remembers; nil: nothing does.
+func (t *Table) History() *History { return t.history }
+
+// SetNow tells the moment of the events that are applied next. Events of a
+// replay happened when the engine published them.
 func (h *History) SetNow(nowMs float64) {
 	h.nowMs = nowMs
 	if h.table.stats.Malformed > h.malformed {
@@ -153,8 +157,8 @@ const Unknown = -1
 
 // Told is what the events say; nil is unknown, as Unknown is of tokens.
 type Told struct {
-	// Held says whether the expected prefix was listed at the view's time,
-	// Removed whether its removal was reported since.
+	// Held says whether the expected prefix was listed between the view and the
+	// decision, Removed whether its removal was reported since the view.
 	Held, Removed *bool
 	// StoredAgain says whether its last block was stored once more under the
 	// same hash since the decision, NamedOtherwise whether it or one before it
@@ -164,20 +168,20 @@ type Told struct {
 	// decision and not stored since.
 	ReusedTokens int
 	// UnsaltedTokens is the depth to which the prompt without its salt was
-	// listed at the view's time.
+	// listed at the decision.
 	UnsaltedTokens int
 }
 
 // Ask answers from what is remembered. It walks the table once.
 func (h *History) Ask(q *Asked) Told {
 	out := Told{ReusedTokens: Unknown, UnsaltedTokens: Unknown}
-	found, stored := h.find(q), h.storedSince(q.DecidedMs)
+	found, stored := h.find(q), h.storedSince(q.DecidedMs-slackMs)
 	complete := q.ViewMs >= h.sinceMs
 	other := h.contradictedMs > q.ViewMs-contradictionMs
 	if q.Expected.DepthTokens > 0 {
 		id := found[q.Expected]
 		removed := h.clearedMs > q.ViewMs || h.wasRemoved(q.Expected, q.Key, q.ViewMs)
-		listed := id != 0 && h.listedAt(id) <= q.ViewMs
+		listed := id != 0 && h.listedAt(id) <= q.DecidedMs
 		if complete || listed || removed {
 			out.Held, out.Removed = known(listed || removed), known(removed)
 		}
@@ -199,13 +203,17 @@ func (h *History) Ask(q *Asked) Told {
 	if complete && len(q.Unsalted) > 0 {
 		out.UnsaltedTokens = 0
 		for _, p := range q.Unsalted {
-			if id := found[p]; id != 0 && h.listedAt(id) <= q.ViewMs {
+			if id := found[p]; id != 0 && h.listedAt(id) <= q.DecidedMs {
 				out.UnsaltedTokens = max(out.UnsaltedTokens, int(p.DepthTokens))
 			}
 		}
 	}
 	return out
 }
+
+// slackMs is by how much a decision may have been earlier than it is told: a
+// question takes its time on the way.
+const slackMs = 250
 
 // contradictionMs is how long events that did not fit their block size count
 // against a worker: what they should have listed is missing until it is

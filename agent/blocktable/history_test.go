@@ -17,7 +17,7 @@ type script struct {
 
 func newScript(t *testing.T) *script {
 	table := New(Options{Model: "m"})
-	return &script{t, table, NewHistory(table, 0)}
+	return &script{t, table, NewHistory(table)}
 }
 
 func promptOf(blocks int) []uint32 {
@@ -55,7 +55,7 @@ func placeOf(blocks int, salt string) Place {
 }
 
 // ask is asked of a prompt of 8 blocks of which 6 were expected, decided at
-// 100 on a view of 90.
+// 100 on a view of 90. What is stored again before that is long ago.
 func (s *script) ask() Told {
 	return s.h.Ask(&Asked{Key: historyKey, ViewMs: 90, DecidedMs: 100, Expected: placeOf(6, ""), Tip: placeOf(8, "")})
 }

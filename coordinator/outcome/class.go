@@ -140,7 +140,8 @@ const staleViewMs = 5_000
 //	            or older than 5 s                      view_stale
 //	            worker's own table had it not          false_positive
 //	            engine stored the same blocks anew     evicted_since_view
-//	            worker's own table had it              boundary
+//	            worker's own table had it, and the
+//	            engine stored nothing of it anew       boundary
 //	            nothing more known                     evicted_since_view
 //
 // A known difference of the boundary goes before more and less alike: it is
@@ -168,7 +169,7 @@ func Classify(e Evidence) Class {
 		return ClassFalsePositive
 	case e.StoredAgain == Yes:
 		return ClassEvicted
-	case e.WorkerHeld == Yes:
+	case e.WorkerHeld == Yes && e.StoredAgain == No:
 		return ClassBoundary
 	}
 	return ClassEvicted

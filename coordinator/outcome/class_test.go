@@ -51,7 +51,8 @@ func TestClassify(t *testing.T) {
 		{"view of unknown age", func(e *Evidence) { e.ActualTokens, e.ViewAgeMs, e.WorkerHeld = 0, math.NaN(), No }, ClassFalsePositive},
 		{"inferred view", func(e *Evidence) { e.ActualTokens, e.View = 0, placement.ViewInferred }, ClassViewStale},
 		{"the worker never held it", func(e *Evidence) { e.ActualTokens, e.WorkerHeld = 0, No }, ClassFalsePositive},
-		{"the worker held it, unused", func(e *Evidence) { e.ActualTokens, e.WorkerHeld = 0, Yes }, ClassBoundary},
+		{"the worker held it, unused", func(e *Evidence) { e.ActualTokens, e.WorkerHeld, e.StoredAgain = 0, Yes, No }, ClassBoundary},
+		{"the worker held it, and whether it was stored anew is not known", func(e *Evidence) { e.ActualTokens, e.WorkerHeld = 0, Yes }, ClassEvicted},
 		{"known to be neither", func(e *Evidence) {
 			e.ActualTokens, e.ProcessChanged, e.BoundaryDiffers, e.EvictedSince, e.StreamLost = 0, No, No, No, No
 		}, ClassEvicted},

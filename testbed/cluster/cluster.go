@@ -42,6 +42,9 @@ type Options struct {
 	DeltaEvery time.Duration
 	// Reservation is how long a reservation lives; 0: the default.
 	Reservation time.Duration
+	// SettleAfter is how long evidence on a wrong prediction is waited for; 0:
+	// the default.
+	SettleAfter time.Duration
 }
 
 // Cluster is the running system.
@@ -173,7 +176,7 @@ func (c *Cluster) StartCoordinator(i int) error {
 	co, err := coordinator.New(coordinator.Options{
 		Config: c.CoordinatorConfig(i), Bootstrap: i == 0 && first, Version: c.opt.Version, Process: rand.Uint64() | 1, Logger: c.opt.Logger,
 		Timing:         replica.Timing{Heartbeat: 300 * time.Millisecond, Election: 300 * time.Millisecond, Lease: 250 * time.Millisecond},
-		ReservationTTL: c.opt.Reservation,
+		ReservationTTL: c.opt.Reservation, SettleAfter: c.opt.SettleAfter,
 	})
 	if err != nil {
 		return fmt.Errorf("coordinator %s: %w", CoordinatorName(i), err)
