@@ -21,10 +21,10 @@ type metrics struct {
 	decidingTerm *prometheus.CounterVec
 	// predictionRatio is actual over predicted time to the first token.
 	predictionRatio *prometheus.HistogramVec
-	ended        *prometheus.CounterVec
-	badFrames    *prometheus.CounterVec
-	prefixFrames *prometheus.CounterVec
-	pulls        *prometheus.CounterVec
+	ended           *prometheus.CounterVec
+	badFrames       *prometheus.CounterVec
+	prefixFrames    *prometheus.CounterVec
+	pulls           *prometheus.CounterVec
 }
 
 func newMetrics(reg prometheus.Registerer, c *Coordinator) *metrics {
