@@ -12,6 +12,7 @@ import (
 
 	"waypost/coordinator/prefixindex"
 	"waypost/gossip/prefix"
+	"waypost/gossip/summary"
 	waypostv1 "waypost/proto/waypost/v1"
 )
 
@@ -37,11 +38,15 @@ func startBench(b *testing.B, workers int) *one {
 	probe.ResetTokens(prompt, o.keyers.of(prefix.Domain{Model: testModel}))
 	for i, w := range o.fleet.Workers(time.Now()) {
 		sink := o.index.WorkerSink(prefixindex.WorkerID(w.ID))
-		for _, depth := range []int{512, 16 * (33 + i%24)} {
-			if k, ok := probe.At(depth); ok && i%3 == 0 {
-				sink.Add(k, uint32(depth))
-			}
+		if i%3 > 0 {
+			continue
 		}
+		depth := 16 * (33 + i%24)
+		first, _ := probe.Checkpoint(1)
+		end, _ := probe.At(depth)
+		checkpoint := summary.CheckpointKey(0, prefix.ChunkTokens, first)
+		sink.AddCheckpoint(checkpoint, 0, prefix.ChunkTokens)
+		sink.AddPoint(summary.PointKey(checkpoint, uint32(depth), end), checkpoint, uint32(depth), false)
 	}
 	return o
 }

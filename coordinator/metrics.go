@@ -6,7 +6,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
 
-	"waypost/coordinator/explain"
 	"waypost/coordinator/fleet"
 )
 
@@ -36,31 +35,8 @@ func newMetrics(reg prometheus.Registerer, c *Coordinator) *metrics {
 		f.NewGaugeFunc(prometheus.GaugeOpts{Name: "waypost_" + name, Help: help}, fn)
 	}
 	gauge("reservations", "Open claims of placements made here.", func() float64 { return float64(c.fleet.OpenClaims()) })
-	gauge("index_keys", "Keys in the prefix index.", func() float64 { return float64(c.index.Keys()) })
-	records := func(name, help string, fn func(explain.JournalState) float64) {
-		f.NewCounterFunc(prometheus.CounterOpts{Name: "waypost_explain_" + name, Help: help}, func() float64 {
-			if c.journal == nil {
-				return 0
-			}
-			return fn(c.journal.State())
-		})
-	}
-	records("records_written_total", "Frames of decision records written to disk.", func(s explain.JournalState) float64 { return float64(s.Written) })
-	records("records_dropped_total", "Frames of decision records that came faster than the disk.", func(s explain.JournalState) float64 { return float64(s.Dropped) })
-	records("records_failed_total", "Frames of decision records that the disk refused; they are in memory only.", func(s explain.JournalState) float64 { return float64(s.Failed) })
-	records("records_skipped_total", "Frames that could not be read at the start: torn by a crash or damaged.", func(s explain.JournalState) float64 { return float64(s.Skipped) })
-	gauge("explain_disk_bytes", "Bytes of decision records on disk.", func() float64 {
-		if c.journal == nil {
-			return 0
-		}
-		return float64(c.journal.State().Bytes)
-	})
-	gauge("explain_disk_failed", "1 while decision records are kept in memory only.", func() float64 {
-		if c.journalProblem() != "" {
-			return 1
-		}
-		return 0
-	})
+	gauge("index_keys", "Keys in the prefix index.", func() float64 { return float64(c.index.Stats().Keys) })
+	recordMetrics(f, c)
 	reg.MustRegister(&stateCollector{
 		c:       c,
 		workers: prometheus.NewDesc("waypost_workers", "Workers by state.", []string{"pool", "state"}, nil),

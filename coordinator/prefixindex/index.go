@@ -2,12 +2,18 @@ package prefixindex
 
 import (
 	"fmt"
-	"slices"
+	"math/bits"
 	"sync"
 
 	"waypost/gossip/prefix"
 	"waypost/gossip/summary"
 )
+
+// WorkerID is a small dense number for a worker.
+type WorkerID uint32
+
+// MaxWorkers bounds worker ids.
+const MaxWorkers = 1 << 14
 
 // Options configure an [Index].
 type Options struct {
@@ -17,75 +23,160 @@ type Options struct {
 }
 
 // Index maps prefixes to the workers that hold them. It is safe for concurrent
-// use.
+// use; see [Searcher] for reading.
 type Index struct {
-	// writer is held for a whole change and guards what only changes look at.
-	// It is taken before mu.
+	add, mul uint64 // of the hash
+
+	held      table   // all workers that hold a prefix, or are predicted to
+	predicted table   // those of them of which no stream says so
+	partial   table   // those of them of which a stream tells an extent that is not whole
+	root      segment // the known points before the first checkpoint, in its slot 0
+	rootWord  uint64  // of that
+	sets      sets
+	points    points
+	slab      slab
+	full      entries
+	slots     slots
+
+	// writer is held while a change is made; it guards what follows.
 	writer  sync.Mutex
 	workers map[WorkerID]*worker
-	counts  map[uint32]uint32 // known ends by depth, off the checkpoints
+	sweep   sweep
+	buffers sync.Pool // *[]op
+	ahead   ahead
 
-	// mu guards what searches look at; changes hold it for a few keys at a time.
-	mu         sync.RWMutex
-	held       table    // all workers that hold a prefix, or are predicted to
-	notEnd     table    // those of them that cannot end a match exactly there
-	unverified table    // those of them of which no verified stream says so
-	present    []uint64 // workers that hold anything
-	points     []chunkPoints
-
-	searches sync.Pool
+	searchers sync.Pool // *Searcher
 }
 
-// chunkPoints marks the offsets within one chunk at which known ends lie.
-type chunkPoints [prefix.ChunkTokens / 64]uint64
-
-// worker is what the index knows about one worker.
-type worker struct {
-	id     WorkerID
-	gone   bool // dropped; what still writes to it writes nowhere
-	keys   map[prefix.Key]holding
-	claims map[uint64][]prefix.Key
+// name is a key with what is needed to place it.
+type name struct {
+	key, parent summary.IndexKey // parent: the checkpoint before it, 0: none
+	depth       uint32
 }
 
-// holding counts why a worker is listed under a key.
-type holding struct {
-	depth     uint32
-	predicted uint32 // claims
-	streams   [2]listing
-}
+func (n *name) isPoint() bool  { return n.depth%prefix.ChunkTokens != 0 }
+func (n *name) offset() uint32 { return n.depth % prefix.ChunkTokens }
 
-// listing counts what a stream says.
-type listing struct {
-	n    uint32 // times added
-	ends uint32 // of those, with a match allowed to end there
-}
-
-// Classes of streams, indices into holding.streams.
-const (
-	classVerified = iota
-	classUnverified
-)
-
-func (h *holding) isHeld() bool {
-	return h.predicted+h.streams[classVerified].n+h.streams[classUnverified].n > 0
-}
-
-func (h *holding) isNotEnd() bool {
-	return h.isHeld() && h.predicted+h.streams[classVerified].ends+h.streams[classUnverified].ends == 0
-}
-
-func (h *holding) isUnverified() bool {
-	return h.isHeld() && h.streams[classVerified].n == 0
+// isValid reports whether a prefix of that depth can be listed.
+func (n *name) isValid() bool {
+	return n.key != 0 && n.depth > 0 && n.depth <= summary.MaxDepthTokens && (n.parent != 0 || n.depth <= prefix.ChunkTokens)
 }
 
 // New returns an empty index.
 func New(o Options) *Index {
-	x := &Index{workers: map[WorkerID]*worker{}, counts: map[uint32]uint32{}}
-	for _, t := range []*table{&x.held, &x.notEnd, &x.unverified} {
-		t.seed = o.Seed*2 ^ 0x9e3779b97f4a7c15 // odd, and not 1 without a seed
+	x := &Index{
+		add: o.Seed ^ 0x9e3779b97f4a7c15, mul: o.Seed*0xd1342543de82ef95 | 1,
+		workers: map[WorkerID]*worker{},
 	}
-	x.searches.New = func() any { return new(search) }
+	x.mul ^= 0xbf58476d1ce4e5b8 // even, so that the sum stays odd
+	x.sets.slab, x.points.slab = &x.slab, &x.slab
+	for _, t := range []*table{&x.held, &x.predicted, &x.partial} {
+		t.init(&x.sets, &x.points, &x.full)
+	}
+	x.root.stride = 1
+	x.root.resize()
+	x.rootWord = x.held.block(entry{})
+	x.root.put(x.rootWord)
+	x.buffers.New = func() any { return new([]op) }
+	x.searchers.New = func() any { return x.NewSearcher() }
 	return x
+}
+
+func (x *Index) hash(k summary.IndexKey) uint64 {
+	hi, lo := bits.Mul64(uint64(k)+x.add, x.mul)
+	return hi ^ lo
+}
+
+// checkpointSpot is where a checkpoint belongs.
+func (x *Index) checkpointSpot(k summary.IndexKey) spot {
+	h := x.hash(k)
+	return spot{segment: uint32(h >> (64 - segmentBits)), tag: h << segmentBits & tagMask}
+}
+
+// pointSpot is where a point belongs: in the segment of its checkpoint, so that
+// each is found from the other.
+func (x *Index) pointSpot(k, checkpoint summary.IndexKey) spot {
+	at := x.checkpointSpot(k)
+	if checkpoint != 0 {
+		at.segment = x.checkpointSpot(checkpoint).segment
+	}
+	return at
+}
+
+func (x *Index) spot(n *name) spot {
+	if n.isPoint() {
+		return x.pointSpot(n.key, n.parent)
+	}
+	return x.checkpointSpot(n.key)
+}
+
+// enlist puts a worker into the set of a prefix, sets bits of its info, and
+// reports whether the worker was not in it.
+func (x *Index) enlist(w *worker, n *name, info uint32) bool {
+	at := x.spot(n)
+	if n.isPoint() {
+		info |= pointInfo(n.offset(), x.upTag(n.parent))
+	}
+	added, info := x.held.add(at, w.slot, info)
+	if added {
+		w.keys++
+		x.countPoint(n, info, at.tag, true)
+	}
+	return added
+}
+
+// delist takes a worker out of the set of a prefix.
+func (x *Index) delist(w *worker, n *name) {
+	at := x.spot(n)
+	removed, _, info := x.held.remove(at, w.slot)
+	if !removed {
+		return
+	}
+	w.keys--
+	x.countPoint(n, info, at.tag, false)
+}
+
+// unmark takes a worker out of the set of a prefix in one of the lesser tables.
+func (x *Index) unmark(t *table, at spot, w *worker, info uint32) {
+	if _, gone, _ := t.remove(at, w.slot); gone {
+		x.held.clearInfo(at, info)
+	}
+}
+
+// upTag is what the info of a point says of the checkpoint before it.
+func (x *Index) upTag(checkpoint summary.IndexKey) uint32 {
+	if checkpoint == 0 {
+		return 0
+	}
+	return upTag(x.checkpointSpot(checkpoint).tag)
+}
+
+// countPoint counts, at the checkpoint before a point, that a worker lists it,
+// or does no longer. The info of its entry says where it is.
+func (x *Index) countPoint(n *name, info uint32, tag uint64, listed bool) {
+	if info&infoPoint == 0 {
+		return
+	}
+	at, e := x.rootPlace()
+	if n.parent != 0 {
+		at, e = x.held.at(x.checkpointSpot(n.parent))
+	}
+	if at.i < 0 || e.info&infoPoint != 0 {
+		return
+	}
+	at.seg.begin()
+	if listed {
+		e.info = x.points.add(e.info, info&offsetMask, tag)
+	} else {
+		e.info = x.points.remove(e.info, info&offsetMask)
+	}
+	x.held.set(at, e)
+	at.seg.end()
+}
+
+// rootPlace is where the known points before the first checkpoint are counted.
+func (x *Index) rootPlace() (place, entry) {
+	return place{seg: &x.root, v: x.root.view()}, x.full.entryOf(x.rootWord)
 }
 
 // worker returns the record of a worker. The writer lock must be held.
@@ -95,250 +186,93 @@ func (x *Index) worker(id WorkerID) *worker {
 	}
 	w := x.workers[id]
 	if w == nil {
-		w = &worker{id: id, keys: map[prefix.Key]holding{}, claims: map[uint64][]prefix.Key{}}
+		w = &worker{id: id, slot: x.reserveSlot(id)}
+		x.slots.show(w.slot)
 		x.workers[id] = w
 	}
 	return w
 }
 
-// WorkerSink returns what the decoder of a worker's stream writes to; it is a
-// [summary.ResidentSink]. verified defaults to true; what an unverified sink
-// adds is reported as predicted. Sinks of one worker and class share their
-// counts, and Reset empties the class. After Drop a sink writes nothing more.
-func (x *Index) WorkerSink(w WorkerID, verified ...bool) summary.Sink {
-	class := classVerified
-	if len(verified) > 0 && !verified[0] {
-		class = classUnverified
-	}
+// Drop forgets a worker: its stream, its claims, its sinks. The id may be used
+// again at once.
+func (x *Index) Drop(id WorkerID) {
 	x.writer.Lock()
 	defer x.writer.Unlock()
-	return &sink{x: x, w: x.worker(w), class: class}
+	w := x.workers[id]
+	if w == nil {
+		return
+	}
+	w.gone = true
+	delete(x.workers, id)
+	x.retireSlot(w.slot)
+	x.sweepSome()
 }
 
-// sink writes one class of one worker.
-type sink struct {
-	x     *Index
-	w     *worker
-	class int
+// SetVerified says whether what a worker's stream lists is to be believed; it
+// is until told otherwise. What an unverified stream lists is reported as such.
+func (x *Index) SetVerified(id WorkerID, verified bool) {
+	x.writer.Lock()
+	defer x.writer.Unlock()
+	w := x.worker(id)
+	w.unverified = !verified
+	x.slots.setUnverified(w.slot, w.unverified)
 }
 
-var _ summary.ResidentSink = (*sink)(nil)
-
-// Add implements summary.Sink.
-func (s *sink) Add(k prefix.Key, depthTokens uint32) {
-	s.change(k, depthTokens, func(l listing) listing { return listing{l.n + 1, l.ends + 1} })
+// Stats describes the size of an index.
+type Stats struct {
+	// Workers is the number of workers known, Keys that of different prefixes
+	// listed, Listings that of pairs of a worker and a prefix.
+	Workers, Keys, Listings int
+	// Predicted is the number of prefixes listed for some worker by
+	// predictions only.
+	Predicted int
+	// Unswept is the number of dropped workers of which traces remain.
+	Unswept int
+	// Bytes is the memory of the tables, without the claims.
+	Bytes int
 }
 
-// AddResident implements summary.ResidentSink.
-func (s *sink) AddResident(k prefix.Key, depthTokens uint32) {
-	s.change(k, depthTokens, func(l listing) listing { return listing{l.n + 1, l.ends} })
-}
-
-// SetEnd implements summary.ResidentSink.
-func (s *sink) SetEnd(k prefix.Key, end bool) {
-	s.change(k, 0, func(l listing) listing {
-		if end {
-			return listing{l.n, min(l.ends+1, l.n)}
+// Stats counts. It takes about a millisecond for a million keys.
+func (x *Index) Stats() Stats {
+	x.writer.Lock()
+	defer x.writer.Unlock()
+	st := Stats{
+		Workers: len(x.workers), Keys: x.held.entries, Predicted: x.predicted.entries, Unswept: x.sweep.unswept(),
+		Bytes: x.held.bytes() + x.predicted.bytes() + x.partial.bytes() + x.slab.bytes() + x.full.slab.bytes(),
+	}
+	for _, w := range x.workers {
+		st.Listings += w.keys
+		if d := x.slots.details(w.slot); d != nil {
+			st.Bytes += 8 * len(d.view().words)
 		}
-		return listing{l.n, max(l.ends, 1) - 1}
-	})
-}
-
-// Remove implements summary.Sink.
-func (s *sink) Remove(k prefix.Key) {
-	s.change(k, 0, func(l listing) listing {
-		n := max(l.n, 1) - 1
-		return listing{n, min(l.ends, n)}
-	})
-}
-
-// Reset implements summary.Sink.
-func (s *sink) Reset() {
-	s.x.writer.Lock()
-	defer s.x.writer.Unlock()
-	if s.w.gone {
-		return
 	}
-	s.x.changeAll(s.w, func(h holding) holding {
-		h.streams[s.class] = listing{}
-		return h
-	})
+	return st
 }
 
-func (s *sink) change(k prefix.Key, depthTokens uint32, do func(listing) listing) {
-	s.x.writer.Lock()
-	defer s.x.writer.Unlock()
-	if s.w.gone {
-		return
-	}
-	s.x.change(s.w, k, depthTokens, func(h holding) holding {
-		h.streams[s.class] = do(h.streams[s.class])
-		return h
-	})
-}
-
-// AddPredicted lists keys[i], depths[i] tokens deep, for a worker that will
-// hold them once the request of a claim is prefilled there. A second call for
-// the same claim replaces the first. keys and depths must be equally long.
-func (x *Index) AddPredicted(w WorkerID, claim uint64, keys []prefix.Key, depths []uint32) {
-	if len(keys) != len(depths) {
-		panic(fmt.Sprintf("prefixindex: %d keys with %d depths", len(keys), len(depths)))
-	}
+// WorkerKeys is the number of prefixes listed for a worker, predictions included.
+func (x *Index) WorkerKeys(id WorkerID) int {
 	x.writer.Lock()
 	defer x.writer.Unlock()
-	wk := x.worker(w)
-	old := wk.claims[claim]
-	wk.claims[claim] = slices.Clone(keys)
-	for i, k := range keys {
-		x.change(wk, k, depths[i], func(h holding) holding {
-			h.predicted++
-			return h
-		})
-	}
-	x.unpredict(wk, old)
-}
-
-// RemovePredicted ends a claim: what it predicted is listed no longer, unless a
-// stream or another claim lists it too.
-func (x *Index) RemovePredicted(w WorkerID, claim uint64) {
-	x.writer.Lock()
-	defer x.writer.Unlock()
-	wk := x.workers[w]
-	if wk == nil {
-		return
-	}
-	old := wk.claims[claim]
-	delete(wk.claims, claim)
-	x.unpredict(wk, old)
-}
-
-func (x *Index) unpredict(w *worker, keys []prefix.Key) {
-	for _, k := range slices.Backward(keys) {
-		x.change(w, k, 0, func(h holding) holding {
-			h.predicted = max(h.predicted, 1) - 1
-			return h
-		})
-	}
-}
-
-// Drop forgets a worker: its streams, its claims, its sinks. The id may be used
-// again afterwards.
-func (x *Index) Drop(w WorkerID) {
-	x.writer.Lock()
-	defer x.writer.Unlock()
-	wk := x.workers[w]
-	if wk == nil {
-		return
-	}
-	wk.gone = true
-	delete(x.workers, w)
-	x.changeAll(wk, func(h holding) holding { return holding{depth: h.depth} })
-}
-
-// batch is the number of keys changed under one hold of mu.
-const batch = 64
-
-// changeAll changes all holdings of a worker.
-func (x *Index) changeAll(w *worker, do func(holding) holding) {
-	i := 0
-	x.mu.Lock()
-	for k, old := range w.keys {
-		if i++; i%batch == 0 { // let searches through
-			x.mu.Unlock()
-			x.mu.Lock()
-		}
-		x.store(w, k, old, do(old))
-	}
-	x.mu.Unlock()
-}
-
-// change changes one holding. A new one needs a depth; a key without one, or
-// deeper than any prompt, is not listed.
-func (x *Index) change(w *worker, k prefix.Key, depthTokens uint32, do func(holding) holding) {
-	old, known := w.keys[k]
-	if !known {
-		if depthTokens == 0 || depthTokens > summary.MaxDepthTokens || k == 0 {
-			return
-		}
-		old.depth = depthTokens
-	}
-	now := do(old)
-	x.mu.Lock()
-	x.store(w, k, old, now)
-	x.mu.Unlock()
-}
-
-// store replaces a holding and keeps tables, points and presence in step. Both
-// locks must be held.
-func (x *Index) store(w *worker, k prefix.Key, old, now holding) {
-	wasHeld, isHeld := old.isHeld(), now.isHeld()
-	x.held.put(k, w.id, wasHeld, isHeld)
-	x.notEnd.put(k, w.id, old.isNotEnd(), now.isNotEnd())
-	x.unverified.put(k, w.id, old.isUnverified(), now.isUnverified())
-	switch {
-	case isHeld:
-		w.keys[k] = now
-		if !wasHeld {
-			x.countPoint(now.depth, 1)
-		}
-	case wasHeld:
-		delete(w.keys, k)
-		x.countPoint(old.depth, -1)
-	}
-	x.markPresent(w)
-}
-
-func (x *Index) markPresent(w *worker) {
-	word, bit := int(w.id/64), uint64(1)<<(w.id%64)
-	for word >= len(x.present) {
-		x.present = append(x.present, 0)
-	}
-	if len(w.keys) > 0 {
-		x.present[word] |= bit
-	} else {
-		x.present[word] &^= bit
-	}
-}
-
-// countPoint counts a known end and marks its place while there is one.
-func (x *Index) countPoint(depth uint32, by int32) {
-	chunk, offset := int(depth/prefix.ChunkTokens), depth%prefix.ChunkTokens
-	if offset == 0 {
-		return
-	}
-	for chunk >= len(x.points) {
-		x.points = append(x.points, chunkPoints{})
-	}
-	n := x.counts[depth] + uint32(by)
-	if n == 0 {
-		delete(x.counts, depth)
-		x.points[chunk][offset/64] &^= 1 << (offset % 64)
-		return
-	}
-	x.counts[depth] = n
-	x.points[chunk][offset/64] |= 1 << (offset % 64)
-}
-
-// Keys is the number of different keys listed.
-func (x *Index) Keys() int {
-	x.mu.RLock()
-	defer x.mu.RUnlock()
-	return x.held.keys
-}
-
-// WorkerKeys is the number of keys listed for a worker.
-func (x *Index) WorkerKeys(w WorkerID) int {
-	x.writer.Lock()
-	defer x.writer.Unlock()
-	if wk := x.workers[w]; wk != nil {
-		return len(wk.keys)
+	if w := x.workers[id]; w != nil {
+		return w.keys
 	}
 	return 0
 }
 
-// Holds says whether a key is listed for a worker, predictions included.
-func (x *Index) Holds(w WorkerID, k prefix.Key) bool {
-	x.mu.RLock()
-	defer x.mu.RUnlock()
-	return x.held.contains(k, w)
+// Holds says whether a prefix is listed for a worker: by its stream, or only
+// predicted. checkpoint is the key of the last checkpoint before it, 0 if there
+// is none.
+func (x *Index) Holds(id WorkerID, key, checkpoint summary.IndexKey, depthTokens uint32) (listed, predicted bool) {
+	x.writer.Lock()
+	defer x.writer.Unlock()
+	w := x.workers[id]
+	if w == nil {
+		return false, false
+	}
+	at := x.spot(&name{key, checkpoint, depthTokens})
+	if !x.held.has(at, w.slot) {
+		return false, false
+	}
+	predicted = x.predicted.has(at, w.slot)
+	return !predicted, predicted
 }

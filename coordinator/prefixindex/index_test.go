@@ -5,385 +5,449 @@ import (
 	"slices"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
 	"waypost/gossip/prefix"
 	"waypost/gossip/summary"
-	"waypost/gossip/summary/summarytest"
 )
 
-var (
-	testKey = prefix.ClusterKey{9, 8, 7}
-	domains = []prefix.Domain{{Model: "m"}, {Model: "m", Salt: "s"}}
-	start   = time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
-)
-
-// agent is a worker's blocks with their stream to the index.
-type agent struct {
-	f *summarytest.Forest
-	e *summary.Encoder
-	d *summary.Decoder
-}
-
-func newAgent(t interface{ Fatalf(string, ...any) }, x *Index, w WorkerID, f *summarytest.Forest) *agent {
-	a := &agent{f: f}
-	a.e = summary.NewEncoder(summary.Options{Key: testKey, Blocks: f, Epoch: 1})
-	f.Listener = a.e
-	a.d = summary.NewDecoder(x.WorkerSink(w))
-	a.apply(t, a.e.Snapshot())
-	return a
-}
-
-func (a *agent) apply(t interface{ Fatalf(string, ...any) }, frames [][]byte) {
-	for _, b := range frames {
-		if got, err := a.d.Apply(b); err != nil || got != summary.Applied {
-			t.Fatalf("%v, %v", got, err)
-		}
-	}
-}
-
-func (a *agent) sync(t interface{ Fatalf(string, ...any) }, now time.Time) {
-	for b := a.e.Delta(now); b != nil; b = a.e.Delta(now) {
-		a.apply(t, [][]byte{b})
-	}
-}
-
-// ask returns the matches by worker and fails if a worker comes twice or the
-// order is not deepest first.
-func ask(t interface{ Fatalf(string, ...any) }, x *Index, p *prefix.Probe) map[WorkerID]Match {
-	matches := x.Match(p, nil)
-	out := map[WorkerID]Match{}
-	for i, m := range matches {
-		if _, dup := out[m.Worker]; dup || m.Tokens == 0 {
-			t.Fatalf("match %d of %v: worker twice, or nothing matched", i, matches)
-		}
-		if i > 0 && m.Tokens > matches[i-1].Tokens {
-			t.Fatalf("%v is not deepest first", matches)
-		}
-		out[m.Worker] = m
-	}
-	return out
-}
-
-// TestNeverMoreThanTheBlocks compares answers with what the engines' blocks
-// would serve, found by comparing tokens: never more, not less at known ends,
-// and never a whole chunk less where blocks and checkpoints meet.
-func TestNeverMoreThanTheBlocks(t *testing.T) {
-	var p prefix.Probe
+// TestIndexIsTheModel makes random changes to an index and to plain sets, and
+// compares every answer and all that is kept.
+func TestIndexIsTheModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		x := New(Options{Seed: rapid.Uint64().Draw(t, "seed")})
 		intn := func(n int) int { return rapid.IntRange(0, n-1).Draw(t, "n") }
-		size := rapid.SampledFrom([]int{16, 48, 64, 272, 528}).Draw(t, "block tokens")
-		hybrid := rapid.Bool().Draw(t, "hybrid")
-		agents := make([]*agent, rapid.IntRange(1, 5).Draw(t, "workers"))
-		ids := []WorkerID{0, 3, 63, 64, 130}
-		for i := range agents {
-			f := summarytest.NewForest(size, domains...)
-			f.Hybrid = hybrid
-			agents[i] = newAgent(t, x, ids[i], f)
+		d := newDriver(t, intn, rapid.Uint64().Draw(t, "seed"))
+		d.windows = rapid.Bool().Draw(t, "windows")
+		var p prefix.Probe
+		for range rapid.IntRange(1, 60).Draw(t, "steps") {
+			d.step()
+			d.compareSome(&p, 2)
 		}
-		now := start
-		for range rapid.IntRange(1, 25).Draw(t, "steps") {
-			for range 1 + intn(4) {
-				a := agents[intn(len(agents))]
-				a.f.Step(intn)
-			}
-			for range 2 {
-				now = now.Add(6 * time.Second)
-				for _, a := range agents {
-					a.sync(t, now)
-				}
-			}
-			of := agents[intn(len(agents))].f
-			if of.Len() == 0 {
-				continue
-			}
-			id := of.IDs()[intn(of.Len())]
-			prompt, exact := drawPrompt(intn, of, id)
-			d := of.Domain(id)
-			p.ResetTokens(prompt, prefix.NewKeyer(testKey, d))
-			got := ask(t, x, &p)
-			for i, a := range agents {
-				truth, answer := a.f.Reuse(prompt, d), int(got[ids[i]].Tokens)
-				if answer > truth {
-					t.Fatalf("worker %d: %d tokens of %d, its blocks have %d", ids[i], answer, len(prompt), truth)
-				}
-				if a.f == of && exact && answer != truth {
-					t.Fatalf("worker %d: %d tokens at a known end, its blocks have %d", ids[i], answer, truth)
-				}
-				if !hybrid && prefix.ChunkTokens%size == 0 && answer < truth/prefix.ChunkTokens*prefix.ChunkTokens {
-					t.Fatalf("worker %d: %d tokens, its blocks have %d", ids[i], answer, truth)
-				}
-			}
+		d.m.audit(t, d.x)
+		for _, id := range d.ids {
+			d.drop(id)
 		}
+		d.m.audit(t, d.x)
 	})
 }
 
-// drawPrompt makes a prompt that shares tokens with a block's path. exact says
-// that it leaves the worker's prefixes at the last block of one.
-func drawPrompt(intn func(int) int, f *summarytest.Forest, id uint32) (prompt []uint32, exact bool) {
-	prompt = slices.Clone(f.Path(id))
-	switch intn(3) {
-	case 0:
-		prompt = prompt[:1+intn(len(prompt))]
-	case 1:
-		prompt[intn(len(prompt))]++
-	default:
-		exact = len(f.Children(id)) == 0
-	}
-	for range intn(700) {
-		prompt = append(prompt, 1<<30)
-	}
-	return prompt, exact
+// FuzzChanges is TestIndexIsTheModel with changes read from bytes.
+func FuzzChanges(f *testing.F) {
+	f.Add([]byte("a few bytes make a few changes"), uint64(1))
+	f.Add([]byte{9, 9, 9, 0, 1, 2, 3, 200, 10, 20, 11, 5, 7, 6, 3, 2, 1, 12, 13, 14, 0, 0, 0, 90}, uint64(0))
+	f.Fuzz(func(t *testing.T, b []byte, seed uint64) {
+		if len(b) > 400 {
+			t.Skip("long inputs only take long")
+		}
+		intn := func(n int) int {
+			if len(b) == 0 {
+				return 0
+			}
+			v := int(b[0])
+			b = b[1:]
+			return v % n
+		}
+		d := newDriver(t, intn, seed)
+		var p prefix.Probe
+		for len(b) > 0 {
+			d.step()
+			d.m.compare(t, d.x, &p, anyText(intn, d.edges), 512)
+		}
+		d.m.audit(t, d.x)
+	})
 }
 
-func keysOf(tokens []uint32, depths ...uint32) []prefix.Key {
+// TestWritersOfManyWorkers: streams of different workers are written beside each
+// other, as lanes do.
+func TestWritersOfManyWorkers(t *testing.T) {
+	x := New(Options{Seed: 4})
+	edges := forest(rand.New(rand.NewPCG(7, 7)).IntN, 20)
+	all := newModel()
+	var writers sync.WaitGroup
+	var mu sync.Mutex
+	for g := range 4 {
+		writers.Go(func() {
+			rng := rand.New(rand.NewPCG(uint64(g), 8))
+			d := newDriver(fatal{t}, rng.IntN, 0)
+			d.x, d.edges = x, edges
+			for i := range d.ids {
+				d.ids[i] = WorkerID(4*i + g)
+			}
+			for range 300 {
+				d.step()
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			for id, w := range d.m.workers {
+				all.workers[id] = w
+			}
+		})
+	}
+	writers.Wait()
+	all.audit(fatal{t}, x)
+	rng := rand.New(rand.NewPCG(1, 1))
 	var p prefix.Probe
-	p.ResetTokens(tokens, prefix.NewKeyer(testKey, domains[0]))
-	keys := make([]prefix.Key, len(depths))
-	for i, d := range depths {
-		keys[i], _ = p.At(int(d))
+	for range 100 {
+		all.compare(t, x, &p, anyText(rng.IntN, edges), 512)
 	}
-	return keys
 }
 
-func randomTokens(seed uint64, n int) []uint32 {
-	rng := rand.New(rand.NewPCG(seed, 0))
-	out := make([]uint32, n)
-	for i := range out {
-		out[i] = rng.Uint32N(150_000)
+// line is a text without branches.
+func line(depth uint32) text { return text{&edge{id: 1, end: 1 << 20}, depth} }
+
+// add lists a text's known prefixes.
+func add(s *Sink, t text) {
+	for _, k := range t.known() {
+		addOne(s, k)
 	}
-	return out
 }
 
-func probeOf(tokens []uint32) *prefix.Probe {
+func addOne(s *Sink, k text) {
+	if n := k.name(); n.isPoint() {
+		s.AddPoint(n.key, n.parent, n.depth, false)
+	} else {
+		s.AddCheckpoint(n.key, n.parent, n.depth)
+	}
+}
+
+func removeOne(s *Sink, k text) {
+	if n := k.name(); n.isPoint() {
+		s.RemovePoint(n.key, n.parent, n.depth, false)
+	} else {
+		s.RemoveCheckpoint(n.key, n.parent, n.depth)
+	}
+}
+
+func (x *Index) claim(id WorkerID, claim uint64, t text) {
+	keys, depths := t.keys()
+	x.AddPredicted(id, claim, keys, depths)
+}
+
+// expect compares the matches of a text followed by more.
+func expect(t *testing.T, x *Index, when string, prompt text, want ...Match) {
+	t.Helper()
+	for i := range want {
+		w := &want[i]
+		w.LikelyTokens = max(w.LikelyTokens, w.Tokens)
+		if w.HostTokens == 0 {
+			w.GPUTokens, w.HostTokens = w.Tokens, w.Tokens
+		}
+	}
 	var p prefix.Probe
-	p.ResetTokens(tokens, prefix.NewKeyer(testKey, domains[0]))
-	return &p
+	if diff := cmp.Diff(want, x.Match(prompt.probe(&p, 800), nil)); diff != "" {
+		t.Errorf("%s: %s", when, diff)
+	}
+}
+
+func listed(id WorkerID, tokens uint32) Match {
+	return Match{Worker: id, Reuse: Reuse{Tokens: tokens}}
+}
+
+func predicted(id WorkerID, tokens uint32) Match {
+	return Match{Worker: id, Reuse: Reuse{Tokens: tokens, Predicted: true}}
 }
 
 func TestPredictionsLiveAsLongAsTheirClaim(t *testing.T) {
-	tokens := randomTokens(1, 1500)
-	depths := []uint32{512, 1024, 1408}
-	keys := keysOf(tokens, depths...)
-	x := New(Options{})
-	expect := func(when string, want ...Match) {
-		t.Helper()
-		if diff := cmp.Diff(want, x.Match(probeOf(tokens), nil)); diff != "" {
-			t.Errorf("%s: %s", when, diff)
-		}
-	}
-	x.AddPredicted(4, 100, keys, depths)
-	expect("one claim", Match{4, 1408, true})
-	x.AddPredicted(4, 101, keys[:2], depths[:2])
+	x, long := New(Options{}), line(1408)
+	x.claim(4, 100, long)
+	expect(t, x, "one claim", long, predicted(4, 1408))
+	x.claim(4, 101, line(1024))
 	x.RemovePredicted(4, 100)
-	expect("the shorter of two claims is left", Match{4, 1024, true})
-	x.AddPredicted(4, 101, keys[:1], depths[:1])
-	expect("the claim was replaced", Match{4, 512, true})
+	expect(t, x, "the shorter of two claims is left", long, predicted(4, 1024))
+	x.claim(4, 101, line(512))
+	expect(t, x, "the claim was replaced", long, predicted(4, 512))
 	s := x.WorkerSink(4)
-	s.Add(keys[0], 512)
-	expect("confirmed", Match{4, 512, false})
+	addOne(s, line(512))
+	expect(t, x, "confirmed", long, listed(4, 512))
 	x.RemovePredicted(4, 101)
-	expect("claim ended after confirmation", Match{4, 512, false})
+	expect(t, x, "claim ended after confirmation", long, listed(4, 512))
 	x.RemovePredicted(4, 101)
 	x.RemovePredicted(9, 1)
-	expect("ended twice", Match{4, 512, false})
-	s.Remove(keys[0])
-	expect("gone")
-	if x.Keys() != 0 || len(x.counts) != 0 {
-		t.Errorf("%d keys and %d points left", x.Keys(), len(x.counts))
+	expect(t, x, "ended twice", long, listed(4, 512))
+	removeOne(s, line(512))
+	expect(t, x, "gone", long)
+	if st := x.Stats(); st.Keys != 0 || st.Predicted != 0 || st.Listings != 0 {
+		t.Errorf("left over: %+v", st)
 	}
 }
 
-func TestUnverifiedStreamsArePredictions(t *testing.T) {
-	tokens := randomTokens(2, 600)
-	key := keysOf(tokens, 512)[0]
+// TestClaimsOutliveAClear: what runs on an engine that cleared its cache is
+// prefilled again.
+func TestClaimsOutliveAClear(t *testing.T) {
 	x := New(Options{})
-	old, fresh := x.WorkerSink(1, false), x.WorkerSink(1, true)
-	old.Add(key, 512)
-	if got := x.Match(probeOf(tokens), nil); !slices.Equal(got, []Match{{1, 512, true}}) {
-		t.Errorf("unverified only: %v", got)
-	}
-	fresh.Add(key, 512)
-	old.Reset()
-	if got := x.Match(probeOf(tokens), nil); !slices.Equal(got, []Match{{1, 512, false}}) {
-		t.Errorf("after the swap: %v", got)
-	}
+	s := x.WorkerSink(2)
+	add(s, line(2000))
+	x.SetVerified(2, false)
+	x.claim(2, 1, line(1008))
+	s.Reset()
+	expect(t, x, "after the clear", line(2000), predicted(2, 1008))
+	add(s, line(608))
+	want := listed(2, 608)
+	want.Unverified = true
+	x.RemovePredicted(2, 1)
+	x.sweepAll()
+	expect(t, x, "still unverified", line(2000), want)
+}
+
+func TestUnverified(t *testing.T) {
+	x := New(Options{})
+	add(x.WorkerSink(1), line(608))
+	add(x.WorkerSink(2), line(608))
+	x.SetVerified(1, false)
+	doubtful := listed(1, 608)
+	doubtful.Unverified = true
+	expect(t, x, "one of two", line(608), doubtful, listed(2, 608))
+	x.SetVerified(1, true)
+	x.SetVerified(1, true)
+	expect(t, x, "both", line(608), listed(1, 608), listed(2, 608))
 }
 
 // TestCountsCollisions: a key listed twice is listed until the second removal.
 func TestCountsCollisions(t *testing.T) {
-	tokens := randomTokens(3, 700)
-	key := keysOf(tokens, 512)[0]
-	x := New(Options{})
+	x, k := New(Options{}), line(512)
 	s := x.WorkerSink(0)
-	s.Remove(key) // of nothing: ignored
-	s.Add(key, 512)
-	s.Add(key, 512)
-	s.Remove(key)
-	if !x.Holds(0, key) || len(x.Match(probeOf(tokens), nil)) != 1 {
-		t.Error("one removal took both away")
-	}
-	s.Remove(key)
-	if x.Holds(0, key) || x.WorkerKeys(0) != 0 {
+	removeOne(s, k) // of nothing: ignored
+	addOne(s, k)
+	addOne(s, k)
+	removeOne(s, k)
+	expect(t, x, "removed once", line(608), listed(0, 512))
+	removeOne(s, k)
+	expect(t, x, "removed twice", line(608))
+	if x.WorkerKeys(0) != 0 {
 		t.Error("still there after both were removed")
 	}
 }
 
-// TestResidentsLeadToEnds: a worker whose deep checkpoints cannot end a match
-// is found at the end before them.
-func TestResidentsLeadToEnds(t *testing.T) {
-	tokens := randomTokens(4, 3000)
-	depths := []uint32{512, 1024, 1536, 2048, 2560}
-	keys := keysOf(tokens, depths...)
-	x := New(Options{})
-	s := x.WorkerSink(2).(summary.ResidentSink)
-	for i, k := range keys {
-		s.AddResident(k, depths[i])
+// TestKeysOfOneSpot: to the tables two points are one if their hashes agree far
+// enough. It is listed until both are gone, and nothing is left then.
+func TestKeysOfOneSpot(t *testing.T) {
+	x := New(Options{Seed: 5})
+	seen := map[spot]summary.IndexKey{}
+	rng := rand.New(rand.NewPCG(1, 2))
+	parent := line(512).name()
+	var a, b summary.IndexKey
+	for b == 0 {
+		k := summary.IndexKey(rng.Uint64())
+		at := x.pointSpot(k, parent.key)
+		if a = seen[at]; a != 0 {
+			b = k
+		}
+		seen[at] = k
 	}
-	if got := x.Match(probeOf(tokens), nil); len(got) != 0 {
-		t.Errorf("no end anywhere: %v", got)
+	first, second := x.WorkerSink(1), x.WorkerSink(2)
+	for _, s := range []*Sink{first, second} {
+		addOne(s, line(512))
 	}
-	end := keysOf(tokens, 1100)[0]
-	s.Add(end, 1100)
-	x.WorkerSink(5).Add(keys[0], 512)
-	if got, want := x.Match(probeOf(tokens), nil), []Match{{2, 1100, false}, {5, 512, false}}; !slices.Equal(got, want) {
-		t.Errorf("got %v, want %v", got, want)
+	first.AddPoint(a, parent.key, 600, false)
+	first.AddPoint(b, parent.key, 700, false)
+	second.AddPoint(b, parent.key, 700, false)
+	first.RemovePoint(a, parent.key, 600, false)
+	for _, id := range []WorkerID{1, 2} {
+		if listed, _ := x.Holds(id, b, parent.key, 700); !listed {
+			t.Errorf("worker %d lost a point with the other one", id)
+		}
 	}
-	s.SetEnd(keys[3], true)
-	if got := x.Match(probeOf(tokens), nil)[0]; got != (Match{2, 2048, false}) {
-		t.Errorf("after an end deeper: %v", got)
+	first.RemovePoint(b, parent.key, 700, false)
+	second.RemovePoint(b, parent.key, 700, false)
+	if st := x.Stats(); st.Keys != 1 || st.Listings != 2 {
+		t.Errorf("left over: %+v", st)
 	}
-	s.SetEnd(keys[3], false)
-	x.AddPredicted(2, 1, keys[4:], depths[4:])
-	if got := x.Match(probeOf(tokens), nil)[0]; got != (Match{2, 2560, false}) {
-		t.Errorf("a prediction makes an end: %v", got)
+	if _, e := x.held.at(x.spot(&parent)); e.info != 0 {
+		t.Errorf("points left: %x", e.info)
 	}
 }
 
-func TestDrop(t *testing.T) {
-	tokens := randomTokens(5, 1100)
-	depths := []uint32{512, 1024, 1090}
-	keys := keysOf(tokens, depths...)
+// TestExtents: residency leads the search, extents say what it is worth.
+func TestExtents(t *testing.T) {
 	x := New(Options{})
-	s := x.WorkerSink(7)
-	for i, k := range keys {
-		s.Add(k, depths[i])
+	s := x.WorkerSink(2)
+	extent := func(k text, e summary.Extent) {
+		n := k.name()
+		s.SetExtent(n.key, n.parent, n.depth, e)
 	}
-	x.WorkerSink(8).Add(keys[0], 512)
-	x.AddPredicted(7, 1, keys, depths)
+	prompt := line(3000)
+	s.Begin()
+	for _, k := range line(2560).known() {
+		addOne(s, k)
+		extent(k, summary.Extent{HostTokens: k.depth, GPUTokens: k.depth})
+	}
+	s.End()
+	expect(t, x, "no end anywhere", prompt)
+	addOne(x.WorkerSink(5), line(512))
+	extent(line(2560), summary.Extent{UsableTokens: 1100, GPUTokens: 512, HostTokens: 1024})
+	want := listed(2, 1100)
+	want.GPUTokens, want.HostTokens = 512, 1024
+	expect(t, x, "an end before", prompt, want, listed(5, 512))
+	extent(line(2560), summary.Extent{UsableTokens: 300, GPUTokens: 2048, HostTokens: 2560})
+	expect(t, x, "ranked by what is usable", prompt, listed(5, 512), listed(2, 300))
+	extent(line(2560), summary.WholeExtent(2560))
+	expect(t, x, "whole again", prompt, listed(2, 2560), listed(5, 512))
+	extent(line(2048), summary.Extent{UsableTokens: 2000, GPUTokens: 2048, HostTokens: 2048})
+	removeOne(s, line(2560))
+	expect(t, x, "one that ends before", prompt, listed(2, 2000), listed(5, 512))
+	removeOne(s, line(2048))
+	addOne(s, line(2048))
+	expect(t, x, "a new listing is whole", prompt, listed(2, 2048), listed(5, 512))
+	x.claim(2, 1, line(2560))
+	expect(t, x, "so is a prediction", prompt, predicted(2, 2560), listed(5, 512))
+}
+
+func TestDrop(t *testing.T) {
+	x, long := New(Options{}), line(1088)
+	s := x.WorkerSink(7)
+	add(s, long)
+	addOne(x.WorkerSink(8), line(512))
+	x.claim(7, 1, long)
 	x.Drop(7)
 	x.Drop(99)
-	want := []Match{{8, 512, false}}
-	if got := x.Match(probeOf(tokens), nil); !slices.Equal(got, want) {
-		t.Errorf("after the drop: %v", got)
-	}
+	expect(t, x, "after the drop", long, listed(8, 512))
 	next := x.WorkerSink(7) // the id's next owner
-	next.Add(keys[0], 512)
-	s.Add(keys[1], 1024)
-	s.Remove(keys[0])
+	expect(t, x, "a new owner holds nothing", long, listed(8, 512))
+	addOne(next, line(512))
+	addOne(s, line(1024))
+	removeOne(s, line(512))
 	s.Reset()
 	x.RemovePredicted(7, 1)
-	want = []Match{{7, 512, false}, {8, 512, false}}
-	if got := x.Match(probeOf(tokens), nil); !slices.Equal(got, want) {
-		t.Errorf("the old sink wrote into the new worker: %v", got)
+	expect(t, x, "the old sink wrote into the new worker", long, listed(7, 512), listed(8, 512))
+	if n := x.Stats().Unswept; n != 1 {
+		t.Errorf("%d workers unswept: the id had no other slot", n)
 	}
-	if len(x.counts) != 0 {
-		t.Errorf("%d points left", len(x.counts))
+	for i := 0; x.Stats().Unswept > 0; i++ {
+		x.RemovePredicted(8, 1) // any change goes on with the sweep
+		if i > segments {
+			t.Fatal("the sweep does not end")
+		}
 	}
+	expect(t, x, "after the sweep", long, listed(7, 512), listed(8, 512))
+	if st := x.Stats(); st.Keys != 1 || st.Listings != 2 {
+		t.Errorf("left over: %+v", st)
+	}
+}
+
+// TestIdsRunOut: a worker that is dropped and comes back more often than there
+// are slots.
+func TestIdsRunOut(t *testing.T) {
+	x := New(Options{})
+	for i := range 2*maxSlots + 10 {
+		addOne(x.WorkerSink(3), line(512))
+		if i%2 == 0 {
+			x.Drop(3)
+		} else {
+			x.WorkerSink(3).Reset()
+		}
+	}
+	addOne(x.WorkerSink(3), line(512))
+	expect(t, x, "at the end", line(608), listed(3, 512))
 }
 
 func TestDepthsThatCannotBe(t *testing.T) {
 	x := New(Options{})
 	s := x.WorkerSink(0)
-	s.Add(5, 0)
-	s.Add(6, summary.MaxDepthTokens+1)
-	s.Add(0, 512)
-	if x.Keys() != 0 {
-		t.Errorf("%d keys listed", x.Keys())
+	s.AddCheckpoint(5, 0, 0)
+	s.AddCheckpoint(6, 1, summary.MaxDepthTokens+512)
+	s.AddCheckpoint(0, 0, 512)
+	s.AddCheckpoint(8, 0, 1024) // no checkpoint before it
+	s.AddPoint(9, 0, 513, false)
+	if n := x.Stats().Keys; n != 0 {
+		t.Errorf("%d keys listed", n)
+	}
+	x.AddPredicted(0, 1, []prefix.Key{1, 2, 0, 4}, []uint32{1024, 700, 512, summary.MaxDepthTokens + 1})
+	if n := x.Stats().Keys; n != 0 {
+		t.Errorf("%d keys predicted behind a gap", n)
 	}
 }
 
-func TestPromptOfKeys(t *testing.T) {
-	tokens := randomTokens(6, 1200)
-	keys := keysOf(tokens, 512, 1024, 1168)
-	x := New(Options{})
-	s := x.WorkerSink(3)
-	s.Add(keys[0], 512)
-	s.Add(keys[1], 1024)
-	s.Add(keys[2], 1168)
+func TestBadCallsPanic(t *testing.T) {
+	for name, f := range map[string]func(x *Index){
+		"worker":  func(x *Index) { x.WorkerSink(MaxWorkers) },
+		"lengths": func(x *Index) { x.AddPredicted(1, 1, []prefix.Key{1}, nil) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			defer func() {
+				if recover() == nil {
+					t.Error("accepted")
+				}
+			}()
+			f(New(Options{}))
+		})
+	}
+	New(Options{}).WorkerSink(MaxWorkers - 1)
+}
+
+// TestGapsInKeys: a request given as keys without some is searched as far as
+// they go.
+func TestGapsInKeys(t *testing.T) {
+	x, long := New(Options{}), line(1168)
+	add(x.WorkerSink(3), long)
+	keys, _ := long.keys()
 	var p prefix.Probe
-	p.ResetKeys(1200, keys[:2], map[uint32]prefix.Key{1168: keys[2]})
-	if got := x.Match(&p, nil); !slices.Equal(got, []Match{{3, 1168, false}}) {
-		t.Errorf("got %v", got)
+	tokens := func(checkpoints []prefix.Key, points map[uint32]prefix.Key) uint32 {
+		p.ResetKeys(1500, checkpoints, points)
+		m := x.Match(&p, nil)
+		if len(m) == 0 {
+			return 0
+		}
+		return m[0].Tokens
 	}
-	p.ResetKeys(1200, keys[:2], nil)
-	if got := x.Match(&p, nil); !slices.Equal(got, []Match{{3, 1024, false}}) {
-		t.Errorf("without points: %v", got)
+	for _, c := range []struct {
+		got, want uint32
+	}{
+		{tokens(keys[:2], map[uint32]prefix.Key{1168: keys[2]}), 1168},
+		{tokens(keys[:2], nil), 1024},
+		{tokens([]prefix.Key{0, keys[1]}, map[uint32]prefix.Key{1168: keys[2]}), 0},
+		{tokens([]prefix.Key{keys[0], 0}, nil), 512},
+		{tokens(nil, nil), 0},
+	} {
+		if c.got != c.want {
+			t.Errorf("%d tokens, want %d", c.got, c.want)
+		}
 	}
 }
 
-// TestSearchesBesideChanges lets writers churn while readers search: a prefix
-// that stays listed is always found, whatever else changes around it.
-func TestSearchesBesideChanges(t *testing.T) {
-	x := New(Options{Seed: 1})
-	tokens := randomTokens(7, 3000)
-	depths := []uint32{512, 1024, 1536, 2048, 2064}
-	keys := keysOf(tokens, depths...)
-	stay := x.WorkerSink(0)
-	for i, k := range keys {
-		stay.Add(k, depths[i])
+// TestLikelyTokens: a guess is somebody's known end on the prompt's path.
+func TestLikelyTokens(t *testing.T) {
+	x := New(Options{})
+	add(x.WorkerSink(1), line(704))
+	add(x.WorkerSink(2), line(2000))
+	addOne(x.WorkerSink(2), line(800))
+	short := listed(1, 704)
+	short.LikelyTokens = 800
+	expect(t, x, "two ends in a chunk", line(2048), listed(2, 2000), short)
+}
+
+func TestFormsOfAResult(t *testing.T) {
+	x := New(Options{})
+	for _, id := range []WorkerID{0, 63, 64, 700} {
+		add(x.WorkerSink(id), line(608))
 	}
-	var writers, readers sync.WaitGroup
-	done := make(chan struct{})
-	for g := range WorkerID(3) {
-		writers.Go(func() {
-			rng := rand.New(rand.NewPCG(uint64(g), 1))
-			for i := range 400 {
-				w := 1 + g + WorkerID(rng.IntN(40))*3
-				s := x.WorkerSink(w)
-				other := randomTokens(rng.Uint64(), 1100)
-				for j, k := range keysOf(other, 512, 1024, 1040) {
-					s.Add(k, []uint32{512, 1024, 1040}[j])
-				}
-				for j, k := range keys {
-					s.Add(k, depths[j])
-				}
-				x.AddPredicted(0, uint64(g)<<32|uint64(i), keys[3:], depths[3:])
-				switch rng.IntN(3) {
-				case 0:
-					x.Drop(w)
-				case 1:
-					s.Reset()
-				default:
-					for _, k := range slices.Backward(keys) {
-						s.Remove(k)
-					}
-				}
-				x.RemovePredicted(0, uint64(g)<<32|uint64(i))
-			}
-		})
+	add(x.WorkerSink(5), line(2000))
+	var p prefix.Probe
+	groups := x.NewSearcher().Search(line(2000).probe(&p, 16))
+	if len(groups) != 2 || groups[0].Tokens != 2000 || groups[1].Workers.Len() != 4 {
+		t.Fatalf("groups %+v", groups)
 	}
-	for range 2 {
-		readers.Go(func() {
-			p := probeOf(tokens)
-			for {
-				select {
-				case <-done:
-					return
-				default:
-				}
-				if got := ask(t, x, p)[0]; got != (Match{0, 2064, false}) {
-					t.Errorf("worker 0 held 2064 tokens all the time, found %v", got)
-					return
-				}
-			}
-		})
+	if got := slices.Collect(groups[1].Workers.All); !slices.Equal(got, []WorkerID{0, 63, 64, 700}) {
+		t.Errorf("workers %v", got)
 	}
-	writers.Wait()
-	close(done)
-	readers.Wait()
+	for w := range groups[1].Workers.All {
+		if w == 63 {
+			break // may be left early
+		}
+	}
+	first, words := groups[0].Workers.Bitmap()
+	if first != 0 || !slices.Equal(words, []uint64{1 << 5}) {
+		t.Errorf("bitmap %d, %x", first, words)
+	}
+	tokens := []uint32{9: 9, 70: 9}
+	FillTokens(tokens, groups)
+	for id, n := range tokens {
+		if want := map[int]uint32{0: 608, 5: 2000, 63: 608, 64: 608}[id]; n != want {
+			t.Errorf("worker %d: %d tokens, want %d", id, n, want)
+		}
+	}
+	if groups[1].Workers.Has(5) || !groups[1].Workers.Has(700) || groups[1].Workers.Has(9999) {
+		t.Error("Has is wrong")
+	}
 }

@@ -4,246 +4,251 @@ import (
 	"math/bits"
 
 	"waypost/gossip/prefix"
+	"waypost/gossip/summary"
 )
 
 // Match is what one worker holds of a prompt.
 type Match struct {
 	// Worker is the worker.
 	Worker WorkerID
+	Reuse
+}
+
+// Reuse is how much of a prompt is held, and how sure that is.
+type Reuse struct {
 	// Tokens is the length of the deepest listed prefix at which a match may
 	// end, 1 to the length of the prompt. An engine recomputes at least the
 	// last token of a prompt, so what it reuses may be less.
 	Tokens uint32
-	// Predicted says that no verified stream lists that prefix: open claims or
-	// an unverified stream do.
+	// GPUTokens is how much of that, from its start, is in GPU memory;
+	// HostTokens, at least as much, is how much is there or in host memory. The
+	// rest is on disk.
+	GPUTokens, HostTokens uint32
+	// LikelyTokens, at least Tokens, is a guess: somebody's known end on the
+	// prompt's path, up to which a worker that holds Tokens may hold it as well.
+	// What a worker holds is never said to be more than Tokens.
+	LikelyTokens uint32
+	// Predicted says that no stream lists that prefix: open claims do, or it is
+	// retained for a worker that tells nothing.
 	Predicted bool
+	// Unverified says that a stream lists it that is not to be believed fully.
+	Unverified bool
 }
+
+// Group is a set of workers that hold the same of a prompt.
+type Group struct {
+	Reuse
+	Workers Workers
+}
+
+// Workers is a set of worker ids.
+type Workers struct {
+	first int // word
+	words []uint64
+}
+
+// Len is the number of workers.
+func (w Workers) Len() int {
+	n := 0
+	for _, word := range w.words {
+		n += bits.OnesCount64(word)
+	}
+	return n
+}
+
+// Has reports whether a worker is in the set.
+func (w Workers) Has(id WorkerID) bool {
+	i := int(id/64) - w.first
+	return i >= 0 && i < len(w.words) && w.words[i]>>(id%64)&1 != 0
+}
+
+// All yields the workers in ascending order.
+func (w Workers) All(yield func(WorkerID) bool) {
+	for i, word := range w.words {
+		for ; word != 0; word &= word - 1 {
+			if !yield(WorkerID(64*(w.first+i) + bits.TrailingZeros64(word))) {
+				return
+			}
+		}
+	}
+}
+
+// Bitmap returns the set as a bitmap: the bits of words stand for the workers
+// from 64·firstWord on. It is valid as long as the search result.
+func (w Workers) Bitmap() (firstWord int, words []uint64) { return w.first, w.words }
 
 // Match appends to dst what each worker holds of the prompt behind p, deepest
 // first; workers that hold nothing of it are left out. It allocates nothing if
 // dst has room and p is warm.
 func (x *Index) Match(p *prefix.Probe, dst []Match) []Match {
-	s := x.searches.Get().(*search)
-	x.mu.RLock()
-	dst = s.run(x, p, dst)
-	x.mu.RUnlock()
-	x.searches.Put(s)
+	s := x.searchers.Get().(*Searcher)
+	dst = AppendMatches(dst, s.Search(p))
+	x.searchers.Put(s)
 	return dst
 }
 
-// search is one Match under way. Sets of workers are bitmaps as long as
-// Index.present, taken from an arena.
-type search struct {
-	x      *Index
-	p      *prefix.Probe
-	dst    []Match
-	arena  []uint64
-	levels []level
-	// pending are workers whose prefixes in deeper chunks cannot end a match;
-	// an end is looked for in pending.chunk and before.
-	pending level
-}
-
-// level is the set of workers known to hold the prompt up to a chunk border.
-type level struct {
-	chunk int // border before this chunk, that is checkpoint number chunk
-	set   []uint64
-	n     int // size of the set
-}
-
-func (s *search) run(x *Index, p *prefix.Probe, dst []Match) []Match {
-	s.x, s.p, s.dst = x, p, dst
-	s.arena, s.levels = s.arena[:0], s.levels[:0]
-	s.pending = level{set: s.newSet()}
-	s.gallop()
-	s.settleGroups()
-	dst = s.dst
-	s.x, s.p, s.dst = nil, nil, nil
+// AppendMatches appends the workers of all groups to dst.
+func AppendMatches(dst []Match, groups []Group) []Match {
+	for i := range groups {
+		g := &groups[i]
+		for j, word := range g.Workers.words {
+			for ; word != 0; word &= word - 1 {
+				id := 64*(g.Workers.first+j) + bits.TrailingZeros64(word)
+				dst = append(dst, Match{WorkerID(id), g.Reuse})
+			}
+		}
+	}
 	return dst
 }
 
-// newSet returns an empty set. When the arena grows, older sets stay where they are.
-func (s *search) newSet() []uint64 {
-	n, words := len(s.arena), len(s.x.present)
-	if n+words > cap(s.arena) {
-		s.arena = make([]uint64, 0, 2*cap(s.arena)+16*words)
-		n = 0
-	}
-	s.arena = s.arena[:n+words]
-	set := s.arena[n : n+words : n+words]
-	clear(set)
-	return set
-}
-
-// gallop visits checkpoints at doubling distances until nobody holds one.
-func (s *search) gallop() {
-	top := level{set: s.newSet()}
-	copy(top.set, s.x.present)
-	for _, word := range top.set {
-		top.n += bits.OnesCount64(word)
-	}
-	s.levels = append(s.levels, top)
-	last := s.p.PromptTokens() / prefix.ChunkTokens
-	for step := 1; top.n > 0 && top.chunk < last; step *= 2 {
-		top = s.visit(top, min(top.chunk+step, last))
-		s.levels = append(s.levels, top)
+// FillTokens sets dst[w] to the tokens that worker w holds, 0 for all workers
+// in no group.
+func FillTokens(dst []uint32, groups []Group) {
+	clear(dst)
+	for i := range groups {
+		g := &groups[i]
+		for j, word := range g.Workers.words {
+			for ; word != 0; word &= word - 1 {
+				if id := 64*(g.Workers.first+j) + bits.TrailingZeros64(word); id < len(dst) {
+					dst[id] = g.Tokens
+				}
+			}
+		}
 	}
 }
 
-// visit returns those of a level that hold a later checkpoint as well. Holding
-// all earlier ones is what a worker that holds a prefix does, so one that was
-// lost before is no longer looked for: a false positive cannot last.
-func (s *search) visit(from level, chunk int) level {
-	to := level{chunk: chunk, set: s.newSet()}
-	if k, ok := s.p.Checkpoint(chunk); ok {
-		to.n = s.x.held.intersect(to.set, from.set, k)
+// emit reports a set of slots, all of which hold the prefix of a point, in
+// groups of equal trust. It changes the set.
+func (s *Searcher) emit(set *bitset, at *point, likely uint32, was read) {
+	r := Reuse{Tokens: at.depth, GPUTokens: at.depth, HostTokens: at.depth, LikelyTokens: likely}
+	if was.info&(infoPartial|infoPredicted) != 0 {
+		if was.info&infoPartial != 0 {
+			s.emitPartial(set, at)
+		}
+		if was.info&infoPredicted != 0 {
+			s.emitPredicted(set, at, r)
+		}
+		// Who left the prefix leaves the lesser sets after it: what they say is
+		// worth something only if it is held as it was.
+		if !s.x.held.dir[at.at.segment].stable(was.seq) {
+			s.again = true
+		}
 	}
-	return to
+	if s.x.slots.doubtful.Load() > 0 {
+		s.emitUnverified(set, r)
+	}
+	s.group(r, set)
 }
 
-// settleGroups finds the match of every worker, deep ones first. Workers with
-// the same deepest checkpoint are one group.
-func (s *search) settleGroups() {
-	top := s.levels[len(s.levels)-1]
-	s.settleGroup(top, level{})
-	for i := len(s.levels) - 1; i > 0; i-- {
-		s.between(s.levels[i-1], s.levels[i])
-	}
-	for s.pending.n > 0 {
-		s.settle(s.pending)
-	}
-}
-
-// between settles those of level a that are not in level b, which is deeper.
-// Where both are equal nobody was lost, and nothing between need be looked at.
-func (s *search) between(a, b level) {
-	switch {
-	case a.n == b.n:
-	case a.chunk+1 == b.chunk:
-		s.settleGroup(a, b)
-	default:
-		mark := len(s.arena)
-		mid := s.visit(a, (a.chunk+b.chunk)/2)
-		mid.n = union(mid.set, b.set)
-		s.between(mid, b)
-		s.between(a, mid)
-		s.arena = s.arena[:min(mark, len(s.arena))]
+// emitPredicted reports those of a set of which no stream says so, and takes
+// them out of it.
+func (s *Searcher) emitPredicted(set *bitset, at *point, r Reuse) {
+	if s.probe(&s.x.predicted, at.at, set, &s.part).n > 0 {
+		r.Predicted = true
+		s.group(r, &s.part)
+		set.subtract(&s.part)
 	}
 }
 
-// settleGroup settles those of level a that are not in level b.
-func (s *search) settleGroup(a, b level) {
-	if a.n == b.n {
+// emitUnverified reports those of a set whose stream is not to be believed, and
+// takes them out of it.
+func (s *Searcher) emitUnverified(set *bitset, r Reuse) {
+	s.part.copyOf(set)
+	for i := s.part.lo; i < s.part.hi; i++ {
+		s.part.words[i] &= s.x.slots.unverified[i].Load()
+	}
+	set.subtract(&s.part)
+	r.Unverified = true
+	s.group(r, &s.part)
+}
+
+// emitPartial reports those of a set whose extent is not whole, and takes them
+// out of it.
+func (s *Searcher) emitPartial(set *bitset, at *point) {
+	if s.probe(&s.x.partial, at.at, set, &s.part).n == 0 {
 		return
 	}
-	for s.pending.n > 0 && s.pending.chunk > a.chunk {
-		s.settle(s.pending)
-	}
-	mark := len(s.arena)
-	group := level{chunk: a.chunk, set: s.newSet()}
-	copy(group.set, a.set)
-	subtract(group.set, b.set)
-	group.n = union(group.set, s.pending.set)
-	s.settle(group)
-	s.arena = s.arena[:min(mark, len(s.arena))]
-}
-
-// settle looks for the deepest end in the chunk after a checkpoint, then at the
-// checkpoint itself; who has none there is pending for the chunk before.
-func (s *search) settle(g level) {
-	mark := len(s.arena)
-	left, hit := s.newSet(), s.newSet()
-	copy(left, g.set)
-	n := g.n - s.settlePoints(g.chunk, left, hit)
-	if k, ok := s.p.Checkpoint(g.chunk); ok && n > 0 {
-		copy(hit, left)
-		n -= s.report(hit, n, uint32(g.chunk*prefix.ChunkTokens), k)
-		subtract(left, hit)
-	}
-	if g.chunk == 0 {
-		n = 0 // nothing before the start
-		clear(left)
-	}
-	copy(s.pending.set, left)
-	s.pending.chunk, s.pending.n = g.chunk-1, n
-	s.arena = s.arena[:min(mark, len(s.arena))]
-}
-
-// settlePoints reports the workers of left at the known ends within a chunk,
-// deep ones first, takes them out and returns their number.
-func (s *search) settlePoints(chunk int, left, hit []uint64) (found int) {
-	if chunk >= len(s.x.points) {
-		return 0
-	}
-	points := &s.x.points[chunk]
-	start := chunk * prefix.ChunkTokens
-	for i := len(points) - 1; i >= 0; i-- {
-		for word := points[i]; word != 0; {
-			bit := 63 - bits.LeadingZeros64(word)
-			word &^= 1 << bit
-			depth := start + i*64 + bit
-			k, ok := s.p.At(depth)
-			if !ok {
+	set.subtract(&s.part)
+	for i := s.part.lo; i < s.part.hi; i++ {
+		for w := s.part.words[i]; w != 0; w &= w - 1 {
+			slot := uint32(64*i + bits.TrailingZeros64(w))
+			e, ok := s.extent(slot, at)
+			if !ok { // it has become whole, or has gone
+				s.again = true
+				return
+			}
+			if e.UsableTokens = min(e.UsableTokens, at.depth); e.UsableTokens == 0 {
 				continue
 			}
-			n := s.x.held.intersect(hit, left, k)
-			if n == 0 {
-				continue
+			s.outOfOrder = true
+			s.groupOfOne(slot, Reuse{
+				Tokens: e.UsableTokens, LikelyTokens: e.UsableTokens,
+				GPUTokens: min(e.GPUTokens, e.UsableTokens), HostTokens: min(e.HostTokens, e.UsableTokens),
+				Unverified: s.x.slots.unverified[i].Load()>>(slot%64)&1 != 0,
+			})
+		}
+	}
+}
+
+// extent is that of a slot's key; false: nothing is recorded of it.
+func (s *Searcher) extent(slot uint32, at *point) (e summary.Extent, ok bool) {
+	for tries := 0; ; tries++ {
+		seg := s.x.slots.details(slot)
+		if seg == nil {
+			return e, false
+		}
+		seq, v, ok := seg.steady()
+		if !ok {
+			pause(tries)
+			continue
+		}
+		var d detail
+		if i, _ := v.find(at.at.word(), allBits); i >= 0 {
+			d = v.detailAt(i)
+		}
+		if seg.stable(seq) {
+			return d.extent, d.partial
+		}
+	}
+}
+
+// group reports a set of slots as a set of workers.
+func (s *Searcher) group(r Reuse, set *bitset) {
+	set.trim()
+	if set.lo == set.hi {
+		return
+	}
+	out := s.newSet()
+	others := false
+	out.lo, out.hi = set.lo, set.hi
+	for i := set.lo; i < set.hi; i++ {
+		w := set.words[i]
+		out.words[i] = w & s.x.slots.natural[i].Load()
+		others = others || out.words[i] != w
+	}
+	if others {
+		s.addOthers(&out, set)
+	}
+	s.groups = append(s.groups, Group{r, Workers{out.lo, out.words[out.lo:out.hi]}})
+}
+
+// addOthers adds the workers of those slots that are not of their number.
+func (s *Searcher) addOthers(out, set *bitset) {
+	for i := set.lo; i < set.hi; i++ {
+		for w := set.words[i] &^ s.x.slots.natural[i].Load(); w != 0; w &= w - 1 {
+			id := uint32(s.x.slots.owner(uint32(64*i + bits.TrailingZeros64(w))))
+			if int(id/64) < s.width { // else it joined during the search, which is repeated
+				out.put(id)
 			}
-			found += s.report(hit, n, uint32(depth), k)
-			subtract(left, hit)
-			if isEmpty(left) {
-				return found
-			}
 		}
 	}
-	return found
+	out.trim()
 }
 
-// report appends the workers of a set of n, all of which hold the prefix named
-// k, except those that cannot end a match there: they are taken out of the set.
-// It returns the number of the others.
-func (s *search) report(set []uint64, n int, depth uint32, k prefix.Key) int {
-	mark := len(s.arena)
-	other := s.newSet()
-	if s.x.notEnd.keys > 0 {
-		n -= s.x.notEnd.intersect(other, set, k)
-		subtract(set, other)
-	}
-	clear(other)
-	if s.x.unverified.keys > 0 {
-		s.x.unverified.intersect(other, set, k)
-	}
-	for i, word := range set {
-		for ; word != 0; word &= word - 1 {
-			w := uint32(i*64 + bits.TrailingZeros64(word))
-			s.dst = append(s.dst, Match{Worker: WorkerID(w), Tokens: depth, Predicted: has(other, w)})
-		}
-	}
-	s.arena = s.arena[:min(mark, len(s.arena))]
-	return n
-}
-
-func subtract(set, other []uint64) {
-	for i := range other {
-		set[i] &^= other[i]
-	}
-}
-
-// union adds other to set and returns the size.
-func union(set, other []uint64) (n int) {
-	for i := range set {
-		set[i] |= other[i]
-		n += bits.OnesCount64(set[i])
-	}
-	return n
-}
-
-func isEmpty(set []uint64) bool {
-	for _, word := range set {
-		if word != 0 {
-			return false
-		}
-	}
-	return true
+// groupOfOne reports one slot.
+func (s *Searcher) groupOfOne(slot uint32, r Reuse) {
+	id := uint32(s.x.slots.owner(slot))
+	s.arena = append(s.arena, 1<<(id%64))
+	n := len(s.arena)
+	s.groups = append(s.groups, Group{r, Workers{int(id / 64), s.arena[n-1 : n : n]}})
 }

@@ -1,273 +1,260 @@
 package prefixindex
 
 import (
-	"math/bits"
-
-	"waypost/gossip/prefix"
+	"sync/atomic"
+	"unsafe"
 )
 
-// WorkerID is a small dense number for a worker; sets are bitmaps over it.
-type WorkerID uint32
-
-// MaxWorkers bounds worker ids, since bitmaps grow to the highest one.
-const MaxWorkers = 1 << 16
-
-// segments splits the table, so that growing moves a small part at a time.
-const segments = 256
-
-// table maps keys to worker sets by open addressing. Up to two workers stand
-// in the slot itself; more have a bitmap in the slab.
-type table struct {
-	seed uint64 // odd; keeps workers from choosing keys that collide
-	segs [segments]segment
-	slab slab
-	keys int
-}
-
-type segment struct {
-	slots []slot // a power of two long, at most 3/4 used
-	used  int
-}
-
-// slot holds a key and its workers: a alone, a and b, or the bitmap number a
-// when b is inSlab.
-type slot struct {
-	key  prefix.Key // 0: free
-	a, b uint32
-}
-
+// A table of sets is split by hash into segments, so that a change is seen by
+// few readers and resizing moves little.
 const (
-	nobody = ^uint32(0)
-	inSlab = ^uint32(0) - 1
+	segmentBits = 12
+	segments    = 1 << segmentBits
 )
 
-func (t *table) place(k prefix.Key) (seg *segment, at uint64) {
-	h := uint64(k) * t.seed
-	return &t.segs[h>>56], h << 8
+// spot is where a key belongs: the number of its segment and its tag, in the
+// upper bits of a word. Keys of the same spot are the same key to a table; that
+// happens to a pair of them with probability 2^-40.
+type spot struct {
+	tag     uint64
+	segment uint32
 }
 
-// home is the slot where the search for a hash starts.
-func (s *segment) home(at uint64) int {
-	return int(at >> (64 - bits.Len(uint(len(s.slots)-1))) & uint64(len(s.slots)-1))
+// entry is what a table knows of a key.
+type entry struct {
+	members members
+	info    uint32 // see infoPoint
 }
 
-// find returns the slot of a key, or nil.
-func (t *table) find(k prefix.Key) *slot {
-	seg, at := t.place(k)
-	if len(seg.slots) == 0 {
-		return nil
+// A slot of a table is one word: the tag, two bits of kind and 34 more. They are
+// all there is to tell of a checkpoint or point that one worker lists: the
+// worker, and the offsets of up to two known points, or the point's own offset
+// and some bits of its checkpoint's tag. Else they are the handle of a block with
+// an entry in full.
+const (
+	tagMask uint64 = (1<<tagBits - 1) << tagShift
+
+	kindShift             = tagShift - 2
+	kindCheckpoint uint64 = 1 << kindShift
+	kindPoint      uint64 = 2 << kindShift
+	kindBlock      uint64 = 3 << kindShift
+	kindOf                = kindBlock
+
+	// payloadBits are beside the one worker.
+	payloadBits = kindShift - slotBits
+)
+
+// short returns an entry in one word, if it fits.
+func (e entry) short() (word uint64, ok bool) {
+	kind, payload := kindCheckpoint, e.info
+	if payload&infoPoint != 0 {
+		kind, payload = kindPoint, payload&^infoPoint
 	}
-	mask := len(seg.slots) - 1
-	for i := seg.home(at); ; i = (i + 1) & mask {
-		switch s := &seg.slots[i]; s.key {
-		case k:
-			return s
-		case 0:
-			return nil
+	if e.members&kindMask != oneMember || payload >= 1<<payloadBits {
+		return 0, false
+	}
+	return kind | uint64(e.members.first())<<payloadBits | uint64(payload), true
+}
+
+// entries are the blocks that hold entries in full. They hold nothing else, since
+// a reader that comes late must not take something else for an entry.
+type entries struct{ slab slab }
+
+// entryOf reads the entry that a word tells.
+func (b *entries) entryOf(word uint64) entry {
+	one := one(uint32(word>>payloadBits) & (maxSlots - 1))
+	payload := uint32(word) & (1<<payloadBits - 1)
+	switch word & kindOf {
+	case kindCheckpoint:
+		return entry{one, payload}
+	case kindPoint:
+		return entry{one, payload | infoPoint}
+	case kindBlock:
+		w := atomic.LoadUint64(&b.slab.words(handle(word) & anyHandle)[0])
+		return entry{members(w >> 32), uint32(w)}
+	}
+	return entry{}
+}
+
+// table maps keys to sets of worker slots.
+type table struct {
+	dir     [segments]segment
+	sets    *sets
+	points  *points
+	full    *entries
+	entries int // the writer's, as are the functions below
+}
+
+func (t *table) init(s *sets, p *points, e *entries) {
+	t.sets, t.points, t.full = s, p, e
+	for i := range t.dir {
+		t.dir[i].stride = 1
+	}
+}
+
+// place is a slot of a table.
+type place struct {
+	seg *segment
+	v   view
+	i   int // -1: the key is not there
+}
+
+// at finds the entry of a key.
+func (t *table) at(p spot) (place, entry) {
+	at := place{seg: &t.dir[p.segment]}
+	at.v = at.seg.view()
+	var word uint64
+	at.i, word = at.v.find(p.tag, tagMask)
+	return at, t.full.entryOf(word)
+}
+
+// set replaces an entry, between begin and end.
+func (t *table) set(at place, e entry) {
+	old := at.v.words[at.i]
+	word, ok := e.short()
+	switch wasBlock := old&kindOf == kindBlock; {
+	case ok:
+		at.v.store(at.i, old&tagMask|word)
+		if wasBlock {
+			t.full.slab.give(handle(old) & anyHandle)
 		}
-	}
-}
-
-// add puts a worker into the set of a key.
-func (t *table) add(k prefix.Key, w WorkerID) {
-	seg, at := t.place(k)
-	if 4*(seg.used+1) > 3*len(seg.slots) {
-		t.grow(seg)
-	}
-	mask := len(seg.slots) - 1
-	i := seg.home(at)
-	for seg.slots[i].key != 0 && seg.slots[i].key != k {
-		i = (i + 1) & mask
-	}
-	s := &seg.slots[i]
-	switch id := uint32(w); {
-	case s.key == 0:
-		*s = slot{key: k, a: id, b: nobody}
-		seg.used++
-		t.keys++
-	case s.b == inSlab:
-		t.slab.set(s.a, w)
-	case s.a == id || s.b == id:
-	case s.b == nobody:
-		s.b = id
+	case wasBlock:
+		t.full.set(handle(old)&anyHandle, e)
 	default:
-		n := t.slab.take()
-		t.slab.set(n, WorkerID(s.a))
-		t.slab.set(n, WorkerID(s.b))
-		t.slab.set(n, w)
-		s.a, s.b = n, inSlab
+		at.v.store(at.i, old&tagMask|t.block(e))
 	}
 }
 
-func (t *table) grow(seg *segment) {
-	old := seg.slots
-	seg.slots = make([]slot, max(16, 2*len(old)))
-	mask := len(seg.slots) - 1
-	for _, s := range old {
-		if s.key == 0 {
-			continue
-		}
-		_, at := t.place(s.key)
-		i := seg.home(at)
-		for seg.slots[i].key != 0 {
-			i = (i + 1) & mask
-		}
-		seg.slots[i] = s
+// block puts an entry into a block and returns the word for it.
+func (t *table) block(e entry) uint64 {
+	h := t.full.slab.take(0)
+	t.full.set(h, e)
+	return kindBlock | uint64(h)
+}
+
+func (b *entries) set(h handle, e entry) {
+	atomic.StoreUint64(&b.slab.words(h)[0], uint64(e.members)<<32|uint64(e.info))
+}
+
+// add puts a worker slot into the set of a key and sets bits of its info. It
+// reports whether the worker slot was not in it, and the info.
+func (t *table) add(p spot, id, info uint32) (added bool, now uint32) {
+	at, e := t.at(p)
+	if at.i < 0 {
+		t.create(at.seg, p.tag, entry{one(id), info})
+		return true, info
+	}
+	info &= infoPredicted | infoPartial // what else it says is there already
+	if e.info|info == e.info && t.sets.has(e.members, id) {
+		return false, e.info
+	}
+	at.seg.begin()
+	e.info |= info
+	e.members, added = t.sets.add(e.members, id)
+	t.set(at, e)
+	at.seg.end()
+	return added, e.info
+}
+
+func (t *table) create(s *segment, tag uint64, e entry) {
+	if s.isFull() {
+		s.resize()
+	}
+	word, ok := e.short()
+	if !ok {
+		word = t.block(e)
+	}
+	s.begin()
+	s.put(tag | word)
+	s.end()
+	t.entries++
+}
+
+// remove takes a worker slot out of the set of a key, and the key with its last
+// one. It reports whether the worker slot was in it, whether the key is gone, and
+// the info it had.
+func (t *table) remove(p spot, id uint32) (removed, gone bool, info uint32) {
+	at, e := t.at(p)
+	if at.i < 0 || !t.sets.has(e.members, id) {
+		return false, false, 0
+	}
+	gone = t.removeAt(at, e, id)
+	if at.seg.isSparse() {
+		at.seg.resize()
+	}
+	return true, gone, e.info
+}
+
+// removeAt is remove of a member.
+func (t *table) removeAt(at place, e entry, id uint32) (gone bool) {
+	at.seg.begin()
+	defer at.seg.end()
+	e.members, _ = t.sets.remove(e.members, id)
+	if e.members != 0 {
+		t.set(at, e)
+		return false
+	}
+	t.points.release(e.info)
+	if word := at.v.words[at.i]; word&kindOf == kindBlock {
+		t.full.slab.give(handle(word) & anyHandle)
+	}
+	at.seg.remove(at.i)
+	t.entries--
+	return true
+}
+
+// has reports whether a worker slot is in the set of a key.
+func (t *table) has(p spot, id uint32) bool {
+	at, e := t.at(p)
+	return at.i >= 0 && t.sets.has(e.members, id)
+}
+
+// clearInfo clears bits of the info of a key, if it is there.
+func (t *table) clearInfo(p spot, info uint32) {
+	if at, e := t.at(p); at.i >= 0 && e.info&info != 0 {
+		t.setInfo(at, e, e.info&^info)
 	}
 }
 
-// remove takes a worker out of the set of a key, and the key with its last one.
-func (t *table) remove(k prefix.Key, w WorkerID) {
-	s := t.find(k)
-	if s == nil {
-		return
-	}
-	switch id := uint32(w); {
-	case s.b == inSlab:
-		t.slab.unset(s.a, w)
-		if t.slab.counts[s.a] == 2 {
-			n := s.a
-			s.a, s.b = t.slab.pair(n)
-			t.slab.give(n)
-		}
-	case s.b == id:
-		s.b = nobody
-	case s.a == id && s.b != nobody:
-		s.a, s.b = s.b, nobody
-	case s.a == id:
-		t.free(k)
-	}
+func (t *table) setInfo(at place, e entry, info uint32) {
+	at.seg.begin()
+	e.info = info
+	t.set(at, e)
+	at.seg.end()
 }
 
-// free empties a slot and closes the gap behind it.
-func (t *table) free(k prefix.Key) {
-	seg, at := t.place(k)
-	mask := len(seg.slots) - 1
-	i := seg.home(at)
-	for seg.slots[i].key != k {
-		i = (i + 1) & mask
-	}
-	for j := (i + 1) & mask; seg.slots[j].key != 0; j = (j + 1) & mask {
-		_, at := t.place(seg.slots[j].key)
-		if home := seg.home(at); (j-home)&mask >= (j-i)&mask {
-			seg.slots[i] = seg.slots[j]
-			i = j
-		}
-	}
-	seg.slots[i] = slot{}
-	seg.used--
-	t.keys--
-}
-
-// intersect sets dst to cur ∩ the set of k and returns its size. dst may be cur.
-func (t *table) intersect(dst, cur []uint64, k prefix.Key) int {
-	s := t.find(k)
-	if s != nil && s.b == inSlab {
-		n := 0
-		set := t.slab.sets[s.a]
-		for i := range dst {
-			var word uint64
-			if i < len(set) {
-				word = set[i] & cur[i]
-			}
-			dst[i] = word
-			n += bits.OnesCount64(word)
-		}
-		return n
-	}
-	var a, b bool
-	if s != nil {
-		a = has(cur, s.a)
-		b = s.b != nobody && has(cur, s.b)
-	}
-	clear(dst)
-	n := 0
-	if a {
-		dst[s.a/64] |= 1 << (s.a % 64)
-		n++
-	}
-	if b {
-		dst[s.b/64] |= 1 << (s.b % 64)
-		n++
+// bytes is the memory of a table without blocks.
+func (t *table) bytes() int {
+	n := int(unsafe.Sizeof(t.dir))
+	for i := range t.dir {
+		n += 8 * len(t.dir[i].view().words)
 	}
 	return n
 }
 
-func has(set []uint64, id uint32) bool {
-	return int(id/64) < len(set) && set[id/64]>>(id%64)&1 != 0
+// ahead asks for the memory of several spots before it is used, so that waiting
+// for one is waiting for all: that is most of what searches and changes take.
+type ahead struct {
+	at  [aheadSpots]*uint64
+	n   int
+	sum uint64 // keeps the loads from being left out
 }
 
-// contains says whether a worker is in the set of a key.
-func (t *table) contains(k prefix.Key, w WorkerID) bool {
-	s := t.find(k)
-	switch {
-	case s == nil:
-		return false
-	case s.b == inSlab:
-		return has(t.slab.sets[s.a], uint32(w))
-	}
-	return s.a == uint32(w) || s.b == uint32(w)
-}
+const aheadSpots = 32
 
-// slab holds the bitmaps of sets with three workers or more.
-type slab struct {
-	sets   [][]uint64
-	counts []uint32
-	unused []uint32
-}
-
-func (b *slab) take() uint32 {
-	if n := len(b.unused); n > 0 {
-		id := b.unused[n-1]
-		b.unused = b.unused[:n-1]
-		return id
-	}
-	b.sets = append(b.sets, nil)
-	b.counts = append(b.counts, 0)
-	return uint32(len(b.sets) - 1)
-}
-
-func (b *slab) give(id uint32) {
-	clear(b.sets[id])
-	b.counts[id] = 0
-	b.unused = append(b.unused, id)
-}
-
-func (b *slab) set(id uint32, w WorkerID) {
-	for int(w/64) >= len(b.sets[id]) {
-		b.sets[id] = append(b.sets[id], 0)
-	}
-	word, bit := &b.sets[id][w/64], uint64(1)<<(w%64)
-	if *word&bit == 0 {
-		*word |= bit
-		b.counts[id]++
+// add notes a spot, if there is room.
+func (a *ahead) add(t *table, p spot) {
+	_, v, ok := t.dir[p.segment].steady()
+	if ok && v.slots > 0 && a.n < aheadSpots {
+		a.at[a.n] = &v.words[v.home(p.tag)]
+		a.n++
 	}
 }
 
-func (b *slab) unset(id uint32, w WorkerID) {
-	if has(b.sets[id], uint32(w)) {
-		b.sets[id][w/64] &^= 1 << (w % 64)
-		b.counts[id]--
+// ask asks for all spots noted.
+func (a *ahead) ask() {
+	for _, p := range a.at[:a.n] {
+		a.sum += atomic.LoadUint64(p)
 	}
-}
-
-// pair returns the two members of a set of two.
-func (b *slab) pair(id uint32) (x, y uint32) {
-	x, y = nobody, nobody
-	for i, word := range b.sets[id] {
-		for ; word != 0; word &= word - 1 {
-			x, y = y, uint32(i*64+bits.TrailingZeros64(word))
-		}
-	}
-	return x, y
-}
-
-// put changes whether a worker is in the set of a key.
-func (t *table) put(k prefix.Key, w WorkerID, was, is bool) {
-	switch {
-	case is && !was:
-		t.add(k, w)
-	case was && !is:
-		t.remove(k, w)
-	}
+	a.n = 0
 }

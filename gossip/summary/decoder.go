@@ -1,37 +1,15 @@
 package summary
 
 import (
-	"cmp"
+	"encoding/binary"
+	"encoding/hex"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"waypost/gossip/prefix"
 )
-
-// Sink is where a decoder writes the keys of one rank. Each key is added once
-// until it is removed.
-type Sink interface {
-	// Add tells that the prefix named k, depthTokens long, is held and that a
-	// match may end there.
-	Add(k prefix.Key, depthTokens uint32)
-	// Remove takes back an Add, or an AddResident.
-	Remove(k prefix.Key)
-	// Reset takes back all of them.
-	Reset()
-}
-
-// ResidentSink is a Sink that wants to know as well of checkpoints at which no
-// match may end although everything up to there is held: the engine's blocks
-// end elsewhere, or a window group lacks them. They lead a search to the ends
-// behind them. A plain Sink is told ends only.
-type ResidentSink interface {
-	Sink
-	// AddResident tells that a prefix is held at which no match may end.
-	AddResident(k prefix.Key, depthTokens uint32)
-	// SetEnd changes whether a match may end at an added key.
-	SetEnd(k prefix.Key, end bool)
-}
 
 // Result is what became of a frame.
 type Result uint8
@@ -70,56 +48,73 @@ func (r Result) String() string {
 	return "no result"
 }
 
+// FrameMemoryFactor bounds the memory of a decoder: what it keeps is at most
+// this many times the bytes of the frames that built it, and 8 KiB. MaxRuns and
+// MaxKeys bound it besides.
+const FrameMemoryFactor = 32
+
 // Decoder applies the stream of one rank to a sink: each frame once and in
-// order. Its memory is at most about 16 times the bytes of the frames that
-// built its set, and MaxKeys bounds the set. It is not safe for concurrent use.
+// order. It is not safe for concurrent use.
 type Decoder struct {
-	sink      Sink
-	residents ResidentSink // nil: ends only
-	keyID     uint32
-	checkKey  bool
+	sink   IndexSink
+	accept []uint32 // ids of the cluster keys followed, the preferred one first; none: any
+	keyID  uint32   // of the tree's keys
 
-	have    bool // set equals the stream at (epoch, seq)
-	epoch   uint32
-	seq     uint64
-	former  uint32 // epoch before this one
-	streams int    // epochs seen, counted up to 2
-	set     keySet
-	age     time.Duration
+	tree  tree
+	have  bool // tree equals the stream at (epoch, seq)
+	epoch uint32
+	seq   uint64
+	age   time.Duration
 
-	building *building
-}
-
-// building is a snapshot of which parts are missing.
-type building struct {
-	epoch  uint32
-	seq    uint64
-	digest uint32
-	parts  uint64
-	set    keySet
+	building *builder
 }
 
 // NewDecoder returns a decoder that has seen nothing.
-func NewDecoder(s Sink) *Decoder {
-	d := &Decoder{sink: s, set: newKeySet()}
-	d.residents, _ = s.(ResidentSink)
-	return d
+func NewDecoder(s IndexSink) *Decoder { return &Decoder{sink: s} }
+
+// RequireKey makes the decoder refuse frames without fingerprints made with k.
+func (d *Decoder) RequireKey(k prefix.ClusterKey) { d.RequireKeys(k) }
+
+// RequireKeys makes the decoder follow one of some cluster keys: on a snapshot
+// the first of them that it offers, and then the same until the stream drops
+// it, or this list does. Either asks for a snapshot; what is held stays
+// meanwhile.
+func (d *Decoder) RequireKeys(keys ...prefix.ClusterKey) {
+	d.accept = d.accept[:0]
+	for _, k := range keys {
+		d.accept = append(d.accept, k.IDUint32())
+	}
+	if !slices.Contains(d.accept, d.keyID) {
+		d.have = false
+	}
 }
 
-// RequireKey makes the decoder refuse frames made with another cluster key.
-func (d *Decoder) RequireKey(k prefix.ClusterKey) {
-	d.keyID, d.checkKey = k.IDUint32(), true
-}
+// KeyID is the id of the cluster key followed, as [prefix.ClusterKey.IDUint32]
+// tells it; it means nothing before the first snapshot.
+func (d *Decoder) KeyID() uint32 { return d.keyID }
 
 // Have tells which frame of which stream the sink equals. It reports false
-// before the first snapshot and after a digest mismatch: then only a snapshot
-// helps, and what the sink holds is the best known meanwhile.
+// before the first snapshot, after a digest mismatch and when the stream ceased
+// to serve the cluster key followed: then only a snapshot helps, and what the
+// sink holds is the best known meanwhile.
 func (d *Decoder) Have() (epoch uint32, seq uint64, ok bool) {
 	return d.epoch, d.seq, d.have
 }
 
-// Keys is the number of keys held, those of the sink.
-func (d *Decoder) Keys() int { return len(d.set.keys) }
+// Keys is the number of keys held, those of the sink; Runs that of the runs.
+func (d *Decoder) Keys() int { return d.tree.keys }
+
+// Runs is the number of runs held.
+func (d *Decoder) Runs() int { return d.tree.live }
+
+// MemoryBytes is what the decoder keeps on the heap, itself not counted.
+func (d *Decoder) MemoryBytes() int {
+	n := d.tree.memoryBytes() + cap(d.accept)*4
+	if d.building != nil {
+		n += d.building.tree.memoryBytes() + cap(d.building.path)*4
+	}
+	return n
+}
 
 // Age is how old the oldest fact in the latest applied frame was when the frame
 // was built.
@@ -128,184 +123,266 @@ func (d *Decoder) Age() time.Duration { return d.age }
 // Apply takes the next frame. An error wraps [ErrFrame] or [ErrKeyID]; then
 // nothing changed.
 func (d *Decoder) Apply(b []byte) (Result, error) {
-	f, err := parse(b)
+	h, body, err := parseHeader(b)
 	if err != nil {
 		return 0, err
 	}
-	if d.checkKey && f.keyID != d.keyID {
-		return 0, fmt.Errorf("%w: frame of key id %08x, this side has %08x", ErrKeyID, byteOrder(f.keyID), byteOrder(d.keyID))
+	at, err := d.choose(&h)
+	if err != nil {
+		return 0, err
 	}
-	if d.streams > 1 && f.epoch == d.former && f.epoch != d.epoch {
-		return Duplicate, nil
+	if h.kind == kindSnapshot {
+		return d.applySnapshot(&h, body, at)
 	}
-	if f.kind == kindSnapshot {
-		return d.applySnapshot(&f)
-	}
-	return d.applyDelta(&f)
+	return d.applyDelta(&h, body, at)
 }
 
-// byteOrder turns an id as read from a frame into the number whose hex digits
-// are the id as people see it.
-func byteOrder(id uint32) uint32 {
-	return id>>24 | id>>8&0xff00 | id<<8&0xff0000 | id<<24
+// choose finds the fingerprints to follow. A delta without those followed so
+// far, but with others that would do, gives index -1.
+func (d *Decoder) choose(h *header) (place, error) {
+	at := place{index: -1, keys: h.keys}
+	if d.have {
+		at.index = h.keyIndex(d.keyID)
+	}
+	if h.kind == kindDelta && at.index >= 0 {
+		return at, nil
+	}
+	if len(d.accept) == 0 {
+		if h.kind == kindSnapshot && at.index < 0 {
+			at.index = 0
+		}
+		return at, nil
+	}
+	for _, id := range d.accept {
+		if i := h.keyIndex(id); i >= 0 {
+			if h.kind == kindSnapshot {
+				at.index = i
+			}
+			return at, nil
+		}
+	}
+	return at, fmt.Errorf("%w: frame has key id %s, this side follows %s", ErrKeyID, idText(h.keyIDs[:h.keys]), idText(d.accept))
 }
 
-func (d *Decoder) applyDelta(f *frame) (Result, error) {
+// idText shows key ids as people see them.
+func idText(ids []uint32) string {
+	words := make([]string, len(ids))
+	for i, id := range ids {
+		words[i] = hex.EncodeToString(binary.LittleEndian.AppendUint32(nil, id))
+	}
+	return strings.Join(words, " and ")
+}
+
+func (d *Decoder) applyDelta(h *header, body []byte, at place) (Result, error) {
 	switch {
-	case !d.have || f.epoch != d.epoch || f.seq > d.seq+1:
-		return Gap, nil
-	case f.seq <= d.seq:
+	case d.have && h.epoch == d.epoch && h.seq <= d.seq:
 		return Duplicate, nil
+	case at.index < 0: // the cluster key followed is not served any more
+		d.have = false
+		return Gap, nil
+	case h.epoch != d.epoch || h.seq > d.seq+1:
+		return Gap, nil
 	}
-	if f.flags&flagClear != 0 {
-		d.set.reset()
-		d.sink.Reset()
+	e := newEditor(&d.tree, at, true)
+	defer e.release()
+	reset := h.flags&flagClear != 0
+	if len(body) > 0 || reset {
+		d.tree.copyTo(&e.backup)
+		if reset {
+			d.tree.reset()
+		}
+		if err := e.apply(&reader{b: body}); err != nil {
+			e.backup.copyTo(&d.tree)
+			return 0, err
+		}
+		e.tell(d.sink, reset)
 	}
-	f.eachRemove(func(k prefix.Key) {
-		if e, ok := d.set.remove(k); ok {
-			d.sinkRemove(e)
-		}
-	})
-	f.eachAdd(func(e entry) {
-		if len(d.set.keys) < MaxKeys && d.set.add(e) {
-			d.sinkAdd(e)
-		}
-	})
-	d.seq, d.age = f.seq, f.age()
-	if d.set.digest != f.digest {
+	d.seq, d.age = h.seq, h.age()
+	if d.tree.digest != h.digests[at.index] {
 		d.have = false
 		return DigestMismatch, nil
 	}
 	return Applied, nil
 }
 
-func (d *Decoder) applySnapshot(f *frame) (Result, error) {
-	if d.have && f.epoch == d.epoch && f.seq <= d.seq {
+func (d *Decoder) applySnapshot(h *header, body []byte, at place) (Result, error) {
+	if d.have && h.epoch == d.epoch && h.seq <= d.seq && h.keyIDs[at.index] == d.keyID {
 		d.building = nil
 		return Duplicate, nil
 	}
-	if f.part == 0 {
-		d.building = &building{epoch: f.epoch, seq: f.seq, digest: f.digest, set: newKeySet()}
+	if h.part == 0 {
+		d.building = &builder{head: *h}
 	}
-	n := d.building
-	if n == nil || n.epoch != f.epoch || n.seq != f.seq || n.digest != f.digest || n.parts != f.part {
+	g := d.building
+	if g == nil || !g.continues(h) {
 		d.building = nil
 		return Gap, nil
 	}
-	n.parts++
-	if len(n.set.keys)+f.addCount > MaxKeys {
+	if err := g.take(body, at); err != nil {
 		d.building = nil
-		return 0, fmt.Errorf("%w: snapshot: more than %d keys", ErrFrame, MaxKeys)
+		return 0, err
 	}
-	f.eachAdd(func(e entry) { n.set.add(e) })
-	if f.flags&flagLast == 0 {
+	if h.flags&flagLast == 0 {
 		return Snapshotting, nil
 	}
 	d.building = nil
-	if n.set.digest != n.digest {
+	if g.tree.digest != h.digests[at.index] {
 		return DigestMismatch, nil
 	}
-	d.swap(n.set)
-	if d.streams == 0 || f.epoch != d.epoch {
-		d.former, d.streams = d.epoch, min(d.streams+1, 2)
-	}
-	d.have, d.epoch, d.seq = true, f.epoch, f.seq
-	d.age = f.age()
+	d.swap(&g.tree)
+	d.keyID = h.keyIDs[at.index]
+	d.have, d.epoch, d.seq, d.age = true, h.epoch, h.seq, h.age()
 	return Applied, nil
 }
 
-// swap turns the old set into the new one at the sink by the difference only,
-// additions first: what both hold is never missing.
-func (d *Decoder) swap(to keySet) {
-	var adds, removes []entry
-	for k, v := range to.keys {
-		old, ok := d.set.keys[k]
+// continues says whether a part is the next one of the same snapshot.
+func (g *builder) continues(h *header) bool {
+	same := g.head
+	same.flags, same.ageMs, same.part = h.flags, h.ageMs, h.part
+	return same == *h && h.part == g.parts
+}
+
+// swap turns the old tree into the new one at the sink by the difference only.
+func (d *Decoder) swap(to *tree) {
+	e := newEditor(to, place{}, true)
+	defer e.release()
+	e.difference(&d.tree, to)
+	e.tell(d.sink, false)
+	d.tree = *to
+}
+
+// Snapshot returns frames that rebuild what the decoder holds, for a coordinator
+// that starts: they carry the stream's epoch and seq. It reports false when it
+// does not know its position.
+func (d *Decoder) Snapshot() ([][]byte, bool) {
+	if !d.have {
+		return nil, false
+	}
+	h := header{
+		kind: kindSnapshot, keys: 1, keyIDs: [maxClusterKeys]uint32{d.keyID}, digests: [maxClusterKeys]uint32{d.tree.digest},
+		epoch: d.epoch, seq: d.seq, ageMs: wholeMs(d.age),
+	}
+	return snapshotFrames(h, []*tree{&d.tree}, nil), true
+}
+
+// snapshotFrames writes a snapshot. Trees differ in their cluster key only.
+func snapshotFrames(h header, trees []*tree, heat []uint64) [][]byte {
+	frames := snapshotBodies(trees, heat)
+	for i, body := range frames {
+		h.part, h.flags = uint64(i), 0
+		if i == len(frames)-1 {
+			h.flags = flagLast
+		}
+		frames[i] = append(appendHeader(make([]byte, 0, headerMax+len(body)), h), body...)
+	}
+	return frames
+}
+
+// Difference is what two sides of a stream disagree about.
+type Difference struct {
+	// Seq is the frame that the compared snapshot equals.
+	Seq uint64
+	// Both, OnlyHere and OnlyThere count keys: held by both sides, by the
+	// decoder alone, by the snapshot alone.
+	Both, OnlyHere, OnlyThere int
+	// Extents counts keys of both whose extents differ.
+	Extents int
+	// Here and There are up to 16 of the keys that one side holds alone.
+	Here, There []HeldKey
+}
+
+// HeldKey is one key as a decoder holds it.
+type HeldKey struct {
+	Key         IndexKey
+	DepthTokens uint32
+}
+
+// maxListed bounds the keys that a Difference lists.
+const maxListed = 16
+
+// Compare compares, key by key, with a snapshot of the same stream and changes
+// nothing. The snapshot must equal what the decoder has: same epoch and seq.
+// Otherwise, and for a frame that Apply would refuse, it returns an error.
+func (d *Decoder) Compare(frames [][]byte) (Difference, error) {
+	var diff Difference
+	var g *builder
+	for _, b := range frames {
+		h, body, err := parseHeader(b)
+		if err != nil {
+			return diff, err
+		}
+		i := h.keyIndex(d.keyID)
 		switch {
-		case !ok:
-			adds = append(adds, v.entry(k))
-		case old.end != v.end:
-			d.sinkSetEnd(v.entry(k))
+		case i < 0:
+			return diff, fmt.Errorf("%w: snapshot has key id %s, this side follows %s", ErrKeyID, idText(h.keyIDs[:h.keys]), idText([]uint32{d.keyID}))
+		case h.kind != kindSnapshot:
+			return diff, fmt.Errorf("%w: kind: a delta among the frames of a snapshot", ErrFrame)
+		case !d.have || h.epoch != d.epoch || h.seq != d.seq:
+			return diff, fmt.Errorf("%w: seq: snapshot of epoch %d seq %d, this side has epoch %d seq %d (known: %v)", ErrFrame, h.epoch, h.seq, d.epoch, d.seq, d.have)
+		case h.part == 0:
+			g = &builder{head: h}
+		}
+		if g == nil || !g.continues(&h) {
+			return diff, fmt.Errorf("%w: part: %d is not the next one", ErrFrame, h.part)
+		}
+		if err := g.take(body, place{i, h.keys}); err != nil {
+			return diff, err
+		}
+		diff.Seq = h.seq
+	}
+	if g == nil {
+		return diff, fmt.Errorf("%w: a snapshot without frames", ErrFrame)
+	}
+	d.compare(&g.tree, &diff)
+	return diff, nil
+}
+
+func (d *Decoder) compare(there *tree, diff *Difference) {
+	count := map[HeldKey]int{}
+	for _, m := range there.all(nil) {
+		count[HeldKey{m.key, m.depth}]++
+	}
+	for _, m := range d.tree.all(nil) {
+		k := HeldKey{m.key, m.depth}
+		if count[k] > 0 {
+			count[k]--
+			diff.Both++
+			continue
+		}
+		diff.OnlyHere++
+		if len(diff.Here) < maxListed {
+			diff.Here = append(diff.Here, k)
 		}
 	}
-	for k, v := range d.set.keys {
-		if _, ok := to.keys[k]; !ok {
-			removes = append(removes, v.entry(k))
+	for _, m := range there.all(nil) {
+		if k := (HeldKey{m.key, m.depth}); count[k] > 0 {
+			count[k]--
+			diff.OnlyThere++
+			if len(diff.There) < maxListed {
+				diff.There = append(diff.There, k)
+			}
 		}
 	}
-	slices.SortFunc(adds, compareEntries)
-	slices.SortFunc(removes, func(a, b entry) int { return cmp.Compare(b.depth, a.depth) })
-	for _, e := range adds {
-		d.sinkAdd(e)
+	e := newEditor(there, place{}, true)
+	defer e.release()
+	e.extents(&d.tree, there)
+	diff.Extents = len(e.changes)
+}
+
+// EachKey calls do for every key held, a key held twice twice. branch marks
+// points at which runs fork.
+func (d *Decoder) EachKey(do func(k HeldKey, x Extent, branch bool)) { d.tree.eachKey(do) }
+
+func (t *tree) eachKey(do func(k HeldKey, x Extent, branch bool)) {
+	var ms []mark
+	for i := range t.runs {
+		r := &t.runs[i]
+		if r.end() == 0 {
+			continue
+		}
+		ms = t.marks(r, r.start(), ms[:0])
+		for _, m := range ms {
+			do(HeldKey{m.key, m.depth}, t.extent(uint32(i), m.depth), m.branch)
+		}
 	}
-	for _, e := range removes {
-		d.sinkRemove(e)
-	}
-	d.set = to
-}
-
-func (d *Decoder) sinkAdd(e entry) {
-	switch {
-	case e.end:
-		d.sink.Add(e.key, e.depth)
-	case d.residents != nil:
-		d.residents.AddResident(e.key, e.depth)
-	}
-}
-
-func (d *Decoder) sinkRemove(e entry) {
-	if e.end || d.residents != nil {
-		d.sink.Remove(e.key)
-	}
-}
-
-func (d *Decoder) sinkSetEnd(e entry) {
-	switch {
-	case d.residents != nil:
-		d.residents.SetEnd(e.key, e.end)
-	case e.end:
-		d.sink.Add(e.key, e.depth)
-	default:
-		d.sink.Remove(e.key)
-	}
-}
-
-// keySet is a set of entries with its digest.
-type keySet struct {
-	keys   map[prefix.Key]keyValue
-	digest uint32
-}
-
-type keyValue struct {
-	depth uint32
-	end   bool
-}
-
-func (v keyValue) entry(k prefix.Key) entry { return entry{key: k, depth: v.depth, end: v.end} }
-
-func newKeySet() keySet { return keySet{keys: map[prefix.Key]keyValue{}} }
-
-// add reports false if the key is there already.
-func (s *keySet) add(e entry) bool {
-	if _, dup := s.keys[e.key]; dup {
-		return false
-	}
-	s.keys[e.key] = keyValue{e.depth, e.end}
-	s.digest += e.mix()
-	return true
-}
-
-// remove reports false if the key is not there.
-func (s *keySet) remove(k prefix.Key) (entry, bool) {
-	v, ok := s.keys[k]
-	if !ok {
-		return entry{}, false
-	}
-	delete(s.keys, k)
-	s.digest -= v.entry(k).mix()
-	return v.entry(k), true
-}
-
-func (s *keySet) reset() {
-	clear(s.keys)
-	s.digest = 0
 }

@@ -1,327 +1,369 @@
 package summary
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"maps"
-	"math/rand/v2"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+	"unsafe"
 
 	"waypost/gossip/prefix"
 )
 
-// countSink counts its keys.
-type countSink struct{ adds, removes, resets int }
-
-func (s *countSink) Add(prefix.Key, uint32) { s.adds++ }
-func (s *countSink) Remove(prefix.Key)      { s.removes++ }
-func (s *countSink) Reset()                 { s.resets++ }
-
-// setSink is a plain set.
-type setSink map[prefix.Key]uint32
-
-func (s setSink) Add(k prefix.Key, d uint32) { s[k] = d }
-func (s setSink) Remove(k prefix.Key)        { delete(s, k) }
-func (s setSink) Reset()                     { clear(s) }
-
-func delta(seq uint64, flags uint8, digest uint32, removes, adds []entry) []byte {
-	h := header{kind: kindDelta, flags: flags, keyID: testKey.IDUint32(), epoch: 9, seq: seq, digest: digest}
-	return appendEntries(appendKeys(appendHeader(nil, h), removes), adds)
-}
-
-func snapshotPart(seq, part uint64, last bool, digest uint32, adds []entry) []byte {
-	h := header{kind: kindSnapshot, keyID: testKey.IDUint32(), epoch: 9, seq: seq, digest: digest, part: part}
-	if last {
-		h.flags = flagLast
-	}
-	return appendEntries(appendHeader(nil, h), adds)
-}
-
-// expect applies a frame and checks the result and what Have says after it.
-func expect(t *testing.T, d *Decoder, name string, b []byte, want Result, wantSeq uint64, wantOK bool) {
-	t.Helper()
-	got, err := d.Apply(b)
-	if got != want || err != nil {
-		t.Errorf("%s: %v, %v, want %v", name, got, err, want)
-	}
-	if _, seq, ok := d.Have(); seq != wantSeq || ok != wantOK {
-		t.Errorf("%s: have seq %d, %v, want %d, %v", name, seq, ok, wantSeq, wantOK)
-	}
-}
+var (
+	keyOf100 = point24(100, 0x030201)
+	keyOf200 = point24(200, 0x060504)
+)
 
 func TestOrder(t *testing.T) {
-	a, b := entry{key: 5, depth: 512, end: true}, entry{key: 6, depth: 600, end: true}
-	sink := setSink{}
+	sink := newKeySink()
 	d := NewDecoder(sink)
-	expect(t, d, "delta before any snapshot", delta(1, 0, 0, nil, nil), Gap, 0, false)
-	expect(t, d, "snapshot", snapshotPart(4, 0, true, a.mix(), []entry{a}), Applied, 4, true)
-	expect(t, d, "old delta", delta(4, 0, 0, []entry{a}, nil), Duplicate, 4, true)
-	expect(t, d, "delta from the future", delta(6, 0, 0, []entry{a}, nil), Gap, 4, true)
-	expect(t, d, "next delta", delta(5, 0, a.mix()+b.mix(), nil, []entry{b}), Applied, 5, true)
-	expect(t, d, "again", delta(5, 0, a.mix()+b.mix(), nil, []entry{b}), Duplicate, 5, true)
-	expect(t, d, "clear with a new key", delta(6, flagClear, b.mix(), nil, []entry{b}), Applied, 6, true)
-	if len(sink) != 1 || sink[6] != 600 {
-		t.Errorf("sink holds %v", sink)
+	expect(t, d, "delta before any snapshot", deltaFrame(1, 0, 0, ops()), Gap, 0, false)
+	expect(t, d, "snapshot", snapshotFrame(4, 0, true, keyOf100.mix(), ops().record(0, 1, 100, 1, 2, 3)), Applied, 4, true)
+	expect(t, d, "old delta", deltaFrame(4, 0, 0, ops().del(1)), Duplicate, 4, true)
+	expect(t, d, "delta from the future", deltaFrame(6, 0, 0, ops().del(1)), Gap, 4, true)
+	both := keyOf100.mix() + keyOf200.mix()
+	expect(t, d, "next delta", deltaFrame(5, 0, both, ops().ext(1, 100, 4, 5, 6)), Applied, 5, true)
+	expect(t, d, "again", deltaFrame(5, 0, both, ops().ext(1, 100, 4, 5, 6)), Duplicate, 5, true)
+	if !maps.Equal(sink.held, map[HeldKey]int{{keyOf100, 100}: 1, {keyOf200, 200}: 1}) {
+		t.Errorf("sink holds %v", sink.held)
 	}
-	expect(t, d, "old snapshot", snapshotPart(5, 0, true, 0, nil), Duplicate, 6, true)
+	expect(t, d, "clear with a new run", deltaFrame(6, flagClear, keyOf200.mix(), ops().root(200, 4, 5, 6)), Applied, 6, true)
+	if !maps.Equal(sink.held, map[HeldKey]int{{keyOf200, 200}: 1}) || d.Runs() != 1 {
+		t.Errorf("sink holds %v", sink.held)
+	}
+	expect(t, d, "old snapshot", snapshotFrame(5, 0, true, 0, ops()), Duplicate, 6, true)
 }
 
 func TestDigestMismatchKeepsWhatIsKnown(t *testing.T) {
-	a, b := entry{key: 5, depth: 512, end: true}, entry{key: 6, depth: 600, end: true}
-	sink := setSink{}
+	sink := newKeySink()
 	d := NewDecoder(sink)
-	expect(t, d, "snapshot", snapshotPart(4, 0, true, a.mix(), []entry{a}), Applied, 4, true)
-	expect(t, d, "wrong digest", delta(5, 0, 77, nil, []entry{b}), DigestMismatch, 5, false)
-	if len(sink) != 2 {
-		t.Errorf("sink holds %v", sink)
+	expect(t, d, "snapshot", snapshotFrame(4, 0, true, keyOf100.mix(), ops().record(0, 1, 100, 1, 2, 3)), Applied, 4, true)
+	expect(t, d, "wrong digest", deltaFrame(5, 0, 77, ops().ext(1, 100, 4, 5, 6)), DigestMismatch, 5, false)
+	expect(t, d, "delta after it", deltaFrame(6, 0, 77, ops()), Gap, 5, false)
+	expect(t, d, "wrong snapshot", snapshotFrame(6, 0, true, 1, ops()), DigestMismatch, 5, false)
+	if len(sink.held) != 2 {
+		t.Errorf("sink holds %v: a mismatch must not blind", sink.held)
 	}
-	expect(t, d, "delta after it", delta(6, 0, 77, nil, nil), Gap, 5, false)
-	expect(t, d, "wrong snapshot", snapshotPart(6, 0, true, 1, nil), DigestMismatch, 5, false)
-	if len(sink) != 2 {
-		t.Errorf("a wrong snapshot changed the sink: %v", sink)
+	expect(t, d, "snapshot of an earlier seq", snapshotFrame(3, 0, true, keyOf200.mix(), ops().record(0, 7, 200, 4, 5, 6)), Applied, 3, true)
+	if !maps.Equal(sink.held, map[HeldKey]int{{keyOf200, 200}: 1}) {
+		t.Errorf("sink holds %v", sink.held)
 	}
-	expect(t, d, "snapshot of an earlier seq", snapshotPart(3, 0, true, b.mix(), []entry{b}), Applied, 3, true)
-	if len(sink) != 1 || sink[6] != 600 {
-		t.Errorf("sink holds %v", sink)
+}
+
+// TestSkippedTrimIsNoticed: a stream from which one TRIM is missing differs in
+// its digest.
+func TestSkippedTrimIsNoticed(t *testing.T) {
+	f := followLine(t, Options{})
+	f.store(1, 70)
+	f.tick()
+	f.tick()
+	f.detach(70, 60)
+	f.now = f.now.Add(time.Second)
+	b := f.Delta(f.now)
+	h, body, err := parseHeader(b)
+	if err != nil || len(body) == 0 || f.Stats().Trims != 1 {
+		t.Fatal(err, len(body), f.Stats())
 	}
-	resident := b
-	resident.end = false
-	expect(t, d, "only the kind differs", delta(4, 0, resident.mix(), nil, nil), DigestMismatch, 4, false)
+	if got, err := f.d.Apply(appendHeader(nil, h)); got != DigestMismatch || err != nil {
+		t.Errorf("%v, %v", got, err)
+	}
 }
 
 func TestSnapshotParts(t *testing.T) {
-	a, b := entry{key: 5, depth: 512, end: true}, entry{key: 6, depth: 600, end: true}
-	sum := a.mix() + b.mix()
-	sink := setSink{9: 9}
+	sum := keyOf100.mix() + keyOf200.mix()
+	sink := newKeySink()
 	d := NewDecoder(sink)
-	first, last := snapshotPart(4, 0, false, sum, []entry{a}), snapshotPart(4, 1, true, sum, []entry{b})
+	first := snapshotFrame(4, 0, false, sum, ops().record(0, 1, 100, 1, 2, 3))
+	last := snapshotFrame(4, 1, true, sum, ops().record(1, 2, 200, 4, 5, 6))
 	expect(t, d, "last part alone", last, Gap, 0, false)
 	expect(t, d, "first part", first, Snapshotting, 0, false)
 	expect(t, d, "first part again starts over", first, Snapshotting, 0, false)
-	expect(t, d, "part of another snapshot", snapshotPart(5, 1, true, sum, []entry{b}), Gap, 0, false)
+	expect(t, d, "part of another snapshot", snapshotFrame(5, 1, true, sum, ops()), Gap, 0, false)
 	expect(t, d, "the other half is gone", last, Gap, 0, false)
 	expect(t, d, "first part", first, Snapshotting, 0, false)
-	expect(t, d, "a part too far", snapshotPart(4, 2, true, sum, []entry{b}), Gap, 0, false)
+	expect(t, d, "a part too far", snapshotFrame(4, 2, true, sum, ops()), Gap, 0, false)
 	expect(t, d, "first part", first, Snapshotting, 0, false)
-	if len(sink) != 1 {
-		t.Errorf("a half snapshot reached the sink: %v", sink)
+	if len(sink.held) != 0 {
+		t.Errorf("a half snapshot reached the sink: %v", sink.held)
 	}
 	expect(t, d, "last part", last, Applied, 4, true)
 	expect(t, d, "first part of a known snapshot", first, Duplicate, 4, true)
+	if len(sink.held) != 2 || d.Runs() != 2 {
+		t.Errorf("sink holds %v", sink.held)
+	}
 }
 
 // TestDeltasDuringASnapshot: the stream goes on while a snapshot is pulled.
 func TestDeltasDuringASnapshot(t *testing.T) {
-	a, b := entry{key: 5, depth: 512, end: true}, entry{key: 6, depth: 600, end: true}
-	d := NewDecoder(setSink{})
-	expect(t, d, "empty snapshot", snapshotPart(1, 0, true, 0, nil), Applied, 1, true)
-	expect(t, d, "first part", snapshotPart(2, 0, false, a.mix()+b.mix(), []entry{a}), Snapshotting, 1, true)
-	expect(t, d, "delta between", delta(2, 0, a.mix(), nil, []entry{a}), Applied, 2, true)
-	expect(t, d, "last part", snapshotPart(2, 1, true, a.mix()+b.mix(), []entry{b}), Duplicate, 2, true)
+	d := NewDecoder(newKeySink())
+	expect(t, d, "empty snapshot", snapshotFrame(1, 0, true, 0, ops()), Applied, 1, true)
+	expect(t, d, "first part", snapshotFrame(2, 0, false, keyOf100.mix(), ops().record(0, 1, 100, 1, 2, 3)), Snapshotting, 1, true)
+	expect(t, d, "delta between", deltaFrame(2, 0, keyOf100.mix(), ops().root(100, 1, 2, 3)), Applied, 2, true)
+	expect(t, d, "last part", snapshotFrame(2, 1, true, keyOf100.mix(), ops()), Duplicate, 2, true)
 }
 
+// TestEpochs: frames of another numbering are never applied as deltas, and a
+// straggler from an earlier one cannot capture the decoder for good.
 func TestEpochs(t *testing.T) {
-	old := NewEncoder(Options{Key: testKey, Blocks: chainTable{16}, Epoch: 1})
-	next := NewEncoder(Options{Key: testKey, Blocks: chainTable{16}, Epoch: 2})
-	d := NewDecoder(setSink{})
+	old := NewEncoder(Options{Key: testKey, Blocks: lineTable{16}, Epoch: 1})
+	next := NewEncoder(Options{Key: testKey, Blocks: lineTable{16}, Epoch: 2})
+	d := NewDecoder(newKeySink())
 	expect(t, d, "old stream", old.Snapshot()[0], Applied, 0, true)
 	expect(t, d, "old delta", old.Delta(begin), Applied, 1, true)
 	expect(t, d, "delta of the new stream", next.Delta(begin), Gap, 1, true)
 	expect(t, d, "new stream", next.Snapshot()[0], Applied, 1, true)
-	expect(t, d, "straggler of the old stream", old.Delta(begin.Add(time.Minute)), Duplicate, 1, true)
-	expect(t, d, "snapshot of the old stream", old.Snapshot()[0], Duplicate, 1, true)
-	expect(t, d, "the new one goes on", next.Delta(begin.Add(time.Minute)), Applied, 2, true)
+	expect(t, d, "straggler of the old stream", old.Delta(begin.Add(time.Minute)), Gap, 1, true)
+	expect(t, d, "snapshot of the old stream", old.Snapshot()[0], Applied, 2, true)
+	expect(t, d, "delta of the new stream", next.Delta(begin.Add(time.Minute)), Gap, 2, true)
+	expect(t, d, "new stream again", next.Snapshot()[0], Applied, 2, true)
 }
 
 func TestRequireKey(t *testing.T) {
-	other := NewEncoder(Options{Key: prefix.ClusterKey{7}, Blocks: chainTable{16}, Epoch: 1})
-	d := NewDecoder(setSink{})
+	other := NewEncoder(Options{Key: otherKey, Blocks: lineTable{16}, Epoch: 1})
+	d := NewDecoder(newKeySink())
 	d.RequireKey(testKey)
-	_, err := d.Apply(other.Snapshot()[0])
-	if !errors.Is(err, ErrKeyID) || !strings.Contains(err.Error(), testKey.ID()) || !strings.Contains(err.Error(), prefix.ClusterKey{7}.ID()) {
-		t.Errorf("error %v, want one that names %s and %s", err, prefix.ClusterKey{7}.ID(), testKey.ID())
+	for _, b := range [][]byte{other.Snapshot()[0], other.Delta(begin)} {
+		_, err := d.Apply(b)
+		if !errors.Is(err, ErrKeyID) || !strings.Contains(err.Error(), testKey.ID()) || !strings.Contains(err.Error(), otherKey.ID()) {
+			t.Errorf("error %v, want one that names %s and %s", err, otherKey.ID(), testKey.ID())
+		}
+	}
+	d.RequireKeys(testKey, otherKey)
+	expect(t, d, "the second key will do", other.Snapshot()[0], Applied, 1, true)
+	d.RequireKeys(otherKey, testKey)
+	expect(t, d, "the order changes nothing", other.Delta(begin.Add(time.Minute)), Applied, 2, true)
+	d.RequireKey(testKey)
+	if _, _, ok := d.Have(); ok {
+		t.Error("the key followed is not accepted any more, but the position counts")
 	}
 }
 
-func TestMalformedFrames(t *testing.T) {
-	a := entry{key: 5, depth: 512, end: true}
-	good := delta(1, 0, 0, []entry{a}, []entry{a})
-	edit := func(at int, v byte) []byte {
-		b := bytes.Clone(good)
-		b[at] = v
-		return b
+// TestPointsOfARunAreBounded: the shallowest point makes room, at both ends.
+func TestPointsOfARunAreBounded(t *testing.T) {
+	d, sink := goodDecoder(t)
+	s := ops()
+	for range 300 {
+		s.ext(1, 1, 1, 1)
 	}
-	for name, b := range map[string][]byte{
-		"empty":          {},
-		"version":        edit(0, 2),
-		"kind":           edit(1, 3),
-		"flags":          edit(1, 0x21),
-		"snapshot flags": edit(1, 0x12),
-		"cut header":     good[:headerMin-3],
-		"cut key":        good[:len(good)-1],
-		"too long":       append(bytes.Clone(good), 0),
-		"huge":           make([]byte, MaxFrameBytes+1),
-		"removes bomb":   append(good[:headerMin:headerMin], 0xff, 0xff, 0xff, 0xff, 0x0f),
-		"removes cut":    append(good[:headerMin:headerMin], 2, 1, 2, 3, 4, 5, 6, 7, 8),
-		"adds bomb":      append(good[:headerMin:headerMin], 0, 0xff, 0xff, 0xff, 0xff, 0x0f),
-		"endless varint": append(good[:10:10], bytes.Repeat([]byte{0xff}, 30)...),
-		"depth 0":        delta(1, 0, 0, nil, []entry{{key: 5, end: true}}),
-		"depth too big":  delta(1, 0, 0, nil, []entry{{key: 5, depth: MaxDepthTokens + 1}}),
-		"key 0":          delta(1, 0, 0, nil, []entry{{depth: 4}}),
-	} {
-		if _, err := parse(b); !errors.Is(err, ErrFrame) {
-			t.Errorf("%s: error %v", name, err)
-		}
+	if got, err := d.Apply(deltaFrame(2, 0, 0, s)); got != DigestMismatch || err != nil {
+		t.Fatal(got, err)
 	}
-	if _, err := parse(good); err != nil {
-		t.Errorf("the good one: %v", err)
+	if r := &d.tree.runs[1]; r.points() != maxPoints || r.end() != 900 || !d.tree.knows(r, 900) || d.tree.knows(r, 550) {
+		t.Errorf("%d points up to %d, want %d, the deepest ones", r.points(), r.end(), maxPoints)
+	}
+	if err := consistent(&d.tree, sink); err != nil {
+		t.Error(err)
+	}
+	d.have = true
+	if got, err := d.Apply(deltaFrame(3, 0, 0, ops().fork(1, 255).raw(5, 5).uv(3).raw(6, 6))); got != DigestMismatch || err != nil {
+		t.Fatal(got, err)
+	}
+	if r := &d.tree.runs[1]; r.points() != maxPoints || !d.tree.knows(r, 645) || d.tree.knows(r, 646) {
+		t.Errorf("a branch point found no room among %d", r.points())
+	}
+	if err := consistent(&d.tree, sink); err != nil {
+		t.Error(err)
 	}
 }
 
-func TestTooManyKeysInASnapshot(t *testing.T) {
-	d := NewDecoder(setSink{})
-	k := prefix.Key(1)
-	for part := uint64(0); ; part++ {
-		entries := make([]entry, snapshotEntries)
-		for i := range entries {
-			entries[i] = entry{key: k, depth: 512, end: true}
-			k++
+// TestWorkIsBounded: small operations on a huge run must not stall a coordinator.
+func TestWorkIsBounded(t *testing.T) {
+	d, sink := goodDecoder(t)
+	const tokens = 15_000 * prefix.ChunkTokens
+	long := ops().root(tokens, make([]byte, 4+2*(tokens/prefix.ChunkTokens-1))...).trim(4, 1, 1, 1)
+	few, many := *long, *long
+	few.b, many.b = slices.Clone(long.b), slices.Clone(long.b)
+	for i := range 1000 { // the end is a checkpoint, and a known point, in turn
+		many.ext(4, 1, 9, 9).trim(4, 1)
+		if i < 100 {
+			few.ext(4, 1, 9, 9).trim(4, 1)
 		}
-		got, err := d.Apply(snapshotPart(1, part, false, 0, entries))
+	}
+	_, err := d.Apply(deltaFrame(2, 0, 0, &many))
+	if !errors.Is(err, ErrFrame) || !strings.Contains(err.Error(), "too much") {
+		t.Errorf("error %v", err)
+	}
+	if err := consistent(&d.tree, sink); err != nil {
+		t.Error(err)
+	}
+	if got, err := d.Apply(deltaFrame(2, 0, 0, &few)); got != DigestMismatch || err != nil {
+		t.Errorf("a frame of a tenth: %v, %v", got, err)
+	}
+}
+
+func TestRunsArePacked(t *testing.T) {
+	if n := unsafe.Sizeof(run{}); n != 24 {
+		t.Errorf("a run takes %d bytes; a thousand decoders pay for each", n)
+	}
+	r := newRun(0x1122334455667788, MaxRuns, MaxDepthTokens-5)
+	r.setEnd(MaxDepthTokens)
+	r.startPoints += maxPoints
+	if r.base() != 0x1122334455667788 || r.parent != MaxRuns || r.start() != MaxDepthTokens-5 || r.end() != MaxDepthTokens || r.points() != maxPoints {
+		t.Errorf("%+v", r)
+	}
+}
+
+func TestTooManyRuns(t *testing.T) {
+	d, _ := goodDecoder(t)
+	seq := uint64(2)
+	for {
+		s := ops()
+		for len(s.b) < MaxFrameBytes-100 {
+			s.root(5, 1, 2, 3)
+		}
+		d.have, d.seq = true, seq-1
+		_, err := d.Apply(deltaFrame(seq, 0, 0, s))
 		if err != nil {
-			if !errors.Is(err, ErrFrame) || part != MaxKeys/snapshotEntries || d.building != nil {
-				t.Errorf("part %d: %v", part, err)
+			if !errors.Is(err, ErrFrame) || d.Runs() > MaxRuns || d.Runs() < 3 {
+				t.Errorf("%v at %d runs", err, d.Runs())
 			}
 			return
 		}
-		if got != Snapshotting || part > MaxKeys/snapshotEntries {
-			t.Fatalf("part %d: %v", part, got)
+		if d.Runs() > MaxRuns {
+			t.Fatalf("%d runs", d.Runs())
 		}
+		seq++
 	}
 }
 
-// TestFrameRoundTrip writes random frames and reads them back.
-func TestFrameRoundTrip(t *testing.T) {
-	rng := rand.New(rand.NewPCG(3, 4))
-	for range 500 {
-		adds := make([]entry, rng.IntN(20))
-		depth := uint32(0)
-		for i := range adds {
-			depth += rng.Uint32N(MaxDepthTokens/20) + 1
-			adds[i] = entry{key: prefix.Key(rng.Uint64() | 1), depth: depth, end: rng.IntN(2) == 0}
+// TestCompare compares with a snapshot and changes nothing.
+func TestCompare(t *testing.T) {
+	f := followLine(t, Options{})
+	f.store(1, 100)
+	f.tick()
+	f.tick()
+	diff, err := f.d.Compare(f.Snapshot())
+	if err != nil || diff.Both != f.Keys() || diff.OnlyHere+diff.OnlyThere+diff.Extents != 0 {
+		t.Errorf("equal sides: %+v, %v", diff, err)
+	}
+	h, _, err := parseHeader(f.Snapshot()[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := append(appendHeader(nil, h), ops().record(0, 1, 100, 1, 2, 3).b...)
+	diff, err = f.d.Compare([][]byte{other})
+	if err != nil || diff.Both != 0 || diff.OnlyHere != f.Keys() || diff.OnlyThere != 1 || len(diff.There) != 1 || diff.There[0].DepthTokens != 100 {
+		t.Errorf("different sides: %+v, %v", diff, err)
+	}
+	if err := consistent(&f.d.tree, f.sink); err != nil {
+		t.Error(err)
+	}
+	f.store(101, 200)
+	f.tick()
+	f.now = f.now.Add(time.Second)
+	f.Delta(f.now)
+	for name, frames := range map[string][][]byte{
+		"newer":      f.Snapshot(),
+		"no frames":  nil,
+		"a delta":    {f.replay.frames[0]},
+		"bad":        {{1, 2, 3}},
+		"other part": {snapshotFrame(f.d.seq, 3, true, 0, ops())},
+	} {
+		if diff, err := f.d.Compare(frames); err == nil {
+			t.Errorf("%s: %+v", name, diff)
 		}
-		removes := adds[:rng.IntN(len(adds)+1)]
-		h := header{kind: kindDelta, flags: uint8(rng.IntN(2)), keyID: rng.Uint32(), epoch: rng.Uint32(), seq: rng.Uint64(), ageMs: rng.Uint64(), digest: rng.Uint32()}
-		b := appendEntries(appendKeys(appendHeader(nil, h), removes), adds)
-		f, err := parse(b)
-		if err != nil || f.header != h || f.addCount != len(adds) {
-			t.Fatalf("%+v became %+v, %v", h, f.header, err)
-		}
-		i := 0
-		f.eachAdd(func(e entry) {
-			if e != adds[i] {
-				t.Fatalf("entry %d: %+v, want %+v", i, e, adds[i])
-			}
-			i++
-		})
-		i = 0
-		f.eachRemove(func(k prefix.Key) {
-			if k != removes[i].key {
-				t.Fatalf("removal %d: %x", i, k)
-			}
-			i++
-		})
 	}
 }
 
 // TestGoldenFrames pins the bytes of FORMAT.md.
 func TestGoldenFrames(t *testing.T) {
-	e := newChainEncoder(16, Options{})
-	store(e, 1, 40)
+	f := followLine(t, Options{})
 	var out strings.Builder
 	show := func(name string, b []byte) { fmt.Fprintf(&out, "%s\n%x\n", name, b) }
-	show("snapshot before the first delta", e.Snapshot()[0])
-	show("delta: checkpoint 512 and end 640 added", e.Delta(begin))
-	e.UsableChanged(32, false)
-	for id := uint32(40); id > 38; id-- {
-		e.Detached(id)
+	tick := func(name string) {
+		f.now = f.now.Add(time.Second)
+		b := f.Delta(f.now)
+		f.take(b)
+		show(name, b)
 	}
-	show("delta: 640 gone, 512 resident only, ends 496 and 608 added", e.Delta(begin.Add(1500*time.Millisecond)))
-	show("snapshot", e.Snapshot()[0])
-	e.Cleared()
-	store(e, 1, 2)
-	show("delta: cleared, end 32 added", e.Delta(begin.Add(1700*time.Millisecond)))
-	want, err := os.ReadFile("testdata/frames.golden")
+	show("snapshot before the first delta", f.Snapshot()[0])
+	f.store(1, 40)
+	f.store(41, 41)
+	tick("prompt of 640 tokens")
+	f.store(42, 80)
+	f.store(81, 81)
+	tick("continued to 1280 tokens")
+	for i, parent := range []uint32{32, 50, 81} { // at a checkpoint, at an unknown and at a known point
+		f.Attached(Block{ID: 100 + uint32(i), Parent: parent, StartTokens: parent * 16, EndTokens: parent*16 + 16, Usable: true})
+	}
+	f.Attached(Block{ID: 103, Parent: 81, StartTokens: 1296, EndTokens: 1312, Usable: true})
+	tick("three forks")
+	f.UsableChanged(60, false)
+	f.TierChanged(80, TierHost)
+	f.TierChanged(81, TierDisk)
+	tick("a block unusable, the last ones in host memory and on disk")
+	for _, b := range [][]byte{f.Snapshot()[0]} {
+		show("snapshot", b)
+	}
+	f.Detached(103)
+	f.Detached(102)
+	f.detach(81, 70)
+	tick("run deleted, another trimmed")
+	if err := f.SetKeys(testKey, otherKey); err != nil {
+		t.Fatal(err)
+	}
+	tick("nothing new")
+	f.store(70, 71)
+	f.store(72, 72)
+	tick("two cluster keys")
+	f.Cleared()
+	f.store(1, 2)
+	f.store(3, 3)
+	tick("cleared, 32 tokens stored")
+	checkGolden(t, "testdata/frames.golden", out.String())
+	if err := consistent(&f.d.tree, f.sink); err != nil {
+		t.Error(err)
+	}
+}
+
+func checkGolden(t *testing.T, name, got string) {
+	t.Helper()
+	want, err := os.ReadFile(name)
 	if os.Getenv("UPDATE_GOLDEN") != "" {
-		err = os.WriteFile("testdata/frames.golden", []byte(out.String()), 0o644)
-		want = []byte(out.String())
+		want, err = []byte(got), os.WriteFile(name, []byte(got), 0o644)
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	if out.String() != string(want) {
-		t.Errorf("frames changed; run with UPDATE_GOLDEN=1 if that is meant\ngot:\n%s\nwant:\n%s", &out, want)
+	if got != string(want) {
+		t.Errorf("%s: run with UPDATE_GOLDEN=1 if that is meant\ngot:\n%s\nwant:\n%s", name, got, want)
 	}
 }
 
-func FuzzApply(f *testing.F) {
-	e := newChainEncoder(16, Options{})
-	f.Add(e.Snapshot()[0])
-	store(e, 1, 40)
-	f.Add(e.Delta(begin))
-	f.Add(e.Snapshot()[0])
-	e.Cleared()
-	f.Add(e.Delta(begin.Add(time.Second)))
-	a := entry{key: 5, depth: 512, end: true}
-	f.Add(delta(5, 0, 0, []entry{a}, nil))
-	f.Add(snapshotPart(5, 0, true, a.mix(), []entry{a}))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		sink := setSink{}
-		d := NewDecoder(sink)
-		b1, b2 := entry{key: 7, depth: 512, end: true}, entry{key: 8, depth: 530, end: true}
-		if got, err := d.Apply(snapshotPart(4, 0, true, b1.mix()+b2.mix(), []entry{b1, b2})); got != Applied {
-			t.Fatal(got, err)
+func TestExtentsOfSpans(t *testing.T) {
+	u := usable{stride: 48, floor: 96, spans: []span{{192, 288}, {480, 480}}}
+	open := usable{stride: 48, floor: 96, open: true, spans: []span{{192, 192}}}
+	for depth, want := range map[uint32][2]uint32{
+		100: {96, 96}, 191: {96, 96}, 192: {192, 192}, 250: {240, 240}, 288: {288, 288}, 300: {288, 288}, 479: {288, 432}, 480: {480, 480}, 512: {480, 480}, 530: {480, 528},
+	} {
+		if got := u.at(depth); got != want[0] {
+			t.Errorf("at %d: %d, want %d", depth, got, want[0])
 		}
-		before := maps.Clone(sink)
-		for range 2 {
-			got, err := d.Apply(b)
-			changed := !maps.Equal(before, sink)
-			if (err != nil || got == Gap || got == Duplicate || got == Snapshotting) && changed {
-				t.Fatalf("%v, %v changed the sink", got, err)
-			}
-			if held := d.Keys() - 2; held > len(b)/(1+keyBytes) {
-				t.Fatalf("%d keys out of %d bytes", held, len(b))
-			}
-			for k, depth := range sink {
-				if v, ok := d.set.keys[k]; !ok || !v.end || v.depth != depth || depth == 0 || depth > MaxDepthTokens {
-					t.Fatalf("sink holds %x at %d, the decoder %v", k, depth, v)
-				}
-			}
-			before = maps.Clone(sink)
+		if got := open.at(depth); got != want[1] {
+			t.Errorf("open, at %d: %d, want %d", depth, got, want[1])
 		}
-	})
+	}
+	l := limit{tier: tier{gpu: 100, host: 200}}
+	if got, want := l.extent(300), (Extent{300, 100, 200}); got != want {
+		t.Errorf("extent %v, want %v", got, want)
+	}
+	if got, want := l.extent(150), (Extent{150, 100, 150}); got != want {
+		t.Errorf("extent %v, want %v", got, want)
+	}
 }
 
-// BenchmarkDecoder applies the deltas of a worker that takes in and evicts
-// 1,100 blocks a second in prompts of 300.
-func BenchmarkDecoder(b *testing.B) {
-	e := newChainEncoder(16, Options{})
-	d := NewDecoder(&countSink{})
-	d.Apply(e.Snapshot()[0])
-	now := begin
-	b.ReportAllocs()
-	size := 0
-	for b.Loop() {
-		now = now.Add(time.Second)
-		store(e, 1, 300)
-		f := e.Delta(now)
-		d.Apply(f)
-		e.Cleared()
-		size += len(f)
+func TestDefinitionOfIndexKeys(t *testing.T) {
+	k := prefix.Key(0x1122334455667788)
+	if CheckpointKey(0, 512, k) != chain(0, 512, 0x11223344) || CheckpointKey(5, 1024, k) != chain(5, 1024, 0x1122) ||
+		PointKey(0, 100, k) != chain(0, 100, 0x112233) || PointKey(5, 600, k) != chain(5, 600, 0x1122) {
+		t.Error("an index key uses other bits than it says")
 	}
-	b.ReportMetric(float64(size)/float64(b.N), "B/frame")
+	if fingerprintOf(k, 512) != 0x11223344 || fingerprintOf(k, 1024) != 0x1122 || fingerprintOf(k, 100) != 0x112233 || fingerprintOf(k, 600) != 0x1122 {
+		t.Error("a fingerprint has other bits than index keys use")
+	}
 }

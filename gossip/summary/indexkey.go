@@ -9,7 +9,9 @@ import (
 // IndexKey is the chained name under which a coordinator keeps a prefix; 0 is
 // the root, the empty prefix. It is made of the top bits of prefix keys, chained
 // from checkpoint to checkpoint: a collision needs the same predecessor, so two
-// bytes per checkpoint suffice on the wire.
+// bytes per checkpoint and point suffice on the wire. With one byte per point, a
+// chunk in which a hundred conversations leave a shared system prompt would
+// promise every third newcomer a prefix that is not there.
 type IndexKey uint64
 
 // Widths of the fingerprints that an index key is made of, in bits. The wide
@@ -18,7 +20,7 @@ const (
 	firstCheckpointBits = 32
 	checkpointBits      = 16
 	firstPointBits      = 24
-	pointBits           = 8
+	pointBits           = 16
 )
 
 // CheckpointKey is the index key of the prefix named k that ends at a
@@ -34,7 +36,7 @@ func CheckpointKey(prev IndexKey, depthTokens uint32, k prefix.Key) IndexKey {
 
 // PointKey is the index key of the prefix named k that ends between
 // checkpoints, depthTokens deep; checkpoint is the index key of the last
-// checkpoint before it, 0 if there is none. It uses the top 8 bits of k, and
+// checkpoint before it, 0 if there is none. It uses the top 16 bits of k, and
 // the top 24 before the first checkpoint.
 func PointKey(checkpoint IndexKey, depthTokens uint32, k prefix.Key) IndexKey {
 	if checkpoint == 0 {

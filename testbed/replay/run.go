@@ -395,7 +395,7 @@ func newRank(p *player, n int, frames []frame) *rank {
 	r := &rank{p: p, frames: frames, decoder: vllm.NewDecoder(), table: blocktable.New(blocktable.Options{Model: p.model})}
 	r.encoder = summary.NewEncoder(summary.Options{Key: clusterKey, Blocks: r.table, Epoch: uint32(n + 1)})
 	r.table.Listen(r.encoder)
-	r.to = summary.NewDecoder(p.index.WorkerSink(prefixindex.WorkerID(n), true))
+	r.to = summary.NewDecoder(p.index.WorkerSink(prefixindex.WorkerID(n)))
 	r.stream = vllm.NewStream(vllm.StreamOptions{}, r)
 	r.stream.Connected(start)
 	return r

@@ -1,0 +1,184 @@
+package prefixindex
+
+import (
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"waypost/gossip/prefix"
+	"waypost/gossip/summary"
+)
+
+// beside runs a search over and over while something is changed n times.
+func beside(t *testing.T, x *Index, prompt text, n int, change func(i int), check func(groups []Group)) {
+	t.Helper()
+	if raceEnabled || testing.Short() {
+		n /= 10
+	}
+	var stop atomic.Bool
+	var readers sync.WaitGroup
+	for range 2 {
+		readers.Go(func() {
+			var p prefix.Probe
+			prompt.probe(&p, 16)
+			s := x.NewSearcher()
+			s.Exact = true
+			for !stop.Load() && !t.Failed() {
+				check(s.Search(&p))
+			}
+		})
+	}
+	for i := range n {
+		if t.Failed() {
+			break
+		}
+		change(i)
+	}
+	stop.Store(true)
+	readers.Wait()
+}
+
+// TestClearsDoNotBlink: while a worker's cache is cleared and filled again and
+// again, it is found once and with what its claim predicts.
+func TestClearsDoNotBlink(t *testing.T) {
+	x, long := New(Options{}), line(2000)
+	x.claim(1, 1, line(1024))
+	s := x.WorkerSink(1)
+	beside(t, x, long, 20_000, func(int) {
+		s.Reset()
+		add(s, long)
+	}, func(groups []Group) {
+		if len(groups) != 1 || groups[0].Workers.Len() != 1 || groups[0].Tokens < 1024 {
+			t.Errorf("found %+v", groups)
+		}
+	})
+}
+
+// TestExtentsComeAndGoWithTheirKey: nobody sees the key without its extent.
+func TestExtentsComeAndGoWithTheirKey(t *testing.T) {
+	x, k := New(Options{}), line(512)
+	s, n := x.WorkerSink(1), k.name()
+	beside(t, x, k, 100_000, func(int) {
+		s.Begin()
+		addOne(s, k)
+		s.SetExtent(n.key, n.parent, n.depth, summary.Extent{UsableTokens: 96})
+		s.End()
+		removeOne(s, k)
+	}, func(groups []Group) {
+		if len(groups) > 0 && groups[0].Tokens != 96 {
+			t.Errorf("found %+v", groups)
+		}
+	})
+}
+
+// TestPredictionsAreNeverListed: nobody sees a claim as something a stream says.
+func TestPredictionsAreNeverListed(t *testing.T) {
+	x, k := New(Options{}), line(512)
+	beside(t, x, k, 100_000, func(i int) {
+		x.claim(1, uint64(i), k)
+		x.RemovePredicted(1, uint64(i))
+	}, func(groups []Group) {
+		if len(groups) > 0 && !groups[0].Predicted {
+			t.Errorf("found %+v", groups)
+		}
+	})
+}
+
+// TestNeighboursDoNotDisturb: points of one checkpoint share a segment of the
+// table, where they move when others come and go.
+func TestNeighboursDoNotDisturb(t *testing.T) {
+	x := New(Options{Seed: 1})
+	stay, s := x.WorkerSink(0), x.WorkerSink(1)
+	long := line(1008)
+	for d := uint32(512); d <= long.depth; d += step {
+		addOne(stay, line(d))
+	}
+	parent := line(512).name()
+	addOne(s, line(512))
+	rng := rand.New(rand.NewPCG(3, 3))
+	other := make([]name, 300)
+	for i := range other {
+		depth := 512 + 1 + rng.Uint32N(511)
+		other[i] = name{summary.IndexKey(rng.Uint64()), parent.key, depth}
+	}
+	held := make([]bool, len(other))
+	beside(t, x, long, 300_000, func(int) {
+		i := rng.IntN(len(other))
+		if n := other[i]; held[i] {
+			s.RemovePoint(n.key, n.parent, n.depth, false)
+		} else {
+			s.AddPoint(n.key, n.parent, n.depth, false)
+		}
+		held[i] = !held[i]
+	}, func(groups []Group) {
+		if len(groups) == 0 || groups[0].Tokens != long.depth || !groups[0].Workers.Has(0) {
+			t.Errorf("found %+v", groups)
+		}
+	})
+}
+
+// TestSweepKeepsOthersPoints: what a dropped worker listed is taken back at the
+// right checkpoints, many of which look alike.
+func TestSweepKeepsOthersPoints(t *testing.T) {
+	x := New(Options{Seed: 6})
+	rng := rand.New(rand.NewPCG(6, 6))
+	gone, stays := x.WorkerSink(1), x.WorkerSink(2)
+	var kept, shared []name
+	for i := range 60_000 {
+		n := name{summary.IndexKey(rng.Uint64()), 1, 1024}
+		s := gone
+		if i%2 == 0 {
+			s, kept = stays, append(kept, n)
+		}
+		s.AddCheckpoint(n.key, n.parent, n.depth)
+		s.AddPoint(summary.IndexKey(rng.Uint64()), n.key, 1024+16, false)
+		if i%20 == 0 { // a checkpoint of both, with a point of the other's own
+			shared = append(shared, n)
+			gone.AddCheckpoint(n.key, n.parent, n.depth)
+			gone.AddPoint(summary.IndexKey(rng.Uint64()), n.key, 1024+32, false)
+		}
+	}
+	x.Drop(1)
+	x.sweepAll()
+	lists := func(n name, offset uint32) bool {
+		at, e := x.held.at(x.spot(&n))
+		return at.i >= 0 && x.points.lists(e.info, offset)
+	}
+	for _, n := range kept {
+		if !lists(n, 16) {
+			t.Fatal("a point of a worker that stays is lost")
+		}
+	}
+	stale := 0
+	for _, n := range shared {
+		if lists(n, 32) {
+			stale++
+		}
+	}
+	if stale > len(shared)/10 {
+		t.Errorf("%d of %d points of the dropped worker are still tried", stale, len(shared))
+	}
+	if st := x.Stats(); st.Keys != 2*len(kept) || st.Listings != st.Keys {
+		t.Errorf("%+v, want %d keys", st, 2*len(kept))
+	}
+}
+
+// TestSlotsOfOthersAreNoticed: a search under way when a slot gets another
+// worker is repeated.
+func TestSlotsOfOthersAreNoticed(t *testing.T) {
+	x := New(Options{})
+	s := x.WorkerSink(1)
+	s.Reset() // now in another worker's slot
+	slot := x.workers[1].slot
+	if slot == 1 {
+		t.Fatal("the slot is its own again before the sweep")
+	}
+	before := x.slots.version.Load()
+	x.Drop(1)
+	x.sweepAll()
+	x.WorkerSink(WorkerID(slot))
+	if x.slots.owner(slot) != WorkerID(slot) || x.slots.version.Load() == before || x.slots.version.Load()%2 != 0 {
+		t.Errorf("owner %d, version %d, before %d", x.slots.owner(slot), x.slots.version.Load(), before)
+	}
+}
