@@ -91,8 +91,13 @@ func (k *cases) remember(w *work, req *waypostv1.PlaceRequest, e *explain.Entry,
 	defer k.mu.Unlock()
 	k.open[p.id] = p
 	k.order = append(k.order, p)
-	for len(k.order) > maxOpenCases || len(k.order) > 0 && now.Sub(k.order[0].at) > caseLife {
-		delete(k.open, k.order[0].id)
+	for len(k.order) > 0 {
+		oldest := k.order[0]
+		_, open := k.open[oldest.id]
+		if open && len(k.open) <= maxOpenCases && len(k.order) <= 4*maxOpenCases && now.Sub(oldest.at) <= caseLife {
+			return
+		}
+		delete(k.open, oldest.id)
 		k.order[0] = nil
 		k.order = k.order[1:]
 	}

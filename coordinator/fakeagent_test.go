@@ -34,7 +34,7 @@ type one struct {
 	conn *grpc.ClientConn
 }
 
-func startOne(tb testing.TB) *one {
+func startOne(tb testing.TB, change ...func(*Config)) *one {
 	tb.Helper()
 	dir := tb.TempDir()
 	key := filepath.Join(dir, "prefix.key")
@@ -44,6 +44,9 @@ func startOne(tb testing.TB) *one {
 	cfg := DefaultConfig()
 	cfg.Name, cfg.StateDir, cfg.RunDir, cfg.Prefix.KeyFile = "c-1", filepath.Join(dir, "state"), "", key
 	cfg.Mesh.Listen, cfg.Cluster.Listen, cfg.API.Listen = "127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0"
+	for _, fn := range change {
+		fn(&cfg)
+	}
 	c, err := New(Options{Config: cfg, Bootstrap: true, Version: "test", Process: 0xc1})
 	if err != nil {
 		tb.Fatal(err)
