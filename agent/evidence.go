@@ -136,11 +136,27 @@ func (h *lanes) resync(p *waypostv1.PrefixPull, r *rank) {
 	}
 }
 
-// answerEvidence answers a coordinator's question about a wrong prediction.
-func (h *lanes) answerEvidence(l *lane.Lane, ask *waypostv1.EvidenceAsk) {
+// late is how late a frame of a lane came.
+func (h *lanes) late(l *lane.Lane, f *waypostv1.ConnectResponse) time.Duration {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	fresh := h.fresh[l]
+	if fresh == nil {
+		if _, up := h.told[l]; !up {
+			return 0
+		}
+		fresh = &lane.Freshness{}
+		h.fresh[l] = fresh
+	}
+	return fresh.Observe(f.GetSentMonoNs(), int64(time.Since(h.began)))
+}
+
+// answerEvidence answers a coordinator's question about a wrong prediction,
+// which came late.
+func (h *lanes) answerEvidence(l *lane.Lane, ask *waypostv1.EvidenceAsk, late time.Duration) {
 	reply := &waypostv1.EvidenceReply{AskId: proto.Uint32(ask.GetAskId())}
 	if r := h.a.rank(ask.GetIndex()); r != nil {
-		reply = r.evidence(time.Now(), ask)
+		reply = r.evidence(time.Now().Add(-late), ask)
 	}
 	if err := l.Send(&waypostv1.ConnectRequest{Frame: &waypostv1.ConnectRequest_Evidence{Evidence: reply}}); err != nil {
 		h.a.log.Debug("evidence not sent", "error", err)

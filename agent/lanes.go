@@ -37,14 +37,17 @@ type lanes struct {
 
 	mu   sync.Mutex
 	told map[*lane.Lane]map[uint32]position
+	// fresh tells how late frames of a lane come.
+	fresh map[*lane.Lane]*lane.Freshness
 	// policy is the newest push of any coordinator.
 	policy *waypostv1.PolicyPush
 	seq    uint64
 	asks   chan struct{}
+	began  time.Time
 }
 
 func newLanes(a *Agent) *lanes {
-	return &lanes{a: a, told: map[*lane.Lane]map[uint32]position{}, asks: make(chan struct{}, tokenizeAtOnce)}
+	return &lanes{a: a, told: map[*lane.Lane]map[uint32]position{}, fresh: map[*lane.Lane]*lane.Freshness{}, asks: make(chan struct{}, tokenizeAtOnce), began: time.Now()}
 }
 
 // LaneUp implements lane.AgentHandler. The stream goes on from where it is;
@@ -66,6 +69,7 @@ func (h *lanes) LaneUp(l *lane.Lane) {
 func (h *lanes) LaneDown(l *lane.Lane, cause error) {
 	h.mu.Lock()
 	delete(h.told, l)
+	delete(h.fresh, l)
 	h.mu.Unlock()
 	h.a.log.Warn("lane down", "coordinator", name(l), "address", l.Address(), "error", cause)
 }
@@ -77,11 +81,12 @@ func name(l *lane.Lane) string {
 
 // Frame implements lane.AgentHandler.
 func (h *lanes) Frame(l *lane.Lane, f *waypostv1.ConnectResponse) {
+	late := h.late(l, f)
 	switch fr := f.GetFrame().(type) {
 	case *waypostv1.ConnectResponse_Pull:
 		h.answerPull(l, fr.Pull)
 	case *waypostv1.ConnectResponse_Evidence:
-		h.answerEvidence(l, fr.Evidence)
+		h.answerEvidence(l, fr.Evidence, late)
 	case *waypostv1.ConnectResponse_Policy:
 		h.takePolicy(fr.Policy)
 	case *waypostv1.ConnectResponse_Tokenize:

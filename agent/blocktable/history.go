@@ -211,9 +211,14 @@ func (h *History) Ask(q *Asked) Told {
 	return out
 }
 
-// slackMs is by how much a decision may have been earlier than it is told: a
-// question takes its time on the way.
-const slackMs = 250
+const (
+	// slackMs is by how much a decision may have been earlier than it is told:
+	// a question takes its time on the way.
+	slackMs = 250
+	// aboutMs before a decision a block may have been stored for its request or
+	// for one before it.
+	aboutMs = 30
+)
 
 // contradictionMs is how long events that did not fit their block size count
 // against a worker: what they should have listed is missing until it is
@@ -223,7 +228,7 @@ const contradictionMs = 600_000
 func known(fact bool) *bool { return &fact }
 
 // reused is the depth of the deepest block up from tip that was not stored
-// since a moment.
+// since a moment; Unknown if one was stored about then.
 func (h *History) reused(tip uint32, sinceMs float64, stored map[uint32]uint8) int {
 	deepest := 0
 	for id := tip; ; id = h.table.nodes.at(id).parent {
@@ -231,7 +236,11 @@ func (h *History) reused(tip uint32, sinceMs float64, stored map[uint32]uint8) i
 		if n.flags&flagRoot != 0 {
 			return deepest
 		}
-		if stored[id]&storedSame != 0 || h.listedAt(id) > sinceMs {
+		listed := h.listedAt(id)
+		if listed > sinceMs-aboutMs && listed <= sinceMs {
+			return Unknown
+		}
+		if stored[id]&storedSame != 0 || listed > sinceMs {
 			deepest = 0
 		} else if deepest == 0 {
 			deepest = int(n.end)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -216,10 +217,28 @@ func TestScreens(t *testing.T) {
 			if stderr != "" {
 				stderr = "stderr: " + stderr
 			}
-			all := stdout + stderr + fmt.Sprintf("exit %d\n", code)
+			all := plainJSON(t, stdout) + stderr + fmt.Sprintf("exit %d\n", code)
 			return strings.ReplaceAll(all, deadAddr, "HOST:PORT")
 		})
 	})
+}
+
+// plainJSON takes out the blanks that the encoder puts in at will, so that
+// nobody relies on where they are.
+func plainJSON(t *testing.T, out string) string {
+	lines := strings.SplitAfter(out, "\n")
+	for i, line := range lines {
+		if !strings.HasPrefix(line, "{\"") {
+			continue
+		}
+		var b bytes.Buffer
+		if err := json.Compact(&b, []byte(line)); err != nil {
+			t.Errorf("%v: %s", err, line)
+			continue
+		}
+		lines[i] = b.String() + "\n"
+	}
+	return strings.Join(lines, "")
 }
 
 func TestEveryCommandHelps(t *testing.T) {

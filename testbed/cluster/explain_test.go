@@ -172,6 +172,10 @@ func TestUnreportedPlacementsAreJoinedByTheAgent(t *testing.T) {
 	r := start(t, 1, 1, emulator.Options{BlockTokens: block}, func(o *Options) { o.Reservation = time.Second })
 	a := ask{tokens: tokens(3, 640)}
 	r.warm(a)
+	// What the request stores comes long after its decision.
+	if err := r.Engines[0].Slow(100); err != nil {
+		t.Fatal(err)
+	}
 	longer := ask{tokens: append(append([]uint32(nil), a.tokens...), tokens(9, 320)...)}
 	p, err := r.place(0, longer)
 	if err != nil {
