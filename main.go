@@ -13,7 +13,7 @@ import (
 	"waypost/coordinator/ctl"
 	"waypost/gossip/identity"
 	"waypost/nvml"
-	"waypost/testbed/bench"
+	"waypost/testbed"
 	"waypost/testbed/dev"
 	"waypost/testbed/replay"
 )
@@ -24,6 +24,6 @@ var version = "0.1.0-dev"
 func main() {
 	root := &cobra.Command{Use: "waypost", Short: "Pick the worker for each request of a fleet of LLM inference engines"}
 	root.AddCommand(ctl.Commands(ctl.Options{Version: version, ClientTLS: identity.APIClient})...)
-	root.AddCommand(agent.Command(version), coordinator.Command(version), nvml.Command(), dev.Command(version), replay.Command(), bench.Command())
+	root.AddCommand(agent.Command(version), coordinator.Command(version), nvml.Command(), dev.Command(version), replay.Command(), testbed.Command())
 	os.Exit(ctl.Execute(context.Background(), root, os.Args[1:], os.Stderr))
 }

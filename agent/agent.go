@@ -17,6 +17,7 @@ import (
 	"waypost/agent/engine"
 	"waypost/agent/engine/vllm"
 	"waypost/agent/host"
+	"waypost/agent/queue"
 	"waypost/gossip/identity"
 	"waypost/gossip/lane"
 	"waypost/gossip/mesh"
@@ -44,6 +45,8 @@ type Options struct {
 	Process uint64
 	// DeltaEvery is how often prefix streams tell what changed; 0: 1 s.
 	DeltaEvery time.Duration
+	// PageTimeout bounds one reading of an engine's counters; 0: 1 s.
+	PageTimeout time.Duration
 	// Logger takes what an operator cares about.
 	Logger *slog.Logger
 	// Registerer takes the metrics; Gatherer serves them.
@@ -68,6 +71,9 @@ type Agent struct {
 	host      *host.Collector
 	local     *localServer
 	metrics   *metricsServer
+	learnt    *learnt
+	// framesRefused counts frames of coordinators that were refused.
+	framesRefused *prometheus.CounterVec
 
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -104,7 +110,8 @@ func New(opt Options) (*Agent, error) {
 		}
 	}
 	a.ctx, a.cancel = context.WithCancel(context.Background())
-	a.lanes = newLanes(a)
+	a.lanes, a.learnt = newLanes(a), newLearnt(opt.Config.StateDir)
+	a.framesRefused = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "waypost_lane_frames_refused_total", Help: "Frames from coordinators that were refused."}, []string{"kind"})
 	if err := a.readKeys(); err != nil {
 		return nil, err
 	}
@@ -118,8 +125,10 @@ func New(opt Options) (*Agent, error) {
 	if err := a.wireGossip(); err != nil {
 		return nil, err
 	}
-	if err := a.opt.Registerer.Register(newCollector(a)); err != nil {
-		return nil, err
+	for _, c := range []prometheus.Collector{newCollector(a), a.framesRefused} {
+		if err := a.opt.Registerer.Register(c); err != nil {
+			return nil, err
+		}
 	}
 	return a, a.wireFacts()
 }
@@ -146,7 +155,7 @@ func (a *Agent) watch(e EngineConfig) (*watched, error) {
 		}
 		target.APIKey = strings.TrimSpace(string(b))
 	}
-	adapter, err := vllm.New(vllm.Options{Target: target, Logger: a.log})
+	adapter, err := vllm.New(vllm.Options{Target: target, Logger: a.log, PageTimeout: a.opt.PageTimeout})
 	if err != nil {
 		return nil, fmt.Errorf("engine %s: %w", e.Name, err)
 	}
@@ -173,13 +182,17 @@ func (a *Agent) hostAddress() string {
 }
 
 func (a *Agent) newRank(e EngineConfig, engineName string, number int) *rank {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	// A block of the mirror takes about 130 bytes; the bound is shared.
-	perRank := int(a.cfg.Limits.Memory) / 130 / max(1, len(a.cfg.Engines))
-	r := newRank(uint32(len(a.index)), string(e.Kind), engineName, a.name+" "+e.URL, number, a.prefixKey, perRank)
-	a.index = append(a.index, r)
-	return r
+	return a.lanes.enlist(func() *rank {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		// A block of the mirror takes about 130 bytes; the bound is shared.
+		perRank := int(a.cfg.Limits.Memory) / 130 / max(1, len(a.cfg.Engines))
+		r := newRank(uint32(len(a.index)), string(e.Kind), engineName, a.name+" "+e.URL, number, a.prefixKey, perRank)
+		r.agentProcess = a.process
+		r.restore = func(f engine.Facts, process uint64) (queue.State, bool) { return a.learnt.of(r.local(), f, process) }
+		a.index = append(a.index, r)
+		return r
+	})
 }
 
 // ranks returns all workers of this host by index.
@@ -266,6 +279,7 @@ func (a *Agent) Start() error {
 	if err := os.MkdirAll(a.cfg.StateDir, 0o700); err != nil {
 		return fmt.Errorf("agent: state directory: %w", err)
 	}
+	a.loadLearnt()
 	if err := a.mesh.Start(); err != nil {
 		return fmt.Errorf("agent: mesh: %w", err)
 	}
@@ -282,17 +296,26 @@ func (a *Agent) Start() error {
 	return nil
 }
 
-// tick drives the prefix streams.
+// tick drives the prefix streams, and tells and keeps what is learnt.
 func (a *Agent) tick() {
 	t := time.NewTicker(cmp.Or(a.opt.DeltaEvery, defaultDeltaEvery))
 	defer t.Stop()
+	save := time.NewTicker(learntEvery)
+	defer save.Stop()
 	for {
 		select {
 		case <-a.ctx.Done():
 			return
+		case <-save.C:
+			a.saveLearnt()
 		case now := <-t.C:
+			remodelled := false
 			for _, r := range a.ranks() {
 				r.tick(now)
+				remodelled = r.remodelled() || remodelled
+			}
+			if remodelled {
+				a.dialer.HelloChanged()
 			}
 		}
 	}
@@ -304,7 +327,11 @@ func (a *Agent) Stop(ctx context.Context) error {
 	a.dialer.Close()
 	err := a.stopLocal(ctx)
 	a.tasks.Wait()
-	return errors.Join(err, a.mesh.Leave(ctx), a.mesh.Stop())
+	a.saveLearnt()
+	if err := a.mesh.Leave(ctx); err != nil {
+		a.log.Warn("not every member has heard the goodbye, the others take this host for lost", "error", err)
+	}
+	return errors.Join(err, a.mesh.Stop())
 }
 
 // MeshAddress is the gossip address, for others to join.

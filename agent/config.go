@@ -15,7 +15,7 @@ import (
 // DefaultConfig.
 type Config struct {
 	Name     string        `toml:"name" help:"host name; empty: the system's"`
-	StateDir string        `toml:"state_dir" help:"directory of remembered peers"`
+	StateDir string        `toml:"state_dir" help:"directory of remembered peers and learnt speeds"`
 	RunDir   string        `toml:"run_dir" help:"directory of the local socket; empty: no socket"`
 	TLS      TLSConfig     `toml:"tls"`
 	Mesh     MeshConfig    `toml:"mesh"`

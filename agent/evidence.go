@@ -39,9 +39,9 @@ func (r *rank) lostEvents(what string, now time.Time) {
 	}
 }
 
-// evidence answers what the engine's events say of a prompt's prefixes; nil:
+// testify answers what the engine's events say of a prompt's prefixes; nil:
 // nothing can be said, or too much is asked.
-func (r *rank) evidence(now time.Time, ask *waypostv1.EvidenceAsk) *waypostv1.EvidenceReply {
+func (r *rank) testify(now time.Time, ask *waypostv1.EvidenceAsk) *waypostv1.EvidenceReply {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	out := &waypostv1.EvidenceReply{AskId: proto.Uint32(ask.GetAskId()), EngineProcess: proto.Uint64(r.process)}
@@ -156,7 +156,7 @@ func (h *lanes) late(l *lane.Lane, f *waypostv1.ConnectResponse) time.Duration {
 func (h *lanes) answerEvidence(l *lane.Lane, ask *waypostv1.EvidenceAsk, late time.Duration) {
 	reply := &waypostv1.EvidenceReply{AskId: proto.Uint32(ask.GetAskId())}
 	if r := h.a.rank(ask.GetIndex()); r != nil {
-		reply = r.evidence(time.Now().Add(-late), ask)
+		reply = r.testify(time.Now().Add(-late), ask)
 	}
 	if err := l.Send(&waypostv1.ConnectRequest{Frame: &waypostv1.ConnectRequest_Evidence{Evidence: reply}}); err != nil {
 		h.a.log.Debug("evidence not sent", "error", err)

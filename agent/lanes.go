@@ -39,6 +39,9 @@ type lanes struct {
 	told map[*lane.Lane]map[uint32]position
 	// fresh tells how late frames of a lane come.
 	fresh map[*lane.Lane]*lane.Freshness
+	// up are the lanes that are up. The lock is held while a rank is told of
+	// them, so that each learns of each once.
+	up map[*lane.Lane]uint64
 	// policy is the newest push of any coordinator.
 	policy *waypostv1.PolicyPush
 	seq    uint64
@@ -47,7 +50,10 @@ type lanes struct {
 }
 
 func newLanes(a *Agent) *lanes {
-	return &lanes{a: a, told: map[*lane.Lane]map[uint32]position{}, fresh: map[*lane.Lane]*lane.Freshness{}, asks: make(chan struct{}, tokenizeAtOnce), began: time.Now()}
+	return &lanes{
+		a: a, told: map[*lane.Lane]map[uint32]position{}, up: map[*lane.Lane]uint64{}, fresh: map[*lane.Lane]*lane.Freshness{},
+		asks: make(chan struct{}, tokenizeAtOnce), began: time.Now(),
+	}
 }
 
 // LaneUp implements lane.AgentHandler. The stream goes on from where it is;
@@ -60,6 +66,11 @@ func (h *lanes) LaneUp(l *lane.Lane) {
 	}
 	h.mu.Lock()
 	h.told[l] = told
+	_, process := l.Coordinator()
+	h.up[l] = process
+	for _, r := range h.a.ranks() {
+		r.laneUp(l, process)
+	}
 	h.mu.Unlock()
 	h.a.log.Info("lane up", "coordinator", name(l), "address", l.Address())
 	h.a.sendHostReport(l)
@@ -70,6 +81,10 @@ func (h *lanes) LaneDown(l *lane.Lane, cause error) {
 	h.mu.Lock()
 	delete(h.told, l)
 	delete(h.fresh, l)
+	delete(h.up, l)
+	for _, r := range h.a.ranks() {
+		r.laneDown(l)
+	}
 	h.mu.Unlock()
 	h.a.log.Warn("lane down", "coordinator", name(l), "address", l.Address(), "error", cause)
 }
@@ -87,6 +102,10 @@ func (h *lanes) Frame(l *lane.Lane, f *waypostv1.ConnectResponse) {
 		h.answerPull(l, fr.Pull)
 	case *waypostv1.ConnectResponse_Evidence:
 		h.answerEvidence(l, fr.Evidence, late)
+	case *waypostv1.ConnectResponse_Claims:
+		h.takeClaims(l, fr.Claims)
+	case *waypostv1.ConnectResponse_Marks:
+		h.takeMarks(l, fr.Marks)
 	case *waypostv1.ConnectResponse_Policy:
 		h.takePolicy(fr.Policy)
 	case *waypostv1.ConnectResponse_Tokenize:
@@ -100,6 +119,17 @@ func (h *lanes) Frame(l *lane.Lane, f *waypostv1.ConnectResponse) {
 			return w.adapter.Render(ctx, []byte(r.GetChatJson()))
 		})
 	}
+}
+
+// enlist makes a new rank known and tells it of the lanes that are up.
+func (h *lanes) enlist(make func() *rank) *rank {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	r := make()
+	for l, process := range h.up {
+		r.laneUp(l, process)
+	}
+	return r
 }
 
 // takePolicy keeps the newest policy and dials the coordinators it names.
@@ -274,7 +304,7 @@ func workerFacts(w *watched, id rankFacts) *waypostv1.WorkerFacts {
 	out := &waypostv1.WorkerFacts{
 		Index: &id.index, Engine: &id.engine, Rank: proto.Uint32(uint32(id.number)), Ranks: proto.Uint32(uint32(max(1, f.Ranks))),
 		Kind: &w.target.Kind, EngineVersion: &f.Version, EngineProcess: &id.process, Model: &f.Model, Aliases: f.Aliases, Url: &w.advertise,
-		Coverage: proto.String(string(id.coverage)), CoverageHint: &id.hint, StepModel: lane.StepModelOf(&prior.Model),
+		Coverage: proto.String(string(id.coverage)), CoverageHint: &id.hint, StepModel: lane.StepModelOf(&id.model),
 		BlockTokens: known(f.BlockTokens), PoolBlocks: known(f.PoolBlocks), MaxModelTokens: known(f.MaxModelTokens),
 		MaxRunning: known(f.MaxRunning), StepTokens: known(f.StepTokens),
 	}

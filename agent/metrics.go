@@ -2,6 +2,7 @@ package agent
 
 import (
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -16,6 +17,7 @@ type collector struct {
 	a *Agent
 
 	up, running, waiting, queue, kvUsed, step, cached, incarnation, coverage, faults *prometheus.Desc
+	prefill, lag, claims, claimEvents                                                *prometheus.Desc
 	build                                                                            *prometheus.Desc
 }
 
@@ -35,13 +37,17 @@ func newCollector(a *Agent) *collector {
 		incarnation: d("engine_incarnation", "Changes with each process life of the engine.", "worker"),
 		coverage:    d("view_coverage_ratio", "How much of the cache the events show: 1 full, 0.5 partial, 0 none.", "worker"),
 		faults:      d("engine_event_faults_total", "Faults of the event stream, by kind: gaps, missing batches, damage, resets.", "worker", "kind"),
+		prefill:     d("engine_prefill_tokens_per_second", "Speed of a full prefill step by the step model in force.", "worker"),
+		lag:         d("engine_signal_lag_seconds", "Learnt lag of the engine's counters; absent: not known.", "worker"),
+		claims:      d("claims", "Placements known here: open ones wait for their first token, kept ones are remembered.", "worker", "state"),
+		claimEvents: d("claim_events_total", "What became of claims, marks and their evidence, by kind.", "worker", "kind"),
 		build:       d("build_info", "Version of this program.", "version"),
 	}
 }
 
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{c.up, c.running, c.waiting, c.queue, c.kvUsed, c.step, c.cached, c.incarnation, c.coverage, c.faults, c.build} {
+	for _, d := range []*prometheus.Desc{c.up, c.running, c.waiting, c.queue, c.kvUsed, c.step, c.cached, c.incarnation, c.coverage, c.faults, c.prefill, c.lag, c.claims, c.claimEvents, c.build} {
 		ch <- d
 	}
 }
@@ -85,7 +91,33 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 			for kind, n := range rep.faults {
 				ch <- prometheus.MustNewConstMetric(c.faults, prometheus.CounterValue, float64(n), worker, kind)
 			}
+			if rep.claims.known {
+				c.collectClaims(ch, &rep.claims, worker)
+			}
 		}
+	}
+}
+
+// collectClaims tells the series of a worker's claims.
+func (c *collector) collectClaims(ch chan<- prometheus.Metric, n *claimCounts, worker string) {
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, append([]string{worker}, labels...)...)
+	}
+	if !math.IsNaN(n.prefillTokensPerSec) {
+		gauge(c.prefill, n.prefillTokensPerSec)
+	}
+	if !math.IsNaN(n.lagMs) {
+		gauge(c.lag, n.lagMs/1000)
+	}
+	gauge(c.claims, float64(n.open), "open")
+	gauge(c.claims, float64(n.kept), "kept")
+	for kind, v := range map[string]uint64{
+		"taken": n.TakenClaims, "duplicate": n.DuplicateClaims, "fenced": n.FencedClaims, "dropped": n.DroppedClaims, "inferred": n.InferredClaims,
+		"ended": n.EndedClaims, "frame_gap": n.FrameGaps, "frame_ignored": n.FramesIgnored, "coordinator_refused": n.CoordinatorsRefused,
+		"duplicate_mark": n.DuplicateMarks, "unknown_mark": n.UnknownMarks, "foreign_store": n.ForeignStores, "bad_reading": n.BadReadings,
+		"counter_reset": n.CounterResets,
+	} {
+		ch <- prometheus.MustNewConstMetric(c.claimEvents, prometheus.CounterValue, float64(v), worker, kind)
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"waypost/agent/blocktable"
 	"waypost/agent/engine"
 	"waypost/agent/queue"
+	"waypost/gossip/lane"
 	"waypost/gossip/ledger"
 	"waypost/gossip/prefix"
 	"waypost/gossip/summary"
@@ -28,6 +29,11 @@ type rank struct {
 	// and URL.
 	endpoint string
 
+	// agentProcess marks the agent's life: frames of claims name it.
+	agentProcess uint64
+	// restore is what was learnt of this worker before a restart of the agent.
+	restore func(engine.Facts, uint64) (queue.State, bool)
+
 	mu  sync.Mutex
 	key prefix.ClusterKey
 	// maxBlocks bounds the mirror.
@@ -37,6 +43,12 @@ type rank struct {
 	process   uint64
 	table     *blocktable.Table
 	encoder   *summary.Encoder
+	// recorder turns what the mirror gains into evidence of claims.
+	recorder *queue.Recorder
+	// lanes are those that are up, with their coordinator's process mark.
+	lanes map[*lane.Lane]uint64
+	// told is the step model of the newest hello.
+	told ledger.StepModel
 	// beside is a mirror under construction that replaces table when it is
 	// complete; nil: none.
 	beside   *blocktable.Table
@@ -59,7 +71,7 @@ type rank struct {
 func newRank(index uint32, kind, engineName, endpoint string, number int, key prefix.ClusterKey, maxBlocks int) *rank {
 	return &rank{
 		index: index, kind: kind, engine: engineName, endpoint: endpoint, number: number, key: key, maxBlocks: maxBlocks,
-		coverage: engine.CoverageNone, reason: "not reached yet", faults: map[string]int{}, began: time.Now(),
+		coverage: engine.CoverageNone, reason: "not reached yet", faults: map[string]int{}, lanes: map[*lane.Lane]uint64{}, began: time.Now(),
 	}
 }
 
@@ -75,17 +87,7 @@ func (r *rank) setFacts(f engine.Facts) {
 		r.mirror(r.newTable())
 	}
 	r.table.SetPool(f.PoolBlocks)
-	qf := queue.Facts{
-		Model: ledger.PriorFor(ledger.Class{Engine: r.kind, Model: f.Model}).Model, StepTokens: f.StepTokens,
-		BlockTokens: f.BlockTokens, PoolBlocks: f.PoolBlocks,
-	}
-	if r.estimate == nil {
-		// The facts come from an adapter that bounds them; what is left to
-		// refuse leaves the queue unknown.
-		r.estimate, _ = queue.New(queue.Options{Facts: qf})
-	} else if err := r.estimate.SetFacts(qf); err != nil {
-		r.faults["facts_refused"]++
-	}
+	r.estimateFacts()
 }
 
 // processMark identifies an engine life by what the engine tells of its start;
@@ -115,15 +117,22 @@ func (r *rank) newTable() *blocktable.Table {
 func (r *rank) mirror(t *blocktable.Table) {
 	r.table, r.beside = t, nil
 	r.encoder = summary.NewEncoder(summary.Options{Key: r.key, Blocks: t, Epoch: rand.Uint32() | 1})
-	t.Listen(r.encoder)
+	r.recorder = queue.NewRecorder(r.key, t, r.encoder)
+	t.Listen(r.recorder.ForTable())
+	// What the table holds already says nothing of the present.
+	r.recorder.Take()
 }
 
-func (r *rank) setLoad(l engine.Load) {
+// setLoad takes a reading of the counters. due says that a load report is worth
+// sending at once.
+func (r *rank) setLoad(l engine.Load) (due bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.estimate != nil {
-		r.estimate.Sample(queue.Sample(l))
+	if r.estimate == nil {
+		return false
 	}
+	r.estimate.Sample(queue.Sample(l))
+	return r.estimate.Due(time.Now())
 }
 
 func (r *rank) setHealth(up bool, reason string) {
@@ -159,16 +168,10 @@ func (r *rank) apply(b engine.Batch) bool {
 		return true
 	}
 	table.History().SetNow(r.ms(b.Received.Add(-b.Age)))
-	stored := 0
 	for i := range b.Events {
 		table.Apply(&b.Events[i])
-		if b.Events[i].Op == blocktable.OpStore {
-			stored += len(b.Events[i].Tokens)
-		}
 	}
-	if stored > 0 && !b.Replayed && r.estimate != nil {
-		r.estimate.Stored(b.Received.Add(-b.Age), stored)
-	}
+	r.evidence(&b)
 	return !table.OverPool()
 }
 
@@ -182,13 +185,13 @@ func (r *rank) reset(cause engine.ResetCause) {
 		r.table.Clear()
 		r.table.CountCopies(!r.overPool)
 	}
-	if cause == engine.ResetRestart {
-		if r.facts.StartMark == 0 {
-			r.process = rand.Uint64() | 1
-		}
-		if r.estimate != nil {
-			r.estimate.Restarted()
-		}
+	if cause == engine.ResetRestart && r.facts.StartMark == 0 {
+		// Else the facts of the new process say so, before or after this.
+		r.process = rand.Uint64() | 1
+	}
+	if r.estimate != nil {
+		r.estimate.CacheCleared()
+		r.estimate.SetProcess(r.process)
 	}
 }
 
@@ -273,6 +276,7 @@ type report struct {
 	cachedBlocks int
 	blockTokens  int
 	faults       map[string]int
+	claims       claimCounts
 }
 
 func (r *rank) report(now time.Time) report {
@@ -281,6 +285,7 @@ func (r *rank) report(now time.Time) report {
 	out := report{process: r.process, coverage: r.coverage, faults: maps.Clone(r.faults), blockTokens: r.facts.BlockTokens}
 	if r.estimate != nil {
 		out.load = r.estimate.Load(now)
+		out.claims = r.claimCounts()
 	}
 	out.load.EngineProcess = r.process
 	switch {
@@ -312,10 +317,12 @@ type rankFacts struct {
 	process  uint64
 	coverage engine.Coverage
 	hint     string
+	// model is the step model in force.
+	model ledger.StepModel
 }
 
 func (r *rank) identity() rankFacts {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return rankFacts{r.index, r.engine, r.number, r.facts, r.known, r.process, r.coverage, r.hint}
+	return rankFacts{r.index, r.engine, r.number, r.facts, r.known, r.process, r.coverage, r.hint, r.stepModel()}
 }

@@ -79,8 +79,8 @@ func (w *watched) Facts(f engine.Facts) {
 
 // Load implements engine.Sink.
 func (w *watched) Load(number int, l engine.Load) {
-	if r := w.rank(number); r != nil {
-		r.setLoad(l)
+	if r := w.rank(number); r != nil && r.setLoad(l) {
+		w.dirty()
 	}
 }
 
@@ -96,7 +96,14 @@ func (w *watched) Health(up bool, reason string) {
 // Batch implements engine.Sink.
 func (w *watched) Batch(number int, b engine.Batch) {
 	r := w.rank(number)
-	if r == nil || r.apply(b) {
+	if r == nil {
+		return
+	}
+	whole := r.apply(b)
+	if !b.Replayed && r.due() {
+		w.dirty()
+	}
+	if whole {
 		return
 	}
 	if r.tooMany() {

@@ -88,6 +88,8 @@ type Coordinator struct {
 	journalError   error
 	cases          *cases
 	judges         *judges
+	transfers      *transfers
+	tenantShares   tenantShares
 	shares         tally
 	replica        *replica.Replica
 	mesh           *mesh.Mesh
@@ -97,11 +99,16 @@ type Coordinator struct {
 	placements     *placements
 	operators      *operators
 	peers          *peers
+	exchange       *exchange
 	metrics        *metrics
 	policy         atomic.Pointer[placement.Policy]
 	fleetFile      atomic.Pointer[registry.Fleet]
 	inFlight       chan struct{}
 	reservationTTL time.Duration
+	// shipC wakes what sends claims, marks and placements; began is the zero of
+	// the clock in messages to peers.
+	shipC chan struct{}
+	began time.Time
 
 	clusterListener, apiListener net.Listener
 	clusterPort, apiPort         *oneport.Port
@@ -120,7 +127,8 @@ type Coordinator struct {
 // New wires a coordinator and binds its listeners; it serves nothing yet.
 func New(opt Options) (*Coordinator, error) {
 	c := &Coordinator{
-		opt: opt, cfg: opt.Config, reservationTTL: cmp.Or(opt.ReservationTTL, reservationTTL), journalDone: make(chan struct{}),
+		opt: opt, cfg: opt.Config, reservationTTL: cmp.Or(opt.ReservationTTL, reservationTTL), shipC: make(chan struct{}, 1), began: time.Now(),
+		journalDone: make(chan struct{}),
 	}
 	if err := c.cfg.Validate(); err != nil {
 		return nil, err
@@ -230,9 +238,11 @@ func (c *Coordinator) wireView() error {
 	policy := placement.DefaultPolicy()
 	c.policy.Store(&policy)
 	c.fleetFile.Store(registry.EmptyFleet())
+	c.transfers = newTransfers(time.Now())
 	c.inFlight = make(chan struct{}, c.cfg.Limits.PlacesInFlight)
 	c.lanes, c.placements, c.operators = newLanes(c), &placements{c: c}, &operators{c: c}
 	c.peers = &peers{c: c, conns: map[string]*grpc.ClientConn{}}
+	c.exchange = newExchange(c)
 	c.metrics = newMetrics(c.opt.Registerer, c)
 	return nil
 }

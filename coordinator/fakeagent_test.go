@@ -82,6 +82,9 @@ type fakeAgent struct {
 	mu    sync.Mutex
 	seq   uint64
 	pulls []*waypostv1.PrefixPull
+	// claims and marks are those it was sent; it echoes nothing.
+	claims []*waypostv1.ClaimFrame
+	marks  []*waypostv1.MarkFrame
 }
 
 func (a *fakeAgent) start(tb testing.TB, c *one) {
@@ -130,6 +133,14 @@ func (*fakeAgent) LaneUp(*lane.Lane)          {}
 func (*fakeAgent) LaneDown(*lane.Lane, error) {}
 
 func (a *fakeAgent) Frame(l *lane.Lane, f *waypostv1.ConnectResponse) {
+	a.mu.Lock()
+	if c := f.GetClaims(); c != nil {
+		a.claims = append(a.claims, c)
+	}
+	if m := f.GetMarks(); m != nil {
+		a.marks = append(a.marks, m)
+	}
+	a.mu.Unlock()
 	p := f.GetPull()
 	if p == nil || p.GetIndex() != 0 {
 		return

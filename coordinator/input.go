@@ -179,24 +179,38 @@ func parseKey(s string) (prefix.Key, error) {
 }
 
 // newPart appends the keys and depths of what a request adds to a worker's
-// cache beyond what it holds: checkpoints and the tip, the last whole block.
+// cache beyond what it holds: the first new block, checkpoints and the tip, the
+// last whole block; ascending, each once. The first block tells the worker's
+// agent that the prefill began, the tip that it ended.
 func (p *prompt) newPart(heldTokens, blockTokens int, keys []prefix.Key, depths []uint32) ([]prefix.Key, []uint32) {
 	if !p.keyed {
 		return keys, depths
 	}
-	for j := heldTokens/prefix.ChunkTokens + 1; j*prefix.ChunkTokens <= p.tokens; j++ {
-		if k, ok := p.probe.Checkpoint(j); ok {
-			keys, depths = append(keys, k), append(depths, uint32(j*prefix.ChunkTokens))
+	add := func(k prefix.Key, ok bool, depth int) {
+		if ok && (len(depths) == 0 || int(depths[len(depths)-1]) < depth) {
+			keys, depths = append(keys, k), append(depths, uint32(depth))
 		}
 	}
-	tip := p.tokens
+	first, tip := 0, p.tokens
 	if blockTokens > 0 {
-		tip = p.tokens / blockTokens * blockTokens
+		first, tip = (heldTokens/blockTokens+1)*blockTokens, p.tokens/blockTokens*blockTokens
 	}
-	if tip > heldTokens && tip%prefix.ChunkTokens != 0 {
-		if k, ok := p.probe.At(tip); ok {
-			keys, depths = append(keys, k), append(depths, uint32(tip))
+	begin := func(next int) {
+		if first > 0 && first <= next {
+			k, ok := p.probe.At(first)
+			add(k, ok, first)
+			first = 0
 		}
+	}
+	for j := heldTokens/prefix.ChunkTokens + 1; j*prefix.ChunkTokens <= tip; j++ {
+		begin(j * prefix.ChunkTokens)
+		k, ok := p.probe.Checkpoint(j)
+		add(k, ok, j*prefix.ChunkTokens)
+	}
+	begin(tip)
+	if tip > heldTokens && tip%prefix.ChunkTokens != 0 {
+		k, ok := p.probe.At(tip)
+		add(k, ok, tip)
 	}
 	return keys, depths
 }

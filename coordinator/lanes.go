@@ -134,13 +134,13 @@ func (h *lanes) LaneDown(s *lane.Session, cause error) {
 }
 
 // Frame implements lane.CoordinatorHandler.
-func (h *lanes) Frame(s *lane.Session, f *waypostv1.ConnectRequest, _ time.Duration) {
+func (h *lanes) Frame(s *lane.Session, f *waypostv1.ConnectRequest, late time.Duration) {
 	hl := h.host(s.Host())
 	switch fr := f.GetFrame().(type) {
 	case *waypostv1.ConnectRequest_Hello:
 		h.takeHello(hl, s)
 	case *waypostv1.ConnectRequest_Load:
-		h.takeLoad(hl, s, fr.Load)
+		h.takeLoad(hl, s, fr.Load, f.GetSentMonoNs(), late)
 	case *waypostv1.ConnectRequest_Prefixes:
 		p := fr.Prefixes
 		for _, frame := range p.GetFrames() {
@@ -173,13 +173,17 @@ func (h *lanes) takeHello(hl *hostLane, s *lane.Session) {
 	h.sync(hl, s)
 }
 
-func (h *lanes) takeLoad(hl *hostLane, s *lane.Session, load *waypostv1.Load) {
+func (h *lanes) takeLoad(hl *hostLane, s *lane.Session, load *waypostv1.Load, sentMonoNs uint64, late time.Duration) {
 	hl.mu.Lock()
 	l := hl.lane
 	hl.mu.Unlock()
-	r := fleet.Report{AgentProcess: load.GetAgentProcess(), LoadSeq: load.GetLoadSeq(), PolicyVersion: uint64(load.GetPolicyVersion()), Cordons: load.GetCordons()}
+	r := fleet.Report{
+		AgentProcess: load.GetAgentProcess(), LoadSeq: load.GetLoadSeq(), SentMonoNs: sentMonoNs, PolicyVersion: uint64(load.GetPolicyVersion()), Cordons: load.GetCordons(),
+	}
 	for _, w := range load.GetWorkers() {
-		r.Workers = append(r.Workers, fleet.WorkerLoad{Index: w.GetIndex(), Load: lane.LoadOf(w)})
+		l := lane.LoadOf(w)
+		l.AgeMs, l.CountersAgeMs = younger(l.AgeMs, late), younger(l.CountersAgeMs, late)
+		r.Workers = append(r.Workers, fleet.WorkerLoad{Index: w.GetIndex(), Load: l})
 	}
 	changes, err := h.c.fleet.Load(time.Now(), s.Host(), l, r)
 	if err != nil {
@@ -379,7 +383,7 @@ func helloOf(s *lane.Session) fleet.Hello {
 	m := s.Hello()
 	out := fleet.Hello{
 		Host: s.Host(), AgentProcess: m.GetAgentProcess(), Session: m.GetSession(), Version: m.GetVersion(),
-		ZoneHint: m.GetZoneHint(), RackHint: m.GetRackHint(),
+		ZoneHint: m.GetZoneHint(), RackHint: m.GetRackHint(), EchoesClaims: true,
 	}
 	for _, w := range m.GetWorkers() {
 		f := fleet.Facts{
@@ -387,7 +391,7 @@ func helloOf(s *lane.Session) fleet.Hello {
 			EngineProcess: w.GetEngineProcess(), Model: w.GetModel(), Aliases: w.GetAliases(), URL: w.GetUrl(), Headers: w.GetHeaders(),
 			BlockTokens: int(w.GetBlockTokens()), PoolBlocks: int(w.GetPoolBlocks()), MaxModelTokens: int(w.GetMaxModelTokens()),
 			MaxRunning: int(w.GetMaxRunning()), StepTokens: int(w.GetStepTokens()), WindowTokens: int(w.GetWindowTokens()),
-			Coverage: w.GetCoverage(), CoverageHint: w.GetCoverageHint(), Capabilities: w.GetCapabilities(), GPUUUIDs: w.GetGpuUuids(), Boundary: w.GetBoundary(),
+			Coverage: w.GetCoverage(), CoverageHint: w.GetCoverageHint(), Capabilities: w.GetCapabilities(), GPUUUIDs: w.GetGpuUuids(), Boundary: w.GetBoundary(), Transfer: transferOf(w), Role: w.GetRole(),
 		}
 		if w.GetStepModel() != nil {
 			m := lane.ModelOf(w.GetStepModel())

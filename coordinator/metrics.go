@@ -1,6 +1,7 @@
 package coordinator
 
 import (
+	"math"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -24,6 +25,9 @@ type metrics struct {
 	badFrames       *prometheus.CounterVec
 	prefixFrames    *prometheus.CounterVec
 	pulls           *prometheus.CounterVec
+	places          *prometheus.CounterVec
+	peerLag         prometheus.Histogram
+	framesUnsent    prometheus.Counter
 }
 
 func newMetrics(reg prometheus.Registerer, c *Coordinator) *metrics {
@@ -34,13 +38,19 @@ func newMetrics(reg prometheus.Registerer, c *Coordinator) *metrics {
 	gauge := func(name, help string, fn func() float64) {
 		f.NewGaugeFunc(prometheus.GaugeOpts{Name: "waypost_" + name, Help: help}, fn)
 	}
-	gauge("reservations", "Open claims of placements made here.", func() float64 { return float64(c.fleet.OpenClaims()) })
 	gauge("index_keys", "Keys in the prefix index.", func() float64 { return float64(c.index.Stats().Keys) })
 	recordMetrics(f, c)
+	gauge("ledger_peers_connected", "Other coordinators that are told of placements now.", func() float64 { return float64(c.exchange.connected()) })
+	desc := func(name, help string, labels ...string) *prometheus.Desc {
+		return prometheus.NewDesc("waypost_"+name, help, labels, nil)
+	}
 	reg.MustRegister(&stateCollector{
-		c:       c,
-		workers: prometheus.NewDesc("waypost_workers", "Workers by state.", []string{"pool", "state"}, nil),
-		build:   prometheus.NewDesc("waypost_build_info", "Version of this program.", []string{"version"}, nil),
+		c:            c,
+		workers:      desc("workers", "Workers by state.", "pool", "state"),
+		reservations: desc("reservations", "Open claims of placements made here.", "pool"),
+		queueAge:     desc("queue_data_age_seconds", "Age of the oldest queue report among the pool's ready workers.", "pool"),
+		ledger:       desc("ledger_events_total", "What the ledger put aside or decided by itself, by kind.", "kind"),
+		build:        desc("build_info", "Version of this program.", "version"),
 	})
 	return &metrics{
 		placements:   vec("placements_total", "Placement requests by result.", "pool", "result"),
@@ -58,35 +68,61 @@ func newMetrics(reg prometheus.Registerer, c *Coordinator) *metrics {
 		badFrames:    vec("lane_frames_refused_total", "Frames from agents that were refused.", "kind"),
 		prefixFrames: vec("prefix_frames_total", "Prefix frames by what became of them.", "result"),
 		pulls:        vec("prefix_pulls_total", "Snapshots and replays asked for, by reason.", "reason"),
+		places:       vec("ledger_places_total", "Placements told to other coordinators or by them, by what became of them.", "result"),
+		peerLag: f.NewHistogram(prometheus.HistogramOpts{
+			Name: "waypost_ledger_peer_lag_seconds", Help: "Age of other coordinators' placements when they were taken in.", Buckets: []float64{.001, .003, .01, .03, .1, .3, 1, 3, 10},
+		}),
+		framesUnsent: f.NewCounter(prometheus.CounterOpts{Name: "waypost_ledger_frames_unsent_total", Help: "Frames of claims or marks that a lane had no room for; claims are offered again."}),
 	}
 }
 
-// stateCollector counts workers by pool and state at the time of asking.
+// stateCollector tells the state of workers, pools and ledger at the time of
+// asking.
 type stateCollector struct {
-	c              *Coordinator
-	workers, build *prometheus.Desc
+	c                                              *Coordinator
+	workers, reservations, queueAge, ledger, build *prometheus.Desc
 }
 
 // Describe implements prometheus.Collector.
 func (s *stateCollector) Describe(ch chan<- *prometheus.Desc) {
-	ch <- s.workers
-	ch <- s.build
+	for _, d := range []*prometheus.Desc{s.workers, s.reservations, s.queueAge, s.ledger, s.build} {
+		ch <- d
+	}
 }
 
 // Collect implements prometheus.Collector.
 func (s *stateCollector) Collect(ch chan<- prometheus.Metric) {
 	type key struct{ pool, state string }
-	counts := map[key]int{}
+	counts, ages := map[key]int{}, map[string]float64{}
 	for _, w := range s.c.fleet.Workers(time.Now()) {
 		counts[key{w.Pool, w.State}]++
+		if w.State == "ready" && !math.IsNaN(w.UpdatedMs) {
+			ages[w.Pool] = max(ages[w.Pool], w.UpdatedMs)
+		}
 	}
 	for k, n := range counts {
 		ch <- prometheus.MustNewConstMetric(s.workers, prometheus.GaugeValue, float64(n), k.pool, k.state)
 	}
+	for pool, age := range ages {
+		ch <- prometheus.MustNewConstMetric(s.queueAge, prometheus.GaugeValue, age/1000, pool)
+	}
+	for pool, n := range s.c.fleet.Reservations() {
+		ch <- prometheus.MustNewConstMetric(s.reservations, prometheus.GaugeValue, float64(n), pool)
+	}
+	n := s.c.fleet.Counts()
+	for kind, v := range map[string]uint64{
+		"report": n.Reports, "fenced_report": n.FencedReports, "old_report": n.OldReports, "fenced_claim": n.FencedClaims, "folded_claim": n.FoldedClaims,
+		"superseded_claim": n.SupersededClaims, "duplicate_mark": n.DuplicateMarks, "unknown_mark": n.UnknownMarks, "lost_mark": n.LostMarks,
+		"lost_place": n.LostPlaces, "duplicate_place": n.DuplicatePlaces, "unknown_place": n.UnknownPlaces, "fenced_place": n.FencedPlaces,
+		"older_place": n.OlderPlaces, "own_place": n.OwnPlaces,
+	} {
+		ch <- prometheus.MustNewConstMetric(s.ledger, prometheus.CounterValue, float64(v), kind)
+	}
 	ch <- prometheus.MustNewConstMetric(s.build, prometheus.GaugeValue, 1, s.c.opt.Version)
 }
 
-// note tells what a call changed in the fleet.
+// note tells what a call changed in the fleet, and lets be sent what follows
+// from it.
 func (c *Coordinator) note(ch fleet.Changes) {
 	for _, r := range ch.Restarted {
 		c.log.Info("engine restarted", "event", "engine_restarted", "worker", r.Worker, "old", markHex(r.Old), "new", markHex(r.New))
@@ -98,6 +134,7 @@ func (c *Coordinator) note(ch fleet.Changes) {
 		}
 		c.log.Info("worker state", "event", event, "worker", s.Name, "from", s.From, "to", s.To, "cause", s.Why)
 	}
+	c.wakeShipping()
 	for _, e := range ch.Ended {
 		c.metrics.ended.WithLabelValues(string(e.How)).Inc()
 		if e.How == fleet.EndExpired || e.How == fleet.EndWorkerLost {

@@ -53,6 +53,8 @@ func (c *Coordinator) workerProto(w *fleet.WorkerInfo, state *registry.State) *w
 		Url: &f.URL, Incarnation: proto.String(markHex(w.Process)), Boundary: proto.String(shortHash(f.Boundary)), Model: &f.Model, GpuUuids: f.GPUUUIDs,
 		Engine: &f.Kind, EngineVersion: &f.EngineVersion, Headers: f.Headers, BlockTokens: positive(f.BlockTokens), PoolBlocks: positive(f.PoolBlocks),
 		Capabilities: f.Capabilities,
+		QueueBasis:   proto.String(string(w.QueueBasis)), Live: counted(w.Live), OpenClaims: proto.Uint32(uint32(w.OpenClaims)),
+		PendingClaims: counted(w.PendingClaims), SpeedSource: proto.String(string(w.SpeedSource)),
 	}
 	out.Learnt = c.judges.learnt(time.Now(), w.Name, w.Process)
 	if f.BlockTokens == 0 {
@@ -60,7 +62,7 @@ func (c *Coordinator) workerProto(w *fleet.WorkerInfo, state *registry.State) *w
 	}
 	if strings.HasPrefix(w.State, "lost") {
 		// What was last read of it says nothing about now.
-		out.WaitMs, out.Running, out.Waiting, out.KvUsedRatio, out.StepMs, out.CachedTokens = nil, nil, nil, nil, nil, nil
+		out.WaitMs, out.Running, out.Waiting, out.KvUsedRatio, out.StepMs, out.CachedTokens, out.Live = nil, nil, nil, nil, nil, nil, nil
 		out.View = proto.String("blind")
 	}
 	if f.Ranks > 1 {

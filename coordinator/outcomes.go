@@ -71,6 +71,9 @@ func (p *placements) ReportOutcome(ctx context.Context, req *waypostv1.ReportOut
 	if err == nil {
 		c.note(changes)
 	}
+	if pair, switched, off := c.transfers.outcome(now, req.GetPlacementId(), req.GetResult() == outcome.ResultDone, out.CachedTokens); switched {
+		c.log.Warn("pulls of a pair were switched", "off", off, "from", pair.From, "to", pair.To)
+	}
 	joined, err := c.joinOutcome(now, req.GetPlacementId(), out)
 	if err != nil {
 		return nil, api.BadField("result", err.Error())

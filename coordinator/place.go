@@ -45,6 +45,7 @@ type work struct {
 	tokens     []uint32
 	candidates []placement.Candidate
 	matches    []prefixindex.Match
+	ask        fleet.Ask
 	decision   placement.Decision
 	keys       []prefix.Key
 	depths     []uint32
@@ -113,6 +114,9 @@ func (p *placements) place(w *work, req *waypostv1.PlaceRequest) (*waypostv1.Pla
 				return stored, pool, nil
 			}
 		}
+		if elsewhere := c.placedElsewhere(time.Now(), admission.PlacedBy); elsewhere != nil {
+			return elsewhere, pool, nil
+		}
 		request.ExcludeProcesses = admission.ExcludeProcesses
 	}
 	for range decideTries {
@@ -131,17 +135,14 @@ func (p *placements) place(w *work, req *waypostv1.PlaceRequest) (*waypostv1.Pla
 func (p *placements) decide(w *work, req *waypostv1.PlaceRequest, request *placement.Request, key fleet.RequestKey) (resp *waypostv1.PlaceResponse, again bool, err error) {
 	c, now := p.c, time.Now()
 	var sit placement.Situation
-	w.candidates, sit, err = c.fleet.Candidates(now, fleet.Query{Pool: request.Pool, CallerZone: req.GetCallerZone()}, w.candidates[:0])
+	request.SharedKey = w.prompt.deepestKey(p.match(w))
+	c.ask(w, now, request, req.GetCallerZone(), req.GetExplain() == "full")
+	w.candidates, sit, err = c.fleet.Decide(now, &w.ask, w.candidates, &w.decision)
+	if errors.Is(err, placement.ErrRequest) || errors.Is(err, placement.ErrPolicy) {
+		return nil, false, fieldError(err)
+	}
 	if err != nil {
 		return nil, false, c.poolError(err, request.Pool)
-	}
-	state := c.replica.State()
-	sit.PolicyVersion, sit.PolicyAgeMs = state.FleetFile().Version, c.policyAgeMs()
-	deepest := p.match(w)
-	request.SharedKey = w.prompt.deepestKey(deepest)
-	policy := c.policy.Load()
-	if err := placement.Decide(request, w.candidates, policy, sit, &w.decision); err != nil {
-		return nil, false, fieldError(err)
 	}
 	d := &w.decision
 	if d.Chosen < 0 {
@@ -152,11 +153,12 @@ func (p *placements) decide(w *work, req *waypostv1.PlaceRequest, request *place
 	if !req.GetReserve() {
 		return resp, false, nil
 	}
-	if chosen := w.candidates[d.Chosen]; d.Marks&placement.MarkLastResort == 0 && !c.judges.takeProbe(now, chosen.Name, chosen.Process) {
+	if chosen := w.candidates[d.Chosen].Worker; d.Marks&placement.MarkLastResort == 0 && !c.judges.takeProbe(now, chosen.Name, chosen.Process) {
 		// Another placement is the worker's probe.
 		return nil, true, nil
 	}
 	answer.PlacementId = proto.String(c.newPlacementID())
+	patched(answer.GetWorker(), answer.GetPlacementId(), d, sit)
 	answer.ReservationTtlMs = proto.Float64(ms(c.reservationTTL))
 	chosen, terms := w.candidates[d.Chosen], &d.Terms[d.Chosen]
 	held := max(0, terms.ReuseTokens)
@@ -164,9 +166,10 @@ func (p *placements) decide(w *work, req *waypostv1.PlaceRequest, request *place
 	claim, stored, changes, err := c.fleet.Claim(now, fleet.NewClaim{
 		Key: key, Attempt: req.GetAttempt(), Placement: answer.GetPlacementId(), Worker: chosen.ID,
 		Claim: ledger.Claim{
-			EngineProcess: chosen.Process, PromptTokens: request.PromptTokens, UncachedTokens: terms.UncachedTokens,
+			EngineProcess: chosen.Process, PromptTokens: request.PromptTokens + request.GeneratedTokens, UncachedTokens: terms.UncachedTokens,
 			OutputTokens: c.expectedOutput(request, sit), Sequences: 1, Keys: slices.Clone(w.keys), KeyDepths: slices.Clone(w.depths),
 		},
+		Decode:          decodeClaim(&chosen, terms, request, c.expectedOutput(request, sit)),
 		ExpectedFirstMs: d.FirstTokenMs, Answer: resp,
 	})
 	c.note(changes)
@@ -182,33 +185,18 @@ func (p *placements) decide(w *work, req *waypostv1.PlaceRequest, request *place
 			return s, false, nil
 		}
 	}
+	c.placedFor(now, request, terms.UncachedTokens)
+	c.transfers.begin(now, answer.GetPlacementId(), d, w.candidates, sit)
 	c.remember(w, req, request, sit, answer, now)
+	if superseded(changes, answer.GetPlacementId()) {
+		// A peer told of the same attempt between the question and the claim.
+		if admission, err := c.fleet.Admit(key, req.GetAttempt()); err == nil {
+			if elsewhere := c.placedElsewhere(now, admission.PlacedBy); elsewhere != nil {
+				return elsewhere, false, nil
+			}
+		}
+	}
 	return resp, false, nil
-}
-
-// match asks the index how much of the prompt each candidate holds. It
-// returns the deepest prefix that any of them holds.
-func (p *placements) match(w *work) (deepest int) {
-	if !w.prompt.keyed {
-		for i := range w.candidates {
-			w.candidates[i].MatchedTokens = placement.Unknown
-		}
-		return 0
-	}
-	w.matches = p.c.index.Match(&w.prompt.probe, w.matches[:0])
-	for i := range w.candidates {
-		if w.candidates[i].View.Kind == placement.ViewBlind {
-			w.candidates[i].MatchedTokens = placement.Unknown
-		}
-	}
-	for _, m := range w.matches {
-		if c := placement.Find(w.candidates, fleet.WorkerID(m.Worker)); c != nil {
-			// What the engine constantly reuses less than it lists is learnt.
-			c.MatchedTokens, c.Predicted = max(0, int(m.Tokens)+p.c.judges.bias(c.ID)), m.Predicted
-			deepest = max(deepest, int(m.Tokens))
-		}
-	}
-	return deepest
 }
 
 // answer puts a decision into the API's words.
@@ -216,13 +204,17 @@ func (c *Coordinator) answer(w *work, req *waypostv1.PlaceRequest, request *plac
 	d := &w.decision
 	chosen := w.candidates[d.Chosen]
 	out := &waypostv1.Placement{
-		Worker:   c.reach(chosen.ID),
+		Worker:   c.reach(decodes(&chosen, &d.Terms[d.Chosen]).ID),
+		Pull:     c.pullPlan(d, sit),
 		Expected: &waypostv1.Expected{ReuseTokens: counted(d.Terms[d.Chosen].ExpectedReuseTokens()), FirstTokenMs: finite(d.FirstTokenMs), FirstTokenP90Ms: finite(d.FirstTokenP90Ms)},
 		Because:  proto.String(d.Because(w.candidates)),
 		Basis: &waypostv1.Basis{
 			PolicyVersion: &sit.PolicyVersion, PolicyAgeMs: finite(sit.PolicyAgeMs), QueueAgeMs: finite(sit.NowMs - chosen.LoadAtMs), Theta: finite(c.policy.Load().Theta),
 			CacheViewAgeMs: finite(sit.NowMs - chosen.View.AtMs), CacheView: proto.String(chosen.View.Kind.String()), InputSource: proto.String(w.prompt.source), Marks: d.Marks.Words(),
 		},
+	}
+	if d.Terms[d.Chosen].Partner >= 0 {
+		out.PrefillWorker = c.reach(chosen.ID)
 	}
 	for _, i := range d.Fallbacks() {
 		if len(out.Fallbacks) < 3 {
@@ -248,7 +240,10 @@ func termsProto(t *placement.Terms, w *placement.Worker) *waypostv1.Terms {
 	out := &waypostv1.Terms{
 		Worker: &w.Name, ReuseTokens: counted(t.ReuseTokens), StartMs: finite(t.StartMs), PrefillMs: finite(t.PrefillMs), PullMs: finite(t.PullMs),
 		RoomMs: finite(t.RoomMs), DoubtMs: finite(t.DoubtMs), DistanceMs: finite(t.DistanceMs), OwnMs: finite(t.OwnMs), QueueMs: finite(t.QueueMs),
-		GapMs: finite(t.GapMs), StallMs: finite(t.StallMs), TotalMs: finite(t.TotalMs),
+		GapMs: finite(t.GapMs), StallMs: finite(t.StallMs), TotalMs: finite(t.TotalMs), HandMs: finite(t.HandMs),
+	}
+	if note := t.Pull.Note.String(); note != "" {
+		out.PullNote = &note
 	}
 	if ex := t.Excluded(w); ex != "" {
 		out.Excluded = &ex

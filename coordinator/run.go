@@ -34,6 +34,7 @@ func (c *Coordinator) Start() error {
 	}
 	c.tasks.Go(c.tick)
 	c.tasks.Go(c.cases.run)
+	c.tasks.Go(c.shipping)
 	c.tasks.Go(func() { c.join(c.ctx) })
 	c.log.Info("coordinator started", "api", c.APIAddress(), "cluster", c.ClusterAddress(), "mesh", c.MeshAddress())
 	return nil
@@ -61,6 +62,7 @@ func (c *Coordinator) follow() {
 	state := c.replica.State()
 	c.takeNumber(state)
 	c.applyState(state)
+	c.exchange.follow(state)
 	c.tasks.Go(func() {
 		defer stop()
 		for {
@@ -71,6 +73,7 @@ func (c *Coordinator) follow() {
 				state := c.replica.State()
 				c.takeNumber(state)
 				c.applyState(state)
+				c.exchange.follow(state)
 			}
 		}
 	})
@@ -103,7 +106,10 @@ func (c *Coordinator) Stop(ctx context.Context) error {
 	c.clusterGRPC.Stop()
 	c.peers.close()
 	if c.meshUp {
-		errs = append(errs, c.mesh.Leave(ctx), c.mesh.Stop())
+		if err := c.mesh.Leave(ctx); err != nil {
+			c.log.Warn("not every member has heard the goodbye, the others take this coordinator for lost", "error", err)
+		}
+		errs = append(errs, c.mesh.Stop())
 	}
 	errs = append(errs, c.clusterPort.Close(), c.apiPort.Close())
 	c.tasks.Wait()

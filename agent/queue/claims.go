@@ -60,8 +60,9 @@ type claim struct {
 	// much of the prompt is known to be computed, as of progressMs.
 	startedMs, progressMs float64
 	coveredTokens         int
-	// admittedMs is when the counters say it left the waiting line.
-	admittedMs float64
+	// admittedMs is when the counters say it left the waiting line, against
+	// the replay; confirmedMs is when they said as the replay that it had.
+	admittedMs, confirmedMs float64
 	// servedMs is its first token, by evidence; estimated says that only its
 	// end was told.
 	servedMs  float64
@@ -79,9 +80,11 @@ type claim struct {
 	grewMs    float64
 	outTokens int
 
-	// modelEndMs is when the newest replay ends its prefill, waits and young
-	// what the newest sample says of it. They follow from the facts.
+	// modelEndMs is when the newest replay ends its prefill, modelBeganMs when
+	// the one up to the newest sample began it, waits and young what that
+	// sample says of it. They follow from the facts.
 	modelEndMs   float64
+	modelBeganMs float64
 	waits, young bool
 }
 
@@ -203,6 +206,7 @@ func (e *Estimator) Claims(now time.Time, f *ledger.ClaimFrame) (Intake, error) 
 		e.counts.DuplicateClaims += uint64(duplicates)
 	}
 	if in.Taken > 0 {
+		e.counts.TakenClaims += uint64(in.Taken)
 		e.due = true
 	}
 	return in, nil
@@ -235,7 +239,7 @@ func (e *Estimator) take(nowMs float64, coordinator uint64, o *ledger.Offer) boo
 	c := &claim{
 		id: claimID{coordinator, o.Seq}, madeMs: received.MadeMs, prompt: o.PromptTokens, uncached: o.UncachedTokens,
 		sequences: received.Sequences, outputTokens: o.OutputTokens, factMs: nowMs,
-		startedMs: nan, progressMs: nan, admittedMs: nan, servedMs: nan, overMs: nan, doneMs: nan, grewMs: nan, modelEndMs: nan,
+		startedMs: nan, progressMs: nan, admittedMs: nan, confirmedMs: nan, servedMs: nan, overMs: nan, doneMs: nan, grewMs: nan, modelEndMs: nan,
 	}
 	c.keys, c.depths = thinned(o.Keys, o.KeyDepths)
 	e.lag.claim(c.madeMs, c.sequences)

@@ -77,22 +77,58 @@ func (e *Estimator) sampledMs() float64 {
 	return e.lastMs - e.lag.ms()
 }
 
-// expect says of every claim what the newest reading, true at sMs, says of it:
-// of the claims that it must know and that had not begun by then, the newest
-// `waiting` wait and all older ones were admitted between the former reading
-// and it. What waits beyond them is foreign. Engines count at the end of a step,
-// so what began within the step before may still have been counted as waiting.
+// expect says of every claim what the newest reading, true at sMs, says of it.
+// A reading that the replay from the newest evidence explains tells nothing
+// new. Else, of the claims that it must know and that had not begun by then,
+// the newest `waiting` wait and all older ones were admitted between the former
+// reading and it. What waits beyond them is foreign.
+//
+// A reading is blurred: claims younger than youthMs may be in it or not, and as
+// engines count at the end of a step, what began within the step before may
+// still have been counted as waiting.
 func (e *Estimator) expect(sMs float64) {
 	waiting := *e.last.Waiting
+	steps := e.stepsAt(e.decodeLoad, e.contextLoad)
+	step := steps.PrefillMs(0, steps.BudgetTokens()) + steps.DecodeMs()
+	e.replayTo(&steps, sMs)
+	least, young, blurred := 0, 0, 0 // that wait
+	for _, c := range e.ledger.list {
+		c.young, c.waits = c.madeMs > sMs-youthMs, false
+		switch began := min(orInf(c.startedMs), orInf(c.overMs), c.modelBeganMs); {
+		case began <= sMs && began > sMs-step:
+			blurred += c.sequences
+		case began <= sMs:
+		case c.young:
+			young += c.sequences
+		default:
+			least += c.sequences
+		}
+	}
+	e.explained = sMs >= e.ledger.anchorMs && waiting >= least && waiting <= least+young+blurred &&
+		!e.facts.Unordered && math.IsNaN(e.queuedWaitMs())
+	if e.explained {
+		e.foreign = 0
+		for _, c := range e.ledger.list {
+			if c.young || c.why != inQueue {
+				continue
+			}
+			if c.waits = c.modelBeganMs > sMs; !c.waits {
+				c.confirmedMs = sMs
+			}
+		}
+		return
+	}
+	e.correct(sMs, waiting, young, step)
+}
+
+// correct takes the reading's word against the replay's.
+func (e *Estimator) correct(sMs float64, waiting, young int, step float64) {
 	middle := sMs
 	if d := e.lastMs - e.formerMs; d > 0 && d <= durationMs(maxSampleAge) {
 		middle = sMs - d/2
 	}
-	steps := e.stepsAt(e.decodeLoad, e.contextLoad)
-	step := steps.PrefillMs(0, steps.BudgetTokens()) + steps.DecodeMs()
 	for i := len(e.ledger.list) - 1; i >= 0; i-- {
 		c := e.ledger.list[i]
-		c.young, c.waits = c.madeMs > sMs-youthMs, false
 		if c.young {
 			continue
 		}
@@ -105,16 +141,16 @@ func (e *Estimator) expect(sMs float64) {
 		if waiting > 0 {
 			waiting -= c.sequences
 			if c.why == inQueue {
-				c.waits, c.admittedMs = true, math.NaN()
+				c.waits, c.admittedMs, c.confirmedMs = true, math.NaN(), math.NaN()
 				c.factMs = max(c.factMs, sMs)
 			}
 			continue
 		}
-		if math.IsNaN(c.admittedMs) {
+		if math.IsNaN(c.admittedMs) && math.IsNaN(c.confirmedMs) {
 			c.admittedMs = max(middle, c.madeMs)
 		}
 	}
-	e.foreign = max(waiting, 0)
+	e.foreign = max(waiting-young, 0)
 }
 
 func orInf(v float64) float64 {

@@ -13,16 +13,32 @@ const maxTracedBlocks = 4096
 type eviction struct {
 	stored map[uint64]float64 // hash → stored ms
 	mask   uint64             // a block is traced if its hash has none of these bits
-	age    float64            // NaN: nothing was evicted yet
+	age    float64            // of evicted blocks, a moving mean
+	lastMs float64            // newest eviction of a traced block; +Inf: none since a restore
 	any    bool
 }
 
-func (v *eviction) ageMs() float64 {
+// ageMs is the age that blocks reach; NaN: nothing was evicted yet. A cache
+// that has evicted nothing for longer than that does not turn over that fast
+// any more.
+func (v *eviction) ageMs(nowMs float64) float64 {
 	if !v.any {
 		return math.NaN()
 	}
-	return v.age
+	return max(v.age, nowMs-v.lastMs)
 }
+
+// learnt is the learnt age; nil: nothing was evicted yet. restore starts from
+// it.
+func (v *eviction) learnt() *float64 {
+	if !v.any {
+		return nil
+	}
+	age := v.age
+	return &age
+}
+
+func (v *eviction) restore(ageMs float64) { v.age, v.lastMs, v.any = ageMs, math.Inf(1), true }
 
 // mix spreads the bits of an engine's hash.
 func mix(h uint64) uint64 {
@@ -61,9 +77,12 @@ func (v *eviction) remove(atMs float64, hashes []uint64) {
 			continue
 		}
 		delete(v.stored, h)
+		if math.IsInf(v.lastMs, 1) || atMs > v.lastMs {
+			v.lastMs = atMs
+		}
 		age := max(atMs-at, 0)
 		if !v.any {
-			v.age, v.any = age, true
+			v.age, v.lastMs, v.any = age, atMs, true
 			continue
 		}
 		v.age += (age - v.age) * perRequest

@@ -297,7 +297,7 @@ func (c *claim) servedByMs() float64 {
 func (c *claim) closeAt(atMs float64) {
 	switch {
 	case c.progressMs > atMs:
-	case c.why == inQueue, c.why == overClosed && atMs < c.overMs, c.why == overGone && atMs <= c.overMs:
+	case c.why == inQueue, (c.why == overClosed || c.why == overInferred) && atMs < c.overMs, c.why == overGone && atMs <= c.overMs:
 		c.leave(atMs, overClosed)
 	}
 }

@@ -78,17 +78,38 @@ func (e *Estimator) learnStep(b *batchWork, formerMs, atMs float64) {
 }
 
 // learnGap takes the token gap of an interval without any prefill: it is the
-// worker's pure decode step.
+// worker's pure decode step. Counters tell of a prefill when it is over, so an
+// interval in the middle of a long one looks like pure decoding: what counts is
+// that no claim was open at any time of it, and, for requests of others, that
+// the next interval brought no first token either.
 func (e *Estimator) learnGap(s *Sample, gapMs, computed, firsts float64) {
-	if computed != 0 || firsts > 0 || s.Waiting == nil || *s.Waiting > 0 || e.last.Waiting == nil || *e.last.Waiting > 0 {
+	pure := computed == 0 && !(firsts > 0) && s.Waiting != nil && *s.Waiting == 0 &&
+		e.last.Waiting != nil && *e.last.Waiting == 0 && !e.openSince(e.lastMs)
+	held := e.heldGap
+	e.heldGap = gapSeen{}
+	if !pure {
 		return
 	}
-	prior := e.speeds.Prior()
-	context := e.contextLoad
-	if context == 0 {
-		return // not known yet
+	if held.gapMs > 0 {
+		e.speeds.ObserveDecode(held.priorMs, held.gapMs)
 	}
-	e.speeds.ObserveDecode(prior.DecodeMs(float64(*s.Running), context, e.poolTokens()), gapMs)
+	if context := e.contextLoad; context > 0 {
+		prior := e.speeds.Prior()
+		e.heldGap = gapSeen{prior.DecodeMs(float64(*s.Running), context, e.poolTokens()), gapMs}
+	}
+}
+
+// gapSeen is a token gap and the prior's for the same load.
+type gapSeen struct{ priorMs, gapMs float64 }
+
+// openSince reports whether a claim was open at any time since a moment.
+func (e *Estimator) openSince(ms float64) bool {
+	for _, c := range e.ledger.list {
+		if c.why == inQueue || c.overMs >= ms {
+			return true
+		}
+	}
+	return false
 }
 
 // StepModel is the step model in force: the prior of the facts until evidence

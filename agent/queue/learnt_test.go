@@ -39,6 +39,20 @@ func TestEvictionAge(t *testing.T) {
 	if again := e.Load(atMs(301_000)).EvictionAgeMs; *again != *got {
 		t.Errorf("a clear changed the age to %v", *again)
 	}
+	// Nothing is evicted any more: after a while the cache is known to turn over
+	// more slowly than it did.
+	if later := e.Load(atMs(400_000)).EvictionAgeMs; math.Abs(*later-100_010) > 1 {
+		t.Errorf("eviction age %v after 100 s without an eviction", *later)
+	}
+	// An agent that starts again knows the age, but of no eviction.
+	state := e.Export()
+	r := newLedgerEstimator(t)
+	if err := r.Import(state); err != nil {
+		t.Fatal(err)
+	}
+	if restored := r.Load(atMs(0)).EvictionAgeMs; restored == nil || *restored != *got {
+		t.Errorf("restored eviction age %v, want %v", restored, *got)
+	}
 }
 
 func TestRoom(t *testing.T) {
@@ -286,5 +300,46 @@ func BenchmarkRecorder(b *testing.B) {
 		table.Apply(&e)
 		recorder.Take()
 		table.Apply(&remove)
+	}
+}
+
+// Counters tell of a prefill when it is over: in the middle of a long one
+// they show neither first tokens nor prompt tokens. The token gaps beside it
+// are not the worker's decode step; those of plain decoding are.
+func TestDecodeStepIsLearntWithoutPrefills(t *testing.T) {
+	learnt := func(slowdown float64, prefills bool) float64 {
+		e := newLedgerEstimator(t)
+		e.lag.set(0)
+		prior := e.speeds.Prior()
+		gap := slowdown * prior.DecodeMs(8, 32_000, e.poolTokens())
+		zero, generated := 0.0, 0.0
+		for i := range 400 {
+			now, beside := float64(i)*250, 1.0
+			if prefills && i%20 >= 10 {
+				beside = 10
+				seq := uint64(i/20) + 1
+				if i%20 == 10 {
+					claimAt(t, e, now-249, 1, seq, 60_000)
+				}
+				if i%20 == 19 {
+					markAt(t, e, now-1, 1, seq, ledger.MarkFirst, 0)
+					markAt(t, e, now-1, 1, seq, ledger.MarkDone, 0)
+				}
+			}
+			generated += 8 * 250 / (gap * beside)
+			g := generated
+			e.decodeLoad, e.contextLoad = 8, 32_000
+			e.Sample(Sample{
+				At: atMs(now), Running: ptr(8), Waiting: ptr(0), Finished: &zero, FirstTokens: &zero,
+				PromptTokens: &zero, ComputedPromptTokens: &zero, GenerationTokens: &g,
+			})
+		}
+		return math.Exp(e.Export().Speeds.LnDecode)
+	}
+	if got := learnt(2, false); math.Abs(got-2) > .1 {
+		t.Errorf("a worker that decodes at half the speed is learnt as %.2f times the prior", got)
+	}
+	if got := learnt(1, true); math.Abs(got-1) > .1 {
+		t.Errorf("gaps beside prefills are learnt as a decode step %.2f times the prior", got)
 	}
 }

@@ -125,6 +125,8 @@ type Estimator struct {
 	last             Sample  // newest cleaned reading; At is zero before the first
 	lastMs, formerMs float64 // when it and the one before were taken
 	foreign          int     // waiting requests that no claim explains
+	// explained says that the replay explains the newest reading.
+	explained bool
 	// queuedTokens is the engine's own sum of waiting tokens at queuedMs; -1:
 	// not told. slotForeignTokens are left in slots of nobody at slotsMs.
 	queuedTokens, slotForeignTokens int
@@ -140,6 +142,7 @@ type Estimator struct {
 	meanPromptTokens   float64
 	meanOutputTokens   float64
 	gapMs              float64
+	heldGap            gapSeen // of the newest interval, until the next one
 	finishPerSec       float64
 
 	// busySince is when requests without a sign of life were first seen;
@@ -214,11 +217,12 @@ func (e *Estimator) Restarted() {
 	e.last = Sample{}
 	e.busySince, e.progressAt = time.Time{}, time.Time{}
 	e.witness, e.growthSeen = false, false
-	e.gapMs, e.finishPerSec = math.NaN(), math.NaN()
+	e.gapMs, e.finishPerSec, e.heldGap = math.NaN(), math.NaN(), gapSeen{}
 	e.counts.EndedClaims += uint64(e.ledger.remove(func(*claim) bool { return true }))
 	e.ledger.forgetEvidence()
 	e.lag.restart()
 	e.foreign, e.queuedTokens, e.slotForeignTokens = 0, -1, 0
+	e.explained = false
 	e.decodeLoad, e.contextLoad = 0, 0
 	clear(e.eviction.stored)
 }
@@ -238,9 +242,10 @@ type Counts struct {
 	BadReadings uint64
 	// CounterResets counts counters that went back.
 	CounterResets uint64
-	// DuplicateClaims counts claims that had been taken in, FencedClaims those
+	// TakenClaims counts claims taken in that are open. DuplicateClaims counts
+	// claims that had been taken in, FencedClaims those
 	// of another engine life, DroppedClaims those dropped for room.
-	DuplicateClaims, FencedClaims, DroppedClaims uint64
+	TakenClaims, DuplicateClaims, FencedClaims, DroppedClaims uint64
 	// FrameGaps counts frames before which claims were missing, FramesIgnored
 	// those meant for another agent process.
 	FrameGaps, FramesIgnored uint64

@@ -82,13 +82,13 @@ func (e *Estimator) plan(steps *ledger.Steps, sMs, nowMs float64) plan {
 	e.jobs, e.owners = e.jobs[:0], e.owners[:0]
 	var p plan
 	switch {
-	case counters && sMs >= x:
+	case counters && sMs >= x && !e.explained:
 		p = e.planFromCounters(steps, sMs, foreign)
 	case !math.IsInf(x, -1):
 		if counters {
-			foreign = max(foreign-(x-sMs), 0)
+			foreign = max(foreign-max(x-sMs, 0), 0)
 		}
-		p = e.planFromEvidence(steps, x+foreign)
+		p = e.planFromEvidence(steps, foreign)
 	default:
 		p = e.planByTime(steps, nowMs)
 	}
@@ -104,39 +104,72 @@ func (e *Estimator) job(c *claim, atMs float64) {
 	e.owners = append(e.owners, c)
 }
 
+// freeMs is when the engine was free for the first of the jobs, as far as is
+// known: at the newest evidence, or at the end of a prefill that was taken as
+// over.
+func (e *Estimator) freeMs() float64 {
+	free := e.ledger.anchorMs
+	if s := e.ledger.newestServed; s != nil {
+		free = max(free, s.servedMs) // its first token may have been estimated
+	}
+	for _, c := range e.ledger.list {
+		if c.why == overInferred {
+			free = max(free, c.overMs)
+		}
+	}
+	if math.IsInf(free, -1) && len(e.jobs) > 0 {
+		free = e.jobs[0].AtMs
+	}
+	return free
+}
+
+// replayTo replays the open claims up to sMs and notes when each began.
+func (e *Estimator) replayTo(steps *ledger.Steps, sMs float64) {
+	e.jobs, e.owners = e.jobs[:0], e.owners[:0]
+	for _, c := range e.ledger.list {
+		c.modelBeganMs = math.Inf(1)
+		if c.why == inQueue {
+			e.job(c, c.beganMs())
+		}
+	}
+	r := ledger.NewReplay(steps, e.freeMs(), e.jobs)
+	r.Run(sMs)
+	for i, c := range e.owners {
+		c.modelBeganMs = orInf(e.jobs[i].BeganMs)
+	}
+}
+
 // planFromEvidence starts at the newest evidence of a claim: what it tells of
 // the order stands, and the counters tell of foreign work only.
-func (e *Estimator) planFromEvidence(steps *ledger.Steps, freeMs float64) plan {
+func (e *Estimator) planFromEvidence(steps *ledger.Steps, foreignMs float64) plan {
 	admitted := 0
 	for _, c := range e.ledger.list {
 		if c.why != inQueue {
 			continue
 		}
-		began := !c.waits && (!math.IsNaN(c.admittedMs) || !math.IsNaN(c.startedMs))
+		began := !c.waits && (c.admittedMs <= e.ledger.anchorMs || !math.IsNaN(c.startedMs))
 		if began && admitted == len(e.jobs) {
 			admitted++
 		}
-		e.job(c, c.madeMs)
+		e.job(c, c.beganMs())
 	}
 	trimAdmitted(e.jobs[:admitted], steps.BudgetTokens(), e.ledger.anchorMs)
-	p := plan{ledger.NewReplay(steps, freeMs, e.jobs), e.owners}
+	p := plan{ledger.NewReplay(steps, e.freeMs()+foreignMs, e.jobs), e.owners}
 	p.skipServed()
 	return p
 }
 
-// planByTime has no fact at all: the claims drain by time alone.
+// planByTime has no fact but what the counters confirmed: the claims drain by
+// time alone.
 func (e *Estimator) planByTime(steps *ledger.Steps, nowMs float64) plan {
 	for _, c := range e.ledger.list {
 		if c.why == inQueue {
-			e.job(c, c.madeMs)
+			e.job(c, c.beganMs())
 		}
 	}
 	free := nowMs
 	if len(e.jobs) > 0 {
-		free = e.jobs[0].AtMs
-		if s := e.ledger.newestServed; s != nil {
-			free = max(free, s.servedMs) // its first token was estimated
-		}
+		free = e.freeMs()
 	}
 	return plan{ledger.NewReplay(steps, free, e.jobs), e.owners}
 }
@@ -151,12 +184,8 @@ func (e *Estimator) planFromCounters(steps *ledger.Steps, sMs, foreignMs float64
 		}
 	}
 	free := sMs
-	if n := len(e.jobs); n > 0 {
-		begin := e.ledger.anchorMs
-		if math.IsInf(begin, -1) {
-			begin = e.jobs[0].AtMs
-		}
-		before := ledger.NewReplay(steps, begin, e.jobs)
+	if len(e.jobs) > 0 {
+		before := ledger.NewReplay(steps, e.freeMs(), e.jobs)
 		before.Run(sMs)
 		free = max(sMs, before.FreeMs)
 		trimAdmitted(e.jobs, steps.BudgetTokens(), sMs)

@@ -15,7 +15,7 @@ func (e *Estimator) Load(now time.Time) ledger.Load {
 	v := e.settle(nowMs)
 	load := ledger.Load{State: ledger.StateReady}
 	load.MeanOutputTokens = known(e.meanOutputTokens)
-	load.EvictionAgeMs = known(e.eviction.ageMs())
+	load.EvictionAgeMs = known(min(e.eviction.ageMs(nowMs), ledger.MaxEvictionMs))
 	if stalled, reason := e.Stalled(now); stalled {
 		load.State, load.StateReason = ledger.StateStalled, reason
 	}

@@ -34,7 +34,7 @@ func (e *Estimator) Export() State {
 		Speeds: e.speeds.Export(), LagMs: known(e.lag.ms()),
 		ClaimTokens: known(e.meanClaimTokens), ClaimPrompt: known(e.meanClaimPrompt),
 		UncachedTokens: known(e.meanUncachedTokens), PromptTokens: known(e.meanPromptTokens), OutputTokens: known(e.meanOutputTokens),
-		EvictionAgeMs: known(e.eviction.ageMs()),
+		EvictionAgeMs: e.eviction.learnt(),
 	}
 }
 
@@ -73,7 +73,7 @@ func (e *Estimator) Import(s State) error {
 	e.meanUncachedTokens, e.meanPromptTokens = orNaN(s.UncachedTokens), orNaN(s.PromptTokens)
 	e.meanOutputTokens = orNaN(s.OutputTokens)
 	if s.EvictionAgeMs != nil {
-		e.eviction.age, e.eviction.any = *s.EvictionAgeMs, true
+		e.eviction.restore(*s.EvictionAgeMs)
 	}
 	return nil
 }

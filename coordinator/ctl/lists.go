@@ -91,10 +91,7 @@ func workerTable(out io.Writer, list []*waypostv1.Worker, wide bool) {
 	}
 	t := newTable(head...)
 	for _, w := range list {
-		prefill := unknown
-		if w.PrefillTokensPerSec != nil {
-			prefill = fmt.Sprintf("%.1f k/s", w.GetPrefillTokensPerSec()/1000)
-		}
+		prefill, _, _ := strings.Cut(prefillSpeed(w), " (")
 		trust := unknown
 		if w.Trust != nil {
 			trust = strings.TrimPrefix(fmt.Sprintf("%.2f", w.GetTrust()), "0")
@@ -112,6 +109,18 @@ func workerTable(out io.Writer, list []*waypostv1.Worker, wide bool) {
 	t.print(out)
 }
 
+// prefillSpeed is the speed of a long prefill and where it comes from.
+func prefillSpeed(w *waypostv1.Worker) string {
+	if w.PrefillTokensPerSec == nil {
+		return unknown
+	}
+	speed := fmt.Sprintf("%.1f k/s", w.GetPrefillTokensPerSec()/1000)
+	if w.GetSpeedSource() == "" {
+		return speed
+	}
+	return speed + " (" + w.GetSpeedSource() + ")"
+}
+
 func printWorker(out io.Writer, w *waypostv1.Worker) {
 	line := func(name, value string) { fmt.Fprintf(out, "%-13s %s\n", name, value) }
 	line("Worker", w.GetName())
@@ -125,7 +134,13 @@ func printWorker(out io.Writer, w *waypostv1.Worker) {
 	for k, v := range w.GetHeaders() {
 		line("", k+": "+v)
 	}
-	line("Queue", fmt.Sprintf("wait %s, running %s, waiting %s, step %s", millis(w.WaitMs), count(w.Running), count(w.Waiting), millis(w.StepMs)))
+	basis := ""
+	if w.GetQueueBasis() != "" {
+		basis = " by " + w.GetQueueBasis()
+	}
+	line("Queue", fmt.Sprintf("wait %s%s, running %s, waiting %s", millis(w.WaitMs), basis, count(w.Running), count(w.Waiting)))
+	line("Claims", fmt.Sprintf("live %s, placed here %s, not reported yet %s", count(w.Live), count(w.OpenClaims), count(w.PendingClaims)))
+	line("Speed", fmt.Sprintf("prefill %s, step %s", prefillSpeed(w), millis(w.StepMs)))
 	line("KV", fmt.Sprintf("used %s of %s blocks of %s tokens, %s tokens cached", percent(w.KvUsedRatio), count(w.PoolBlocks), count(w.BlockTokens), short(w.CachedTokens)))
 	line("Cache view", text(w.GetView()))
 	if w.GetViewHint() != "" {

@@ -184,12 +184,7 @@ func readEntry(body []byte, entries, records *gobReader) (*Entry, bool) {
 		return nil, false
 	}
 	if e.Full {
-		if e.Full = records.decode(body[size:], &e.Record); e.Full {
-			for i := range e.Record.Candidates {
-				e.Full = e.Full && e.Record.Candidates[i].Worker != nil
-			}
-			e.Record.Restored()
-		}
+		e.Full = records.decode(body[size:], &e.Record) && e.Record.Restored()
 		if !e.Full {
 			e.Record = placement.Record{}
 		}

@@ -69,14 +69,14 @@ func TestRecordsSurviveARestart(t *testing.T) {
 			t.Fatalf("%d of 20 entries are back", n)
 		}
 		after, _ := s.Get("pl_7")
-		if diff := cmp.Diff(before, after, cmp.Exporter(func(reflect.Type) bool { return true }), equalNaN, cmp.Comparer(time.Time.Equal)); diff != "" {
+		if diff := cmp.Diff(before, after, everything, equalNaN, cmp.Comparer(time.Time.Equal)); diff != "" {
 			t.Error(diff)
 		}
 		var was, is placement.Decision
 		if err := errors.Join(before.Record.Redecide(&was), after.Record.Redecide(&is)); err != nil {
 			t.Fatal(err)
 		}
-		if diff := cmp.Diff(was.Terms, is.Terms, equalNaN); diff != "" || was.Chosen != is.Chosen {
+		if diff := cmp.Diff(was.Terms, is.Terms, everything, equalNaN); diff != "" || was.Chosen != is.Chosen {
 			t.Errorf("decided again otherwise: %s", diff)
 		}
 		if a, b := before.Record.WouldChange(&was), after.Record.WouldChange(&is); len(a) == 0 || fmt.Sprint(a) != fmt.Sprint(b) {
@@ -91,6 +91,8 @@ func TestRecordsSurviveARestart(t *testing.T) {
 		t.Errorf("state %+v", j.State())
 	}
 }
+
+var everything = cmp.Exporter(func(reflect.Type) bool { return true })
 
 var equalNaN = cmp.Comparer(func(a, b float64) bool { return a == b || math.IsNaN(a) && math.IsNaN(b) })
 
@@ -113,7 +115,7 @@ func TestEveryFieldOfARecordIsKept(t *testing.T) {
 	if skipped := readFrames(strings.NewReader(string(frame)), func(e *Entry) { got = e }, func(*keptOutcome) {}); skipped != 0 || got == nil {
 		t.Fatalf("%d skipped", skipped)
 	}
-	if diff := cmp.Diff(&e, got, cmp.Exporter(func(reflect.Type) bool { return true }), equalNaN, cmp.Comparer(time.Time.Equal)); diff != "" {
+	if diff := cmp.Diff(&e, got, everything, equalNaN, cmp.Comparer(time.Time.Equal)); diff != "" {
 		t.Errorf("lost on disk (-kept +read):\n%s", diff)
 	}
 }

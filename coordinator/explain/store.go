@@ -408,6 +408,8 @@ func (s *Store) Size() (entries int, bytes int64) {
 const (
 	entryBytes     = int64(unsafe.Sizeof(stored{}) + unsafe.Sizeof(Entry{}) + unsafe.Sizeof(outcome.Outcome{}))
 	candidateBytes = int64(unsafe.Sizeof(placement.Candidate{}) + unsafe.Sizeof(placement.Worker{}))
+	pathBytes      = int64(unsafe.Sizeof(placement.Path{}))
+	partnerBytes   = int64(unsafe.Sizeof(placement.Partner{}) + unsafe.Sizeof(placement.Worker{}))
 	// indexBytes is about what two map entries and the slot cost.
 	indexBytes = 160
 )
@@ -420,7 +422,9 @@ func sizeOf(e *Entry) int64 {
 	}
 	r := &e.Record
 	for i := range r.Candidates {
-		w := r.Candidates[i].Worker
+		c := &r.Candidates[i]
+		size += int64(len(c.Paths))*pathBytes + int64(len(c.Partners))*partnerBytes
+		w := c.Worker
 		size += candidateBytes + int64(len(w.Name)+len(w.BarredWhy)+len(w.DoubtedWhy))
 	}
 	for _, name := range r.Request.ExcludeWorkers {

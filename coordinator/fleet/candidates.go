@@ -27,38 +27,94 @@ func (f *Fleet) Candidates(now time.Time, q Query, dst []placement.Candidate) ([
 	f.mu.RLock()
 	defer f.mu.RUnlock()
 	sit := placement.Situation{NowMs: f.Ms(now), ArrivalsPerMs: math.NaN(), MeanOutputTokens: math.NaN(), PolicyAgeMs: math.NaN()}
-	p, err := f.pool(q.Pool)
+	p, ways, err := f.poolAndWays(q)
 	if err != nil {
 		return dst, sit, err
+	}
+	for _, id := range p.workers {
+		c := placement.Candidate{Worker: f.slots[id].snapshot, DistanceMs: math.NaN()}
+		if int(id) < len(ways) {
+			c.DistanceMs, c.SurchargeMs = ways[id].RoundTripMs, ways[id].SurchargeMs
+		}
+		dst = append(dst, c)
+	}
+	return dst, p.situation(sit), nil
+}
+
+// situation adds what the pool knows.
+func (p *pool) situation(sit placement.Situation) placement.Situation {
+	if n := len(p.workers); n > 0 {
+		sit.ArrivalsPerMs = p.arrivals.value(sit.NowMs) / float64(n)
+	}
+	if sit.MeanOutputTokens = p.board.MeanOutputTokens(); math.IsNaN(sit.MeanOutputTokens) {
+		sit.MeanOutputTokens = p.output.get()
+	}
+	return sit
+}
+
+// poolAndWays are the pool a query names and the ways to its workers; the read
+// lock is held before and after.
+func (f *Fleet) poolAndWays(q Query) (*pool, []Way, error) {
+	p, err := f.pool(q.Pool)
+	if err != nil {
+		return nil, nil, err
 	}
 	ways := f.ways[q.CallerZone]
 	if ways == nil && f.intent.Way != nil {
 		ways = f.waysFrom(q.CallerZone)
 		// The lock was given up in between; the pool may have changed.
 		if p, err = f.pool(q.Pool); err != nil {
-			return dst, sit, err
+			return nil, nil, err
 		}
 	}
-	output, known := 0.0, 0
-	for _, id := range p.workers {
-		c := placement.Candidate{Worker: f.slots[id].snapshot, DistanceMs: math.NaN()}
-		if int(id) < len(ways) {
-			c.DistanceMs, c.SurchargeMs = ways[id].RoundTripMs, ways[id].SurchargeMs
+	return p, ways, nil
+}
+
+// Ask is one request to choose for.
+type Ask struct {
+	Query
+	Request *placement.Request
+	Policy  *placement.Policy
+	// PolicyAgeMs and PolicyVersion are as in placement.Situation.
+	PolicyAgeMs   float64
+	PolicyVersion uint32
+	// Matches and MatchUnknown are as in placement.Query.
+	Matches      []placement.Match
+	MatchUnknown bool
+	// Path is the way of saved KV from one worker to another; nil: nothing is
+	// pulled. Sending counts the transfers that a worker is sending. They are
+	// called under the fleet's lock and must not call the fleet.
+	Path              func(from, to *placement.Worker) placement.Path
+	Sending           func(*placement.Worker) int
+	FastestBytesPerMs float64
+	// Whole prices every worker.
+	Whole bool
+}
+
+// Decide chooses a worker of a pool. The candidates that were priced overwrite
+// dst; the situation is what the decision saw.
+func (f *Fleet) Decide(now time.Time, ask *Ask, dst []placement.Candidate, d *placement.Decision) ([]placement.Candidate, placement.Situation, error) {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	sit := placement.Situation{NowMs: f.Ms(now), ArrivalsPerMs: math.NaN(), PolicyAgeMs: ask.PolicyAgeMs, PolicyVersion: ask.PolicyVersion}
+	p, ways, err := f.poolAndWays(ask.Query)
+	if err != nil {
+		return dst[:0], sit, err
+	}
+	sit = p.situation(sit)
+	q := placement.Query{Matches: ask.Matches, MatchUnknown: ask.MatchUnknown, Ways: ways, FastestBytesPerMs: ask.FastestBytesPerMs, Whole: ask.Whole}
+	q.Way = ask.Path
+	if ask.Path != nil && !ask.MatchUnknown {
+		sit.Sources = p.board.AppendSources(nil, ask.Request, ask.Matches, ask.Sending)
+		q.Paths = func(to *placement.Worker, paths []placement.Path) []placement.Path {
+			for i := range sit.Sources {
+				paths = append(paths, ask.Path(sit.Sources[i].Worker, to))
+			}
+			return paths
 		}
-		if mean := c.Worker.MeanOutputTokens; mean >= 1 {
-			output += mean
-			known++
-		}
-		dst = append(dst, c)
 	}
-	if n := len(p.workers); n > 0 {
-		sit.ArrivalsPerMs = p.arrivals.value(sit.NowMs) / float64(n)
-	}
-	sit.MeanOutputTokens = p.output.get()
-	if known > 0 {
-		sit.MeanOutputTokens = output / float64(known)
-	}
-	return dst, sit, nil
+	dst, err = p.board.Decide(ask.Request, ask.Policy, sit, &q, dst, d)
+	return dst, sit, err
 }
 
 // waysFrom builds the ways from a zone; the read lock is held before and

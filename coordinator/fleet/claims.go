@@ -128,6 +128,7 @@ type claims struct {
 	lastRemovedSeq uint64
 	byKey          map[RequestKey]*claim
 	byPlacement    map[string]*claim
+	tenantTokens   map[string]int64 // prompt tokens of open claims
 	deadlines      deadlines
 
 	ended          map[string]EndReason // by placement
@@ -150,6 +151,7 @@ type endedRequest struct {
 func (c *claims) init() {
 	c.byKey = map[RequestKey]*claim{}
 	c.byPlacement = map[string]*claim{}
+	c.tenantTokens = map[string]int64{}
 	c.ended = map[string]EndReason{}
 	c.endedKeys = map[RequestKey]endedRequest{}
 	c.peerRequests = map[RequestKey]*peerRequest{}
@@ -189,9 +191,13 @@ type Admission struct {
 type PlacedBy struct {
 	// Coordinator is its process mark.
 	Coordinator uint64
+	// Placement is the placement's id there; empty: not told.
+	Placement string
 	// Worker is the name of the worker that prefills, Process its engine life.
 	Worker  string
 	Process uint64
+	// AtMs is when it was told last, on the fleet's clock.
+	AtMs float64
 }
 
 // Admit asks what to do with an attempt of a request: answer what is stored,
@@ -210,7 +216,7 @@ func (f *Fleet) admit(key RequestKey, attempt uint32) (Admission, error) {
 		case attempt < p.attempt:
 			return a, fmt.Errorf("%w: request %q is at attempt %d at another coordinator, %d came", ErrOlderAttempt, key.ID, p.attempt, attempt)
 		case attempt == p.attempt && len(p.parts) > 0:
-			a.PlacedBy = &PlacedBy{Coordinator: p.coordinator, Worker: p.parts[0].worker, Process: p.parts[0].process}
+			a.PlacedBy = &PlacedBy{Coordinator: p.coordinator, Placement: p.placement, Worker: p.parts[0].worker, Process: p.parts[0].process, AtMs: p.atMs}
 		default:
 			a.ExcludeProcesses = p.processes(nil)
 		}
@@ -319,6 +325,7 @@ func (f *Fleet) add(workers []*worker, n *NewClaim, excluded []uint64, nowMs flo
 	}
 	f.claims.byKey[c.Key] = c
 	f.claims.byPlacement[c.Placement] = c
+	f.claims.tenantTokens[c.Key.Tenant] += int64(n.PromptTokens)
 	heap.Push(&f.claims.deadlines, c)
 	for i, w := range workers {
 		made := n.Claim
@@ -369,11 +376,33 @@ func (f *Fleet) Open(placementID string) (OpenClaim, bool) {
 	return c.OpenClaim, true
 }
 
+// TenantTokens sums the prompt tokens of a tenant's open claims here.
+func (f *Fleet) TenantTokens(tenant string) int64 {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	return f.claims.tenantTokens[tenant]
+}
+
 // OpenClaims counts the open claims.
 func (f *Fleet) OpenClaims() int {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
 	return len(f.claims.byPlacement)
+}
+
+// Reservations counts the open claims by the pool of the worker that prefills;
+// a pool without any is counted as well.
+func (f *Fleet) Reservations() map[string]int {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	open := make(map[string]int, len(f.pools))
+	for name := range f.pools {
+		open[name] = 0
+	}
+	for _, c := range f.claims.byPlacement {
+		open[c.parts[0].w.assigned.Pool]++
+	}
+	return open
 }
 
 // deadlines is a heap of claims by deadline.

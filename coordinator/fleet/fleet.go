@@ -185,6 +185,8 @@ func (f *Fleet) Ms(now time.Time) float64 {
 
 // Counts are what the fleet put aside, for counters.
 type Counts struct {
+	// Reports counts reports of hosts that were taken.
+	Reports uint64
 	// FencedReports counts reports of a worker that named a process which is
 	// over, OldReports those that were not newer than the last.
 	FencedReports, OldReports uint64
@@ -250,6 +252,7 @@ type StateChange struct {
 // pool is the workers of one pool.
 type pool struct {
 	workers  []WorkerID // ascending
+	board    placement.Board
 	arrivals rate
 	output   ewma
 	// promptTokens and uncachedTokens are of a mean claim.
@@ -330,6 +333,7 @@ func (f *Fleet) join(w *worker) {
 	}
 	if at, found := slices.BinarySearch(p.workers, w.id); !found {
 		p.workers = slices.Insert(p.workers, at, w.id)
+		p.board.Set(w.snapshot)
 	}
 }
 
@@ -341,6 +345,7 @@ func (f *Fleet) leave(w *worker) {
 	}
 	if at, found := slices.BinarySearch(p.workers, w.id); found {
 		p.workers = slices.Delete(p.workers, at, at+1)
+		p.board.Remove(w.id)
 	}
 	if len(p.workers) == 0 && !slices.Contains(f.intent.Pools, w.assigned.Pool) {
 		delete(f.pools, w.assigned.Pool)

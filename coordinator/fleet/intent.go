@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"waypost/coordinator/placement"
 )
 
 // Intent is what operators want of the fleet, as the registry of this
@@ -48,13 +50,8 @@ type Assignment struct {
 	Why      string
 }
 
-// Way is the price of the way to a worker; NaN is unknown.
-type Way struct {
-	// RoundTripMs is the network round trip.
-	RoundTripMs float64
-	// SurchargeMs is the operator's price, at least 0.
-	SurchargeMs float64
-}
+// Way is the price of the way to a worker.
+type Way = placement.Way
 
 // maxCallerZones bounds the zones that ways are kept for.
 const maxCallerZones = 64

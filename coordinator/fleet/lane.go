@@ -70,6 +70,11 @@ type Facts struct {
 	Boundary string
 	// StepModel prices its steps; nil: the prior of its class.
 	StepModel *ledger.StepModel
+	// Transfer says how its saved KV may travel; nil: not at all.
+	Transfer *placement.Transfer
+	// Role is what it serves of a request: "prefill", "decode", or empty for
+	// all of it.
+	Role string
 }
 
 // Bounds of a hello.
@@ -163,6 +168,14 @@ func (w *Facts) validateRest(bad func(string, string, ...any) error, field func(
 	} {
 		if c.n > maxListEntries {
 			return bad(field(c.name), "%d entries are more than %d", c.n, maxListEntries)
+		}
+	}
+	if _, ok := placement.RoleOf(w.Role); !ok {
+		return bad(field("role"), "%.40q is not prefill or decode; leave it out for both", w.Role)
+	}
+	if w.Transfer != nil {
+		if fault := w.Transfer.Fault(); fault != "" {
+			return bad(field("transfer"), "%s", fault)
 		}
 	}
 	if w.StepModel != nil {
@@ -356,6 +369,10 @@ func copyFacts(facts *Facts) Facts {
 	if c.StepModel != nil {
 		model := *c.StepModel
 		c.StepModel = &model
+	}
+	if c.Transfer != nil {
+		transfer := *c.Transfer
+		c.Transfer = &transfer
 	}
 	return c
 }

@@ -86,6 +86,7 @@ func (f *Fleet) Load(now time.Time, host string, lane Lane, report Report) (Chan
 	}
 	late := h.late.observe(nowMs, report.SentMonoNs)
 	h.loadSeq = report.LoadSeq
+	f.counts.Reports++
 	told := h.policyVersion != report.PolicyVersion || !slices.Equal(h.cordons, report.Cordons)
 	if told {
 		h.policyVersion, h.cordons = report.PolicyVersion, slices.Clone(report.Cordons)

@@ -100,6 +100,9 @@ func (f *Fleet) renew(c *claim, nowMs float64) {
 // end ends a placement with all its claims and publishes their workers.
 func (f *Fleet) end(c *claim, how EndReason, nowMs float64, changes *Changes) {
 	delete(f.claims.byPlacement, c.Placement)
+	if f.claims.tenantTokens[c.Key.Tenant] -= int64(c.PromptTokens); f.claims.tenantTokens[c.Key.Tenant] <= 0 {
+		delete(f.claims.tenantTokens, c.Key.Tenant)
+	}
 	if f.claims.byKey[c.Key] == c {
 		delete(f.claims.byKey, c.Key)
 	}

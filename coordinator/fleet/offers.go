@@ -38,10 +38,11 @@ type markOut struct {
 
 // placedOut is a placement to be told to peers.
 type placedOut struct {
-	p       *part
-	tenant  string
-	id      string
-	attempt uint32
+	p         *part
+	tenant    string
+	id        string
+	attempt   uint32
+	placement string
 }
 
 // Outgoing is what waits to be sent. It is sent once: claims that do not arrive
@@ -77,7 +78,7 @@ type WorkerMarks struct {
 func (f *Fleet) tell(p *part) {
 	f.enqueue(p.w)
 	f.counts.LostPlaces += makeRoom(&f.claims.places, maxPlacesWaiting)
-	f.claims.places = append(f.claims.places, placedOut{p, p.c.Key.Tenant, p.c.Key.ID, p.c.Attempt})
+	f.claims.places = append(f.claims.places, placedOut{p, p.c.Key.Tenant, p.c.Key.ID, p.c.Attempt, p.c.Placement})
 }
 
 // tellMark notes a mark to be sent, if the agent may know the claim.
@@ -173,7 +174,7 @@ func (f *Fleet) TakeOutgoing(now time.Time) Outgoing {
 	f.outbox = f.outbox[:0]
 	for _, p := range f.claims.places {
 		out.Places = append(out.Places, ledger.Placed{
-			Worker: p.p.w.name, Tenant: p.tenant, RequestID: p.id, Attempt: p.attempt, Offer: p.p.offer(nowMs),
+			Worker: p.p.w.name, Tenant: p.tenant, RequestID: p.id, Attempt: p.attempt, Placement: p.placement, Offer: p.p.offer(nowMs),
 		})
 	}
 	clear(f.claims.places)

@@ -34,6 +34,7 @@ type counted struct{ coordinator, seq uint64 }
 type peerRequest struct {
 	coordinator uint64
 	attempt     uint32
+	placement   string
 	atMs        float64
 	parts       []peerPart
 }
@@ -203,7 +204,7 @@ func (f *Fleet) notePeerRequest(coordinator uint64, placed *ledger.Placed, nowMs
 		if out, full := l.peerRing.push(key, f.options.MaxEnded); full {
 			delete(l.peerRequests, out)
 		}
-		known = &peerRequest{coordinator: coordinator, attempt: placed.Attempt}
+		known = &peerRequest{coordinator: coordinator, attempt: placed.Attempt, placement: placed.Placement}
 		l.peerRequests[key] = known
 	}
 	switch {
@@ -212,7 +213,7 @@ func (f *Fleet) notePeerRequest(coordinator uint64, placed *ledger.Placed, nowMs
 	case placed.Attempt > known.attempt, coordinator < known.coordinator, f.settled(known, nowMs) && coordinator != known.coordinator:
 		// A later attempt, or of two coordinators the one that stays.
 		f.withdraw(known, nowMs)
-		*known = peerRequest{coordinator: coordinator, attempt: placed.Attempt}
+		*known = peerRequest{coordinator: coordinator, attempt: placed.Attempt, placement: placed.Placement}
 	case coordinator > known.coordinator:
 		return true
 	}

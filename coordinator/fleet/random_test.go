@@ -248,6 +248,11 @@ func (x *chaos) check() string {
 			}
 		}
 	}
+	for _, c := range x.coords {
+		if fault := boardFault(c.f); fault != "" {
+			wrong("coordinator %d: %s", c.index, fault)
+		}
+	}
 	x.checkClaims(wrong)
 	if len(faults) == 0 {
 		return ""

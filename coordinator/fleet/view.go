@@ -37,9 +37,13 @@ type WorkerInfo struct {
 	// open here.
 	Live       float64
 	OpenClaims int
+	// PendingClaims counts the claims of all coordinators on top of the report.
+	PendingClaims float64
 	// StepMs is the present decode step, PrefillTokensPerSec the speed of a
 	// long prefill by the step model in force.
 	StepMs, PrefillTokensPerSec float64
+	// SpeedSource says whether that speed is a prior or learnt.
+	SpeedSource ledger.Source
 	// CachedBlocks is the number of blocks in its table.
 	CachedBlocks float64
 	// ErrorMs is the mean error of first-token predictions.
@@ -209,7 +213,7 @@ func (w *worker) info(nowMs float64) WorkerInfo {
 		Pool: w.assigned.Pool, Zone: w.assigned.Zone, Rack: w.assigned.Rack,
 		State: w.state.word, StateWhy: w.state.why, Facts: copyFacts(&w.facts),
 		WaitMs: math.NaN(), Running: r.running, Waiting: r.waiting, KVUsedRatio: r.kvUsedRatio,
-		Live: s.Live, OpenClaims: w.own(), QueueBasis: r.basis, StepMs: r.gapMs, CachedBlocks: r.cachedBlocks,
+		Live: s.Live, OpenClaims: w.own(), PendingClaims: s.OpenClaims, SpeedSource: w.model.Source, QueueBasis: r.basis, StepMs: r.gapMs, CachedBlocks: r.cachedBlocks,
 		ErrorMs: s.ErrorMs, View: w.view.Kind, ViewAgeMs: nowMs - w.view.AtMs, Trust: w.view.Trust,
 		UpdatedMs: nowMs - r.factsMs, GPUVerdict: r.gpuVerdict, Snapshot: s,
 	}

@@ -134,6 +134,8 @@ func (f *Fleet) publish(w *worker, nowMs float64, changes *Changes) {
 	s.Process = w.process
 	s.Steps = w.steps
 	s.BlockTokens, s.PoolBlocks = w.facts.BlockTokens, w.facts.PoolBlocks
+	s.Transfer = w.facts.Transfer
+	s.Role, _ = placement.RoleOf(w.facts.Role)
 	s.MaxModelTokens, s.MaxRunning = w.facts.MaxModelTokens, w.facts.MaxRunning
 	s.Waiting = w.waiting
 	r := &w.report
@@ -154,6 +156,9 @@ func (f *Fleet) publish(w *worker, nowMs float64, changes *Changes) {
 	s.Barred, s.BarredWhy = w.barred(f.intent.Version)
 	s.Doubted, s.DoubtedWhy = w.doubted()
 	w.snapshot = &s
+	if p := f.pools[w.assigned.Pool]; p != nil && p.board.Has(w.id) {
+		p.board.Set(&s)
+	}
 
 	state := w.stateWord()
 	if state != w.state {

@@ -45,6 +45,13 @@ func (d *Decision) Because(candidates []Candidate) string {
 	case d.MostReuse < 0:
 		b.WriteString("; no worker is known to hold a prefix")
 	}
+	if t.Pull.Note == PullTaken {
+		fmt.Fprintf(&b, "; pulling %s tokens (%s ms at %s MB/s, %s) costs less than computing them (%s ms)",
+			thousands(t.Pull.Tokens), number(t.Pull.TransferMs), number(t.Pull.BytesPerMs/1000), t.Pull.Figure, number(t.PrefillMs-t.ComputeMs))
+	}
+	if t.Partner >= 0 {
+		fmt.Fprintf(&b, "; decoded by %s (hand-over %s ms)", c.Partners[t.Partner].Worker.Name, number(t.HandMs))
+	}
 	if d.Marks&MarkQueueUnknown != 0 {
 		b.WriteString("; queue unknown, counted by own claims")
 	}
@@ -62,12 +69,19 @@ func (d *Decision) passedOver(w *Worker, chosen, most *Terms) string {
 	if most.OverLimit {
 		return fmt.Sprintf("whose own time (%s ms) is over the limit", number(most.OwnMs))
 	}
-	name, delta := d.largest(most, chosen)
-	if name == "start" {
-		return fmt.Sprintf("whose wait (%s ms) costs more than computing %s tokens (%s ms)",
-			number(most.StartMs), thousands(chosen.UncachedTokens), number(chosen.PrefillMs))
+	name, delta := d.largest(most, chosen, "")
+	if name != "start" {
+		return fmt.Sprintf("whose %s costs %s ms more", name, number(delta))
 	}
-	return fmt.Sprintf("whose %s costs %s ms more", name, number(delta))
+	instead := fmt.Sprintf("computing %s tokens (%s ms)", thousands(chosen.UncachedTokens), number(chosen.ComputeMs))
+	if chosen.Pull.Note == PullTaken {
+		instead = fmt.Sprintf("pulling %s tokens (%s ms)", thousands(chosen.Pull.Tokens), number(chosen.Pull.TransferMs))
+	}
+	if delta > chosen.reachMs()-most.reachMs() {
+		return fmt.Sprintf("whose wait (%s ms) costs more than %s", number(most.StartMs), instead)
+	}
+	second, more := d.largest(most, chosen, name)
+	return fmt.Sprintf("whose wait (%s ms) and %s (%s ms more) cost more than %s", number(most.StartMs), second, number(more), instead)
 }
 
 // rival is the candidate the choice was made against: the best fallback; -1
@@ -86,19 +100,19 @@ func (d *Decision) DecidingTerm() string {
 	if d.Chosen < 0 || rival < 0 {
 		return ""
 	}
-	name, _ := d.largest(&d.Terms[rival], &d.Terms[d.Chosen])
+	name, _ := d.largest(&d.Terms[rival], &d.Terms[d.Chosen], "")
 	return name
 }
 
 // leadOf is the lead of the chosen over a candidate in the deciding term.
 func (d *Decision) leadOf(rival int) float64 {
-	_, delta := d.largest(&d.Terms[rival], &d.Terms[d.Chosen])
+	_, delta := d.largest(&d.Terms[rival], &d.Terms[d.Chosen], "")
 	return delta
 }
 
 // largest is the term in which worse exceeds better most, weighted as in the
-// total. Terms that either does not know are left out.
-func (d *Decision) largest(worse, better *Terms) (string, float64) {
+// total, but for the one named. Terms that either does not know are left out.
+func (d *Decision) largest(worse, better *Terms, but string) (string, float64) {
 	name, most := "total", math.Inf(-1)
 	for _, f := range [...]struct {
 		name          string
@@ -106,7 +120,8 @@ func (d *Decision) largest(worse, better *Terms) (string, float64) {
 		weight        float64
 	}{
 		{"start", worse.StartMs, better.StartMs, 1},
-		{"prefill", worse.PrefillMs, better.PrefillMs, 1},
+		{worse.reachName(better), worse.reachMs(), better.reachMs(), 1},
+		{"hand-over", handMs(worse.HandMs), handMs(better.HandMs), 1},
 		{"room", worse.RoomMs, better.RoomMs, 1},
 		{"doubt", worse.DoubtMs, better.DoubtMs, 1},
 		{"distance", worse.DistanceMs, better.DistanceMs, 1},
@@ -115,11 +130,27 @@ func (d *Decision) largest(worse, better *Terms) (string, float64) {
 		{"stall", worse.StallMs, better.StallMs, d.theta},
 		{"assumed gap and stall", worse.AssumedMs, better.AssumedMs, 1},
 	} {
-		if delta := f.weight * (f.worse - f.better); delta > most {
+		if delta := f.weight * (f.worse - f.better); delta > most && f.name != but {
 			name, most = f.name, delta
 		}
 	}
 	return name, most
+}
+
+// reachName is the term that reachMs is compared under.
+func (t *Terms) reachName(better *Terms) string {
+	if t.Pull.Note == PullTaken || better.Pull.Note == PullTaken {
+		return "pull"
+	}
+	return "prefill"
+}
+
+// handMs is a hand-over, 0 where there is none.
+func handMs(v float64) float64 {
+	if math.IsNaN(v) {
+		return 0
+	}
+	return v
 }
 
 // maxNamed bounds the worker names in a refusal.
@@ -128,6 +159,12 @@ const maxNamed = 5
 // RefusalDetail is one sentence for a person: what excluded the workers, by
 // name.
 func (d *Decision) RefusalDetail(candidates []Candidate) string {
+	if d.Refusal.Reason == RefusedTenantOverShare {
+		if math.IsNaN(d.Refusal.RetryAfterMs) {
+			return d.tenantOver + "; ask again when one of its requests has ended"
+		}
+		return fmt.Sprintf("%s, and the pool has no headroom: the best worker waits %s ms", d.tenantOver, number(d.refusedWaitMs))
+	}
 	if d.Refusal.Reason != RefusedNoneEligible {
 		best := math.NaN()
 		for i := range d.Terms {

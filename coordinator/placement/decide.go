@@ -1,8 +1,10 @@
 package placement
 
 import (
+	"cmp"
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/zeebo/xxh3"
 )
@@ -17,9 +19,14 @@ type Survey struct {
 	// those of them that only silence excludes, Placeable those that could
 	// be chosen.
 	Candidates, Eligible, Aged, Placeable int
-	// Known means over the eligible; NaN where no candidate knows.
+	// Unpriced counts placeable workers that a search left out because no
+	// price of theirs could have won.
+	Unpriced int
+	// Known means over the eligible; NaN where no candidate knows, or where a
+	// search found nobody who needs them.
 	MeanQueueMs, MeanLive, MeanGapMs, MeanRoomMs float64
-	// MeanErrorMs is the mean of the prediction errors of ErrorsKnown workers.
+	// MeanErrorMs is the mean of the prediction errors of ErrorsKnown workers,
+	// all that are not barred.
 	MeanErrorMs float64
 	ErrorsKnown int
 	// MaxDistanceMs is the farthest known distance; NaN: none is known.
@@ -37,7 +44,8 @@ type Survey struct {
 type Decision struct {
 	// Chosen is the index of the chosen candidate; -1: refused.
 	Chosen int
-	// Terms holds the terms of every candidate, in the candidates' order.
+	// Terms holds the terms of every candidate that was priced, in the
+	// candidates' order.
 	Terms []Terms
 	// MostReuse is the index of the candidate with most reuse, placeable or
 	// not; -1: nobody is known to hold anything.
@@ -58,10 +66,14 @@ type Decision struct {
 	// theta is the policy's, for comparing terms; tenantBarred the request's.
 	theta        float64
 	tenantBarred string
+	// tenantOver is why a tenant was refused, refusedWaitMs the wait it found.
+	tenantOver    string
+	refusedWaitMs float64
 	// least is the index of the smallest total that was allowed.
 	least         int
 	fallbacks     [maxFallbacks]int
 	fallbackCount int
+	scratch       *scratch
 }
 
 // Fallbacks are the indices of the next best candidates, best first, at most
@@ -79,6 +91,9 @@ const (
 	RefusedDeadline RefusalReason = "deadline_impossible"
 	// RefusedOverLimit: no worker meets the budgets now; waiting may help.
 	RefusedOverLimit RefusalReason = "all_over_limit"
+	// RefusedTenantOverShare: the tenant had more than its share and the pool
+	// has no headroom, or the tenant's bound of tokens under way is reached.
+	RefusedTenantOverShare RefusalReason = "tenant_over_share"
 )
 
 // Refusal is an answer without a worker.
@@ -99,6 +114,22 @@ func (d *Decision) Redirected() bool {
 // into d. It returns an error, and no decision, for a request or policy with
 // a bad field.
 func Decide(req *Request, candidates []Candidate, policy *Policy, sit Situation, d *Decision) error {
+	if err := check(req, policy, &sit); err != nil {
+		return err
+	}
+	for i := range candidates {
+		if candidates[i].Worker == nil {
+			return &FieldError{Field: fmt.Sprintf("candidates[%d]", i), Detail: "names no worker", kind: ErrRequest}
+		}
+	}
+	p := newPricer(req, policy, sit)
+	d.reset(len(candidates))
+	d.priceAll(&p, candidates)
+	return nil
+}
+
+// check validates what a decision is asked with.
+func check(req *Request, policy *Policy, sit *Situation) error {
 	if err := req.Validate(); err != nil {
 		return err
 	}
@@ -108,19 +139,20 @@ func Decide(req *Request, candidates []Candidate, policy *Policy, sit Situation,
 	if math.IsNaN(sit.NowMs) {
 		return &FieldError{Field: "nowMs", Detail: "is not a number", kind: ErrRequest}
 	}
-	for i := range candidates {
-		if candidates[i].Worker == nil {
-			return &FieldError{Field: fmt.Sprintf("candidates[%d]", i), Detail: "names no worker", kind: ErrRequest}
-		}
+	if len(sit.Sources) > MaxSources {
+		return &FieldError{Field: "sources", Detail: fmt.Sprintf("%d are more than %d", len(sit.Sources), MaxSources), kind: ErrRequest}
 	}
-	p := newPricer(req, policy, sit)
-	d.reset(len(candidates))
+	return nil
+}
+
+// priceAll prices all candidates and chooses.
+func (d *Decision) priceAll(p *pricer, candidates []Candidate) {
+	d.Terms = slices.Grow(d.Terms[:0], len(candidates))[:len(candidates)]
 	for i := range candidates {
 		p.price(&candidates[i], &d.Terms[i])
 	}
-	d.Survey = survey(candidates, d.Terms, sit.NowMs)
-	d.decide(&p, candidates)
-	return nil
+	d.Survey = survey(candidates, d.Terms, p.sit.NowMs)
+	d.decide(p, candidates)
 }
 
 func (d *Decision) reset(n int) {
@@ -130,18 +162,21 @@ func (d *Decision) reset(n int) {
 	}
 	nan := math.NaN()
 	*d = Decision{
-		Chosen: -1, MostReuse: -1, least: -1, Terms: terms[:n],
+		scratch: d.scratch,
+		Chosen:  -1, MostReuse: -1, least: -1, Terms: terms[:n],
 		FirstTokenMs: nan, FirstTokenP90Ms: nan, Refusal: Refusal{RetryAfterMs: nan},
 	}
 }
 
 // survey takes what the candidates say together.
 func survey(candidates []Candidate, terms []Terms, nowMs float64) Survey {
-	s := Survey{Candidates: len(candidates), MaxDistanceMs: math.NaN(), BestOwnMs: math.NaN()}
-	var queue, live, gap, room, errors mean
+	s := emptySurvey(len(candidates))
+	var queue, live, gap, room mean
+	var errors errorSum
 	for i := range candidates {
 		w, t := candidates[i].Worker, &terms[i]
 		s.Reasons[t.Reason]++
+		errors.add(w, 1)
 		if t.Reason.Firm() {
 			continue
 		}
@@ -155,15 +190,49 @@ func survey(candidates []Candidate, terms []Terms, nowMs float64) Survey {
 		live.add(w.Live)
 		gap.add(t.GapMs)
 		room.add(t.RoomMs)
-		errors.add(w.ErrorMs)
-		if !(t.DistanceMs <= s.MaxDistanceMs) && !math.IsNaN(t.DistanceMs) {
-			s.MaxDistanceMs = t.DistanceMs
-		}
+		s.far(t.DistanceMs)
 	}
 	s.MeanQueueMs, s.MeanLive, s.MeanGapMs, s.MeanRoomMs = queue.value(), live.value(), gap.value(), room.value()
-	s.MeanErrorMs, s.ErrorsKnown = errors.value(), errors.n
+	s.MeanErrorMs, s.ErrorsKnown = errors.meanMs(), errors.known
 	s.PanicFloor = s.Aged*2 > s.Eligible
 	return s
+}
+
+func emptySurvey(candidates int) Survey {
+	nan := math.NaN()
+	return Survey{
+		Candidates: candidates, MaxDistanceMs: nan, BestOwnMs: nan,
+		MeanQueueMs: nan, MeanLive: nan, MeanGapMs: nan, MeanRoomMs: nan, MeanErrorMs: nan,
+	}
+}
+
+// far takes a distance, which may be unknown.
+func (s *Survey) far(ms float64) {
+	if !(ms <= s.MaxDistanceMs) && !math.IsNaN(ms) {
+		s.MaxDistanceMs = ms
+	}
+}
+
+// errorSum sums the prediction errors of workers that are not barred, in whole
+// µs so that the order of changes leaves no trace.
+type errorSum struct {
+	us    int64
+	known int
+}
+
+// add counts a worker in (1) or out (-1).
+func (e *errorSum) add(w *Worker, times int64) {
+	if w.Barred == ReasonNone && !math.IsNaN(w.ErrorMs) {
+		e.us += times * int64(min(max(w.ErrorMs, 0), maxBudgetMs)*1000)
+		e.known += int(times)
+	}
+}
+
+func (e *errorSum) meanMs() float64 {
+	if e.known == 0 {
+		return math.NaN()
+	}
+	return float64(e.us) / 1000 / float64(e.known)
 }
 
 // mean is a mean over what is known.
@@ -188,13 +257,20 @@ func (m *mean) value() float64 {
 
 // decide completes the terms with the survey and chooses.
 func (d *Decision) decide(p *pricer, candidates []Candidate) {
+	for i := range d.Terms {
+		p.complete(candidates[i].Worker, &d.Terms[i], &d.Survey)
+	}
+	d.settle(p, candidates)
+}
+
+// settle chooses among complete terms.
+func (d *Decision) settle(p *pricer, candidates []Candidate) {
 	s := &d.Survey
 	d.tenantBarred = p.req.TenantBarred
 	d.Marks, d.theta, d.OutputTokens = p.marks, p.policy.Theta, p.outputTokens
 	s.Placeable = 0
 	for i := range d.Terms {
 		t := &d.Terms[i]
-		p.complete(candidates[i].Worker, t, s)
 		t.Placeable = t.Reason == ReasonNone || s.PanicFloor && t.Reason.ofAge()
 		if t.Placeable {
 			s.Placeable++
@@ -220,7 +296,7 @@ func (d *Decision) decide(p *pricer, candidates []Candidate) {
 
 // complete adds what the survey takes unknown terms to be, and sums up.
 func (p *pricer) complete(w *Worker, t *Terms, s *Survey) {
-	t.DoubtMs += p.errorDoubtMs(w, t, s)
+	t.DoubtMs += p.errorDoubtMs(w, s)
 	if !w.QueueKnown {
 		// No better than the average of those that tell.
 		t.DoubtMs += positive(s.MeanQueueMs - w.Waiting.QueueMs(p.sit.NowMs))
@@ -235,7 +311,7 @@ func (p *pricer) complete(w *Worker, t *Terms, s *Survey) {
 		distance = 0
 		t.DoubtMs += positive(s.MaxDistanceMs)
 	}
-	t.OwnMs = t.StartMs + t.PrefillMs + room + t.DoubtMs + distance
+	t.OwnMs = t.StartMs + t.reachMs() + room + t.DoubtMs + distance + positive(t.HandMs)
 	theta := p.policy.Theta
 	t.TotalMs = t.OwnMs
 	if !math.IsNaN(t.QueueMs) {
@@ -248,11 +324,19 @@ func (p *pricer) complete(w *Worker, t *Terms, s *Survey) {
 	}
 	if math.IsNaN(t.StallMs) {
 		live := max(w.OpenClaims, positive(s.MeanLive))
-		t.AssumedMs += theta * t.PrefillMs * live / p.meanOutputTokens
+		t.AssumedMs += theta * t.ComputeMs * live / p.meanOutputTokens
 	} else {
 		t.TotalMs += theta * t.StallMs
 	}
 	t.TotalMs += t.AssumedMs
+}
+
+// reachMs is the cheaper of computing the prompt and pulling a part of it.
+func (t *Terms) reachMs() float64 {
+	if t.Pull.Note == PullTaken {
+		return t.PullMs
+	}
+	return t.PrefillMs
 }
 
 // positive is v, or 0 if it is negative or unknown.
@@ -303,18 +387,46 @@ func (d *Decision) choose(p *pricer, candidates []Candidate) {
 		return t.Placeable && !(budgetBinds && t.Missed != BudgetNone) && !(limitBinds && t.OverLimit)
 	}
 	d.Chosen = d.best(p, candidates, allowed)
+	if d.refuseTenant(p) {
+		return
+	}
 	d.rankFallbacks(p, candidates)
 	d.describe(p, candidates)
 }
 
+// refuseTenant withdraws the choice from a tenant that has had its share, and
+// reports whether it did. Whoever waits long at the best worker finds a pool
+// without headroom.
+func (d *Decision) refuseTenant(p *pricer) bool {
+	t := &d.Terms[d.Chosen]
+	wait := t.StartMs + positive(t.RoomMs)
+	switch {
+	case p.req.TenantFull != "":
+		d.Refusal = Refusal{Reason: RefusedTenantOverShare, RetryAfterMs: math.NaN()}
+	case p.req.TenantOver == "":
+		return false
+	case wait <= p.policy.HeadroomMs:
+		d.Marks |= MarkTenantOverShare
+		return false
+	default:
+		d.Refusal = Refusal{Reason: RefusedTenantOverShare, RetryAfterMs: wait - p.policy.HeadroomMs}
+	}
+	d.refusedWaitMs, d.Chosen, d.Tied = wait, -1, false
+	d.tenantOver = cmp.Or(p.req.TenantFull, p.req.TenantOver)
+	return true
+}
+
 // outholds reports whether candidate i holds more than j: more reuse, or as
-// much on a worker that could be chosen.
+// much on a worker that could be chosen, or that in the lower slot.
 func (d *Decision) outholds(i, j int) bool {
 	a, b := &d.Terms[i], &d.Terms[j]
 	if a.ReuseTokens != b.ReuseTokens {
 		return a.ReuseTokens > b.ReuseTokens
 	}
-	return a.Placeable && !b.Placeable
+	if a.Placeable != b.Placeable {
+		return a.Placeable
+	}
+	return a.Worker < b.Worker
 }
 
 // missBudget answers a request that no worker can serve in its budget; it

@@ -17,7 +17,7 @@ func (d *Decision) LostBy(i int) string {
 	case t.TotalMs <= chosen.TotalMs:
 		return "tie"
 	}
-	name, _ := d.largest(t, chosen)
+	name, _ := d.largest(t, chosen, "")
 	if name == "start" {
 		return "wait"
 	}

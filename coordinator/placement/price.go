@@ -43,35 +43,51 @@ func newPricer(req *Request, policy *Policy, sit Situation) pricer {
 func (p *pricer) price(c *Candidate, t *Terms) {
 	nan := math.NaN()
 	w := c.Worker
-	*t = Terms{Worker: w.ID, PullMs: nan, StillThere: nan, QueueMs: nan, GapMs: nan, StallMs: nan, RoomMs: nan}
+	*t = Terms{Worker: w.ID, PullMs: nan, StillThere: nan, QueueMs: nan, GapMs: nan, StallMs: nan, RoomMs: nan, HandMs: nan, Partner: -1}
 	t.Reason = p.reason(w)
 
-	matched := c.MatchedTokens
-	if w.View.Kind == ViewBlind && !c.Predicted {
-		matched = Unknown // a cache nobody sees may hold anything
-	}
-	t.ReuseTokens = reusableTokens(matched, p.promptTokens, w.BlockTokens)
+	t.ReuseTokens = p.reuse(c)
 	reused := max(t.ReuseTokens, 0)
-	t.UncachedTokens = p.promptTokens - reused
-	t.PrefillMs = w.Steps.PrefillMs(reused, t.UncachedTokens)
-	// Half a decode step cannot make an idle worker slower than a busy one.
-	first := max(w.Waiting.OwnMs(&w.Steps, p.sit.NowMs, reused, t.UncachedTokens), w.Steps.IdleMs(reused, t.UncachedTokens))
-	t.StartMs = first - t.PrefillMs
-
-	t.DoubtMs = p.ageDoubtMs(w)
+	own := p.offer(w, reused)
+	t.PrefillMs = own.computeMs
 	if reused > 0 {
 		t.StillThere = p.stillThere(w, c.Predicted)
-		t.DoubtMs += (1 - t.StillThere) * max(w.Steps.PrefillMs(0, p.promptTokens)-t.PrefillMs, 0)
+		own.doubtMs = (1 - t.StillThere) * max(w.Steps.PrefillMs(0, p.promptTokens)-t.PrefillMs, 0)
 	}
+	if len(p.sit.Sources) > 0 {
+		own = p.pull(c, t, own)
+	}
+	t.StartMs, t.UncachedTokens, t.ComputeMs = own.startMs, own.tokens, own.computeMs
+	t.DoubtMs = p.ageDoubtMs(w) + own.doubtMs
 	t.DistanceMs = c.DistanceMs + c.SurchargeMs
-	t.RoomMs = p.roomMs(w, t.UncachedTokens)
+	t.RoomMs = p.roomMs(w, p.promptTokens-reused)
 	if !math.IsNaN(p.sit.ArrivalsPerMs) {
 		// The rule's max(backlog, prefill/2): start is never negative.
-		backlog := t.StartMs + t.PrefillMs/2
-		t.QueueMs = p.policy.QueueWeight * p.sit.ArrivalsPerMs * t.PrefillMs * backlog
+		backlog := t.StartMs + t.ComputeMs/2
+		t.QueueMs = p.policy.QueueWeight * p.sit.ArrivalsPerMs * t.ComputeMs * backlog
 	}
 	t.GapMs = p.gapMs(w)
-	t.StallMs = t.PrefillMs * w.Live / p.meanOutputTokens
+	t.StallMs = t.ComputeMs * w.Live / p.meanOutputTokens
+	if w.Role == RolePrefill {
+		// Nothing decodes beside a prefill there.
+		t.GapMs, t.StallMs = math.NaN(), 0
+		if paired := p.partner(c, t); !paired && t.Reason == ReasonNone {
+			t.Reason = ReasonNoPartner
+		} else if paired {
+			t.DistanceMs += t.handDistanceMs
+		}
+	} else if w.Role == RoleDecode && t.Reason == ReasonNone {
+		t.Reason = ReasonDecodes
+	}
+}
+
+// reuse is what a candidate's engine can reuse of its match.
+func (p *pricer) reuse(c *Candidate) int {
+	matched := c.MatchedTokens
+	if c.View.Kind == ViewBlind && !c.Predicted {
+		matched = Unknown // a cache nobody sees may hold anything
+	}
+	return reusableTokens(matched, p.promptTokens, c.BlockTokens)
 }
 
 // reason says why the worker is not a free choice.
@@ -160,8 +176,8 @@ func (p *pricer) ageDoubtMs(w *Worker) float64 {
 const usualErrors = 2
 
 // errorDoubtMs is the allowance for past prediction errors beyond those of the
-// other eligible workers.
-func (p *pricer) errorDoubtMs(w *Worker, t *Terms, s *Survey) float64 {
+// other workers that are not barred.
+func (p *pricer) errorDoubtMs(w *Worker, s *Survey) float64 {
 	if math.IsNaN(w.ErrorMs) {
 		return 0
 	}
@@ -169,7 +185,7 @@ func (p *pricer) errorDoubtMs(w *Worker, t *Terms, s *Survey) float64 {
 	if others > 0 {
 		sum = s.MeanErrorMs * float64(others)
 	}
-	if !t.Reason.Firm() {
+	if w.Barred == ReasonNone {
 		sum, others = sum-w.ErrorMs, others-1
 	}
 	usual := 0.0
@@ -243,7 +259,7 @@ func firstTokenP90Ms(w *Worker, t *Terms) float64 {
 	}
 	// 1.25 turns a mean absolute error into a standard deviation, 1.28 that
 	// into the ninth decile.
-	sigma := math.Sqrt(sq(t.StartMs/4) + sq(t.PrefillMs/10) + sq(t.DoubtMs) + sq(1.25*past))
+	sigma := math.Sqrt(sq(t.StartMs/4) + sq(t.reachMs()/10) + sq(t.DoubtMs) + sq(1.25*past))
 	return t.OwnMs + 1.28*sigma
 }
 

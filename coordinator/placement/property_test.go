@@ -56,6 +56,12 @@ func drawFleet(t *rapid.T, unknowns bool) (Request, []Candidate, Policy, Situati
 			w.AwaySinceMs = rapid.SampledFrom([]float64{math.NaN(), math.NaN(), now - 5000, now - 90_000}).Draw(t, "away")
 			w.BlockTokens = rapid.SampledFrom([]int{16, 64, 0}).Draw(t, "block")
 		}
+		if rapid.Bool().Draw(t, "connector") {
+			w.Transfer = &Transfer{
+				Connector: "nixl", SideChannel: "h:1", Fingerprint: rapid.SampledFrom([]string{"a", "a", "b"}).Draw(t, "fingerprint"),
+				ExportedTier: TierGPU, BytesPerToken: rapid.SampledFrom([]float64{0, 70_000, 262_144}).Draw(t, "kv"),
+			}
+		}
 		matched := rapid.IntRange(0, req.PromptTokens+100).Draw(t, "matched")
 		if unknowns && rapid.IntRange(0, 5).Draw(t, "match unknown") == 0 {
 			matched = Unknown
@@ -65,6 +71,19 @@ func drawFleet(t *rapid.T, unknowns bool) (Request, []Candidate, Policy, Situati
 			DistanceMs:  maybe("distance", rapid.Float64Range(0, 80).Draw(t, "distance")),
 			SurchargeMs: rapid.SampledFrom([]float64{0, 0, 15}).Draw(t, "surcharge"),
 		})
+	}
+	for i := range candidates {
+		if c := &candidates[i]; c.Transfer != nil && c.MatchedTokens > 0 && len(sit.Sources) < 2 {
+			sit.Sources = append(sit.Sources, Source{Worker: c.Worker, Tokens: c.MatchedTokens, Sending: i % 2})
+		}
+	}
+	for i := range candidates {
+		for range sit.Sources {
+			candidates[i].Paths = append(candidates[i].Paths, Path{
+				BytesPerMs: rapid.SampledFrom([]float64{0, 1e5, 3e6, 12e6}).Draw(t, "bandwidth"), LatencyMs: rapid.Float64Range(0, 20).Draw(t, "latency"),
+				UnderWay: rapid.IntRange(0, 2).Draw(t, "under way"), Never: rapid.IntRange(0, 9).Draw(t, "never") == 0,
+			})
+		}
 	}
 	return req, candidates, policy, sit
 }
@@ -102,11 +121,25 @@ func TestTermsAddUp(t *testing.T) {
 			queue := known("queue", terms.QueueMs, !math.IsNaN(sit.ArrivalsPerMs))
 			gap := known("gap", terms.GapMs, !math.IsNaN(w.Decoding) && !math.IsNaN(w.ContextTokens))
 			stall := known("stall", terms.StallMs, !math.IsNaN(w.Live))
-			known("pull", terms.PullMs, false)
-			own := terms.StartMs + terms.PrefillMs + room + terms.DoubtMs + distance
+			known("pull", terms.PullMs, terms.Pull.Note >= PullDearer)
+			reach := terms.PrefillMs
+			if terms.Pull.Note == PullTaken {
+				reach = terms.PullMs
+			}
+			own := terms.StartMs + reach + room + terms.DoubtMs + distance
 			total := own + queue + policy.Theta*(gap+stall) + terms.AssumedMs
 			if math.Abs(own-terms.OwnMs) > 1e-9*own || math.Abs(total-terms.TotalMs) > 1e-9*total {
 				t.Fatalf("%s: own %v of %v, total %v of %v", w.Name, own, terms.OwnMs, total, terms.TotalMs)
+			}
+			if pull := &terms.Pull; pull.Note >= PullDearer {
+				source := &sit.Sources[pull.Source]
+				moved := max(terms.ReuseTokens, 0) + pull.Tokens
+				if source.Name == w.Name || moved > source.Tokens || moved >= req.PromptTokens || !(pull.TransferMs > 0) || math.IsInf(pull.TransferMs, 0) {
+					t.Fatalf("%s: pulls %+v from %s, which holds %d", w.Name, *pull, source.Name, source.Tokens)
+				}
+				if pull.Note == PullTaken && terms.PullMs > terms.PrefillMs+terms.DoubtMs+terms.StartMs {
+					t.Fatalf("%s: pulling takes %v, computing %v", w.Name, terms.PullMs, terms.PrefillMs)
+				}
 			}
 			if terms.ReuseTokens == Unknown != (candidates[i].MatchedTokens == Unknown) {
 				t.Fatalf("%s: match %d gives reuse %d", w.Name, candidates[i].MatchedTokens, terms.ReuseTokens)

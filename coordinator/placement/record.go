@@ -23,12 +23,17 @@ func NewRecord(req *Request, candidates []Candidate, policy *Policy, sit Situati
 	r := Record{Request: *req, Policy: *policy, Situation: sit, Survey: d.Survey}
 	r.Request.ExcludeWorkers = slices.Clone(req.ExcludeWorkers)
 	r.Request.ExcludeProcesses = slices.Clone(req.ExcludeProcesses)
+	r.Situation.Sources = slices.Clone(sit.Sources)
 	if len(candidates) <= keep {
 		r.Candidates = slices.Clone(candidates)
-		return r
+	} else {
+		for _, i := range d.keepers(keep) {
+			r.Candidates = append(r.Candidates, candidates[i])
+		}
 	}
-	for _, i := range d.keepers(keep) {
-		r.Candidates = append(r.Candidates, candidates[i])
+	for i := range r.Candidates {
+		r.Candidates[i].Paths = slices.Clone(r.Candidates[i].Paths)
+		r.Candidates[i].Partners = slices.Clone(r.Candidates[i].Partners)
 	}
 	return r
 }

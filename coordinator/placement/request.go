@@ -61,6 +61,11 @@ type Request struct {
 	Tenant, Pool string
 	// TenantBarred says why the tenant may not use the pool; empty: it may.
 	TenantBarred string
+	// TenantOver says that the tenant had more than its share: without headroom
+	// in the pool that refuses the request, else it marks it. TenantFull says
+	// that the tenant's bound of tokens under way is reached, which refuses it
+	// in any case. Both are empty if it is not so.
+	TenantOver, TenantFull string
 	// PromptTokens is the prompt's length, 1 to MaxPromptTokens.
 	PromptTokens int
 	// LengthEstimated says that PromptTokens is an estimate.
@@ -75,6 +80,9 @@ type Request struct {
 	// DeadlineMs is left for the whole answer, FirstTokenBudgetMs for its
 	// first token, GapBudgetMs is the largest mean gap.
 	DeadlineMs, FirstTokenBudgetMs, GapBudgetMs float64
+	// MaxTransferMs bounds the time a pull of saved KV may take; 0: nothing
+	// does.
+	MaxTransferMs float64
 	// IfInfeasible says what to answer when no worker meets the budgets.
 	IfInfeasible IfInfeasible
 	// ExcludeWorkers are names that must not be chosen.
@@ -114,6 +122,7 @@ func (r *Request) Validate() error {
 		{"deadlineMs", r.DeadlineMs},
 		{"firstTokenBudgetMs", r.FirstTokenBudgetMs},
 		{"gapBudgetMs", r.GapBudgetMs},
+		{"maxTransferMs", r.MaxTransferMs},
 	} {
 		if !(budget.ms >= 0 && budget.ms <= maxBudgetMs) {
 			return bad(budget.field, "%v is not above 0 and at most %g; leave it out for none", budget.ms, float64(maxBudgetMs))
@@ -158,12 +167,17 @@ type Policy struct {
 	// InferredTrust, PartialTrust and StaleTrust are the priors of views that
 	// are not verified by events.
 	InferredTrust, PartialTrust, StaleTrust float64
+	// HeadroomMs is the wait at the chosen worker up to which the pool has
+	// headroom.
+	HeadroomMs float64
 	// AwayBoundMs is how long a worker stays placeable after its lane was
 	// lost, SilentMs how long while the lane is up.
 	AwayBoundMs, SilentMs float64
 	// StaleQueueMs and StalePolicyMs are the ages from which a decision is
 	// marked.
 	StaleQueueMs, StalePolicyMs float64
+	// TransferSetupMs is what any pull costs before its first byte.
+	TransferSetupMs float64
 	// PriorOutputTokens is the mean answer before any was learnt.
 	PriorOutputTokens float64
 	// IfInfeasible is the answer to impossible budgets where the request
@@ -206,8 +220,10 @@ func DefaultPolicy() Policy {
 		ErrorWeight:          .25,
 		UnknownEvictionAgeMs: 120_000,
 		InferredTrust:        .7, PartialTrust: .9, StaleTrust: .5,
+		HeadroomMs:  2_000,
 		AwayBoundMs: 60_000, SilentMs: 30_000,
 		StaleQueueMs: 2_000, StalePolicyMs: 60_000,
+		TransferSetupMs:   5,
 		PriorOutputTokens: 256,
 		IfInfeasible:      BestEffort,
 	}
@@ -234,10 +250,12 @@ func (p *Policy) Validate() error {
 		{"inferredTrust", p.InferredTrust, 0, 1},
 		{"partialTrust", p.PartialTrust, 0, 1},
 		{"staleTrust", p.StaleTrust, 0, 1},
+		{"headroomMs", p.HeadroomMs, 0, maxBudgetMs},
 		{"awayBoundMs", p.AwayBoundMs, 0, maxBudgetMs},
 		{"silentMs", p.SilentMs, 0, maxBudgetMs},
 		{"staleQueueMs", p.StaleQueueMs, 0, maxBudgetMs},
 		{"stalePolicyMs", p.StalePolicyMs, 0, maxBudgetMs},
+		{"transferSetupMs", p.TransferSetupMs, 0, maxBudgetMs},
 		{"priorOutputTokens", p.PriorOutputTokens, 1, MaxOutputTokens},
 	} {
 		if !(f.value >= f.low && f.value <= f.high) {

@@ -3,6 +3,7 @@ package placement
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -12,7 +13,7 @@ import (
 	"waypost/gossip/ledger"
 )
 
-// The transcripts in testdata read as the manual of the rule. A block is
+// The transcripts in testdata/rule read as the manual of the rule. A block is
 //
 //	place prompt=8192 output=64
 //	gpu-01/vllm-8000/0 queue=310 match=8176
@@ -22,28 +23,126 @@ import (
 // Keys of a worker: queue, open (tokens), claims (of 1,000 tokens on top), age, match, predicted, live,
 // decoding, context, held, pool (blocks), batch (largest), distance,
 // surcharge, view, viewage, eviction, trust, error, away (ms since the lane
-// was lost), process, model (tokens), cordon, doubted=reason:detail; a value
-// of ? is unknown. Keys of place: prompt, output, generated, request, shared,
+// was lost), process, model (tokens), cordon, doubted=reason:detail, slow
+// (factor of its steps), role, kv (bytes per token: it has a connector, with
+// connector, side, fp and exports), sending (transfers); a value of ? is
+// unknown. A line "path FROM TO" gives the way of saved KV between two hosts:
+// MBps, latency, surcharge, underway, link, figure, never, off. Keys of place: prompt, output, generated, request, shared,
 // theta, mean (answer of the pool), lambda (arrivals per s and worker), budget, gapbudget, deadline,
-// infeasible, exclude (name), excludeprocess, tenantbarred, policyage.
+// infeasible, exclude (name), excludeprocess, tenantbarred, tenantover, tenantfull,
+// maxtransfer, policyage.
 func TestTranscripts(t *testing.T) {
-	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
+	datadriven.Walk(t, "testdata/rule", func(t *testing.T, path string) {
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			if d.Cmd != "place" {
 				t.Fatalf("%s: unknown command %q", d.Pos, d.Cmd)
 			}
-			req, policy, sit := parsePlace(t, d)
-			var candidates []Candidate
-			for line := range strings.Lines(d.Input) {
-				candidates = append(candidates, parseCandidate(t, line, len(candidates), sit.NowMs))
-			}
-			var decision Decision
-			if err := Decide(&req, candidates, &policy, sit, &decision); err != nil {
-				return "error: " + err.Error() + "\n"
-			}
-			return transcript(&req, candidates, &policy, sit, &decision)
+			return parseScene(t, d).transcript()
 		})
 	})
+}
+
+// scene is one transcript's situation.
+type scene struct {
+	req        Request
+	candidates []Candidate
+	policy     Policy
+	sit        Situation
+	decision   Decision
+}
+
+// parseScene reads a scene. Whoever exports what it holds is a source, as a
+// board chooses them.
+func parseScene(t *testing.T, d *datadriven.TestData) *scene {
+	s := &scene{}
+	s.req, s.policy, s.sit = parsePlace(t, d)
+	sending := map[WorkerID]int{}
+	var paths []pathLine
+	for line := range strings.Lines(d.Input) {
+		if strings.HasPrefix(line, "path ") {
+			paths = append(paths, parsePath(t, line))
+			continue
+		}
+		c, sends := parseCandidate(t, line, len(s.candidates), s.sit.NowMs)
+		sending[c.ID] = sends
+		s.candidates = append(s.candidates, c)
+	}
+	way := func(from, to *Worker) (p Path) {
+		for _, line := range paths {
+			if line.from.names(from) && line.to.names(to) {
+				p = line.Path
+			}
+		}
+		return p
+	}
+	var board Board
+	var matches []Match
+	for i := range s.candidates {
+		c := &s.candidates[i]
+		board.Set(c.Worker)
+		if c.MatchedTokens > 0 {
+			matches = append(matches, Match{Worker: c.ID, Tokens: c.MatchedTokens, Predicted: c.Predicted})
+		}
+	}
+	s.sit.Sources = board.AppendSources(nil, &s.req, matches, func(w *Worker) int { return sending[w.ID] })
+	for i := range s.candidates {
+		for k := range s.sit.Sources {
+			s.candidates[i].Paths = append(s.candidates[i].Paths, way(s.sit.Sources[k].Worker, s.candidates[i].Worker))
+		}
+	}
+	PairUp(&s.req, s.candidates, &s.policy, s.sit, way)
+	return s
+}
+
+// transcript decides the scene and prints it.
+func (s *scene) transcript() string {
+	if err := Decide(&s.req, s.candidates, &s.policy, s.sit, &s.decision); err != nil {
+		return "error: " + err.Error() + "\n"
+	}
+	return transcript(&s.req, s.candidates, &s.policy, s.sit, &s.decision)
+}
+
+// hostPattern is a host of a path line, or * for all.
+type hostPattern string
+
+func (h hostPattern) names(w *Worker) bool {
+	return h == "*" || strings.HasPrefix(w.Name, string(h)+"/")
+}
+
+type pathLine struct {
+	from, to hostPattern
+	Path
+}
+
+// parsePath reads "path FROM TO key=value...".
+func parsePath(t *testing.T, line string) pathLine {
+	t.Helper()
+	fields := strings.Fields(line)
+	p := pathLine{from: hostPattern(fields[1]), to: hostPattern(fields[2])}
+	for _, field := range fields[3:] {
+		key, value, _ := strings.Cut(field, "=")
+		switch key {
+		case "MBps":
+			p.BytesPerMs = parseNumber(t, value) * 1000
+		case "latency":
+			p.LatencyMs = parseNumber(t, value)
+		case "surcharge":
+			p.SurchargeMs = parseNumber(t, value)
+		case "underway":
+			p.UnderWay = int(parseNumber(t, value))
+		case "link":
+			p.Link = strings.ReplaceAll(value, "_", " ")
+		case "figure":
+			p.Figure = Figure(slices.Index(figureWords[:], value))
+		case "never":
+			p.Never = true
+		case "off":
+			p.Off = true
+		default:
+			t.Fatalf("unknown key %q of a path", key)
+		}
+	}
+	return p
 }
 
 const transcriptNowMs = 1_000_000
@@ -53,7 +152,7 @@ func parsePlace(t *testing.T, d *datadriven.TestData) (Request, Policy, Situatio
 	policy := DefaultPolicy()
 	sit := Situation{NowMs: transcriptNowMs, ArrivalsPerMs: math.NaN(), MeanOutputTokens: 64, PolicyAgeMs: 100}
 	for _, arg := range d.CmdArgs {
-		value := strings.Join(arg.Vals, " ")
+		value := strings.Join(arg.Vals, ", ")
 		switch arg.Key {
 		case "prompt":
 			req.PromptTokens = int(parseNumber(t, value))
@@ -83,6 +182,12 @@ func parsePlace(t *testing.T, d *datadriven.TestData) (Request, Policy, Situatio
 			req.ExcludeProcesses = append(req.ExcludeProcesses, uint64(parseNumber(t, value)))
 		case "tenantbarred":
 			req.TenantBarred = strings.ReplaceAll(value, "_", " ")
+		case "tenantover":
+			req.TenantOver = strings.ReplaceAll(value, "_", " ")
+		case "tenantfull":
+			req.TenantFull = strings.ReplaceAll(value, "_", " ")
+		case "maxtransfer":
+			req.MaxTransferMs = parseNumber(t, value)
 		case "mean":
 			sit.MeanOutputTokens = parseNumber(t, value)
 		case "policyage":
@@ -119,12 +224,13 @@ func testWorker(id int, name string, nowMs float64) Worker {
 	return w
 }
 
-func parseCandidate(t *testing.T, line string, id int, now float64) Candidate {
+func parseCandidate(t *testing.T, line string, id int, now float64) (c Candidate, sending int) {
 	t.Helper()
 	fields := strings.Fields(line)
 	w := testWorker(id, fields[0], now)
-	c := Candidate{Worker: &w}
-	queue, open, claims := 0.0, 0, 0
+	c = Candidate{Worker: &w}
+	queue, open, claims, slow := 0.0, 0, 0, 1.0
+	transfer := Transfer{Connector: "nixl", SideChannel: fields[0][:strings.Index(fields[0], "/")] + ":5600", Fingerprint: "bf16", ExportedTier: TierGPU}
 	for _, field := range fields[1:] {
 		key, value, _ := strings.Cut(field, "=")
 		switch key {
@@ -145,6 +251,21 @@ func parseCandidate(t *testing.T, line string, id int, now float64) Candidate {
 		case "predicted":
 			c.Predicted = true
 			continue
+		case "role":
+			w.Role, _ = RoleOf(value)
+			continue
+		case "connector":
+			transfer.Connector = value
+			continue
+		case "side":
+			transfer.SideChannel = strings.TrimSuffix(value, "none")
+			continue
+		case "fp":
+			transfer.Fingerprint = value
+			continue
+		case "exports":
+			transfer.ExportedTier = value
+			continue
 		case "view":
 			for k, name := range viewWords {
 				if name == value {
@@ -155,6 +276,12 @@ func parseCandidate(t *testing.T, line string, id int, now float64) Candidate {
 		}
 		v := parseNumber(t, value)
 		switch key {
+		case "slow":
+			slow = v
+		case "kv":
+			transfer.BytesPerToken = v
+		case "sending":
+			sending = int(v)
 		case "queue":
 			queue = v
 			w.QueueKnown = !math.IsNaN(v)
@@ -205,21 +332,27 @@ func parseCandidate(t *testing.T, line string, id int, now float64) Candidate {
 	}
 	if !math.IsNaN(w.Decoding) && !math.IsNaN(w.ContextTokens) {
 		m := w.Steps.Model()
+		for _, v := range []*float64{&m.P0Ms, &m.P1MsPerToken, &m.QMsPerToken2, &m.P2MsPerToken2, &m.D0Ms, &m.D1MsPerRequest, &m.D2MsPerToken, &m.D3Ms} {
+			*v *= slow
+		}
 		w.Steps = ledger.NewSteps(m, w.Steps.BudgetTokens(), m.DecodeMs(w.Decoding, w.ContextTokens, 0))
+	}
+	if transfer.BytesPerToken > 0 {
+		w.Transfer = &transfer
 	}
 	w.Waiting = ledger.AtLoad(&w.Steps, now, queue, open)
 	for range claims {
 		w.Waiting.Fold(&w.Steps, now, 0, 1000)
 	}
 	w.OpenClaims = float64(claims)
-	return c
+	return c, sending
 }
 
 // transcript prints a decision as the explanation shows it.
 func transcript(req *Request, candidates []Candidate, policy *Policy, sit Situation, d *Decision) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%-20s %7s %7s %7s %6s %7s %6s │ %7s │ %6s %6s %6s │ %7s\n", "ms",
-		"REUSE", "START", "PREFILL", "ROOM", "DOUBT", "DIST", "OWN", "QUEUE", "GAP", "STALL", "TOTAL")
+	fmt.Fprintf(&b, "%-20s %7s %7s %7s %6s %6s %7s %6s │ %7s │ %6s %6s %6s │ %7s\n", "ms",
+		"REUSE", "START", "PREFILL", "PULL", "ROOM", "DOUBT", "DIST", "OWN", "QUEUE", "GAP", "STALL", "TOTAL")
 	cell := func(v float64) string {
 		if math.IsNaN(v) {
 			return "?"
@@ -232,8 +365,16 @@ func transcript(req *Request, candidates []Candidate, policy *Policy, sit Situat
 		if t.ReuseTokens != Unknown {
 			reuse = thousands(t.ReuseTokens)
 		}
-		fmt.Fprintf(&b, "%-20s %7s %7s %7s %6s %7s %6s │ %7s │ %6s %6s %6s │ %7s", c.Name, reuse,
-			cell(t.StartMs), cell(t.PrefillMs), cell(t.RoomMs), cell(t.DoubtMs), cell(t.DistanceMs), cell(t.OwnMs),
+		pull := "-"
+		switch t.Pull.Note {
+		case PullNone, PullNoMore:
+		case PullDearer, PullTaken:
+			pull = cell(t.PullMs)
+		default:
+			pull = "n/a"
+		}
+		fmt.Fprintf(&b, "%-20s %7s %7s %7s %6s %6s %7s %6s │ %7s │ %6s %6s %6s │ %7s", c.Name, reuse,
+			cell(t.StartMs), cell(t.PrefillMs), pull, cell(t.RoomMs), cell(t.DoubtMs), cell(t.DistanceMs), cell(t.OwnMs),
 			cell(t.QueueMs), cell(t.GapMs), cell(t.StallMs), cell(t.TotalMs))
 		switch {
 		case i == d.Chosen:
@@ -246,6 +387,21 @@ func transcript(req *Request, candidates []Candidate, policy *Policy, sit Situat
 			b.WriteString("  own time over the limit")
 		}
 		b.WriteByte('\n')
+	}
+	for i := range d.Terms {
+		switch t := &d.Terms[i]; {
+		case t.Pull.Note == PullTaken || t.Pull.Note == PullDearer:
+			fmt.Fprintf(&b, "pull: %s from %s: %s, %s tokens in %s ms at %s (%s)\n", candidates[i].Name, sit.Sources[t.Pull.Source].Name,
+				t.Pull.Note, thousands(t.Pull.Tokens), number(t.Pull.TransferMs), perSec(t.Pull.BytesPerMs), t.Pull.Figure)
+			if t.Pull.Note == PullDearer && !math.IsInf(t.Pull.PaysFromBytesPerMs, 1) {
+				fmt.Fprintf(&b, "it would pay from %s\n", perSec(t.Pull.PaysFromBytesPerMs))
+			}
+		case t.Pull.Note != PullNone && t.Pull.Note != PullNoMore:
+			fmt.Fprintf(&b, "pull n/a: %s: %s\n", candidates[i].Name, t.Pull.Note)
+		}
+		if t := &d.Terms[i]; t.Partner >= 0 {
+			fmt.Fprintf(&b, "hand-over: %s to %s, %s ms\n", candidates[i].Name, candidates[i].Partners[t.Partner].Worker.Name, number(t.HandMs))
+		}
 	}
 	if d.Chosen < 0 {
 		fmt.Fprintf(&b, "refused: %s\n", d.Refusal.Reason)

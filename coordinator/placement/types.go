@@ -95,6 +95,11 @@ type Worker struct {
 	View View
 	// AwaySinceMs is since when its host's lane is down; NaN: it is up.
 	AwaySinceMs float64
+	// Role says which part of a request it serves.
+	Role Role
+	// Transfer says how its saved KV may travel; nil: not at all. It must not
+	// be changed.
+	Transfer *Transfer
 	// Barred is a constraint of will or a fact that nothing relaxes,
 	// BarredWhy says more.
 	Barred    Reason
@@ -134,6 +139,12 @@ type Candidate struct {
 	DistanceMs float64
 	// SurchargeMs is the operator's price on that way, at least 0.
 	SurchargeMs float64
+	// Paths are the ways to it from Situation.Sources, in their order; none:
+	// nothing may be pulled.
+	Paths []Path
+	// Partners are workers that may decode what it prefills, if its role is
+	// RolePrefill; PairUp finds them.
+	Partners []Partner
 }
 
 // Find is the candidate of a worker in candidates ordered by slot, as the
@@ -162,6 +173,9 @@ type Situation struct {
 	PolicyAgeMs float64
 	// PolicyVersion is the version of the fleet file in force.
 	PolicyVersion uint32
+	// Sources are workers that saved KV of this prompt may be pulled from, at
+	// most MaxSources.
+	Sources []Source
 }
 
 // Reason says why a worker cannot be chosen.
@@ -183,6 +197,8 @@ const (
 	ReasonFailing
 	ReasonGPUFault
 	ReasonNotReady
+	ReasonDecodes
+	ReasonNoPartner
 	ReasonAway
 	ReasonSilent
 	numReasons
@@ -190,7 +206,7 @@ const (
 
 var reasonWords = [numReasons]string{
 	"", "cordoned", "excluded_by_request", "superseded", "tenant", "too_long", "lost",
-	"starting", "sleeping", "stalled", "failing", "gpu_fault", "not_ready", "away", "silent",
+	"starting", "sleeping", "stalled", "failing", "gpu_fault", "not_ready", "decode_only", "no_decode_partner", "away", "silent",
 }
 
 // String is the word used in refusals and counters; empty for ReasonNone.
@@ -238,23 +254,39 @@ type Terms struct {
 	// ReuseTokens is what the worker's engine can reuse of the match, Unknown
 	// if the match is.
 	ReuseTokens int
-	// UncachedTokens is the rest of the prompt, at least 1.
+	// UncachedTokens is the rest of the prompt, what is pulled left out; at
+	// least 1.
 	UncachedTokens int
 	// StillThere is the probability that the reused blocks are still there;
 	// NaN without reuse.
 	StillThere float64
+	// Pull is the best transfer that was found.
+	Pull Pull
+	// ComputeMs is the prefill that runs on the worker: PrefillMs, or the rest
+	// behind what is pulled.
+	ComputeMs float64
 	// The terms of the package comment.
 	StartMs, PrefillMs, PullMs, RoomMs, DoubtMs, DistanceMs, OwnMs float64
 	QueueMs, GapMs, StallMs                                        float64
+	// HandMs is, for a pair, the hand-over to the decode worker; NaN: there is
+	// none. GapMs is that of the decode worker then. Partner is its index in
+	// Candidate.Partners; -1: none.
+	HandMs  float64
+	Partner int
 	// AssumedMs is what unknown gap, stall and queue were taken as, weighted.
 	AssumedMs float64
 	// TotalMs is the sum that is compared.
 	TotalMs float64
+
+	handDistanceMs float64
 }
 
 // ExpectedReuseTokens is the prediction that outcomes are compared with: the
 // likelier of all or nothing. It is Unknown if the match is.
 func (t *Terms) ExpectedReuseTokens() int {
+	if t.Pull.Note == PullTaken && t.Pull.StillThere >= .5 {
+		return max(t.ReuseTokens, 0) + t.Pull.Tokens
+	}
 	if t.ReuseTokens > 0 && t.StillThere < .5 {
 		return 0
 	}
@@ -274,11 +306,13 @@ const (
 	MarkNoCacheView
 	MarkEstimatedLength
 	MarkPanicFloor
+	MarkTenantOverShare
 )
 
 var markWords = [...]string{
 	"stale_policy", "stale_queue", "queue_unknown", "last_resort", "over_limit",
 	"no_cache_view", "estimated_length", "panic_floor",
+	"tenant_over_share",
 }
 
 // Words lists the marks by their names.

@@ -17,6 +17,8 @@ const (
 	WhatIfWaits WhatIfKind = "waits"
 	// WhatIfHolds: the worker holds more of the prompt.
 	WhatIfHolds WhatIfKind = "holds"
+	// WhatIfPulls: the worker's way to the source of its pull is faster.
+	WhatIfPulls WhatIfKind = "pulls"
 	// WhatIfFree: the worker's exclusion falls away.
 	WhatIfFree WhatIfKind = "free"
 )
@@ -33,10 +35,15 @@ type WhatIf struct {
 	StartMs, NowMs float64
 	// Tokens is, for WhatIfHolds, the least match; NowTokens the recorded one.
 	Tokens, NowTokens int
+	// BytesPerMs is, for WhatIfPulls, the bandwidth of the way from which on
+	// the worker would be chosen; NowBytesPerMs the recorded one, from Figure.
+	BytesPerMs, NowBytesPerMs float64
+	Figure                    Figure
 	// Reason is, for WhatIfFree, what would have to fall away.
 	Reason Reason
 
 	shiftMs float64
+	source  int
 }
 
 // Sentence says it for a person.
@@ -55,7 +62,18 @@ func (w WhatIf) Sentence() string {
 		}
 		return fmt.Sprintf("%s holds ≥ %s tokens (%s)", w.Worker, thousands(w.Tokens), now)
 	}
+	if w.Kind == WhatIfPulls {
+		return fmt.Sprintf("%s could pull at ≥ %s (now %s, %s)", w.Worker, perSec(w.BytesPerMs), perSec(w.NowBytesPerMs), w.Figure)
+	}
 	return fmt.Sprintf("%s could be chosen (now %s)", w.Worker, w.Reason)
+}
+
+// perSec prints a bandwidth.
+func perSec(bytesPerMs float64) string {
+	if bytesPerMs < 1e6 {
+		return number(bytesPerMs/1e3) + " MB/s"
+	}
+	return number(bytesPerMs/1e6) + " GB/s"
 }
 
 // maxWhatIfs bounds the answer of WouldChange.
@@ -78,6 +96,9 @@ func (r *Record) WouldChange(d *Decision) []WhatIf {
 				found = append(found, w)
 			}
 			if w, ok := r.holdsMore(d, i); ok {
+				found = append(found, w)
+			}
+			if w, ok := r.pullsFaster(d, i); ok {
 				found = append(found, w)
 			}
 			continue
@@ -157,6 +178,36 @@ func (r *Record) holdsMore(d *Decision, i int) (WhatIf, bool) {
 	return w, true
 }
 
+// maxBytesPerMs is a bandwidth beyond any link: 1 TB/s.
+const maxBytesPerMs = 1e9
+
+// pullsFaster finds the bandwidth from which on candidate i would be chosen,
+// in steps of a tenth.
+func (r *Record) pullsFaster(d *Decision, i int) (WhatIf, bool) {
+	c, pull := &r.Candidates[i], &d.Terms[i].Pull
+	if pull.Note != PullDearer && pull.Note != PullTaken {
+		return WhatIf{}, false
+	}
+	path := &c.Paths[pull.Source]
+	w := WhatIf{Worker: c.Name, Kind: WhatIfPulls, NowBytesPerMs: path.BytesPerMs, Figure: path.Figure, source: pull.Source}
+	if w.BytesPerMs = maxBytesPerMs; !r.flips(w, i) {
+		return w, false
+	}
+	const step = 1.1
+	low, high := 0, int(math.Ceil(math.Log(maxBytesPerMs/path.BytesPerMs)/math.Log(step)))
+	at := func(steps int) float64 { return path.BytesPerMs * math.Pow(step, float64(steps)) }
+	for high-low > 1 {
+		middle := (low + high) / 2
+		if w.BytesPerMs = at(middle); r.flips(w, i) {
+			high = middle
+		} else {
+			low = middle
+		}
+	}
+	w.BytesPerMs = at(high)
+	return w, high > 0 && r.flips(w, i)
+}
+
 // flips reports whether the change gives the request to candidate i.
 func (r *Record) flips(w WhatIf, i int) bool {
 	changed := r.Apply(w)
@@ -188,6 +239,9 @@ func (r *Record) Apply(w WhatIf) Record {
 		if worker.View.Kind == ViewBlind {
 			c.Predicted = true
 		}
+	case WhatIfPulls:
+		c.Paths = slices.Clone(c.Paths)
+		c.Paths[w.source].BytesPerMs = w.BytesPerMs
 	case WhatIfFree:
 		worker.Barred, worker.Doubted, worker.AwaySinceMs = ReasonNone, ReasonNone, math.NaN()
 		if w.Reason.ofAge() {

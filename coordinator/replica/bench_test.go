@@ -25,13 +25,15 @@ func BenchmarkProposeAlone(b *testing.B) {
 // BenchmarkProposeThree is one change at a time with three voters on one disk,
 // over loopback TCP.
 func BenchmarkProposeThree(b *testing.B) {
-	c, n := three(b)
+	c := newCluster(b)
+	n := c.three()
 	benchPropose(b, c.leader(n...))
 }
 
 // BenchmarkProposeThreeParallel is 32 callers at once.
 func BenchmarkProposeThreeParallel(b *testing.B) {
-	c, n := three(b)
+	c := newCluster(b)
+	n := c.three()
 	l := c.leader(n...)
 	var i atomic.Int64
 	b.ReportAllocs()

@@ -6,8 +6,11 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"strings"
 	"sync"
+	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -27,11 +30,14 @@ func TestMain(m *testing.M) {
 // tested is that it happens.
 const patience = 60 * time.Second
 
-// cluster is coordinators of one process, over real TCP on loopback.
+// cluster is coordinators of one process, over real TCP on loopback or, in
+// virtual time, over pipes.
 type cluster struct {
 	t     testing.TB
 	mu    sync.Mutex
-	nodes map[string]*node // by name
+	nodes map[string]*node         // by name
+	pipes map[string]*pipeListener // by address; nil: TCP
+	ports int                      // given out to pipes
 	// cut holds the names of nodes that nobody reaches and that reach nobody.
 	cut map[string]bool
 }
@@ -56,6 +62,90 @@ func newCluster(t testing.TB) *cluster {
 		}
 	})
 	return c
+}
+
+// virtual runs a test of several coordinators in virtual time: on a machine that
+// is slow no leader is missed that would not be missed on a fast one. The disk is
+// real, and time stands still while it works.
+func virtual(t *testing.T, test func(t *testing.T, c *cluster)) {
+	t.Helper()
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		t.Cleanup(func() { time.Sleep(time.Minute) }) // Raft lets what nobody answers run out
+		c := newCluster(t)
+		c.pipes = map[string]*pipeListener{}
+		test(t, c)
+	})
+}
+
+// pipeListener takes the connections to one address in virtual time.
+type pipeListener struct {
+	c       *cluster
+	address string
+	conns   chan net.Conn
+	closed  chan struct{}
+	once    sync.Once
+}
+
+func (l *pipeListener) Accept() (net.Conn, error) {
+	select {
+	case conn := <-l.conns:
+		return conn, nil
+	case <-l.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+func (l *pipeListener) Close() error {
+	l.once.Do(func() {
+		close(l.closed)
+		l.c.mu.Lock()
+		defer l.c.mu.Unlock()
+		delete(l.c.pipes, l.address)
+	})
+	return nil
+}
+
+func (l *pipeListener) Addr() net.Addr { return advertised(l.address) }
+
+func (c *cluster) listen(address string) (net.Listener, error) {
+	if c.pipes == nil {
+		return net.Listen("tcp", address)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if strings.HasSuffix(address, ":0") {
+		c.ports++
+		address = fmt.Sprintf("127.0.0.1:%d", c.ports)
+	}
+	if c.pipes[address] != nil {
+		return nil, syscall.EADDRINUSE
+	}
+	l := &pipeListener{c: c, address: address, conns: make(chan net.Conn), closed: make(chan struct{})}
+	c.pipes[address] = l
+	return l, nil
+}
+
+func (c *cluster) connect(ctx context.Context, address string) (net.Conn, error) {
+	if c.pipes == nil {
+		var d net.Dialer
+		return d.DialContext(ctx, "tcp", address)
+	}
+	c.mu.Lock()
+	l := c.pipes[address]
+	c.mu.Unlock()
+	if l == nil {
+		return nil, syscall.ECONNREFUSED
+	}
+	here, there := net.Pipe()
+	select {
+	case l.conns <- there:
+		return here, nil
+	case <-l.closed:
+		return nil, syscall.ECONNREFUSED
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
 }
 
 func (c *cluster) all() []*node {
@@ -88,7 +178,7 @@ func (n *node) options(bootstrap bool) Options {
 	var l net.Listener
 	n.c.eventually("the address is free again", func() bool {
 		var err error
-		l, err = net.Listen("tcp", n.address)
+		l, err = n.c.listen(n.address)
 		return err == nil
 	})
 	n.address = l.Addr().String()
@@ -169,8 +259,7 @@ func (n *node) dial(ctx context.Context, address string) (net.Conn, error) {
 	if cut {
 		return nil, errors.New("cut off")
 	}
-	var d net.Dialer
-	c, err := d.DialContext(ctx, "tcp", address)
+	c, err := n.c.connect(ctx, address)
 	if err == nil {
 		n.c.mu.Lock()
 		n.conns = append(n.conns, c)
@@ -263,10 +352,9 @@ func (c *cluster) join(n *node, among ...*node) uint32 {
 	return number
 }
 
-// three makes a cluster of three voters.
-func three(t testing.TB) (*cluster, []*node) {
-	t.Helper()
-	c := newCluster(t)
+// three makes three voters.
+func (c *cluster) three() []*node {
+	c.t.Helper()
 	a := c.add(true)
 	b, d := c.add(true), c.add(true)
 	c.join(b, a)
@@ -274,7 +362,7 @@ func three(t testing.TB) (*cluster, []*node) {
 	c.eventually("three voters that know each other", func() bool {
 		return a.roles() == "leader voter voter" && b.roles() == a.roles() && d.roles() == a.roles()
 	})
-	return c, []*node{a, b, d}
+	return []*node{a, b, d}
 }
 
 // roles are those of the members, sorted by rank.

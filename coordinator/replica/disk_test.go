@@ -79,97 +79,98 @@ func (n *node) withDisk() *faultyDisk {
 // TestLeaderWithAHungDiskIsReplaced: heartbeats go on without a disk, so the
 // others would wait for ever if the leader did not fall silent.
 func TestLeaderWithAHungDiskIsReplaced(t *testing.T) {
-	t.Parallel()
-	c, n := three(t)
-	disks := map[*node]*faultyDisk{}
-	for _, x := range n {
-		disks[x] = x.withDisk()
-		c.leader(n...)
-	}
-	l := c.leader(n...)
-	var rest []*node
-	for _, x := range n {
-		if x != l {
-			rest = append(rest, x)
+	virtual(t, func(t *testing.T, c *cluster) {
+		n := c.three()
+		disks := map[*node]*faultyDisk{}
+		for _, x := range n {
+			disks[x] = x.withDisk()
+			c.leader(n...)
 		}
-	}
-	gate := make(chan struct{})
-	disks[l].hang.Store(&gate)
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	type end struct {
-		done Applied
-		err  error
-	}
-	stuck := make(chan end, 1)
-	go func() {
-		done, err := l.Propose(ctx, cordon(t, 1))
-		stuck <- end{done, err}
-	}()
-	next := c.leader(rest...)
-	// The others serve; reads here do not wait for the disk.
-	propose(t, rest[0], cordon(t, 2))
-	if l.IsLeader() || l.DiskStalledFor() == 0 {
-		t.Errorf("it leads %v, stalled for %v", l.IsLeader(), l.DiskStalledFor())
-	}
-	l.State()
-	l.Members()
-	if _, err := l.ProposeHere(ctx, cordon(t, 3)); !errors.Is(err, ErrNoLeader) || !strings.Contains(err.Error(), "the disk under "+l.dir) || !strings.Contains(err.Error(), "does not answer") {
-		t.Errorf("a change on the hung one: %v", err)
-	}
-	l2 := disks[l]
-	l2.hang.Store(nil)
-	close(gate)
-	// The change that hung is made after all, once, or is free to be made.
-	if e := <-stuck; e.err != nil {
-		t.Errorf("the change that hung: %v", e.err)
-	}
-	c.leader(n...)
-	c.same(n...)
-	if got := len(next.State().Cordons()); got != 2 {
-		t.Errorf("%d cordons, want 2", got)
-	}
+		l := c.leader(n...)
+		var rest []*node
+		for _, x := range n {
+			if x != l {
+				rest = append(rest, x)
+			}
+		}
+		gate := make(chan struct{})
+		disks[l].hang.Store(&gate)
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		type end struct {
+			done Applied
+			err  error
+		}
+		stuck := make(chan end, 1)
+		go func() {
+			done, err := l.Propose(ctx, cordon(t, 1))
+			stuck <- end{done, err}
+		}()
+		next := c.leader(rest...)
+		// The others serve; reads here do not wait for the disk.
+		propose(t, rest[0], cordon(t, 2))
+		if l.IsLeader() || l.DiskStalledFor() == 0 {
+			t.Errorf("it leads %v, stalled for %v", l.IsLeader(), l.DiskStalledFor())
+		}
+		l.State()
+		l.Members()
+		if _, err := l.ProposeHere(ctx, cordon(t, 3)); !errors.Is(err, ErrNoLeader) || !strings.Contains(err.Error(), "the disk under "+l.dir) || !strings.Contains(err.Error(), "does not answer") {
+			t.Errorf("a change on the hung one: %v", err)
+		}
+		l2 := disks[l]
+		l2.hang.Store(nil)
+		close(gate)
+		// The change that hung is made after all, once, or is free to be made.
+		if e := <-stuck; e.err != nil {
+			t.Errorf("the change that hung: %v", e.err)
+		}
+		c.leader(n...)
+		c.same(n...)
+		if got := len(next.State().Cordons()); got != 2 {
+			t.Errorf("%d cordons, want 2", got)
+		}
+	})
 }
 
 func TestFullDiskRefusesAndRecovers(t *testing.T) {
-	t.Parallel()
-	c := newCluster(t)
-	a := c.add(true)
-	c.leader(a)
-	propose(t, a, cordon(t, 1))
-	d := a.withDisk()
-	c.leader(a)
-	d.full.Store(true)
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
-	defer cancel()
-	_, err := a.Propose(ctx, cordon(t, 2))
-	// Whether it was tried before the leadership was lost is a matter of chance.
-	if !errors.Is(err, ErrNoLeader) || !strings.Contains(err.Error(), a.dir) || !strings.Contains(err.Error(), "(no space left on device)") {
-		t.Errorf("a change on a full disk: %v", err)
-	}
-	c.eventually("it waits for space to store its term", func() bool { return strings.Contains(a.logs.String(), "the raft term cannot be stored") })
-	if len(a.State().CordonsFor("host-000001/e/0", "", nil)) != 1 {
-		t.Error("reads fail on a full disk")
-	}
-	d.full.Store(false)
-	c.leader(a)
-	propose(t, a, cordon(t, 2))
-	if got := len(a.State().Cordons()); got != 2 {
-		t.Errorf("%d cordons", got)
-	}
-	// It can also be stopped while the disk is full.
-	d.full.Store(true)
-	ctx2, cancel2 := context.WithTimeout(t.Context(), 2*time.Second)
-	defer cancel2()
-	if _, err := a.Propose(ctx2, cordon(t, 3)); err == nil {
-		t.Error("a change on a full disk is answered")
-	}
-	a.crash()
-	a.open(false)
-	c.leader(a)
-	if got := len(a.State().Cordons()); got != 2 {
-		t.Errorf("%d cordons after the restart", got)
-	}
+	virtual(t, func(t *testing.T, c *cluster) {
+		a := c.add(true)
+		c.leader(a)
+		propose(t, a, cordon(t, 1))
+		d := a.withDisk()
+		c.leader(a)
+		d.full.Store(true)
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		defer cancel()
+		_, err := a.Propose(ctx, cordon(t, 2))
+		// Whether it was tried before the leadership was lost is a matter of chance.
+		if !errors.Is(err, ErrNoLeader) || !strings.Contains(err.Error(), a.dir) || !strings.Contains(err.Error(), "(no space left on device)") {
+			t.Errorf("a change on a full disk: %v", err)
+		}
+		c.eventually("it waits for space to store its term", func() bool { return strings.Contains(a.logs.String(), "the raft term cannot be stored") })
+		if len(a.State().CordonsFor("host-000001/e/0", "", nil)) != 1 {
+			t.Error("reads fail on a full disk")
+		}
+		d.full.Store(false)
+		c.leader(a)
+		propose(t, a, cordon(t, 2))
+		if got := len(a.State().Cordons()); got != 2 {
+			t.Errorf("%d cordons", got)
+		}
+		// It can also be stopped while the disk is full.
+		d.full.Store(true)
+		ctx2, cancel2 := context.WithTimeout(t.Context(), 2*time.Second)
+		defer cancel2()
+		if _, err := a.Propose(ctx2, cordon(t, 3)); err == nil {
+			t.Error("a change on a full disk is answered")
+		}
+		a.crash()
+		a.open(false)
+		c.leader(a)
+		if got := len(a.State().Cordons()); got != 2 {
+			t.Errorf("%d cordons after the restart", got)
+		}
+	})
 }
 
 // restartWith stops a node with a snapshot and entries behind it, lets damage

@@ -18,111 +18,113 @@ import (
 )
 
 func TestRemove(t *testing.T) {
-	t.Parallel()
-	c, n := three(t)
-	l := c.leader(n...)
-	var gone, stays *node
-	for _, x := range n {
-		if x != l && gone == nil {
-			gone = x
-		} else if x != l {
-			stays = x
+	virtual(t, func(t *testing.T, c *cluster) {
+		n := c.three()
+		l := c.leader(n...)
+		var gone, stays *node
+		for _, x := range n {
+			if x != l && gone == nil {
+				gone = x
+			} else if x != l {
+				stays = x
+			}
 		}
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	if err := l.RemoveCoordinator(ctx, l.name, "anna"); !errors.Is(err, registry.ErrRefused) || !strings.Contains(err.Error(), "leads") {
-		t.Errorf("the leader removed itself: %v", err)
-	}
-	if err := l.RemoveCoordinator(ctx, "nobody", "anna"); !errors.Is(err, registry.ErrRefused) {
-		t.Errorf("somebody unknown was removed: %v", err)
-	}
-	if err := gone.RemoveCoordinator(ctx, stays.name, "anna"); !errors.Is(err, ErrNotLeader) {
-		t.Errorf("a follower removed one: %v", err)
-	}
-	// With one of three dead, removing a living one would end all changes.
-	stays.crash()
-	c.eventually("the leader misses it", func() bool { return !l.situation(l.raft).answers(stays.ID()) })
-	if err := l.RemoveCoordinator(ctx, gone.name, "anna"); !errors.Is(err, ErrUnsafe) {
-		t.Errorf("a removal that leaves no majority: %v", err)
-	}
-	stays.open(false)
-	c.eventually("it answers again", func() bool { return l.situation(l.raft).answers(stays.ID()) })
-	if l = c.leader(n...); l == gone {
-		gone = n[0]
-		if gone == l {
-			gone = n[1]
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		if err := l.RemoveCoordinator(ctx, l.name, "anna"); !errors.Is(err, registry.ErrRefused) || !strings.Contains(err.Error(), "leads") {
+			t.Errorf("the leader removed itself: %v", err)
 		}
-	}
-	if err := l.RemoveCoordinator(ctx, gone.name, "anna"); err != nil {
-		t.Fatal(err)
-	}
-	// Two voters are never left: the other becomes a non-voter.
-	c.eventually("one voter", func() bool { return l.roles() == "leader nonvoter" })
-	propose(t, l, cordon(t, 1))
-	// The removed one cannot come back under its id, a new one gets a new number.
-	if _, err := l.JoinCluster(ctx, gone.JoinRequest()); !errors.Is(err, registry.ErrRefused) || !strings.Contains(err.Error(), "was removed by anna") {
-		t.Errorf("the removed one joined: %v", err)
-	}
-	gone.crash()
-	fresh := c.add(true)
-	if number := c.join(fresh, l); number != 4 {
-		t.Errorf("the new one has number %d, want 4", number)
-	}
-	c.eventually("three voters again", func() bool { return l.roles() == "leader voter voter" })
+		if err := l.RemoveCoordinator(ctx, "nobody", "anna"); !errors.Is(err, registry.ErrRefused) {
+			t.Errorf("somebody unknown was removed: %v", err)
+		}
+		if err := gone.RemoveCoordinator(ctx, stays.name, "anna"); !errors.Is(err, ErrNotLeader) {
+			t.Errorf("a follower removed one: %v", err)
+		}
+		// With one of three dead, removing a living one would end all changes.
+		stays.crash()
+		c.eventually("the leader misses it", func() bool { return !l.situation(l.raft).answers(stays.ID()) })
+		if err := l.RemoveCoordinator(ctx, gone.name, "anna"); !errors.Is(err, ErrUnsafe) {
+			t.Errorf("a removal that leaves no majority: %v", err)
+		}
+		stays.open(false)
+		c.eventually("it answers again", func() bool { return l.situation(l.raft).answers(stays.ID()) })
+		if l = c.leader(n...); l == gone {
+			gone = n[0]
+			if gone == l {
+				gone = n[1]
+			}
+		}
+		if err := l.RemoveCoordinator(ctx, gone.name, "anna"); err != nil {
+			t.Fatal(err)
+		}
+		// Two voters are never left: the other becomes a non-voter.
+		c.eventually("one voter", func() bool { return l.roles() == "leader nonvoter" })
+		propose(t, l, cordon(t, 1))
+		// The removed one cannot come back under its id, a new one gets a new number.
+		if _, err := l.JoinCluster(ctx, gone.JoinRequest()); !errors.Is(err, registry.ErrRefused) || !strings.Contains(err.Error(), "was removed by anna") {
+			t.Errorf("the removed one joined: %v", err)
+		}
+		gone.crash()
+		fresh := c.add(true)
+		if number := c.join(fresh, l); number != 4 {
+			t.Errorf("the new one has number %d, want 4", number)
+		}
+		c.eventually("three voters again", func() bool { return l.roles() == "leader voter voter" })
+	})
 }
 
 func TestNewAddressKeepsTheSeat(t *testing.T) {
-	t.Parallel()
-	c, n := three(t)
-	l := c.leader(n...)
-	moved := n[0]
-	if moved == l {
-		moved = n[1]
-	}
-	old := moved.address
-	moved.crash()
-	moved.address = "127.0.0.1:0"
-	moved.open(false)
-	if moved.address == old {
-		t.Fatal("the address did not change")
-	}
-	if reason := moved.NeedsJoin(); !strings.Contains(reason, old) || !strings.Contains(reason, moved.address) {
-		t.Errorf("reason to join: %q", reason)
-	}
-	c.join(moved, l)
-	propose(t, l, cordon(t, 1))
-	c.same(n...)
-	c.eventually("three voters at their addresses", func() bool {
-		for _, m := range l.Members() {
-			if m.ID == moved.ID() && m.ClusterAddress != moved.address {
-				return false
-			}
+	virtual(t, func(t *testing.T, c *cluster) {
+		n := c.three()
+		l := c.leader(n...)
+		moved := n[0]
+		if moved == l {
+			moved = n[1]
 		}
-		return l.roles() == "leader voter voter"
+		old := moved.address
+		moved.crash()
+		moved.address = "127.0.0.1:0"
+		moved.open(false)
+		if moved.address == old {
+			t.Fatal("the address did not change")
+		}
+		if reason := moved.NeedsJoin(); !strings.Contains(reason, old) || !strings.Contains(reason, moved.address) {
+			t.Errorf("reason to join: %q", reason)
+		}
+		c.join(moved, l)
+		propose(t, l, cordon(t, 1))
+		c.same(n...)
+		c.eventually("three voters at their addresses", func() bool {
+			for _, m := range l.Members() {
+				if m.ID == moved.ID() && m.ClusterAddress != moved.address {
+					return false
+				}
+			}
+			return l.roles() == "leader voter voter"
+		})
+		if moved.NeedsJoin() != "" {
+			t.Errorf("it still wants to join: %s", moved.NeedsJoin())
+		}
 	})
-	if moved.NeedsJoin() != "" {
-		t.Errorf("it still wants to join: %s", moved.NeedsJoin())
-	}
 }
 
 func TestSingleCoordinatorMoves(t *testing.T) {
-	t.Parallel()
-	c := newCluster(t)
-	a := c.add(true)
-	c.leader(a)
-	propose(t, a, cordon(t, 1))
-	a.crash()
-	a.address = "127.0.0.1:0"
-	a.open(false)
-	c.leader(a)
-	c.eventually("catalogue and Raft have the new address", func() bool {
-		m := a.Members()
-		return len(m) == 1 && m[0].ClusterAddress == a.address && string(a.raft.GetConfiguration().Configuration().Servers[0].Address) == a.address
+	virtual(t, func(t *testing.T, c *cluster) {
+		a := c.add(true)
+		c.leader(a)
+		propose(t, a, cordon(t, 1))
+		a.crash()
+		a.address = "127.0.0.1:0"
+		a.open(false)
+		c.leader(a)
+		c.eventually("catalogue and Raft have the new address", func() bool {
+			m := a.Members()
+			return len(m) == 1 && m[0].ClusterAddress == a.address && string(a.raft.GetConfiguration().Configuration().Servers[0].Address) == a.address
+		})
+		b := c.add(true)
+		c.join(b, a)
+		c.same(a, b)
 	})
-	b := c.add(true)
-	c.join(b, a)
-	c.same(a, b)
 }
 
 // TestOldStateDoesNotEnterANewCluster: a coordinator that kept state of a lost
@@ -148,44 +150,45 @@ func TestOldStateDoesNotEnterANewCluster(t *testing.T) {
 }
 
 func TestFollowerFarBehindCatchesUp(t *testing.T) {
-	t.Parallel()
-	c, n := three(t)
-	l := c.leader(n...)
-	behind := n[0]
-	if behind == l {
-		behind = n[1]
-	}
-	behind.crash()
-	// The log it would need is gone on the others.
-	trail := raft.ReloadableConfig{TrailingLogs: 10, SnapshotInterval: time.Hour, SnapshotThreshold: 1 << 30, HeartbeatTimeout: 500 * time.Millisecond, ElectionTimeout: 500 * time.Millisecond}
-	for i := range 300 {
-		propose(t, l, cordon(t, i))
-	}
-	for _, x := range n {
-		if x == behind {
-			continue
+	virtual(t, func(t *testing.T, c *cluster) {
+		n := c.three()
+		l := c.leader(n...)
+		behind := n[0]
+		if behind == l {
+			behind = n[1]
 		}
-		if err := x.raft.ReloadConfig(trail); err != nil {
-			t.Fatal(err)
+		behind.crash()
+		// The log it would need is gone on the others.
+		trail := raft.ReloadableConfig{TrailingLogs: 10, SnapshotInterval: time.Hour, SnapshotThreshold: 1 << 30, HeartbeatTimeout: 500 * time.Millisecond, ElectionTimeout: 500 * time.Millisecond}
+		for i := range 150 {
+			propose(t, l, cordon(t, i))
 		}
-		c.eventually(x.name+" has a snapshot", func() bool {
-			err := x.raft.Snapshot().Error()
-			first, _ := x.stores.logs.FirstIndex()
-			return err == nil && first > 100
-		})
-	}
-	behind.open(false)
-	c.same(n...)
-	if got := len(behind.State().Cordons()); got != 300 {
-		t.Errorf("%d cordons", got)
-	}
-	// And from its own disk.
-	hash := behind.State().Hash()
-	behind.crash()
-	behind.open(false)
-	if behind.State().Hash() != hash {
-		t.Error("after a restart from the installed snapshot the state is another one")
-	}
+		for _, x := range n {
+			if x == behind {
+				continue
+			}
+			if err := x.raft.ReloadConfig(trail); err != nil {
+				t.Fatal(err)
+			}
+			c.eventually(x.name+" has a snapshot", func() bool {
+				err := x.raft.Snapshot().Error()
+				first, _ := x.stores.logs.FirstIndex()
+				return err == nil && first > 100
+			})
+		}
+		behind.open(false)
+		c.same(n...)
+		if got := len(behind.State().Cordons()); got != 150 {
+			t.Errorf("%d cordons", got)
+		}
+		// And from its own disk.
+		hash := behind.State().Hash()
+		behind.crash()
+		behind.open(false)
+		if behind.State().Hash() != hash {
+			t.Error("after a restart from the installed snapshot the state is another one")
+		}
+	})
 }
 
 func TestStrangerOnThePort(t *testing.T) {

@@ -126,7 +126,8 @@ func (l *Lane) end(cause error) {
 // runLane dials, runs one lane and returns why it ended.
 func (d *Dialer) runLane(t *target) (wasUp bool, err error) {
 	l := newLane(d, t.address)
-	defer close(l.done)
+	d.open(l)
+	defer d.shut(l)
 	conn, err := d.connect(t.address)
 	if err != nil {
 		return false, err
@@ -150,7 +151,10 @@ func (d *Dialer) runLane(t *target) (wasUp bool, err error) {
 		l.end(plain(err)) // keeps the timer's cause if that was first
 		return false, l.cause
 	}
-	d.claimUp(l)
+	if !d.claimUp(l) {
+		l.end(&aliasError{l.name, 0})
+		return false, l.cause
+	}
 	t.enterUp(l)
 	d.metrics.up(l.name)
 	d.log.Info("lane up", "coordinator", l.name, "address", l.address, "session", l.session)
@@ -167,7 +171,7 @@ func (d *Dialer) connect(address string) (*grpc.ClientConn, error) {
 	if d.opts.TLS != nil {
 		creds = credentials.NewTLS(d.opts.TLS)
 	}
-	return grpc.NewClient("passthrough:///"+address,
+	options := []grpc.DialOption{
 		grpc.WithTransportCredentials(creds),
 		grpc.WithNoProxy(),
 		grpc.WithDisableRetry(),
@@ -179,12 +183,18 @@ func (d *Dialer) connect(address string) (*grpc.ClientConn, error) {
 		grpc.WithStaticConnWindowSize(connWindow),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: keepaliveTime, Timeout: d.opts.StallAfter}),
 		grpc.WithStatsHandler(byteCounter{d.metrics.bytes}),
-	)
+	}
+	if d.dial != nil {
+		options = append(options, grpc.WithContextDialer(d.dial))
+	}
+	return grpc.NewClient("passthrough:///"+address, options...)
 }
 
 // greet exchanges the hellos.
 func (l *Lane) greet(stream waypostv1.LaneService_ConnectClient) error {
-	if err := stream.Send(l.buildHello()); err != nil && !errors.Is(err, io.EOF) { // EOF: Recv tells why
+	hello := l.buildHello()
+	hello.GetHello().OpenSessions = l.d.openBefore(l.session)
+	if err := stream.Send(hello); err != nil && !errors.Is(err, io.EOF) { // EOF: Recv tells why
 		return err
 	}
 	first, err := stream.Recv()
@@ -200,7 +210,7 @@ func (l *Lane) greet(stream waypostv1.LaneService_ConnectClient) error {
 	switch {
 	case h == nil:
 		return fmt.Errorf("coordinator spoke %s before its hello", kindOf(first))
-	case h.GetRefused() != "":
+	case h.GetRefused() != "" && h.GetSessionUp() == 0:
 		return &refusedError{cut(h.GetRefused(), maxRefusedTextBytes)}
 	case h.GetName() == "":
 		return errors.New("coordinator's hello names nobody")
@@ -215,6 +225,9 @@ func (l *Lane) greet(stream waypostv1.LaneService_ConnectClient) error {
 				return fmt.Errorf("certificate names %s/%s, hello says coordinator %q", role, name, h.GetName())
 			}
 		}
+	}
+	if up := h.GetSessionUp(); up != 0 {
+		return &aliasError{h.GetName(), up}
 	}
 	l.hello, l.name = h, h.GetName()
 	return nil
@@ -285,7 +298,9 @@ func (l *Lane) write(ctx context.Context, stream requestStream) error {
 		default:
 		}
 		if l.helloSent != l.d.helloChanges.Load() {
-			if err := stream.Send(l.buildHello()); err != nil {
+			hello := l.buildHello()
+			hello.GetHello().OpenSessions = l.d.openBefore(l.session)
+			if err := stream.Send(hello); err != nil {
 				return plain(err)
 			}
 			continue

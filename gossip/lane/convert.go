@@ -23,6 +23,9 @@ func WorkerLoadOf(index uint32, l *ledger.Load) *waypostv1.WorkerLoad {
 	if l.Coverage != "" {
 		w.Coverage = &l.Coverage
 	}
+	if l.QueueBasis != "" {
+		w.QueueBasis = proto.String(string(l.QueueBasis))
+	}
 	for _, e := range l.Echo {
 		w.Echo = append(w.Echo, &waypostv1.Echo{Coordinator: &e.Coordinator, Upto: &e.Upto})
 	}
@@ -38,6 +41,7 @@ func LoadOf(w *waypostv1.WorkerLoad) ledger.Load {
 		Live: w.Live, HeldBlocks: w.HeldBlocks, Foreign: w.Foreign, MeanOutputTokens: w.MeanOutputTokens, Running: w.Running, Waiting: w.Waiting,
 		CountersAgeMs: w.CountersAgeMs, KVUsedRatio: w.KvUsedRatio, FinishPerSec: w.FinishPerSec, CachedBlocks: w.CachedBlocks,
 		EvictionAgeMs: w.EvictionAgeMs, GPUVerdict: w.GetGpuVerdict(), Coverage: w.GetCoverage(),
+		QueueBasis: ledger.Basis(w.GetQueueBasis()),
 	}
 	for _, e := range w.GetEcho() {
 		l.Echo = append(l.Echo, ledger.Echo{Coordinator: e.GetCoordinator(), Upto: e.GetUpto()})

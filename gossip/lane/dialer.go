@@ -135,6 +135,7 @@ type Dialer struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
+	dial   func(ctx context.Context, address string) (net.Conn, error) // nil: TCP
 
 	mu      sync.Mutex
 	started bool
@@ -142,6 +143,7 @@ type Dialer struct {
 	lists   [sources][]string
 	targets map[string]*target // by address
 	up      map[string]*Lane   // by coordinator name
+	lanes   map[uint64]*Lane   // by session, from before the dial to the end
 	crowded bool               // said that there are too many addresses
 }
 
@@ -154,7 +156,7 @@ func NewDialer(opts DialerOptions) (*Dialer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("lane dialer: %w", err)
 	}
-	d := &Dialer{opts: opts, log: opts.Logger, metrics: m, began: time.Now(), targets: map[string]*target{}, up: map[string]*Lane{}}
+	d := &Dialer{opts: opts, log: opts.Logger, metrics: m, began: time.Now(), targets: map[string]*target{}, up: map[string]*Lane{}, lanes: map[uint64]*Lane{}}
 	d.ctx, d.cancel = context.WithCancel(context.Background())
 	return d, nil
 }
@@ -342,16 +344,51 @@ func (d *Dialer) Status() []LaneStatus {
 	return status
 }
 
-// claimUp makes a lane the one to its coordinator. An older one is closed: the
-// coordinator has replaced it by this newer session already.
-func (d *Dialer) claimUp(l *Lane) {
+// open notes a lane that is about to be dialled, and shut that it has ended.
+func (d *Dialer) open(l *Lane) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.lanes[l.session] = l
+}
+
+func (d *Dialer) shut(l *Lane) {
+	d.mu.Lock()
+	delete(d.lanes, l.session)
+	d.mu.Unlock()
+	close(l.done)
+}
+
+// openBefore returns the sessions that are open and older than the given one,
+// the newest of them if there are too many to tell.
+func (d *Dialer) openBefore(session uint64) []uint64 {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var older []uint64
+	for n := range d.lanes {
+		if n < session {
+			older = append(older, n)
+		}
+	}
+	slices.Sort(older)
+	return older[max(0, len(older)-maxOpenSessions):]
+}
+
+// claimUp makes a lane the one to its coordinator and closes an older one, which
+// the coordinator does not hold any more. It reports false when a newer lane is
+// up: the coordinator has taken that one since it greeted this one.
+func (d *Dialer) claimUp(l *Lane) bool {
 	d.mu.Lock()
 	old := d.up[l.name]
+	if old != nil && old.session > l.session {
+		d.mu.Unlock()
+		return false
+	}
 	d.up[l.name] = l
 	d.mu.Unlock()
 	if old != nil {
-		old.end(errAlias)
+		old.end(&aliasError{l.name, l.session})
 	}
+	return true
 }
 
 func (d *Dialer) releaseUp(l *Lane) {
@@ -370,6 +407,13 @@ func (d *Dialer) other(name string, t *target) *Lane {
 		return l
 	}
 	return nil
+}
+
+// laneOf returns the lane with the session number, nil when it has ended.
+func (d *Dialer) laneOf(session uint64) *Lane {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.lanes[session]
 }
 
 func newRand() *rand.Rand { return rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())) }

@@ -7,8 +7,10 @@
 // that cannot write for two seconds is closed, which the other side sees as
 // silence; it comes back with a growing, jittered pause.
 //
-// A [Server] keeps one [Session] per host. The newest lane of an agent process
-// wins. A second live agent under the same host identity is a conflict: it is
+// A [Server] keeps one [Session] per host. Of the lanes of one agent process the
+// first stays for as long as the process holds it open, so that two addresses of
+// one coordinator do not take turns; one that only looks open from here yields to
+// the next. A second live agent under the same host identity is a conflict: it is
 // shown, and the first keeps serving.
 //
 // Freshness is by the receiver. Every frame carries the sender's monotonic

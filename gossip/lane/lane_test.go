@@ -3,12 +3,15 @@ package lane
 import (
 	"crypto/tls"
 	"errors"
+	"fmt"
+	"math/rand/v2"
 	"net"
 	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -24,10 +27,15 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
+// patience bounds what must happen sooner or later. It decides no pass: what is
+// tested is that it happens. The lanes of tests have as much, so that a busy
+// machine closes none.
+const patience = time.Minute
+
 // eventually waits for a condition that other goroutines bring about.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); !ok(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("never: %s", what)
 		}
@@ -58,6 +66,7 @@ type coordinatorOptions struct {
 	name, addr string
 	process    uint64
 	tls        *tls.Config
+	net        *lineNet // nil: TCP
 	edit       func(*ServerOptions)
 }
 
@@ -74,7 +83,8 @@ func startCoordinator(t *testing.T, o coordinatorOptions) *coordinator {
 	}
 	c := &coordinator{t: t, name: o.name, reg: prometheus.NewRegistry(), frames: map[string]int{}, last: map[string]*waypostv1.ConnectRequest{}}
 	opts := ServerOptions{
-		Handler: c, InsecureLoopback: o.tls == nil, Registerer: c.reg, LiveProof: 300 * time.Millisecond,
+		Handler: c, InsecureLoopback: o.tls == nil, Registerer: c.reg,
+		LiveProof: patience, StallAfter: patience, HelloTimeout: patience,
 		Hello: func() *waypostv1.CoordinatorHello {
 			return &waypostv1.CoordinatorHello{Name: new(o.name), CoordinatorProcess: new(o.process)}
 		},
@@ -85,6 +95,14 @@ func startCoordinator(t *testing.T, o coordinatorOptions) *coordinator {
 	var err error
 	if c.srv, err = NewServer(opts); err != nil {
 		t.Fatal(err)
+	}
+	if o.net != nil {
+		c.addr = o.addr
+		c.grpc = grpc.NewServer(c.srv.GRPCOptions()...)
+		c.srv.Register(c.grpc)
+		go c.grpc.Serve(o.net.listen(o.addr))
+		t.Cleanup(func() { c.stop(); time.Sleep(time.Minute) }) // what was under way arrives
+		return c
 	}
 	ln, err := net.Listen("tcp", o.addr)
 	if err != nil {
@@ -105,7 +123,9 @@ func startCoordinator(t *testing.T, o coordinatorOptions) *coordinator {
 func (c *coordinator) stop() {
 	c.srv.Close()
 	c.grpc.Stop()
-	c.port.Close()
+	if c.port != nil {
+		c.port.Close()
+	}
 }
 
 func (c *coordinator) LaneUp(s *Session) error {
@@ -187,6 +207,7 @@ type agentOptions struct {
 	host    string
 	process uint64
 	tls     *tls.Config
+	net     *lineNet // nil: TCP
 	edit    func(*DialerOptions)
 }
 
@@ -202,6 +223,7 @@ func startAgent(t *testing.T, o agentOptions, addresses ...string) *agent {
 	opts := DialerOptions{
 		Handler: a, TLS: o.tls, Registerer: a.reg, LoadEvery: 20 * time.Millisecond, LoadGap: 5 * time.Millisecond,
 		BackoffLeast: 5 * time.Millisecond, BackoffMost: 50 * time.Millisecond, RefusedPause: 100 * time.Millisecond,
+		StallAfter: patience, HelloTimeout: patience,
 		Hello: func() *waypostv1.AgentHello {
 			return &waypostv1.AgentHello{Host: new(o.host), AgentProcess: new(o.process), Version: new("test")}
 		},
@@ -218,6 +240,9 @@ func startAgent(t *testing.T, o agentOptions, addresses ...string) *agent {
 	var err error
 	if a.d, err = NewDialer(opts); err != nil {
 		t.Fatal(err)
+	}
+	if o.net != nil {
+		a.d.dial = o.net.dial
 	}
 	if err := a.d.SetAddresses(FromConfig, addresses); err != nil {
 		t.Fatal(err)
@@ -395,7 +420,8 @@ func TestClearIsForLoopbackOnly(t *testing.T) {
 }
 
 func TestReconnect(t *testing.T) {
-	c := startCoordinator(t, coordinatorOptions{})
+	// An address of its own on loopback: its port is free until it is used again.
+	c := startCoordinator(t, coordinatorOptions{addr: fmt.Sprintf("127.%d.%d.%d:0", 1+rand.IntN(254), rand.IntN(256), 1+rand.IntN(254))})
 	a := startAgent(t, agentOptions{}, c.addr)
 	first := a.lane()
 	s, _ := c.srv.Session("gpu-01")
@@ -429,9 +455,12 @@ func TestReconnect(t *testing.T) {
 	}
 }
 
-func TestStalledLaneIsClosed(t *testing.T) {
-	c := startCoordinator(t, coordinatorOptions{})
-	a := startAgent(t, agentOptions{edit: func(o *DialerOptions) { o.StallAfter = 400 * time.Millisecond }}, c.addr)
+func TestStalledLaneIsClosed(t *testing.T) { synctest.Test(t, testStalledLaneIsClosed) }
+
+func testStalledLaneIsClosed(t *testing.T) {
+	n := newLineNet(1, 0)
+	c := startCoordinator(t, coordinatorOptions{net: n, addr: "127.0.0.1:1"})
+	a := startAgent(t, agentOptions{net: n, edit: func(o *DialerOptions) { o.StallAfter = 400 * time.Millisecond }}, c.addr)
 	l := a.lane()
 	release := sync.OnceFunc(c.holdFrames()) // the coordinator reads nothing more
 	defer release()
@@ -461,9 +490,14 @@ func TestStalledLaneIsClosed(t *testing.T) {
 }
 
 func TestCoordinatorClosesLaneItCannotWriteTo(t *testing.T) {
-	c := startCoordinator(t, coordinatorOptions{edit: func(o *ServerOptions) { o.StallAfter = 200 * time.Millisecond }})
+	synctest.Test(t, testCoordinatorClosesLaneItCannotWriteTo)
+}
+
+func testCoordinatorClosesLaneItCannotWriteTo(t *testing.T) {
+	n := newLineNet(1, 0)
+	c := startCoordinator(t, coordinatorOptions{net: n, addr: "127.0.0.1:1", edit: func(o *ServerOptions) { o.StallAfter = 200 * time.Millisecond }})
 	// An agent that greets and then reads nothing.
-	conn, stream := rawLane(t, c.addr)
+	conn, stream := rawLane(t, c.addr, grpc.WithContextDialer(n.dial))
 	defer conn.Close()
 	if err := stream.Send(hello("gpu-01", 1, 1)); err != nil {
 		t.Fatal(err)
@@ -487,10 +521,10 @@ func TestCoordinatorClosesLaneItCannotWriteTo(t *testing.T) {
 	}
 }
 
-func rawLane(t *testing.T, addr string) (*grpc.ClientConn, waypostv1.LaneService_ConnectClient) {
+func rawLane(t *testing.T, addr string, options ...grpc.DialOption) (*grpc.ClientConn, waypostv1.LaneService_ConnectClient) {
 	t.Helper()
-	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithDefaultCallOptions(grpc.MaxCallSendMsgSize(64<<20)))
+	options = append(options, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.MaxCallSendMsgSize(64<<20)))
+	conn, err := grpc.NewClient("passthrough:///"+addr, options...)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -28,6 +28,7 @@ const (
 	conflictKept      = time.Minute
 	maxConflicts      = 256
 	maxWorkersPerHost = 1024
+	maxOpenSessions   = 1024 // of one agent process, told in a hello
 	// serverKeepalive: a silent agent is asked after 2 s and closed 2 s later.
 	serverKeepalive = 2 * time.Second
 	// endWait bounds how long a new lane waits for the handler to let go of the
@@ -278,22 +279,29 @@ func (s *Server) authenticate(ctx context.Context) (certName, remote string, err
 }
 
 // refusal is why a lane is refused, with its counter's label. One that lasts
-// makes the agent wait long before it asks again.
+// makes the agent wait long before it asks again; one in favour of another lane
+// of the same process makes it wait for the end of that lane.
 type refusal struct {
 	label   string
 	code    codes.Code
 	text    string
 	lasting bool
+	favours uint64 // session of the other lane; 0: none
 }
 
 func (r *refusal) Error() string { return r.text }
 
 func refuse(label string, code codes.Code, format string, args ...any) *refusal {
-	return &refusal{label, code, fmt.Sprintf(format, args...), true}
+	return &refusal{label: label, code: code, text: fmt.Sprintf(format, args...), lasting: true}
 }
 
 func refuseNow(label string, code codes.Code, format string, args ...any) *refusal {
-	return &refusal{label, code, fmt.Sprintf(format, args...), false}
+	return &refusal{label: label, code: code, text: fmt.Sprintf(format, args...)}
+}
+
+// refuseFor refuses a lane in favour of an older or newer one of its process.
+func refuseFor(up *Session, format string, args ...any) *refusal {
+	return &refusal{label: "other_session", code: codes.Aborted, text: fmt.Sprintf(format, args...), favours: up.session}
 }
 
 // checkHello returns why a hello cannot be accepted.
@@ -314,6 +322,9 @@ func checkHello(h *waypostv1.AgentHello, certName string) *refusal {
 	}
 	if n := len(h.GetWorkers()); n > maxWorkersPerHost {
 		return refuse("hello", codes.InvalidArgument, "hello: %d workers, at most %d", n, maxWorkersPerHost)
+	}
+	if n := len(h.GetOpenSessions()); n > maxOpenSessions {
+		return refuse("hello", codes.InvalidArgument, "hello: %d open sessions, at most %d", n, maxOpenSessions)
 	}
 	seen := map[uint32]bool{}
 	for _, w := range h.GetWorkers() {
@@ -352,8 +363,14 @@ func (s *Server) claim(ses *Session) *refusal {
 // displace ends an older lane of the same host, or says why it stays.
 func (s *Server) displace(old, ses *Session) *refusal {
 	if old.process == ses.process {
-		if ses.session <= old.session {
-			return refuseNow("older_session", codes.Aborted, "session %d is not newer than session %d, which is up", ses.session, old.session)
+		// The first lane of a process stays for as long as the process holds it
+		// open, in whatever order the hellos of its addresses arrive. One that is
+		// not held open any more only looks open from here.
+		switch {
+		case ses.session <= old.session:
+			return refuseFor(old, "session %d is not newer than session %d, which is up", ses.session, old.session)
+		case slices.Contains(ses.hello.Load().GetOpenSessions(), old.session) && !old.isEnding():
+			return refuseFor(old, "session %d of the same agent is up and stays", old.session)
 		}
 		old.end(fmt.Errorf("%w %d", errReplaced, ses.session))
 	} else {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -100,6 +101,15 @@ func (c *Session) end(cause error) {
 	})
 }
 
+func (c *Session) isEnding() bool {
+	select {
+	case <-c.ending:
+		return true
+	default:
+		return false
+	}
+}
+
 func (c *Session) mono() int64 { return int64(time.Since(c.s.began)) }
 
 // nextFrame returns a channel that is closed by the next frame from the agent.
@@ -135,11 +145,18 @@ func (c *Session) run() error {
 		return status.Error(codes.Unavailable, c.cause.Error())
 	}
 	c.s.metrics.refused.WithLabelValues(r.label).Inc()
-	c.s.log.Warn("lane refused", "host", c.hello.Load().GetHost(), "remote", c.remote, "reason", r.text)
-	if r.lasting && c.writerIdle() {
+	level := slog.LevelWarn
+	if r.favours != 0 {
+		level = slog.LevelDebug // a coordinator with two addresses is nothing to warn of
+	}
+	c.s.log.Log(c.stream.Context(), level, "lane refused", "host", c.hello.Load().GetHost(), "remote", c.remote, "reason", r.text)
+	if (r.lasting || r.favours != 0) && c.writerIdle() {
 		// Told in the hello, where agents of every version look.
 		h := c.s.opts.Hello()
 		h.Protocol, h.Refused = new(uint32(Protocol)), new(r.text)
+		if r.favours != 0 {
+			h.SessionUp = new(r.favours)
+		}
 		_ = c.send(&waypostv1.ConnectResponse{Frame: &waypostv1.ConnectResponse_Hello{Hello: h}})
 	}
 	c.end(r)

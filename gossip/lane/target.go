@@ -3,6 +3,7 @@ package lane
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"sync"
 	"time"
@@ -11,14 +12,21 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-var (
-	errAlias   = errors.New("another address leads to the same coordinator")
-	errStalled = errors.New("stalled: nothing could be written")
-)
+var errStalled = errors.New("stalled: nothing could be written")
 
-// aliasPause is waited after the coordinator has preferred another lane of this
-// process: by then that lane is known here and this address waits for its end.
+// aliasPause is waited after a coordinator has preferred another lane of this
+// process and, being of an older version, has not said which.
 const aliasPause = time.Second
+
+// aliasError says that an address leads to a coordinator with another lane.
+type aliasError struct {
+	coordinator string
+	session     uint64 // of the other lane; 0: the one that is up
+}
+
+func (e *aliasError) Error() string {
+	return fmt.Sprintf("another address leads to the same coordinator %q", e.coordinator)
+}
 
 // refusedError is a coordinator's no.
 type refusedError struct{ why string }
@@ -106,19 +114,34 @@ func (t *target) run() {
 	}
 }
 
+// enterAlias shows whose address it is.
+func (t *target) enterAlias(coordinator string) {
+	t.enter(StateAlias, nil)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.state.Coordinator = coordinator
+}
+
+// await waits for the end of a lane, or until this address is given up.
+func (t *target) await(l *Lane) {
+	select {
+	case <-l.Done():
+	case <-t.changed:
+		signal(t.changed)
+	case <-t.d.ctx.Done():
+	}
+}
+
 // attempt runs one lane and returns the pause before the next.
 func (t *target) attempt() time.Duration {
 	// An address that leads to a coordinator with a lane would only replace that
 	// lane; it waits until that one ends.
-	if l := t.d.other(t.status().Coordinator, t); l != nil {
-		t.enter(StateAlias, nil)
-		select {
-		case <-l.Done():
-		case <-t.changed:
-			signal(t.changed)
-		case <-t.d.ctx.Done():
+	if name := t.status().Coordinator; name != "" {
+		if l := t.d.other(name, t); l != nil {
+			t.enterAlias(name)
+			t.await(l)
+			return t.back.pause(t.rng)
 		}
-		return t.back.pause(t.rng)
 	}
 	t.enter(StateConnecting, nil)
 	began := time.Now()
@@ -128,8 +151,17 @@ func (t *target) attempt() time.Duration {
 		return 0
 	}
 	var refused *refusedError
+	var alias *aliasError
 	switch {
-	case errors.Is(err, errAlias), status.Code(err) == codes.Aborted:
+	case errors.As(err, &alias):
+		// The other lane may not be up here yet; what counts is that it is open.
+		t.enterAlias(alias.coordinator)
+		t.back.reset()
+		if l := t.d.laneOf(alias.session); l != nil {
+			t.await(l)
+		}
+		return t.back.pause(t.rng)
+	case status.Code(err) == codes.Aborted:
 		t.enter(StateAlias, nil)
 		t.back.reset()
 		return aliasPause/2 + jitter(aliasPause, t.rng)

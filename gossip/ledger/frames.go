@@ -173,6 +173,9 @@ type Placed struct {
 	// Tenant and RequestID name the request, Attempt counts from 1.
 	Tenant, RequestID string
 	Attempt           uint32
+	// Placement is the placement's id, which its issuer knows it by; empty: not
+	// told.
+	Placement string
 	// Offer is the claim.
 	Offer
 }
@@ -183,7 +186,7 @@ const maxPlacedNameBytes = 1024
 // Validate reports the first field that is out of range, by its wire name.
 func (p *Placed) Validate() error {
 	for _, f := range [...]struct{ name, value string }{
-		{"worker", p.Worker}, {"tenant", p.Tenant}, {"requestId", p.RequestID},
+		{"worker", p.Worker}, {"tenant", p.Tenant}, {"requestId", p.RequestID}, {"placementId", p.Placement},
 	} {
 		if len(f.value) > maxPlacedNameBytes {
 			return fmt.Errorf("%w: %s: %d bytes are more than %d", ErrFrame, f.name, len(f.value), maxPlacedNameBytes)

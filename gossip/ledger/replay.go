@@ -8,13 +8,20 @@ type Job struct {
 	AtMs float64
 	// Reused is the context before its tokens, Tokens what is left to compute.
 	Reused, Tokens int
-	// EndMs is when its last token was computed; NaN: not yet.
-	EndMs float64
+	// BeganMs is when the first of them was begun, EndMs when the last was
+	// computed; NaN: not yet.
+	BeganMs, EndMs float64
 }
 
 // NewJob is the prefill of tokens, at least 1, behind reused ones.
 func NewJob(atMs float64, reused, tokens int) Job {
-	return Job{AtMs: atMs, Reused: max(reused, 0), Tokens: clampTokens(tokens), EndMs: math.NaN()}
+	return Job{AtMs: atMs, Reused: max(reused, 0), Tokens: clampTokens(tokens), BeganMs: math.NaN(), EndMs: math.NaN()}
+}
+
+func (j *Job) begin(atMs float64) {
+	if math.IsNaN(j.BeganMs) {
+		j.BeganMs = atMs
+	}
 }
 
 // Work is what a replay computed, in the terms of the step model.
@@ -92,6 +99,7 @@ func (r *Replay) step(begin float64) {
 	first := r.next
 	for left > 0 && r.next < len(r.jobs) && r.jobs[r.next].AtMs <= begin {
 		j := &r.jobs[r.next]
+		j.begin(begin)
 		take := min(left, j.Tokens)
 		attention += r.steps.model.AttentionMs(j.Reused, take)
 		r.Work.AttentionTokens2 += squares(j.Reused, take)
@@ -133,6 +141,7 @@ func (r *Replay) skipFullSteps(begin, nowMs float64) bool {
 	if math.IsNaN(r.Work.BeganMs) {
 		r.Work.BeganMs = begin
 	}
+	j.begin(begin)
 	tokens := count * b
 	r.FreeMs = begin + float64(count)*r.steps.fullMs + r.steps.model.AttentionMs(j.Reused, tokens)
 	r.Work.AttentionTokens2 += squares(j.Reused, tokens)

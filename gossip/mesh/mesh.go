@@ -111,11 +111,12 @@ func checkHostPort(a string) error {
 
 // Mesh is this process's membership.
 type Mesh struct {
-	opts    Options
-	log     *slog.Logger
-	keyring *memberlist.Keyring // nil: not encrypted
-	life    uint32
-	tune    func(*memberlist.Config) // in tests
+	opts         Options
+	log          *slog.Logger
+	keyring      *memberlist.Keyring // nil: not encrypted
+	life         uint32
+	tune         func(*memberlist.Config) // in tests
+	leaveTimeout time.Duration
 
 	list      *memberlist.Memberlist
 	transport *transport
@@ -158,7 +159,8 @@ func New(opts Options) (*Mesh, error) {
 		return nil, err
 	}
 	m := &Mesh{
-		opts: opts, log: opts.Logger, life: rand.Uint32N(1<<32-1) + 1, merge: &mergeGate{},
+		leaveTimeout: leaveTimeout,
+		opts:         opts, log: opts.Logger, life: rand.Uint32N(1<<32-1) + 1, merge: &mergeGate{},
 		sketches: newSketchStore(opts.MaxMembers), table: newTable(opts.Name, opts.MaxMembers),
 		events: make(chan event, eventQueue), remeta: make(chan struct{}, 1), someoneLost: make(chan struct{}, 1),
 		join: JoinStatus{Seeds: len(opts.Join), Alone: true, Since: time.Now()},
@@ -393,7 +395,7 @@ func (m *Mesh) Sketches() []Sketch {
 func (m *Mesh) Leave(ctx context.Context) error {
 	m.joinCancel()
 	m.joinWg.Wait()
-	timeout := leaveTimeout
+	timeout := m.leaveTimeout
 	if d, ok := ctx.Deadline(); ok {
 		timeout = max(time.Millisecond, min(timeout, time.Until(d)))
 	}

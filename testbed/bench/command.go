@@ -6,13 +6,14 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// Command is the command testbed with its benchmarks.
+// Command is "waypost testbed bench".
 func Command() *cobra.Command {
-	testbed := &cobra.Command{Use: "testbed", Short: "Measure Waypost without a fleet", Args: cobra.NoArgs}
-	benches := &cobra.Command{Use: "bench", Short: "Run a benchmark and print what it measured", Args: cobra.NoArgs}
+	benches := &cobra.Command{
+		Use: "bench", Short: "Run a benchmark and print what it measured", Args: cobra.NoArgs,
+		Example: "  waypost testbed bench summaries --quick",
+	}
 	benches.AddCommand(summariesCommand())
-	testbed.AddCommand(benches)
-	return testbed
+	return benches
 }
 
 func summariesCommand() *cobra.Command {
@@ -31,7 +32,8 @@ structures take the same workloads: raw engine events, an exact index over
 single blocks, and a Bloom filter per worker.
 
 The whole takes about a quarter of an hour and up to 8 GB on two cores.`,
-		Args: cobra.NoArgs,
+		Example: "  waypost testbed bench summaries --quick --json",
+		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			s.Progress = func(what string) { fmt.Fprintln(cmd.ErrOrStderr(), what) }
 			r, err := s.Run(cmd.Context())

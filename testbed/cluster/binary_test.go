@@ -10,7 +10,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 )
 
 // binaryDir holds the built program; TestMain removes it.
@@ -51,7 +50,7 @@ type ran struct {
 	out, errOut string
 }
 
-// run runs the program to its end, for at most a minute.
+// run runs the program to its end, for as long as patience lasts.
 func run(t *testing.T, args ...string) ran {
 	t.Helper()
 	return runIn(t, nil, args...)
@@ -59,7 +58,7 @@ func run(t *testing.T, args ...string) ran {
 
 func runIn(t *testing.T, env []string, args ...string) ran {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, program(t), args...)
 	var out, errOut bytes.Buffer

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
@@ -40,6 +41,9 @@ type Options struct {
 	// DeltaEvery is how often agents tell what changed in the caches; 0: the
 	// default.
 	DeltaEvery time.Duration
+	// PageTimeout bounds how long agents wait for an engine's counters; 0: the
+	// default.
+	PageTimeout time.Duration
 	// Reservation is how long a reservation lives; 0: the default.
 	Reservation time.Duration
 	// SettleAfter is how long evidence on a wrong prediction is waited for; 0:
@@ -55,10 +59,13 @@ type Cluster struct {
 	Engines      []*emulator.Engine
 	Agents       []*agent.Agent
 	Coordinators []*coordinator.Coordinator
-	conns        []*grpc.ClientConn
-	clusterAddr  []string
-	meshAddr     []string
-	apiAddr      []string
+	// AgentSeries and CoordinatorSeries are the metrics of the present lives.
+	AgentSeries, CoordinatorSeries []prometheus.Gatherer
+
+	conns       []*grpc.ClientConn
+	clusterAddr []string
+	meshAddr    []string
+	apiAddr     []string
 }
 
 // Start runs everything and waits until every coordinator sees every worker
@@ -120,6 +127,7 @@ func (c *Cluster) startEngines(context.Context) error {
 func (c *Cluster) startCoordinators(ctx context.Context) error {
 	n := c.opt.Coordinators
 	c.Coordinators, c.conns = make([]*coordinator.Coordinator, n), make([]*grpc.ClientConn, n)
+	c.CoordinatorSeries = make([]prometheus.Gatherer, n)
 	c.clusterAddr, c.meshAddr, c.apiAddr = make([]string, n), make([]string, n), make([]string, n)
 	for i := range n {
 		if err := c.StartCoordinator(i); err != nil {
@@ -173,10 +181,11 @@ func free(address string) bool {
 // state and addresses it had. The first one makes the cluster.
 func (c *Cluster) StartCoordinator(i int) error {
 	first := c.clusterAddr[i] == ""
+	series := prometheus.NewRegistry()
 	co, err := coordinator.New(coordinator.Options{
 		Config: c.CoordinatorConfig(i), Bootstrap: i == 0 && first, Version: c.opt.Version, Process: rand.Uint64() | 1, Logger: c.opt.Logger,
 		Timing:         replica.Timing{Heartbeat: 300 * time.Millisecond, Election: 300 * time.Millisecond, Lease: 250 * time.Millisecond},
-		ReservationTTL: c.opt.Reservation, SettleAfter: c.opt.SettleAfter,
+		ReservationTTL: c.opt.Reservation, SettleAfter: c.opt.SettleAfter, Registerer: series, Gatherer: series,
 	})
 	if err != nil {
 		return fmt.Errorf("coordinator %s: %w", CoordinatorName(i), err)
@@ -184,7 +193,7 @@ func (c *Cluster) StartCoordinator(i int) error {
 	if err := co.Start(); err != nil {
 		return fmt.Errorf("coordinator %s: %w", CoordinatorName(i), err)
 	}
-	c.Coordinators[i] = co
+	c.Coordinators[i], c.CoordinatorSeries[i] = co, series
 	c.clusterAddr[i], c.meshAddr[i], c.apiAddr[i] = co.ClusterAddress(), co.MeshAddress(), co.APIAddress()
 	if c.conns[i] == nil {
 		c.conns[i], err = grpc.NewClient("passthrough:///"+c.apiAddr[i], grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDisableServiceConfig(),
@@ -206,7 +215,7 @@ func (c *Cluster) StopCoordinator(i int) error {
 }
 
 func (c *Cluster) startAgents(context.Context) error {
-	c.Agents = make([]*agent.Agent, len(c.Engines))
+	c.Agents, c.AgentSeries = make([]*agent.Agent, len(c.Engines)), make([]prometheus.Gatherer, len(c.Engines))
 	for i := range c.Engines {
 		if err := c.StartAgent(i); err != nil {
 			return err
@@ -237,14 +246,18 @@ func (c *Cluster) AgentConfig(i int) agent.Config {
 
 // StartAgent starts the agent of an engine.
 func (c *Cluster) StartAgent(i int) error {
-	a, err := agent.New(agent.Options{Config: c.AgentConfig(i), Version: c.opt.Version, Process: rand.Uint64() | 1, DeltaEvery: c.opt.DeltaEvery, Logger: c.opt.Logger})
+	series := prometheus.NewRegistry()
+	a, err := agent.New(agent.Options{
+		Config: c.AgentConfig(i), Version: c.opt.Version, Process: rand.Uint64() | 1, DeltaEvery: c.opt.DeltaEvery, PageTimeout: c.opt.PageTimeout, Logger: c.opt.Logger,
+		Registerer: series, Gatherer: series,
+	})
 	if err != nil {
 		return fmt.Errorf("agent %s: %w", HostName(i), err)
 	}
 	if err := a.Start(); err != nil {
 		return fmt.Errorf("agent %s: %w", HostName(i), err)
 	}
-	c.Agents[i] = a
+	c.Agents[i], c.AgentSeries[i] = a, series
 	return nil
 }
 

@@ -217,7 +217,7 @@ func TestDevEndsCleanlyOnInterrupt(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	giveUp := time.AfterFunc(90*time.Second, func() { _ = cmd.Process.Kill() })
+	giveUp := time.AfterFunc(patience, func() { _ = cmd.Process.Kill() })
 	defer giveUp.Stop()
 	lines := bufio.NewScanner(out)
 	if !lines.Scan() {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -46,6 +47,22 @@ func (r *rig) leader() int {
 
 func cordonOn(ctx context.Context, op waypostv1.OperatorServiceClient, selector, id string) (*waypostv1.CordonTargetResponse, error) {
 	return op.CordonTarget(ctx, &waypostv1.CordonTargetRequest{Selector: &selector, Reason: proto.String("test"), RequestId: &id})
+}
+
+// whileNoLeader makes a change again while it is refused for want of a leader,
+// as a machine that is busy may miss one that lives.
+func (r *rig) whileNoLeader(change func() error) {
+	r.t.Helper()
+	r.eventually("no leader takes the change", func() string {
+		err := change()
+		if err == nil {
+			return ""
+		}
+		if code := status.Code(err); code != codes.Unavailable && code != codes.DeadlineExceeded {
+			r.t.Fatal(err)
+		}
+		return err.Error()
+	})
 }
 
 func (r *rig) cordons(i int) map[string]bool {
@@ -169,16 +186,24 @@ func TestLeaderDies(t *testing.T) {
 func TestNoPlacementAfterCordon(t *testing.T) {
 	t.Parallel()
 	r := start(t, 3, 3, emulator.Options{BlockTokens: 16})
+	everywhere := 0
 	for round := range 6 {
 		host := HostName(round % 3)
-		resp, err := cordonOn(t.Context(), r.Operator(round%3), host, fmt.Sprintf("c-%d", round))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if len(resp.GetAppliedOn()) != 3 || len(resp.GetWorkers()) != 1 {
+		var resp *waypostv1.CordonTargetResponse
+		r.whileNoLeader(func() (err error) {
+			resp, err = cordonOn(t.Context(), r.Operator(round%3), host, fmt.Sprintf("c-%d", round))
+			return err
+		})
+		if len(resp.GetAppliedOn())+len(resp.GetPendingOn()) != 3 || len(resp.GetWorkers()) != 1 {
 			t.Errorf("applied on %v, pending on %v, workers %v", resp.GetAppliedOn(), resp.GetPendingOn(), resp.GetWorkers())
 		}
+		if len(resp.GetPendingOn()) == 0 {
+			everywhere++
+		}
 		for i := range 3 {
+			if !slices.Contains(resp.GetAppliedOn(), CoordinatorName(i)) {
+				continue // it was too slow and is said to be
+			}
 			for n := range 5 {
 				p, err := r.place(i, ask{tokens: tokens(uint32(1000*round+10*i+n), 50)})
 				if err != nil {
@@ -189,10 +214,22 @@ func TestNoPlacementAfterCordon(t *testing.T) {
 				}
 			}
 		}
-		un, err := r.Operator((round+1)%3).UncordonTarget(t.Context(), &waypostv1.UncordonTargetRequest{Selector: &host})
-		if err != nil || !un.GetRemoved() {
-			t.Fatalf("uncordon: %v %v", un, err)
+		// A repetition after an answer that was lost finds nothing to remove.
+		r.whileNoLeader(func() error {
+			_, err := r.Operator((round+1)%3).UncordonTarget(t.Context(), &waypostv1.UncordonTargetRequest{Selector: &host})
+			return err
+		})
+		for i := range 3 {
+			r.eventually("the cordon is not lifted on "+CoordinatorName(i), func() string {
+				if r.cordons(i)[host] {
+					return host
+				}
+				return ""
+			})
 		}
+	}
+	if everywhere == 0 {
+		t.Error("no cordon was in force everywhere when it returned")
 	}
 }
 

@@ -144,7 +144,7 @@ func beside(t *testing.T, harm func(conn net.Conn, n int64), harms int64) {
 	h := startHostile(t, harm)
 	cfg := r.AgentConfig(1)
 	cfg.Engines = []agent.EngineConfig{{Name: EngineName, Kind: "vllm", URL: h.http.URL, KVEvents: "tcp://" + h.events.Addr().String(), KVReplay: "tcp://" + h.replay.Addr().String()}}
-	other, err := agent.New(agent.Options{Logger: r.opt.Logger, Config: cfg, Version: "test", Process: 0xbad, DeltaEvery: 50 * time.Millisecond})
+	other, err := agent.New(agent.Options{Logger: r.opt.Logger, Config: cfg, Version: "test", Process: 0xbad, DeltaEvery: 50 * time.Millisecond, PageTimeout: r.opt.PageTimeout})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -121,7 +121,7 @@ func (p *processes) start(args ...string) *daemonProcess {
 		d.signal(syscall.SIGTERM)
 		select {
 		case <-d.done:
-		case <-time.After(20 * time.Second):
+		case <-time.After(patience):
 			p.t.Errorf("%v did not end on SIGTERM", args)
 			d.signal(syscall.SIGKILL)
 			<-d.done

@@ -70,7 +70,7 @@ func start(t *testing.T, n, coordinators int, opt emulator.Options, change ...fu
 		opt.Model = "Llama-3.1-8B"
 	}
 	takeSlot(t)
-	o := Options{Dir: t.TempDir(), Coordinators: coordinators, Version: "0.0.0-test", DeltaEvery: 50 * time.Millisecond}
+	o := Options{Dir: t.TempDir(), Coordinators: coordinators, Version: "0.0.0-test", DeltaEvery: 50 * time.Millisecond, PageTimeout: 30 * time.Second}
 	for range n {
 		o.Engines = append(o.Engines, opt)
 	}
@@ -84,7 +84,7 @@ func start(t *testing.T, n, coordinators int, opt emulator.Options, change ...fu
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &rig{Cluster: c, t: t, client: &http.Client{Transport: &http.Transport{}, Timeout: 30 * time.Second}}
+	r := &rig{Cluster: c, t: t, client: &http.Client{Transport: &http.Transport{}, Timeout: patience}}
 	t.Cleanup(func() {
 		r.client.CloseIdleConnections()
 		if err := c.Stop(); err != nil {
@@ -94,10 +94,14 @@ func start(t *testing.T, n, coordinators int, opt emulator.Options, change ...fu
 	return r
 }
 
+// patience bounds what must happen sooner or later. It decides no pass: what is
+// tested is that it happens.
+const patience = 3 * time.Minute
+
 // eventually waits until fn answers "".
 func (r *rig) eventually(what string, fn func() string) {
 	r.t.Helper()
-	deadline := time.Now().Add(30 * time.Second)
+	deadline := time.Now().Add(patience)
 	for {
 		state := fn()
 		if state == "" {
@@ -121,7 +125,7 @@ type ask struct {
 	attempt uint32
 }
 
-// served is what was expected of it and what happened.
+// served is what the view listed of it and what happened.
 type served struct {
 	placement *waypostv1.Placement
 	expected  int
@@ -224,6 +228,17 @@ func (r *rig) sendContext(ctx context.Context, p *waypostv1.Placement, a ask) (c
 	return out.Usage.Details.CachedTokens, output, nil
 }
 
+// listed is what the view of the chosen worker's cache lists of a prompt; how
+// likely that is still there when the request comes is another matter.
+func listed(p *waypostv1.Placement) int {
+	for _, t := range p.GetTerms() {
+		if t.GetWorker() == p.GetWorker().GetName() {
+			return int(t.GetReuseTokens())
+		}
+	}
+	return -1
+}
+
 // serve places a request, sends it and reports what happened.
 func (r *rig) serve(coordinator int, a ask) served {
 	r.t.Helper()
@@ -235,7 +250,7 @@ func (r *rig) serve(coordinator int, a ask) served {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	out := served{placement: p, expected: int(p.GetExpected().GetReuseTokens()), actual: cached, output: output}
+	out := served{placement: p, expected: listed(p), actual: cached, output: output}
 	resp, err := r.Placement(coordinator).ReportOutcome(r.t.Context(), &waypostv1.ReportOutcomeRequest{
 		PlacementId: p.PlacementId, Result: proto.String("done"), CachedTokens: proto.Uint32(uint32(cached)), PromptTokens: proto.Uint32(uint32(len(a.tokens))),
 	})

@@ -30,6 +30,8 @@ type Options struct {
 	LoadEvery time.Duration
 	// FactsEvery is the time between looks at what seldom changes. 30 s.
 	FactsEvery time.Duration
+	// PageTimeout bounds one reading of the counters and one dial. 1 s.
+	PageTimeout time.Duration
 	// Stream configures the event streams; Replay is found out.
 	Stream StreamOptions
 }
@@ -59,7 +61,10 @@ func New(o Options) (*Adapter, error) {
 	if o.Logger == nil {
 		return nil, errors.New("vllm: Logger is missing")
 	}
-	c, err := newClient(o.Target.URL, o.Target.APIKey)
+	if o.PageTimeout <= 0 {
+		o.PageTimeout = pageTimeout
+	}
+	c, err := newClient(o.Target.URL, o.Target.APIKey, o.PageTimeout)
 	if err != nil {
 		return nil, fmt.Errorf("vllm: %w", err)
 	}
@@ -226,7 +231,7 @@ func (p *poller) checkHealth(ctx context.Context) error {
 // readPage reads the counters and passes them on by rank. An engine that was
 // started without them (404) is read without.
 func (p *poller) readPage(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, pageTimeout)
+	ctx, cancel := context.WithTimeout(ctx, p.a.o.PageTimeout)
 	defer cancel()
 	err := p.a.client.get(ctx, "/metrics", &p.buf, maxPageBytes)
 	at := time.Now()

@@ -21,7 +21,7 @@ const (
 	maxTokensBytes = 32 << 20
 	maxErrorBytes  = 512
 
-	pageTimeout  = time.Second
+	pageTimeout  = time.Second // unless the options say otherwise
 	factsTimeout = 5 * time.Second
 )
 
@@ -63,7 +63,7 @@ type client struct {
 	http *http.Client
 }
 
-func newClient(target, key string) (*client, error) {
+func newClient(target, key string, dialTimeout time.Duration) (*client, error) {
 	u, err := url.Parse(target)
 	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
 		return nil, fmt.Errorf("engine URL is %q: must be http://host:port", target)
@@ -73,7 +73,7 @@ func newClient(target, key string) (*client, error) {
 		base: u, key: strings.TrimSpace(key),
 		http: &http.Client{
 			Transport: &http.Transport{
-				DialContext:            (&net.Dialer{Timeout: pageTimeout}).DialContext,
+				DialContext:            (&net.Dialer{Timeout: dialTimeout}).DialContext,
 				DisableCompression:     true,
 				MaxIdleConnsPerHost:    4,
 				IdleConnTimeout:        time.Minute,

@@ -170,7 +170,7 @@ func TestSources(t *testing.T) {
 		`5`:                                 -1,
 	} {
 		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, body) }))
-		c, err := newClient(s.URL, "")
+		c, err := newClient(s.URL, "", pageTimeout)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -394,7 +394,8 @@ type AgentHello struct {
 	Host *string `protobuf:"bytes,1,opt,name=host" json:"host,omitempty"`
 	// Process mark of the agent.
 	AgentProcess *uint64 `protobuf:"fixed64,2,opt,name=agent_process,json=agentProcess" json:"agent_process,omitempty"`
-	// Session number; the newest authenticated lane of a host wins.
+	// Session number, growing within the agent process. A newer lane of a process
+	// takes the place of an older one, unless it names that one in open_sessions.
 	Session *uint64 `protobuf:"fixed64,3,opt,name=session" json:"session,omitempty"`
 	// Waypost version.
 	Version *string `protobuf:"bytes,4,opt,name=version" json:"version,omitempty"`
@@ -411,7 +412,11 @@ type AgentHello struct {
 	// Rack hint of the host; empty: none.
 	RackHint *string `protobuf:"bytes,10,opt,name=rack_hint,json=rackHint" json:"rack_hint,omitempty"`
 	// Workers by index; indices are stable within a session.
-	Workers       []*WorkerFacts `protobuf:"bytes,11,rep,name=workers" json:"workers,omitempty"`
+	Workers []*WorkerFacts `protobuf:"bytes,11,rep,name=workers" json:"workers,omitempty"`
+	// In the first hello of a lane: the older sessions of this process that it
+	// still holds open, to any coordinator, at most 1024. One that leads here
+	// stays, and this lane is told so by session_up.
+	OpenSessions  []uint64 `protobuf:"fixed64,12,rep,packed,name=open_sessions,json=openSessions" json:"open_sessions,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -523,6 +528,13 @@ func (x *AgentHello) GetWorkers() []*WorkerFacts {
 	return nil
 }
 
+func (x *AgentHello) GetOpenSessions() []uint64 {
+	if x != nil {
+		return x.OpenSessions
+	}
+	return nil
+}
+
 // WorkerFacts is what seldom changes about a worker.
 type WorkerFacts struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -571,7 +583,11 @@ type WorkerFacts struct {
 	// Step model in force.
 	StepModel *StepModel `protobuf:"bytes,22,opt,name=step_model,json=stepModel" json:"step_model,omitempty"`
 	// Sliding window in tokens of a hybrid model; 0 or unset: none.
-	WindowTokens  *uint32 `protobuf:"varint,23,opt,name=window_tokens,json=windowTokens" json:"window_tokens,omitempty"`
+	WindowTokens *uint32 `protobuf:"varint,23,opt,name=window_tokens,json=windowTokens" json:"window_tokens,omitempty"`
+	// How its saved KV may travel; unset: not at all.
+	Transfer *TransferFacts `protobuf:"bytes,30,opt,name=transfer" json:"transfer,omitempty"`
+	// What it serves of a request: prefill or decode; empty: all of it.
+	Role          *string `protobuf:"bytes,31,opt,name=role" json:"role,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -767,6 +783,103 @@ func (x *WorkerFacts) GetWindowTokens() uint32 {
 	return 0
 }
 
+func (x *WorkerFacts) GetTransfer() *TransferFacts {
+	if x != nil {
+		return x.Transfer
+	}
+	return nil
+}
+
+func (x *WorkerFacts) GetRole() string {
+	if x != nil && x.Role != nil {
+		return *x.Role
+	}
+	return ""
+}
+
+// TransferFacts says how saved KV of a worker may reach another.
+type TransferFacts struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Transfer connector of the engine; empty: none.
+	Connector *string `protobuf:"bytes,1,opt,name=connector" json:"connector,omitempty"`
+	// host:port where peers reach the connector; empty: not known.
+	SideChannel *string `protobuf:"bytes,2,opt,name=side_channel,json=sideChannel" json:"side_channel,omitempty"`
+	// Stands for what both ends must have alike: weights revision, KV dtype and
+	// layout, tensor parallelism, connector version. Empty: not known.
+	Fingerprint *string `protobuf:"bytes,3,opt,name=fingerprint" json:"fingerprint,omitempty"`
+	// Memory the connector reads for others: gpu or host; empty: none.
+	ExportedTier *string `protobuf:"bytes,4,opt,name=exported_tier,json=exportedTier" json:"exported_tier,omitempty"`
+	// KV of one token, bytes; unset: not known.
+	KvBytesPerToken *float64 `protobuf:"fixed64,5,opt,name=kv_bytes_per_token,json=kvBytesPerToken" json:"kv_bytes_per_token,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *TransferFacts) Reset() {
+	*x = TransferFacts{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TransferFacts) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TransferFacts) ProtoMessage() {}
+
+func (x *TransferFacts) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TransferFacts.ProtoReflect.Descriptor instead.
+func (*TransferFacts) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *TransferFacts) GetConnector() string {
+	if x != nil && x.Connector != nil {
+		return *x.Connector
+	}
+	return ""
+}
+
+func (x *TransferFacts) GetSideChannel() string {
+	if x != nil && x.SideChannel != nil {
+		return *x.SideChannel
+	}
+	return ""
+}
+
+func (x *TransferFacts) GetFingerprint() string {
+	if x != nil && x.Fingerprint != nil {
+		return *x.Fingerprint
+	}
+	return ""
+}
+
+func (x *TransferFacts) GetExportedTier() string {
+	if x != nil && x.ExportedTier != nil {
+		return *x.ExportedTier
+	}
+	return ""
+}
+
+func (x *TransferFacts) GetKvBytesPerToken() float64 {
+	if x != nil && x.KvBytesPerToken != nil {
+		return *x.KvBytesPerToken
+	}
+	return 0
+}
+
 // StepModel: stepMs = [prefill: p0 + p1 N + q N^2 + p2 sum((c+u)^2 - c^2)] +
 // [decode: d0 + d1 B + d2 KV + d3 (KV/capacity)^2].
 type StepModel struct {
@@ -795,7 +908,7 @@ type StepModel struct {
 
 func (x *StepModel) Reset() {
 	*x = StepModel{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[4]
+	mi := &file_waypost_v1_lane_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -807,7 +920,7 @@ func (x *StepModel) String() string {
 func (*StepModel) ProtoMessage() {}
 
 func (x *StepModel) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[4]
+	mi := &file_waypost_v1_lane_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -820,7 +933,7 @@ func (x *StepModel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepModel.ProtoReflect.Descriptor instead.
 func (*StepModel) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{4}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *StepModel) GetP0Ms() float64 {
@@ -905,7 +1018,7 @@ type Load struct {
 
 func (x *Load) Reset() {
 	*x = Load{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[5]
+	mi := &file_waypost_v1_lane_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -917,7 +1030,7 @@ func (x *Load) String() string {
 func (*Load) ProtoMessage() {}
 
 func (x *Load) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[5]
+	mi := &file_waypost_v1_lane_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -930,7 +1043,7 @@ func (x *Load) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Load.ProtoReflect.Descriptor instead.
 func (*Load) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{5}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Load) GetAgentProcess() uint64 {
@@ -1020,14 +1133,16 @@ type WorkerLoad struct {
 	// Verdict on its GPUs: ok, price or exclude, with the reason after a colon.
 	GpuVerdict *string `protobuf:"bytes,24,opt,name=gpu_verdict,json=gpuVerdict" json:"gpu_verdict,omitempty"`
 	// full, partial or none.
-	Coverage      *string `protobuf:"bytes,25,opt,name=coverage" json:"coverage,omitempty"`
+	Coverage *string `protobuf:"bytes,25,opt,name=coverage" json:"coverage,omitempty"`
+	// What the queue rests on: evidence, counters or time only; unset: not told.
+	QueueBasis    *string `protobuf:"bytes,26,opt,name=queue_basis,json=queueBasis" json:"queue_basis,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WorkerLoad) Reset() {
 	*x = WorkerLoad{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[6]
+	mi := &file_waypost_v1_lane_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1039,7 +1154,7 @@ func (x *WorkerLoad) String() string {
 func (*WorkerLoad) ProtoMessage() {}
 
 func (x *WorkerLoad) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[6]
+	mi := &file_waypost_v1_lane_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1052,7 +1167,7 @@ func (x *WorkerLoad) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerLoad.ProtoReflect.Descriptor instead.
 func (*WorkerLoad) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{6}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *WorkerLoad) GetIndex() uint32 {
@@ -1230,6 +1345,13 @@ func (x *WorkerLoad) GetCoverage() string {
 	return ""
 }
 
+func (x *WorkerLoad) GetQueueBasis() string {
+	if x != nil && x.QueueBasis != nil {
+		return *x.QueueBasis
+	}
+	return ""
+}
+
 // Echo is the contiguous end of what was taken in from one coordinator.
 type Echo struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1243,7 +1365,7 @@ type Echo struct {
 
 func (x *Echo) Reset() {
 	*x = Echo{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[7]
+	mi := &file_waypost_v1_lane_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1255,7 +1377,7 @@ func (x *Echo) String() string {
 func (*Echo) ProtoMessage() {}
 
 func (x *Echo) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[7]
+	mi := &file_waypost_v1_lane_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1268,7 +1390,7 @@ func (x *Echo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Echo.ProtoReflect.Descriptor instead.
 func (*Echo) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{7}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Echo) GetCoordinator() uint64 {
@@ -1304,7 +1426,7 @@ type PrefixFrames struct {
 
 func (x *PrefixFrames) Reset() {
 	*x = PrefixFrames{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[8]
+	mi := &file_waypost_v1_lane_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1316,7 +1438,7 @@ func (x *PrefixFrames) String() string {
 func (*PrefixFrames) ProtoMessage() {}
 
 func (x *PrefixFrames) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[8]
+	mi := &file_waypost_v1_lane_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1329,7 +1451,7 @@ func (x *PrefixFrames) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrefixFrames.ProtoReflect.Descriptor instead.
 func (*PrefixFrames) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{8}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *PrefixFrames) GetIndex() uint32 {
@@ -1382,7 +1504,7 @@ type TokenizeReply struct {
 
 func (x *TokenizeReply) Reset() {
 	*x = TokenizeReply{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[9]
+	mi := &file_waypost_v1_lane_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1394,7 +1516,7 @@ func (x *TokenizeReply) String() string {
 func (*TokenizeReply) ProtoMessage() {}
 
 func (x *TokenizeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[9]
+	mi := &file_waypost_v1_lane_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1407,7 +1529,7 @@ func (x *TokenizeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenizeReply.ProtoReflect.Descriptor instead.
 func (*TokenizeReply) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{9}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *TokenizeReply) GetAskId() uint32 {
@@ -1446,7 +1568,7 @@ type HostReport struct {
 
 func (x *HostReport) Reset() {
 	*x = HostReport{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[10]
+	mi := &file_waypost_v1_lane_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1458,7 +1580,7 @@ func (x *HostReport) String() string {
 func (*HostReport) ProtoMessage() {}
 
 func (x *HostReport) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[10]
+	mi := &file_waypost_v1_lane_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1471,7 +1593,7 @@ func (x *HostReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostReport.ProtoReflect.Descriptor instead.
 func (*HostReport) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{10}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *HostReport) GetFacts() *HostFacts {
@@ -1511,14 +1633,17 @@ type CoordinatorHello struct {
 	// Versions of the prefix frame format understood.
 	PrefixFormats []uint32 `protobuf:"varint,6,rep,packed,name=prefix_formats,json=prefixFormats" json:"prefix_formats,omitempty"`
 	// Why the lane will be closed; empty: it will not.
-	Refused       *string `protobuf:"bytes,7,opt,name=refused" json:"refused,omitempty"`
+	Refused *string `protobuf:"bytes,7,opt,name=refused" json:"refused,omitempty"`
+	// Session of the same agent process that is up here and stays, which is why
+	// this lane is closed: its address is another one of this coordinator. 0: none.
+	SessionUp     *uint64 `protobuf:"fixed64,8,opt,name=session_up,json=sessionUp" json:"session_up,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CoordinatorHello) Reset() {
 	*x = CoordinatorHello{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[11]
+	mi := &file_waypost_v1_lane_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1530,7 +1655,7 @@ func (x *CoordinatorHello) String() string {
 func (*CoordinatorHello) ProtoMessage() {}
 
 func (x *CoordinatorHello) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[11]
+	mi := &file_waypost_v1_lane_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1543,7 +1668,7 @@ func (x *CoordinatorHello) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoordinatorHello.ProtoReflect.Descriptor instead.
 func (*CoordinatorHello) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{11}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *CoordinatorHello) GetName() string {
@@ -1595,6 +1720,13 @@ func (x *CoordinatorHello) GetRefused() string {
 	return ""
 }
 
+func (x *CoordinatorHello) GetSessionUp() uint64 {
+	if x != nil && x.SessionUp != nil {
+		return *x.SessionUp
+	}
+	return 0
+}
+
 // PolicyPush tells a host what it must obey and where coordinators are.
 type PolicyPush struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1610,7 +1742,7 @@ type PolicyPush struct {
 
 func (x *PolicyPush) Reset() {
 	*x = PolicyPush{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[12]
+	mi := &file_waypost_v1_lane_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1622,7 +1754,7 @@ func (x *PolicyPush) String() string {
 func (*PolicyPush) ProtoMessage() {}
 
 func (x *PolicyPush) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[12]
+	mi := &file_waypost_v1_lane_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1635,7 +1767,7 @@ func (x *PolicyPush) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyPush.ProtoReflect.Descriptor instead.
 func (*PolicyPush) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{12}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *PolicyPush) GetPolicyVersion() uint32 {
@@ -1680,7 +1812,7 @@ type PrefixPull struct {
 
 func (x *PrefixPull) Reset() {
 	*x = PrefixPull{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[13]
+	mi := &file_waypost_v1_lane_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1692,7 +1824,7 @@ func (x *PrefixPull) String() string {
 func (*PrefixPull) ProtoMessage() {}
 
 func (x *PrefixPull) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[13]
+	mi := &file_waypost_v1_lane_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1705,7 +1837,7 @@ func (x *PrefixPull) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrefixPull.ProtoReflect.Descriptor instead.
 func (*PrefixPull) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{13}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *PrefixPull) GetPullId() uint32 {
@@ -1769,7 +1901,7 @@ type ClaimFrame struct {
 
 func (x *ClaimFrame) Reset() {
 	*x = ClaimFrame{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[14]
+	mi := &file_waypost_v1_lane_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1781,7 +1913,7 @@ func (x *ClaimFrame) String() string {
 func (*ClaimFrame) ProtoMessage() {}
 
 func (x *ClaimFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[14]
+	mi := &file_waypost_v1_lane_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1794,7 +1926,7 @@ func (x *ClaimFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimFrame.ProtoReflect.Descriptor instead.
 func (*ClaimFrame) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{14}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ClaimFrame) GetCoordinator() uint64 {
@@ -1859,7 +1991,7 @@ type Claim struct {
 
 func (x *Claim) Reset() {
 	*x = Claim{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[15]
+	mi := &file_waypost_v1_lane_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1871,7 +2003,7 @@ func (x *Claim) String() string {
 func (*Claim) ProtoMessage() {}
 
 func (x *Claim) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[15]
+	mi := &file_waypost_v1_lane_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1884,7 +2016,7 @@ func (x *Claim) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Claim.ProtoReflect.Descriptor instead.
 func (*Claim) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{15}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Claim) GetSeq() uint64 {
@@ -1965,7 +2097,7 @@ type MarkFrame struct {
 
 func (x *MarkFrame) Reset() {
 	*x = MarkFrame{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[16]
+	mi := &file_waypost_v1_lane_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1977,7 +2109,7 @@ func (x *MarkFrame) String() string {
 func (*MarkFrame) ProtoMessage() {}
 
 func (x *MarkFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[16]
+	mi := &file_waypost_v1_lane_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1990,7 +2122,7 @@ func (x *MarkFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MarkFrame.ProtoReflect.Descriptor instead.
 func (*MarkFrame) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{16}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *MarkFrame) GetCoordinator() uint64 {
@@ -2031,7 +2163,7 @@ type Mark struct {
 
 func (x *Mark) Reset() {
 	*x = Mark{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[17]
+	mi := &file_waypost_v1_lane_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2043,7 +2175,7 @@ func (x *Mark) String() string {
 func (*Mark) ProtoMessage() {}
 
 func (x *Mark) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[17]
+	mi := &file_waypost_v1_lane_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2056,7 +2188,7 @@ func (x *Mark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mark.ProtoReflect.Descriptor instead.
 func (*Mark) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{17}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Mark) GetSeq() uint64 {
@@ -2104,7 +2236,7 @@ type TokenizeAsk struct {
 
 func (x *TokenizeAsk) Reset() {
 	*x = TokenizeAsk{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[18]
+	mi := &file_waypost_v1_lane_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2116,7 +2248,7 @@ func (x *TokenizeAsk) String() string {
 func (*TokenizeAsk) ProtoMessage() {}
 
 func (x *TokenizeAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[18]
+	mi := &file_waypost_v1_lane_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2129,7 +2261,7 @@ func (x *TokenizeAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenizeAsk.ProtoReflect.Descriptor instead.
 func (*TokenizeAsk) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{18}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *TokenizeAsk) GetAskId() uint32 {
@@ -2175,7 +2307,7 @@ type RenderAsk struct {
 
 func (x *RenderAsk) Reset() {
 	*x = RenderAsk{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[19]
+	mi := &file_waypost_v1_lane_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2187,7 +2319,7 @@ func (x *RenderAsk) String() string {
 func (*RenderAsk) ProtoMessage() {}
 
 func (x *RenderAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[19]
+	mi := &file_waypost_v1_lane_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2200,7 +2332,7 @@ func (x *RenderAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenderAsk.ProtoReflect.Descriptor instead.
 func (*RenderAsk) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{19}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *RenderAsk) GetAskId() uint32 {
@@ -2227,17 +2359,19 @@ func (x *RenderAsk) GetChatJson() string {
 // ExchangePlacementsRequest is placements of the sending coordinator.
 type ExchangePlacementsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Process mark of the sender.
+	// Process mark of the sender; the same in all messages of a stream.
 	Coordinator *uint64 `protobuf:"fixed64,1,opt,name=coordinator" json:"coordinator,omitempty"`
-	// Placements.
-	Places        []*PlaceFrame `protobuf:"bytes,2,rep,name=places" json:"places,omitempty"`
+	// Placements; none in the first message.
+	Places []*PlaceFrame `protobuf:"bytes,2,rep,name=places" json:"places,omitempty"`
+	// Sender's monotonic clock at sending, ns since an arbitrary start.
+	SentMonoNs    *uint64 `protobuf:"fixed64,3,opt,name=sent_mono_ns,json=sentMonoNs" json:"sent_mono_ns,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ExchangePlacementsRequest) Reset() {
 	*x = ExchangePlacementsRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[20]
+	mi := &file_waypost_v1_lane_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2249,7 +2383,7 @@ func (x *ExchangePlacementsRequest) String() string {
 func (*ExchangePlacementsRequest) ProtoMessage() {}
 
 func (x *ExchangePlacementsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[20]
+	mi := &file_waypost_v1_lane_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2262,7 +2396,7 @@ func (x *ExchangePlacementsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExchangePlacementsRequest.ProtoReflect.Descriptor instead.
 func (*ExchangePlacementsRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{20}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ExchangePlacementsRequest) GetCoordinator() uint64 {
@@ -2279,20 +2413,26 @@ func (x *ExchangePlacementsRequest) GetPlaces() []*PlaceFrame {
 	return nil
 }
 
-// ExchangePlacementsResponse is placements of the answering coordinator.
+func (x *ExchangePlacementsRequest) GetSentMonoNs() uint64 {
+	if x != nil && x.SentMonoNs != nil {
+		return *x.SentMonoNs
+	}
+	return 0
+}
+
+// ExchangePlacementsResponse says once who listens; placements of the answering
+// coordinator come on a stream of its own.
 type ExchangePlacementsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Process mark of the sender.
-	Coordinator *uint64 `protobuf:"fixed64,1,opt,name=coordinator" json:"coordinator,omitempty"`
-	// Placements.
-	Places        []*PlaceFrame `protobuf:"bytes,2,rep,name=places" json:"places,omitempty"`
+	// Process mark of the answering coordinator.
+	Coordinator   *uint64 `protobuf:"fixed64,1,opt,name=coordinator" json:"coordinator,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ExchangePlacementsResponse) Reset() {
 	*x = ExchangePlacementsResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[21]
+	mi := &file_waypost_v1_lane_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2304,7 +2444,7 @@ func (x *ExchangePlacementsResponse) String() string {
 func (*ExchangePlacementsResponse) ProtoMessage() {}
 
 func (x *ExchangePlacementsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[21]
+	mi := &file_waypost_v1_lane_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2317,7 +2457,7 @@ func (x *ExchangePlacementsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExchangePlacementsResponse.ProtoReflect.Descriptor instead.
 func (*ExchangePlacementsResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{21}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ExchangePlacementsResponse) GetCoordinator() uint64 {
@@ -2325,13 +2465,6 @@ func (x *ExchangePlacementsResponse) GetCoordinator() uint64 {
 		return *x.Coordinator
 	}
 	return 0
-}
-
-func (x *ExchangePlacementsResponse) GetPlaces() []*PlaceFrame {
-	if x != nil {
-		return x.Places
-	}
-	return nil
 }
 
 // PlaceFrame is one placement told to a peer.
@@ -2346,14 +2479,16 @@ type PlaceFrame struct {
 	// Request id.
 	RequestId *string `protobuf:"bytes,4,opt,name=request_id,json=requestId" json:"request_id,omitempty"`
 	// Attempt.
-	Attempt       *uint32 `protobuf:"varint,5,opt,name=attempt" json:"attempt,omitempty"`
+	Attempt *uint32 `protobuf:"varint,5,opt,name=attempt" json:"attempt,omitempty"`
+	// Id of the placement, which names the coordinator that has its record.
+	PlacementId   *string `protobuf:"bytes,6,opt,name=placement_id,json=placementId" json:"placement_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PlaceFrame) Reset() {
 	*x = PlaceFrame{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[22]
+	mi := &file_waypost_v1_lane_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2365,7 +2500,7 @@ func (x *PlaceFrame) String() string {
 func (*PlaceFrame) ProtoMessage() {}
 
 func (x *PlaceFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[22]
+	mi := &file_waypost_v1_lane_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2378,7 +2513,7 @@ func (x *PlaceFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlaceFrame.ProtoReflect.Descriptor instead.
 func (*PlaceFrame) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{22}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *PlaceFrame) GetWorker() string {
@@ -2416,6 +2551,13 @@ func (x *PlaceFrame) GetAttempt() uint32 {
 	return 0
 }
 
+func (x *PlaceFrame) GetPlacementId() string {
+	if x != nil && x.PlacementId != nil {
+		return *x.PlacementId
+	}
+	return ""
+}
+
 // EvidenceAsk asks what an engine's own events say of a prefix whose reuse was
 // predicted.
 type EvidenceAsk struct {
@@ -2442,7 +2584,7 @@ type EvidenceAsk struct {
 
 func (x *EvidenceAsk) Reset() {
 	*x = EvidenceAsk{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[23]
+	mi := &file_waypost_v1_lane_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2454,7 +2596,7 @@ func (x *EvidenceAsk) String() string {
 func (*EvidenceAsk) ProtoMessage() {}
 
 func (x *EvidenceAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[23]
+	mi := &file_waypost_v1_lane_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2467,7 +2609,7 @@ func (x *EvidenceAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvidenceAsk.ProtoReflect.Descriptor instead.
 func (*EvidenceAsk) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{23}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *EvidenceAsk) GetAskId() uint32 {
@@ -2539,7 +2681,7 @@ type EvidencePoint struct {
 
 func (x *EvidencePoint) Reset() {
 	*x = EvidencePoint{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[24]
+	mi := &file_waypost_v1_lane_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2551,7 +2693,7 @@ func (x *EvidencePoint) String() string {
 func (*EvidencePoint) ProtoMessage() {}
 
 func (x *EvidencePoint) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[24]
+	mi := &file_waypost_v1_lane_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2564,7 +2706,7 @@ func (x *EvidencePoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvidencePoint.ProtoReflect.Descriptor instead.
 func (*EvidencePoint) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{24}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *EvidencePoint) GetDepth() uint32 {
@@ -2597,7 +2739,7 @@ type EvidenceReply struct {
 	// Whether the engine stored it once more under another name, or its events
 	// contradict its block size: they do not mean what was taken them for.
 	NamedOtherwise *bool `protobuf:"varint,6,opt,name=named_otherwise,json=namedOtherwise" json:"named_otherwise,omitempty"`
-	// Whether event batches were lost for good since shortly before the decision.
+	// Whether event batches were missing or unreadable since the view.
 	EventsLost *bool `protobuf:"varint,7,opt,name=events_lost,json=eventsLost" json:"events_lost,omitempty"`
 	// Tokens of the prompt that were held before and not stored since: what the
 	// request can have reused.
@@ -2610,7 +2752,7 @@ type EvidenceReply struct {
 
 func (x *EvidenceReply) Reset() {
 	*x = EvidenceReply{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[25]
+	mi := &file_waypost_v1_lane_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2622,7 +2764,7 @@ func (x *EvidenceReply) String() string {
 func (*EvidenceReply) ProtoMessage() {}
 
 func (x *EvidenceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[25]
+	mi := &file_waypost_v1_lane_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2635,7 +2777,7 @@ func (x *EvidenceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvidenceReply.ProtoReflect.Descriptor instead.
 func (*EvidenceReply) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{25}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *EvidenceReply) GetAskId() uint32 {
@@ -2718,7 +2860,7 @@ type AskRecordsRequest struct {
 
 func (x *AskRecordsRequest) Reset() {
 	*x = AskRecordsRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[26]
+	mi := &file_waypost_v1_lane_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2730,7 +2872,7 @@ func (x *AskRecordsRequest) String() string {
 func (*AskRecordsRequest) ProtoMessage() {}
 
 func (x *AskRecordsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[26]
+	mi := &file_waypost_v1_lane_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2743,7 +2885,7 @@ func (x *AskRecordsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AskRecordsRequest.ProtoReflect.Descriptor instead.
 func (*AskRecordsRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{26}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *AskRecordsRequest) GetList() *ListPlacementsRequest {
@@ -2791,7 +2933,7 @@ type AskRecordsResponse struct {
 
 func (x *AskRecordsResponse) Reset() {
 	*x = AskRecordsResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[27]
+	mi := &file_waypost_v1_lane_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2803,7 +2945,7 @@ func (x *AskRecordsResponse) String() string {
 func (*AskRecordsResponse) ProtoMessage() {}
 
 func (x *AskRecordsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[27]
+	mi := &file_waypost_v1_lane_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2816,7 +2958,7 @@ func (x *AskRecordsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AskRecordsResponse.ProtoReflect.Descriptor instead.
 func (*AskRecordsResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{27}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *AskRecordsResponse) GetList() *ListPlacementsResponse {
@@ -2858,7 +3000,7 @@ type ForwardWriteRequest struct {
 
 func (x *ForwardWriteRequest) Reset() {
 	*x = ForwardWriteRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[28]
+	mi := &file_waypost_v1_lane_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2870,7 +3012,7 @@ func (x *ForwardWriteRequest) String() string {
 func (*ForwardWriteRequest) ProtoMessage() {}
 
 func (x *ForwardWriteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[28]
+	mi := &file_waypost_v1_lane_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2883,7 +3025,7 @@ func (x *ForwardWriteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForwardWriteRequest.ProtoReflect.Descriptor instead.
 func (*ForwardWriteRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{28}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ForwardWriteRequest) GetCommand() []byte {
@@ -2908,7 +3050,7 @@ type ForwardWriteResponse struct {
 
 func (x *ForwardWriteResponse) Reset() {
 	*x = ForwardWriteResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[29]
+	mi := &file_waypost_v1_lane_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2920,7 +3062,7 @@ func (x *ForwardWriteResponse) String() string {
 func (*ForwardWriteResponse) ProtoMessage() {}
 
 func (x *ForwardWriteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[29]
+	mi := &file_waypost_v1_lane_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2933,7 +3075,7 @@ func (x *ForwardWriteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForwardWriteResponse.ProtoReflect.Descriptor instead.
 func (*ForwardWriteResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{29}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ForwardWriteResponse) GetIndex() uint64 {
@@ -2978,7 +3120,7 @@ type JoinClusterRequest struct {
 
 func (x *JoinClusterRequest) Reset() {
 	*x = JoinClusterRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[30]
+	mi := &file_waypost_v1_lane_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2990,7 +3132,7 @@ func (x *JoinClusterRequest) String() string {
 func (*JoinClusterRequest) ProtoMessage() {}
 
 func (x *JoinClusterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[30]
+	mi := &file_waypost_v1_lane_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3003,7 +3145,7 @@ func (x *JoinClusterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinClusterRequest.ProtoReflect.Descriptor instead.
 func (*JoinClusterRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{30}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *JoinClusterRequest) GetId() string {
@@ -3061,7 +3203,7 @@ type JoinClusterResponse struct {
 
 func (x *JoinClusterResponse) Reset() {
 	*x = JoinClusterResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[31]
+	mi := &file_waypost_v1_lane_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3073,7 +3215,7 @@ func (x *JoinClusterResponse) String() string {
 func (*JoinClusterResponse) ProtoMessage() {}
 
 func (x *JoinClusterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[31]
+	mi := &file_waypost_v1_lane_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3086,7 +3228,7 @@ func (x *JoinClusterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinClusterResponse.ProtoReflect.Descriptor instead.
 func (*JoinClusterResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{31}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *JoinClusterResponse) GetNumber() uint32 {
@@ -3116,7 +3258,7 @@ type WaitAppliedRequest struct {
 
 func (x *WaitAppliedRequest) Reset() {
 	*x = WaitAppliedRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[32]
+	mi := &file_waypost_v1_lane_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3128,7 +3270,7 @@ func (x *WaitAppliedRequest) String() string {
 func (*WaitAppliedRequest) ProtoMessage() {}
 
 func (x *WaitAppliedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[32]
+	mi := &file_waypost_v1_lane_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3141,7 +3283,7 @@ func (x *WaitAppliedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitAppliedRequest.ProtoReflect.Descriptor instead.
 func (*WaitAppliedRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{32}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *WaitAppliedRequest) GetIndex() uint64 {
@@ -3171,7 +3313,7 @@ type WaitAppliedResponse struct {
 
 func (x *WaitAppliedResponse) Reset() {
 	*x = WaitAppliedResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[33]
+	mi := &file_waypost_v1_lane_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3183,7 +3325,7 @@ func (x *WaitAppliedResponse) String() string {
 func (*WaitAppliedResponse) ProtoMessage() {}
 
 func (x *WaitAppliedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[33]
+	mi := &file_waypost_v1_lane_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3196,7 +3338,7 @@ func (x *WaitAppliedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitAppliedResponse.ProtoReflect.Descriptor instead.
 func (*WaitAppliedResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{33}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *WaitAppliedResponse) GetAppliedIndex() uint64 {
@@ -3224,7 +3366,7 @@ type FetchPlacementRequest struct {
 
 func (x *FetchPlacementRequest) Reset() {
 	*x = FetchPlacementRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[34]
+	mi := &file_waypost_v1_lane_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3236,7 +3378,7 @@ func (x *FetchPlacementRequest) String() string {
 func (*FetchPlacementRequest) ProtoMessage() {}
 
 func (x *FetchPlacementRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[34]
+	mi := &file_waypost_v1_lane_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3249,7 +3391,7 @@ func (x *FetchPlacementRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchPlacementRequest.ProtoReflect.Descriptor instead.
 func (*FetchPlacementRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{34}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *FetchPlacementRequest) GetPlacementId() string {
@@ -3270,7 +3412,7 @@ type FetchPlacementResponse struct {
 
 func (x *FetchPlacementResponse) Reset() {
 	*x = FetchPlacementResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[35]
+	mi := &file_waypost_v1_lane_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3282,7 +3424,7 @@ func (x *FetchPlacementResponse) String() string {
 func (*FetchPlacementResponse) ProtoMessage() {}
 
 func (x *FetchPlacementResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[35]
+	mi := &file_waypost_v1_lane_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3295,7 +3437,7 @@ func (x *FetchPlacementResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchPlacementResponse.ProtoReflect.Descriptor instead.
 func (*FetchPlacementResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{35}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *FetchPlacementResponse) GetRecord() []byte {
@@ -3316,7 +3458,7 @@ type RelayOutcomeRequest struct {
 
 func (x *RelayOutcomeRequest) Reset() {
 	*x = RelayOutcomeRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[36]
+	mi := &file_waypost_v1_lane_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3328,7 +3470,7 @@ func (x *RelayOutcomeRequest) String() string {
 func (*RelayOutcomeRequest) ProtoMessage() {}
 
 func (x *RelayOutcomeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[36]
+	mi := &file_waypost_v1_lane_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3341,7 +3483,7 @@ func (x *RelayOutcomeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayOutcomeRequest.ProtoReflect.Descriptor instead.
 func (*RelayOutcomeRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{36}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *RelayOutcomeRequest) GetOutcome() *ReportOutcomeRequest {
@@ -3362,7 +3504,7 @@ type RelayOutcomeResponse struct {
 
 func (x *RelayOutcomeResponse) Reset() {
 	*x = RelayOutcomeResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[37]
+	mi := &file_waypost_v1_lane_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3374,7 +3516,7 @@ func (x *RelayOutcomeResponse) String() string {
 func (*RelayOutcomeResponse) ProtoMessage() {}
 
 func (x *RelayOutcomeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[37]
+	mi := &file_waypost_v1_lane_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3387,7 +3529,7 @@ func (x *RelayOutcomeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayOutcomeResponse.ProtoReflect.Descriptor instead.
 func (*RelayOutcomeResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{37}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *RelayOutcomeResponse) GetOutcome() *ReportOutcomeResponse {
@@ -3406,7 +3548,7 @@ type PeerMembersRequest struct {
 
 func (x *PeerMembersRequest) Reset() {
 	*x = PeerMembersRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[38]
+	mi := &file_waypost_v1_lane_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3418,7 +3560,7 @@ func (x *PeerMembersRequest) String() string {
 func (*PeerMembersRequest) ProtoMessage() {}
 
 func (x *PeerMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[38]
+	mi := &file_waypost_v1_lane_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3431,7 +3573,7 @@ func (x *PeerMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerMembersRequest.ProtoReflect.Descriptor instead.
 func (*PeerMembersRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{38}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{39}
 }
 
 // PeerMembersResponse is a coordinator's own view of the mesh.
@@ -3445,7 +3587,7 @@ type PeerMembersResponse struct {
 
 func (x *PeerMembersResponse) Reset() {
 	*x = PeerMembersResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[39]
+	mi := &file_waypost_v1_lane_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3457,7 +3599,7 @@ func (x *PeerMembersResponse) String() string {
 func (*PeerMembersResponse) ProtoMessage() {}
 
 func (x *PeerMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[39]
+	mi := &file_waypost_v1_lane_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3470,7 +3612,7 @@ func (x *PeerMembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerMembersResponse.ProtoReflect.Descriptor instead.
 func (*PeerMembersResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{39}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *PeerMembersResponse) GetMembers() *ListMembersResponse {
@@ -3507,7 +3649,7 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\btokenize\x18\a \x01(\v2\x17.waypost.v1.TokenizeAskH\x00R\btokenize\x12/\n" +
 	"\x06render\x18\b \x01(\v2\x15.waypost.v1.RenderAskH\x00R\x06render\x125\n" +
 	"\bevidence\x18\x14 \x01(\v2\x17.waypost.v1.EvidenceAskH\x00R\bevidenceB\a\n" +
-	"\x05frame\"\xf0\x02\n" +
+	"\x05frame\"\x95\x03\n" +
 	"\n" +
 	"AgentHello\x12\x12\n" +
 	"\x04host\x18\x01 \x01(\tR\x04host\x12#\n" +
@@ -3521,7 +3663,8 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\tzone_hint\x18\t \x01(\tR\bzoneHint\x12\x1b\n" +
 	"\track_hint\x18\n" +
 	" \x01(\tR\brackHint\x121\n" +
-	"\aworkers\x18\v \x03(\v2\x17.waypost.v1.WorkerFactsR\aworkers\"\xae\x06\n" +
+	"\aworkers\x18\v \x03(\v2\x17.waypost.v1.WorkerFactsR\aworkers\x12#\n" +
+	"\ropen_sessions\x18\f \x03(\x06R\fopenSessions\"\xf9\x06\n" +
 	"\vWorkerFacts\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12\x16\n" +
 	"\x06engine\x18\x02 \x01(\tR\x06engine\x12\x12\n" +
@@ -3550,10 +3693,18 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\bboundary\x18\x15 \x01(\tR\bboundary\x124\n" +
 	"\n" +
 	"step_model\x18\x16 \x01(\v2\x15.waypost.v1.StepModelR\tstepModel\x12#\n" +
-	"\rwindow_tokens\x18\x17 \x01(\rR\fwindowTokens\x1a:\n" +
+	"\rwindow_tokens\x18\x17 \x01(\rR\fwindowTokens\x125\n" +
+	"\btransfer\x18\x1e \x01(\v2\x19.waypost.v1.TransferFactsR\btransfer\x12\x12\n" +
+	"\x04role\x18\x1f \x01(\tR\x04role\x1a:\n" +
 	"\fHeadersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xab\x02\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xc4\x01\n" +
+	"\rTransferFacts\x12\x1c\n" +
+	"\tconnector\x18\x01 \x01(\tR\tconnector\x12!\n" +
+	"\fside_channel\x18\x02 \x01(\tR\vsideChannel\x12 \n" +
+	"\vfingerprint\x18\x03 \x01(\tR\vfingerprint\x12#\n" +
+	"\rexported_tier\x18\x04 \x01(\tR\fexportedTier\x12+\n" +
+	"\x12kv_bytes_per_token\x18\x05 \x01(\x01R\x0fkvBytesPerToken\"\xab\x02\n" +
 	"\tStepModel\x12\x13\n" +
 	"\x05p0_ms\x18\x01 \x01(\x01R\x04p0Ms\x12%\n" +
 	"\x0fp1_ms_per_token\x18\x02 \x01(\x01R\fp1MsPerToken\x12%\n" +
@@ -3569,7 +3720,7 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\bload_seq\x18\x02 \x01(\x06R\aloadSeq\x120\n" +
 	"\aworkers\x18\x03 \x03(\v2\x16.waypost.v1.WorkerLoadR\aworkers\x12\x18\n" +
 	"\acordons\x18\x04 \x03(\tR\acordons\x12%\n" +
-	"\x0epolicy_version\x18\x05 \x01(\rR\rpolicyVersion\"\xa5\x06\n" +
+	"\x0epolicy_version\x18\x05 \x01(\rR\rpolicyVersion\"\xc6\x06\n" +
 	"\n" +
 	"WorkerLoad\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12%\n" +
@@ -3600,7 +3751,9 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\fprefix_frame\x18\x17 \x01(\fR\vprefixFrame\x12\x1f\n" +
 	"\vgpu_verdict\x18\x18 \x01(\tR\n" +
 	"gpuVerdict\x12\x1a\n" +
-	"\bcoverage\x18\x19 \x01(\tR\bcoverage\"<\n" +
+	"\bcoverage\x18\x19 \x01(\tR\bcoverage\x12\x1f\n" +
+	"\vqueue_basis\x18\x1a \x01(\tR\n" +
+	"queueBasis\"<\n" +
 	"\x04Echo\x12 \n" +
 	"\vcoordinator\x18\x01 \x01(\x06R\vcoordinator\x12\x12\n" +
 	"\x04upto\x18\x02 \x01(\x06R\x04upto\"\x90\x01\n" +
@@ -3618,7 +3771,7 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"HostReport\x12+\n" +
 	"\x05facts\x18\x01 \x01(\v2\x15.waypost.v1.HostFactsR\x05facts\x12#\n" +
 	"\x04gpus\x18\x02 \x03(\v2\x0f.waypost.v1.GpuR\x04gpus\x12\x1b\n" +
-	"\tgpu_state\x18\x03 \x01(\tR\bgpuState\"\xf4\x01\n" +
+	"\tgpu_state\x18\x03 \x01(\tR\bgpuState\"\x93\x02\n" +
 	"\x10CoordinatorHello\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12/\n" +
 	"\x13coordinator_process\x18\x02 \x01(\x06R\x12coordinatorProcess\x12\x18\n" +
@@ -3626,7 +3779,9 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\bprotocol\x18\x04 \x01(\rR\bprotocol\x12$\n" +
 	"\x0eprefix_key_ids\x18\x05 \x03(\tR\fprefixKeyIds\x12%\n" +
 	"\x0eprefix_formats\x18\x06 \x03(\rR\rprefixFormats\x12\x18\n" +
-	"\arefused\x18\a \x01(\tR\arefused\"\x85\x01\n" +
+	"\arefused\x18\a \x01(\tR\arefused\x12\x1d\n" +
+	"\n" +
+	"session_up\x18\b \x01(\x06R\tsessionUp\"\x85\x01\n" +
 	"\n" +
 	"PolicyPush\x12%\n" +
 	"\x0epolicy_version\x18\x01 \x01(\rR\rpolicyVersion\x12,\n" +
@@ -3675,13 +3830,14 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\tRenderAsk\x12\x15\n" +
 	"\x06ask_id\x18\x01 \x01(\rR\x05askId\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\rR\x05index\x12\x1b\n" +
-	"\tchat_json\x18\x03 \x01(\tR\bchatJson\"m\n" +
+	"\tchat_json\x18\x03 \x01(\tR\bchatJson\"\x8f\x01\n" +
 	"\x19ExchangePlacementsRequest\x12 \n" +
 	"\vcoordinator\x18\x01 \x01(\x06R\vcoordinator\x12.\n" +
-	"\x06places\x18\x02 \x03(\v2\x16.waypost.v1.PlaceFrameR\x06places\"n\n" +
+	"\x06places\x18\x02 \x03(\v2\x16.waypost.v1.PlaceFrameR\x06places\x12 \n" +
+	"\fsent_mono_ns\x18\x03 \x01(\x06R\n" +
+	"sentMonoNs\">\n" +
 	"\x1aExchangePlacementsResponse\x12 \n" +
-	"\vcoordinator\x18\x01 \x01(\x06R\vcoordinator\x12.\n" +
-	"\x06places\x18\x02 \x03(\v2\x16.waypost.v1.PlaceFrameR\x06places\"\x9e\x01\n" +
+	"\vcoordinator\x18\x01 \x01(\x06R\vcoordinator\"\xc1\x01\n" +
 	"\n" +
 	"PlaceFrame\x12\x16\n" +
 	"\x06worker\x18\x01 \x01(\tR\x06worker\x12'\n" +
@@ -3689,7 +3845,8 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\x06tenant\x18\x03 \x01(\tR\x06tenant\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x04 \x01(\tR\trequestId\x12\x18\n" +
-	"\aattempt\x18\x05 \x01(\rR\aattempt\"\xc2\x02\n" +
+	"\aattempt\x18\x05 \x01(\rR\aattempt\x12!\n" +
+	"\fplacement_id\x18\x06 \x01(\tR\vplacementId\"\xc2\x02\n" +
 	"\vEvidenceAsk\x12\x15\n" +
 	"\x06ask_id\x18\x01 \x01(\rR\x05askId\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\rR\x05index\x12%\n" +
@@ -3784,124 +3941,125 @@ func file_waypost_v1_lane_proto_rawDescGZIP() []byte {
 	return file_waypost_v1_lane_proto_rawDescData
 }
 
-var file_waypost_v1_lane_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
+var file_waypost_v1_lane_proto_msgTypes = make([]protoimpl.MessageInfo, 42)
 var file_waypost_v1_lane_proto_goTypes = []any{
 	(*ConnectRequest)(nil),              // 0: waypost.v1.ConnectRequest
 	(*ConnectResponse)(nil),             // 1: waypost.v1.ConnectResponse
 	(*AgentHello)(nil),                  // 2: waypost.v1.AgentHello
 	(*WorkerFacts)(nil),                 // 3: waypost.v1.WorkerFacts
-	(*StepModel)(nil),                   // 4: waypost.v1.StepModel
-	(*Load)(nil),                        // 5: waypost.v1.Load
-	(*WorkerLoad)(nil),                  // 6: waypost.v1.WorkerLoad
-	(*Echo)(nil),                        // 7: waypost.v1.Echo
-	(*PrefixFrames)(nil),                // 8: waypost.v1.PrefixFrames
-	(*TokenizeReply)(nil),               // 9: waypost.v1.TokenizeReply
-	(*HostReport)(nil),                  // 10: waypost.v1.HostReport
-	(*CoordinatorHello)(nil),            // 11: waypost.v1.CoordinatorHello
-	(*PolicyPush)(nil),                  // 12: waypost.v1.PolicyPush
-	(*PrefixPull)(nil),                  // 13: waypost.v1.PrefixPull
-	(*ClaimFrame)(nil),                  // 14: waypost.v1.ClaimFrame
-	(*Claim)(nil),                       // 15: waypost.v1.Claim
-	(*MarkFrame)(nil),                   // 16: waypost.v1.MarkFrame
-	(*Mark)(nil),                        // 17: waypost.v1.Mark
-	(*TokenizeAsk)(nil),                 // 18: waypost.v1.TokenizeAsk
-	(*RenderAsk)(nil),                   // 19: waypost.v1.RenderAsk
-	(*ExchangePlacementsRequest)(nil),   // 20: waypost.v1.ExchangePlacementsRequest
-	(*ExchangePlacementsResponse)(nil),  // 21: waypost.v1.ExchangePlacementsResponse
-	(*PlaceFrame)(nil),                  // 22: waypost.v1.PlaceFrame
-	(*EvidenceAsk)(nil),                 // 23: waypost.v1.EvidenceAsk
-	(*EvidencePoint)(nil),               // 24: waypost.v1.EvidencePoint
-	(*EvidenceReply)(nil),               // 25: waypost.v1.EvidenceReply
-	(*AskRecordsRequest)(nil),           // 26: waypost.v1.AskRecordsRequest
-	(*AskRecordsResponse)(nil),          // 27: waypost.v1.AskRecordsResponse
-	(*ForwardWriteRequest)(nil),         // 28: waypost.v1.ForwardWriteRequest
-	(*ForwardWriteResponse)(nil),        // 29: waypost.v1.ForwardWriteResponse
-	(*JoinClusterRequest)(nil),          // 30: waypost.v1.JoinClusterRequest
-	(*JoinClusterResponse)(nil),         // 31: waypost.v1.JoinClusterResponse
-	(*WaitAppliedRequest)(nil),          // 32: waypost.v1.WaitAppliedRequest
-	(*WaitAppliedResponse)(nil),         // 33: waypost.v1.WaitAppliedResponse
-	(*FetchPlacementRequest)(nil),       // 34: waypost.v1.FetchPlacementRequest
-	(*FetchPlacementResponse)(nil),      // 35: waypost.v1.FetchPlacementResponse
-	(*RelayOutcomeRequest)(nil),         // 36: waypost.v1.RelayOutcomeRequest
-	(*RelayOutcomeResponse)(nil),        // 37: waypost.v1.RelayOutcomeResponse
-	(*PeerMembersRequest)(nil),          // 38: waypost.v1.PeerMembersRequest
-	(*PeerMembersResponse)(nil),         // 39: waypost.v1.PeerMembersResponse
-	nil,                                 // 40: waypost.v1.WorkerFacts.HeadersEntry
-	(*HostFacts)(nil),                   // 41: waypost.v1.HostFacts
-	(*Gpu)(nil),                         // 42: waypost.v1.Gpu
-	(*Cordon)(nil),                      // 43: waypost.v1.Cordon
-	(*ListPlacementsRequest)(nil),       // 44: waypost.v1.ListPlacementsRequest
-	(*SummarizePlacementsRequest)(nil),  // 45: waypost.v1.SummarizePlacementsRequest
-	(*GetReuseRequest)(nil),             // 46: waypost.v1.GetReuseRequest
-	(*ExplainWorkerRequest)(nil),        // 47: waypost.v1.ExplainWorkerRequest
-	(*ListPlacementsResponse)(nil),      // 48: waypost.v1.ListPlacementsResponse
-	(*SummarizePlacementsResponse)(nil), // 49: waypost.v1.SummarizePlacementsResponse
-	(*GetReuseResponse)(nil),            // 50: waypost.v1.GetReuseResponse
-	(*ExplainWorkerResponse)(nil),       // 51: waypost.v1.ExplainWorkerResponse
-	(*ReportOutcomeRequest)(nil),        // 52: waypost.v1.ReportOutcomeRequest
-	(*ReportOutcomeResponse)(nil),       // 53: waypost.v1.ReportOutcomeResponse
-	(*ListMembersResponse)(nil),         // 54: waypost.v1.ListMembersResponse
+	(*TransferFacts)(nil),               // 4: waypost.v1.TransferFacts
+	(*StepModel)(nil),                   // 5: waypost.v1.StepModel
+	(*Load)(nil),                        // 6: waypost.v1.Load
+	(*WorkerLoad)(nil),                  // 7: waypost.v1.WorkerLoad
+	(*Echo)(nil),                        // 8: waypost.v1.Echo
+	(*PrefixFrames)(nil),                // 9: waypost.v1.PrefixFrames
+	(*TokenizeReply)(nil),               // 10: waypost.v1.TokenizeReply
+	(*HostReport)(nil),                  // 11: waypost.v1.HostReport
+	(*CoordinatorHello)(nil),            // 12: waypost.v1.CoordinatorHello
+	(*PolicyPush)(nil),                  // 13: waypost.v1.PolicyPush
+	(*PrefixPull)(nil),                  // 14: waypost.v1.PrefixPull
+	(*ClaimFrame)(nil),                  // 15: waypost.v1.ClaimFrame
+	(*Claim)(nil),                       // 16: waypost.v1.Claim
+	(*MarkFrame)(nil),                   // 17: waypost.v1.MarkFrame
+	(*Mark)(nil),                        // 18: waypost.v1.Mark
+	(*TokenizeAsk)(nil),                 // 19: waypost.v1.TokenizeAsk
+	(*RenderAsk)(nil),                   // 20: waypost.v1.RenderAsk
+	(*ExchangePlacementsRequest)(nil),   // 21: waypost.v1.ExchangePlacementsRequest
+	(*ExchangePlacementsResponse)(nil),  // 22: waypost.v1.ExchangePlacementsResponse
+	(*PlaceFrame)(nil),                  // 23: waypost.v1.PlaceFrame
+	(*EvidenceAsk)(nil),                 // 24: waypost.v1.EvidenceAsk
+	(*EvidencePoint)(nil),               // 25: waypost.v1.EvidencePoint
+	(*EvidenceReply)(nil),               // 26: waypost.v1.EvidenceReply
+	(*AskRecordsRequest)(nil),           // 27: waypost.v1.AskRecordsRequest
+	(*AskRecordsResponse)(nil),          // 28: waypost.v1.AskRecordsResponse
+	(*ForwardWriteRequest)(nil),         // 29: waypost.v1.ForwardWriteRequest
+	(*ForwardWriteResponse)(nil),        // 30: waypost.v1.ForwardWriteResponse
+	(*JoinClusterRequest)(nil),          // 31: waypost.v1.JoinClusterRequest
+	(*JoinClusterResponse)(nil),         // 32: waypost.v1.JoinClusterResponse
+	(*WaitAppliedRequest)(nil),          // 33: waypost.v1.WaitAppliedRequest
+	(*WaitAppliedResponse)(nil),         // 34: waypost.v1.WaitAppliedResponse
+	(*FetchPlacementRequest)(nil),       // 35: waypost.v1.FetchPlacementRequest
+	(*FetchPlacementResponse)(nil),      // 36: waypost.v1.FetchPlacementResponse
+	(*RelayOutcomeRequest)(nil),         // 37: waypost.v1.RelayOutcomeRequest
+	(*RelayOutcomeResponse)(nil),        // 38: waypost.v1.RelayOutcomeResponse
+	(*PeerMembersRequest)(nil),          // 39: waypost.v1.PeerMembersRequest
+	(*PeerMembersResponse)(nil),         // 40: waypost.v1.PeerMembersResponse
+	nil,                                 // 41: waypost.v1.WorkerFacts.HeadersEntry
+	(*HostFacts)(nil),                   // 42: waypost.v1.HostFacts
+	(*Gpu)(nil),                         // 43: waypost.v1.Gpu
+	(*Cordon)(nil),                      // 44: waypost.v1.Cordon
+	(*ListPlacementsRequest)(nil),       // 45: waypost.v1.ListPlacementsRequest
+	(*SummarizePlacementsRequest)(nil),  // 46: waypost.v1.SummarizePlacementsRequest
+	(*GetReuseRequest)(nil),             // 47: waypost.v1.GetReuseRequest
+	(*ExplainWorkerRequest)(nil),        // 48: waypost.v1.ExplainWorkerRequest
+	(*ListPlacementsResponse)(nil),      // 49: waypost.v1.ListPlacementsResponse
+	(*SummarizePlacementsResponse)(nil), // 50: waypost.v1.SummarizePlacementsResponse
+	(*GetReuseResponse)(nil),            // 51: waypost.v1.GetReuseResponse
+	(*ExplainWorkerResponse)(nil),       // 52: waypost.v1.ExplainWorkerResponse
+	(*ReportOutcomeRequest)(nil),        // 53: waypost.v1.ReportOutcomeRequest
+	(*ReportOutcomeResponse)(nil),       // 54: waypost.v1.ReportOutcomeResponse
+	(*ListMembersResponse)(nil),         // 55: waypost.v1.ListMembersResponse
 }
 var file_waypost_v1_lane_proto_depIdxs = []int32{
 	2,  // 0: waypost.v1.ConnectRequest.hello:type_name -> waypost.v1.AgentHello
-	5,  // 1: waypost.v1.ConnectRequest.load:type_name -> waypost.v1.Load
-	8,  // 2: waypost.v1.ConnectRequest.prefixes:type_name -> waypost.v1.PrefixFrames
-	9,  // 3: waypost.v1.ConnectRequest.tokenize_reply:type_name -> waypost.v1.TokenizeReply
-	10, // 4: waypost.v1.ConnectRequest.host:type_name -> waypost.v1.HostReport
-	25, // 5: waypost.v1.ConnectRequest.evidence:type_name -> waypost.v1.EvidenceReply
-	11, // 6: waypost.v1.ConnectResponse.hello:type_name -> waypost.v1.CoordinatorHello
-	12, // 7: waypost.v1.ConnectResponse.policy:type_name -> waypost.v1.PolicyPush
-	13, // 8: waypost.v1.ConnectResponse.pull:type_name -> waypost.v1.PrefixPull
-	14, // 9: waypost.v1.ConnectResponse.claims:type_name -> waypost.v1.ClaimFrame
-	16, // 10: waypost.v1.ConnectResponse.marks:type_name -> waypost.v1.MarkFrame
-	18, // 11: waypost.v1.ConnectResponse.tokenize:type_name -> waypost.v1.TokenizeAsk
-	19, // 12: waypost.v1.ConnectResponse.render:type_name -> waypost.v1.RenderAsk
-	23, // 13: waypost.v1.ConnectResponse.evidence:type_name -> waypost.v1.EvidenceAsk
+	6,  // 1: waypost.v1.ConnectRequest.load:type_name -> waypost.v1.Load
+	9,  // 2: waypost.v1.ConnectRequest.prefixes:type_name -> waypost.v1.PrefixFrames
+	10, // 3: waypost.v1.ConnectRequest.tokenize_reply:type_name -> waypost.v1.TokenizeReply
+	11, // 4: waypost.v1.ConnectRequest.host:type_name -> waypost.v1.HostReport
+	26, // 5: waypost.v1.ConnectRequest.evidence:type_name -> waypost.v1.EvidenceReply
+	12, // 6: waypost.v1.ConnectResponse.hello:type_name -> waypost.v1.CoordinatorHello
+	13, // 7: waypost.v1.ConnectResponse.policy:type_name -> waypost.v1.PolicyPush
+	14, // 8: waypost.v1.ConnectResponse.pull:type_name -> waypost.v1.PrefixPull
+	15, // 9: waypost.v1.ConnectResponse.claims:type_name -> waypost.v1.ClaimFrame
+	17, // 10: waypost.v1.ConnectResponse.marks:type_name -> waypost.v1.MarkFrame
+	19, // 11: waypost.v1.ConnectResponse.tokenize:type_name -> waypost.v1.TokenizeAsk
+	20, // 12: waypost.v1.ConnectResponse.render:type_name -> waypost.v1.RenderAsk
+	24, // 13: waypost.v1.ConnectResponse.evidence:type_name -> waypost.v1.EvidenceAsk
 	3,  // 14: waypost.v1.AgentHello.workers:type_name -> waypost.v1.WorkerFacts
-	40, // 15: waypost.v1.WorkerFacts.headers:type_name -> waypost.v1.WorkerFacts.HeadersEntry
-	4,  // 16: waypost.v1.WorkerFacts.step_model:type_name -> waypost.v1.StepModel
-	6,  // 17: waypost.v1.Load.workers:type_name -> waypost.v1.WorkerLoad
-	7,  // 18: waypost.v1.WorkerLoad.echo:type_name -> waypost.v1.Echo
-	41, // 19: waypost.v1.HostReport.facts:type_name -> waypost.v1.HostFacts
-	42, // 20: waypost.v1.HostReport.gpus:type_name -> waypost.v1.Gpu
-	43, // 21: waypost.v1.PolicyPush.cordons:type_name -> waypost.v1.Cordon
-	15, // 22: waypost.v1.ClaimFrame.claims:type_name -> waypost.v1.Claim
-	17, // 23: waypost.v1.MarkFrame.marks:type_name -> waypost.v1.Mark
-	22, // 24: waypost.v1.ExchangePlacementsRequest.places:type_name -> waypost.v1.PlaceFrame
-	22, // 25: waypost.v1.ExchangePlacementsResponse.places:type_name -> waypost.v1.PlaceFrame
-	15, // 26: waypost.v1.PlaceFrame.claim:type_name -> waypost.v1.Claim
-	24, // 27: waypost.v1.EvidenceAsk.expected:type_name -> waypost.v1.EvidencePoint
-	24, // 28: waypost.v1.EvidenceAsk.tip:type_name -> waypost.v1.EvidencePoint
-	24, // 29: waypost.v1.EvidenceAsk.unsalted:type_name -> waypost.v1.EvidencePoint
-	44, // 30: waypost.v1.AskRecordsRequest.list:type_name -> waypost.v1.ListPlacementsRequest
-	45, // 31: waypost.v1.AskRecordsRequest.summarize:type_name -> waypost.v1.SummarizePlacementsRequest
-	46, // 32: waypost.v1.AskRecordsRequest.reuse:type_name -> waypost.v1.GetReuseRequest
-	47, // 33: waypost.v1.AskRecordsRequest.worker:type_name -> waypost.v1.ExplainWorkerRequest
-	48, // 34: waypost.v1.AskRecordsResponse.list:type_name -> waypost.v1.ListPlacementsResponse
-	49, // 35: waypost.v1.AskRecordsResponse.summarize:type_name -> waypost.v1.SummarizePlacementsResponse
-	50, // 36: waypost.v1.AskRecordsResponse.reuse:type_name -> waypost.v1.GetReuseResponse
-	51, // 37: waypost.v1.AskRecordsResponse.worker:type_name -> waypost.v1.ExplainWorkerResponse
-	52, // 38: waypost.v1.RelayOutcomeRequest.outcome:type_name -> waypost.v1.ReportOutcomeRequest
-	53, // 39: waypost.v1.RelayOutcomeResponse.outcome:type_name -> waypost.v1.ReportOutcomeResponse
-	54, // 40: waypost.v1.PeerMembersResponse.members:type_name -> waypost.v1.ListMembersResponse
+	41, // 15: waypost.v1.WorkerFacts.headers:type_name -> waypost.v1.WorkerFacts.HeadersEntry
+	5,  // 16: waypost.v1.WorkerFacts.step_model:type_name -> waypost.v1.StepModel
+	4,  // 17: waypost.v1.WorkerFacts.transfer:type_name -> waypost.v1.TransferFacts
+	7,  // 18: waypost.v1.Load.workers:type_name -> waypost.v1.WorkerLoad
+	8,  // 19: waypost.v1.WorkerLoad.echo:type_name -> waypost.v1.Echo
+	42, // 20: waypost.v1.HostReport.facts:type_name -> waypost.v1.HostFacts
+	43, // 21: waypost.v1.HostReport.gpus:type_name -> waypost.v1.Gpu
+	44, // 22: waypost.v1.PolicyPush.cordons:type_name -> waypost.v1.Cordon
+	16, // 23: waypost.v1.ClaimFrame.claims:type_name -> waypost.v1.Claim
+	18, // 24: waypost.v1.MarkFrame.marks:type_name -> waypost.v1.Mark
+	23, // 25: waypost.v1.ExchangePlacementsRequest.places:type_name -> waypost.v1.PlaceFrame
+	16, // 26: waypost.v1.PlaceFrame.claim:type_name -> waypost.v1.Claim
+	25, // 27: waypost.v1.EvidenceAsk.expected:type_name -> waypost.v1.EvidencePoint
+	25, // 28: waypost.v1.EvidenceAsk.tip:type_name -> waypost.v1.EvidencePoint
+	25, // 29: waypost.v1.EvidenceAsk.unsalted:type_name -> waypost.v1.EvidencePoint
+	45, // 30: waypost.v1.AskRecordsRequest.list:type_name -> waypost.v1.ListPlacementsRequest
+	46, // 31: waypost.v1.AskRecordsRequest.summarize:type_name -> waypost.v1.SummarizePlacementsRequest
+	47, // 32: waypost.v1.AskRecordsRequest.reuse:type_name -> waypost.v1.GetReuseRequest
+	48, // 33: waypost.v1.AskRecordsRequest.worker:type_name -> waypost.v1.ExplainWorkerRequest
+	49, // 34: waypost.v1.AskRecordsResponse.list:type_name -> waypost.v1.ListPlacementsResponse
+	50, // 35: waypost.v1.AskRecordsResponse.summarize:type_name -> waypost.v1.SummarizePlacementsResponse
+	51, // 36: waypost.v1.AskRecordsResponse.reuse:type_name -> waypost.v1.GetReuseResponse
+	52, // 37: waypost.v1.AskRecordsResponse.worker:type_name -> waypost.v1.ExplainWorkerResponse
+	53, // 38: waypost.v1.RelayOutcomeRequest.outcome:type_name -> waypost.v1.ReportOutcomeRequest
+	54, // 39: waypost.v1.RelayOutcomeResponse.outcome:type_name -> waypost.v1.ReportOutcomeResponse
+	55, // 40: waypost.v1.PeerMembersResponse.members:type_name -> waypost.v1.ListMembersResponse
 	0,  // 41: waypost.v1.LaneService.Connect:input_type -> waypost.v1.ConnectRequest
-	20, // 42: waypost.v1.PeerService.ExchangePlacements:input_type -> waypost.v1.ExchangePlacementsRequest
-	28, // 43: waypost.v1.PeerService.ForwardWrite:input_type -> waypost.v1.ForwardWriteRequest
-	30, // 44: waypost.v1.PeerService.JoinCluster:input_type -> waypost.v1.JoinClusterRequest
-	32, // 45: waypost.v1.PeerService.WaitApplied:input_type -> waypost.v1.WaitAppliedRequest
-	34, // 46: waypost.v1.PeerService.FetchPlacement:input_type -> waypost.v1.FetchPlacementRequest
-	36, // 47: waypost.v1.PeerService.RelayOutcome:input_type -> waypost.v1.RelayOutcomeRequest
-	26, // 48: waypost.v1.PeerService.AskRecords:input_type -> waypost.v1.AskRecordsRequest
-	38, // 49: waypost.v1.PeerService.PeerMembers:input_type -> waypost.v1.PeerMembersRequest
+	21, // 42: waypost.v1.PeerService.ExchangePlacements:input_type -> waypost.v1.ExchangePlacementsRequest
+	29, // 43: waypost.v1.PeerService.ForwardWrite:input_type -> waypost.v1.ForwardWriteRequest
+	31, // 44: waypost.v1.PeerService.JoinCluster:input_type -> waypost.v1.JoinClusterRequest
+	33, // 45: waypost.v1.PeerService.WaitApplied:input_type -> waypost.v1.WaitAppliedRequest
+	35, // 46: waypost.v1.PeerService.FetchPlacement:input_type -> waypost.v1.FetchPlacementRequest
+	37, // 47: waypost.v1.PeerService.RelayOutcome:input_type -> waypost.v1.RelayOutcomeRequest
+	27, // 48: waypost.v1.PeerService.AskRecords:input_type -> waypost.v1.AskRecordsRequest
+	39, // 49: waypost.v1.PeerService.PeerMembers:input_type -> waypost.v1.PeerMembersRequest
 	1,  // 50: waypost.v1.LaneService.Connect:output_type -> waypost.v1.ConnectResponse
-	21, // 51: waypost.v1.PeerService.ExchangePlacements:output_type -> waypost.v1.ExchangePlacementsResponse
-	29, // 52: waypost.v1.PeerService.ForwardWrite:output_type -> waypost.v1.ForwardWriteResponse
-	31, // 53: waypost.v1.PeerService.JoinCluster:output_type -> waypost.v1.JoinClusterResponse
-	33, // 54: waypost.v1.PeerService.WaitApplied:output_type -> waypost.v1.WaitAppliedResponse
-	35, // 55: waypost.v1.PeerService.FetchPlacement:output_type -> waypost.v1.FetchPlacementResponse
-	37, // 56: waypost.v1.PeerService.RelayOutcome:output_type -> waypost.v1.RelayOutcomeResponse
-	27, // 57: waypost.v1.PeerService.AskRecords:output_type -> waypost.v1.AskRecordsResponse
-	39, // 58: waypost.v1.PeerService.PeerMembers:output_type -> waypost.v1.PeerMembersResponse
+	22, // 51: waypost.v1.PeerService.ExchangePlacements:output_type -> waypost.v1.ExchangePlacementsResponse
+	30, // 52: waypost.v1.PeerService.ForwardWrite:output_type -> waypost.v1.ForwardWriteResponse
+	32, // 53: waypost.v1.PeerService.JoinCluster:output_type -> waypost.v1.JoinClusterResponse
+	34, // 54: waypost.v1.PeerService.WaitApplied:output_type -> waypost.v1.WaitAppliedResponse
+	36, // 55: waypost.v1.PeerService.FetchPlacement:output_type -> waypost.v1.FetchPlacementResponse
+	38, // 56: waypost.v1.PeerService.RelayOutcome:output_type -> waypost.v1.RelayOutcomeResponse
+	28, // 57: waypost.v1.PeerService.AskRecords:output_type -> waypost.v1.AskRecordsResponse
+	40, // 58: waypost.v1.PeerService.PeerMembers:output_type -> waypost.v1.PeerMembersResponse
 	50, // [50:59] is the sub-list for method output_type
 	41, // [41:50] is the sub-list for method input_type
 	41, // [41:41] is the sub-list for extension type_name
@@ -3940,7 +4098,7 @@ func file_waypost_v1_lane_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_waypost_v1_lane_proto_rawDesc), len(file_waypost_v1_lane_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   41,
+			NumMessages:   42,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -141,7 +141,8 @@ const (
 //
 // PeerService is served by coordinators for coordinators.
 type PeerServiceClient interface {
-	// ExchangePlacements carries PLACE frames; they may be lost.
+	// ExchangePlacements tells a peer of placements as they are made. What is
+	// lost is not repeated: agents echo the same claims to every coordinator.
 	ExchangePlacements(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ExchangePlacementsRequest, ExchangePlacementsResponse], error)
 	// ForwardWrite hands a change of intent to the leader.
 	ForwardWrite(ctx context.Context, in *ForwardWriteRequest, opts ...grpc.CallOption) (*ForwardWriteResponse, error)
@@ -256,7 +257,8 @@ func (c *peerServiceClient) PeerMembers(ctx context.Context, in *PeerMembersRequ
 //
 // PeerService is served by coordinators for coordinators.
 type PeerServiceServer interface {
-	// ExchangePlacements carries PLACE frames; they may be lost.
+	// ExchangePlacements tells a peer of placements as they are made. What is
+	// lost is not repeated: agents echo the same claims to every coordinator.
 	ExchangePlacements(grpc.BidiStreamingServer[ExchangePlacementsRequest, ExchangePlacementsResponse]) error
 	// ForwardWrite hands a change of intent to the leader.
 	ForwardWrite(context.Context, *ForwardWriteRequest) (*ForwardWriteResponse, error)

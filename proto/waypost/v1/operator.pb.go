@@ -574,8 +574,19 @@ type Worker struct {
 	ViewHint *string `protobuf:"bytes,27,opt,name=view_hint,json=viewHint" json:"view_hint,omitempty"`
 	// Who cordoned it and why; unset: not cordoned.
 	Cordon *Cordon `protobuf:"bytes,28,opt,name=cordon" json:"cordon,omitempty"`
+	// What the wait rests on: evidence, counters or time only; empty: not told.
+	QueueBasis *string `protobuf:"bytes,29,opt,name=queue_basis,json=queueBasis" json:"queue_basis,omitempty"`
+	// Open and running requests, placements not reported by its agent yet
+	// included; unset: unknown.
+	Live *uint32 `protobuf:"varint,30,opt,name=live" json:"live,omitempty"`
+	// Placements made here that are open.
+	OpenClaims *uint32 `protobuf:"varint,31,opt,name=open_claims,json=openClaims" json:"open_claims,omitempty"`
+	// Placements of all coordinators that its agent's report does not cover yet.
+	PendingClaims *uint32 `protobuf:"varint,32,opt,name=pending_claims,json=pendingClaims" json:"pending_claims,omitempty"`
+	// Where the prefill speed comes from: prior or learnt.
+	SpeedSource *string `protobuf:"bytes,33,opt,name=speed_source,json=speedSource" json:"speed_source,omitempty"`
 	// What outcomes taught about it; unset: nothing yet.
-	Learnt        *Learnt `protobuf:"bytes,29,opt,name=learnt" json:"learnt,omitempty"`
+	Learnt        *Learnt `protobuf:"bytes,40,opt,name=learnt" json:"learnt,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -804,6 +815,41 @@ func (x *Worker) GetCordon() *Cordon {
 		return x.Cordon
 	}
 	return nil
+}
+
+func (x *Worker) GetQueueBasis() string {
+	if x != nil && x.QueueBasis != nil {
+		return *x.QueueBasis
+	}
+	return ""
+}
+
+func (x *Worker) GetLive() uint32 {
+	if x != nil && x.Live != nil {
+		return *x.Live
+	}
+	return 0
+}
+
+func (x *Worker) GetOpenClaims() uint32 {
+	if x != nil && x.OpenClaims != nil {
+		return *x.OpenClaims
+	}
+	return 0
+}
+
+func (x *Worker) GetPendingClaims() uint32 {
+	if x != nil && x.PendingClaims != nil {
+		return *x.PendingClaims
+	}
+	return 0
+}
+
+func (x *Worker) GetSpeedSource() string {
+	if x != nil && x.SpeedSource != nil {
+		return *x.SpeedSource
+	}
+	return ""
 }
 
 func (x *Worker) GetLearnt() *Learnt {
@@ -3619,7 +3665,7 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"\x04host\x18\x03 \x01(\tR\x04host\x12\x14\n" +
 	"\x05state\x18\x04 \x01(\tR\x05state\"C\n" +
 	"\x13ListWorkersResponse\x12,\n" +
-	"\aworkers\x18\x01 \x03(\v2\x12.waypost.v1.WorkerR\aworkers\"\xb3\a\n" +
+	"\aworkers\x18\x01 \x03(\v2\x12.waypost.v1.WorkerR\aworkers\"\xd3\b\n" +
 	"\x06Worker\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04pool\x18\x02 \x01(\tR\x04pool\x12\x14\n" +
@@ -3651,8 +3697,15 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"poolBlocks\x12\"\n" +
 	"\fcapabilities\x18\x1a \x03(\tR\fcapabilities\x12\x1b\n" +
 	"\tview_hint\x18\x1b \x01(\tR\bviewHint\x12*\n" +
-	"\x06cordon\x18\x1c \x01(\v2\x12.waypost.v1.CordonR\x06cordon\x12*\n" +
-	"\x06learnt\x18\x1d \x01(\v2\x12.waypost.v1.LearntR\x06learnt\x1a:\n" +
+	"\x06cordon\x18\x1c \x01(\v2\x12.waypost.v1.CordonR\x06cordon\x12\x1f\n" +
+	"\vqueue_basis\x18\x1d \x01(\tR\n" +
+	"queueBasis\x12\x12\n" +
+	"\x04live\x18\x1e \x01(\rR\x04live\x12\x1f\n" +
+	"\vopen_claims\x18\x1f \x01(\rR\n" +
+	"openClaims\x12%\n" +
+	"\x0epending_claims\x18  \x01(\rR\rpendingClaims\x12!\n" +
+	"\fspeed_source\x18! \x01(\tR\vspeedSource\x12*\n" +
+	"\x06learnt\x18( \x01(\v2\x12.waypost.v1.LearntR\x06learnt\x1a:\n" +
 	"\fHeadersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xeb\x01\n" +

@@ -1023,7 +1023,11 @@ type Terms struct {
 	// The sum that is compared.
 	TotalMs *float64 `protobuf:"fixed64,13,opt,name=total_ms,json=totalMs" json:"total_ms,omitempty"`
 	// Why the worker could not be chosen; empty: it could.
-	Excluded      *string `protobuf:"bytes,14,opt,name=excluded" json:"excluded,omitempty"`
+	Excluded *string `protobuf:"bytes,14,opt,name=excluded" json:"excluded,omitempty"`
+	// Hand-over to the decode worker of a pair; unset: one worker serves it all.
+	HandMs *float64 `protobuf:"fixed64,15,opt,name=hand_ms,json=handMs" json:"hand_ms,omitempty"`
+	// What became of the thought of pulling saved KV; empty: nobody held more.
+	PullNote      *string `protobuf:"bytes,16,opt,name=pull_note,json=pullNote" json:"pull_note,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1152,6 +1156,20 @@ func (x *Terms) GetTotalMs() float64 {
 func (x *Terms) GetExcluded() string {
 	if x != nil && x.Excluded != nil {
 		return *x.Excluded
+	}
+	return ""
+}
+
+func (x *Terms) GetHandMs() float64 {
+	if x != nil && x.HandMs != nil {
+		return *x.HandMs
+	}
+	return 0
+}
+
+func (x *Terms) GetPullNote() string {
+	if x != nil && x.PullNote != nil {
+		return *x.PullNote
 	}
 	return ""
 }
@@ -2720,7 +2738,7 @@ const file_waypost_v1_placement_proto_rawDesc = "" +
 	"cache_view\x18\x05 \x01(\tR\tcacheView\x12!\n" +
 	"\finput_source\x18\x06 \x01(\tR\vinputSource\x12\x14\n" +
 	"\x05marks\x18\a \x03(\tR\x05marks\x12\x14\n" +
-	"\x05theta\x18\b \x01(\x01R\x05theta\"\x85\x03\n" +
+	"\x05theta\x18\b \x01(\x01R\x05theta\"\xbb\x03\n" +
 	"\x05Terms\x12\x16\n" +
 	"\x06worker\x18\x01 \x01(\tR\x06worker\x12!\n" +
 	"\freuse_tokens\x18\x02 \x01(\rR\vreuseTokens\x12\x19\n" +
@@ -2738,7 +2756,9 @@ const file_waypost_v1_placement_proto_rawDesc = "" +
 	"\x06gap_ms\x18\v \x01(\x01R\x05gapMs\x12\x19\n" +
 	"\bstall_ms\x18\f \x01(\x01R\astallMs\x12\x19\n" +
 	"\btotal_ms\x18\r \x01(\x01R\atotalMs\x12\x1a\n" +
-	"\bexcluded\x18\x0e \x01(\tR\bexcluded\"\xd7\x01\n" +
+	"\bexcluded\x18\x0e \x01(\tR\bexcluded\x12\x17\n" +
+	"\ahand_ms\x18\x0f \x01(\x01R\x06handMs\x12\x1b\n" +
+	"\tpull_note\x18\x10 \x01(\tR\bpullNote\"\xd7\x01\n" +
 	"\aRefusal\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12$\n" +
 	"\x0eretry_after_ms\x18\x02 \x01(\x01R\fretryAfterMs\x12:\n" +

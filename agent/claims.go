@@ -1,0 +1,234 @@
+package agent
+
+import (
+	"fmt"
+	"math"
+	"time"
+
+	"waypost/agent/blocktable"
+	"waypost/agent/engine"
+	"waypost/agent/queue"
+	"waypost/gossip/lane"
+	"waypost/gossip/ledger"
+	waypostv1 "waypost/proto/waypost/v1"
+)
+
+// estimateFacts gives the facts of the engine to the queue estimate, which is
+// made with the first ones: with what was learnt before a restart of the agent,
+// and with the lanes that are up already. The lock is held.
+func (r *rank) estimateFacts() {
+	facts := queue.Facts{
+		Model: ledger.PriorFor(ledger.Class{Engine: r.kind, Model: r.facts.Model}).Model, StepTokens: r.facts.StepTokens,
+		BlockTokens: r.facts.BlockTokens, PoolBlocks: r.facts.PoolBlocks, MaxRunning: r.facts.MaxRunning,
+	}
+	if r.estimate == nil {
+		estimate, err := queue.New(queue.Options{Facts: facts, AgentProcess: r.agentProcess})
+		if err != nil {
+			// The adapter bounds the facts; what is left to refuse leaves the
+			// queue unknown.
+			r.faults["facts_refused"]++
+			return
+		}
+		r.estimate = estimate
+		r.relearn()
+		r.told = r.stepModel()
+		for _, coordinator := range r.lanes {
+			r.estimate.LaneUp(time.Now(), coordinator)
+		}
+	} else if err := r.estimate.SetFacts(facts); err != nil {
+		r.faults["facts_refused"]++
+	}
+	r.estimate.SetProcess(r.process)
+}
+
+// relearn starts from what was learnt before, if it is of this worker.
+func (r *rank) relearn() {
+	if r.restore == nil {
+		return
+	}
+	state, ok := r.restore(r.facts, r.process)
+	if !ok {
+		return
+	}
+	if err := r.estimate.Import(state); err != nil {
+		r.faults["learnt_refused"]++
+	}
+}
+
+// stepModel is the step model in force: learnt, or the prior of the class.
+func (r *rank) stepModel() ledger.StepModel {
+	if r.estimate == nil {
+		return ledger.PriorFor(ledger.Class{Engine: r.kind, Model: r.facts.Model}).Model
+	}
+	return r.estimate.StepModel()
+}
+
+// remodelled reports once that the step model in force is another one than the
+// one asked about last.
+func (r *rank) remodelled() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	model := r.stepModel()
+	if !r.known || model == r.told {
+		return false
+	}
+	r.told = model
+	return true
+}
+
+// laneUp and laneDown tell of a lane; how far a coordinator's claims were taken
+// in is remembered while it has one.
+func (r *rank) laneUp(l *lane.Lane, coordinator uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if _, known := r.lanes[l]; known {
+		return
+	}
+	r.lanes[l] = coordinator
+	if r.estimate != nil {
+		r.estimate.LaneUp(time.Now(), coordinator)
+	}
+}
+
+func (r *rank) laneDown(l *lane.Lane) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	coordinator, known := r.lanes[l]
+	if !known {
+		return
+	}
+	delete(r.lanes, l)
+	if r.estimate != nil {
+		r.estimate.LaneDown(time.Now(), coordinator)
+	}
+}
+
+// takeClaims takes claims in. due says that a load report is worth sending at
+// once.
+func (r *rank) takeClaims(f *ledger.ClaimFrame) (due bool, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.estimate == nil {
+		// Nothing was reported of this worker yet, so nothing can be meant.
+		return false, nil
+	}
+	now := time.Now()
+	in, err := r.estimate.Claims(now, f)
+	if err != nil {
+		return false, err
+	}
+	return r.estimate.Due(now) || in.Taken+in.Fenced > 0, nil
+}
+
+// takeMarks takes marks on claims.
+func (r *rank) takeMarks(f *ledger.MarkFrame) (due bool, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.estimate == nil {
+		return false, nil
+	}
+	now := time.Now()
+	if err := r.estimate.Marks(now, f); err != nil {
+		return false, err
+	}
+	return r.estimate.Due(now), nil
+}
+
+// due reports whether a load report is worth sending at once.
+func (r *rank) due() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.estimate != nil && r.estimate.Due(time.Now())
+}
+
+// evidence tells the estimate what an applied batch says of the queue and of
+// the age of cached blocks. What was replayed says nothing of the present. The
+// lock is held.
+func (r *rank) evidence(b *engine.Batch) {
+	stores := r.recorder.Take()
+	if b.Replayed || r.estimate == nil {
+		return
+	}
+	at, tokens := b.Received.Add(-b.Age), 0
+	for i := range b.Events {
+		e := &b.Events[i]
+		switch {
+		case e.Op == blocktable.OpStore:
+			tokens += len(e.Tokens)
+			if e.Medium == blocktable.MediumGPU {
+				r.estimate.BlocksStored(at, e.Hashes)
+			}
+		case e.Op == blocktable.OpRemove && e.Medium == blocktable.MediumGPU:
+			r.estimate.BlocksRemoved(at, e.Hashes)
+		case e.Op == blocktable.OpClear:
+			r.estimate.CacheCleared()
+		}
+	}
+	r.estimate.Stored(at, tokens)
+	if len(stores) > 0 {
+		r.estimate.Stores(at, stores)
+	}
+}
+
+// claimCounts is what the metrics tell of a worker's claims.
+type claimCounts struct {
+	queue.Counts
+	// known says that there is an estimate; Open claims wait for their first
+	// token, kept ones are remembered.
+	known      bool
+	open, kept int
+	// lagMs is the learnt lag of the counters; NaN: not known.
+	lagMs float64
+	// prefillTokensPerSec is the speed of a full prefill step.
+	prefillTokensPerSec float64
+}
+
+func (r *rank) claimCounts() claimCounts {
+	c := claimCounts{Counts: r.estimate.Counts(), known: true, lagMs: r.estimate.LagMs(), prefillTokensPerSec: math.NaN()}
+	c.open, c.kept = r.estimate.OpenClaims()
+	steps := ledger.NewSteps(r.estimate.StepModel(), r.facts.StepTokens, 0)
+	if ms := steps.PrefillMs(0, steps.BudgetTokens()); ms > 0 {
+		c.prefillTokensPerSec = float64(steps.BudgetTokens()) / ms * 1000
+	}
+	return c
+}
+
+// takeClaims hands a frame of claims to its worker and reports back at once:
+// coordinators that do not hear of each other meet in these reports.
+func (h *lanes) takeClaims(l *lane.Lane, f *waypostv1.ClaimFrame) {
+	h.hand(l, "claims", f.GetIndex(), f.GetCoordinator(), func(r *rank) (bool, error) {
+		claims := lane.ClaimsOf(f)
+		return r.takeClaims(&claims)
+	})
+}
+
+func (h *lanes) takeMarks(l *lane.Lane, f *waypostv1.MarkFrame) {
+	h.hand(l, "marks", f.GetIndex(), f.GetCoordinator(), func(r *rank) (bool, error) {
+		marks := lane.MarksOf(f)
+		return r.takeMarks(&marks)
+	})
+}
+
+// hand hands a frame to the worker it names. A coordinator speaks for itself
+// only.
+func (h *lanes) hand(l *lane.Lane, kind string, index uint32, coordinator uint64, take func(*rank) (due bool, err error)) {
+	due, err := false, error(nil)
+	r := h.a.rank(index)
+	_, process := l.Coordinator()
+	switch {
+	case r == nil:
+		err = fmt.Errorf("index: %d is no worker of this host", index)
+	case coordinator != process:
+		err = fmt.Errorf("coordinator: %016x is not the lane's %016x", coordinator, process)
+	default:
+		due, err = take(r)
+	}
+	if err != nil {
+		h.a.framesRefused.WithLabelValues(kind).Inc()
+		h.a.log.Debug("frame of a coordinator refused", "kind", kind, "coordinator", name(l), "error", err)
+		return
+	}
+	if due {
+		h.a.dialer.Kick()
+	}
+}

@@ -1,0 +1,206 @@
+package agent
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"waypost/agent/engine"
+	"waypost/agent/queue"
+)
+
+// What was learnt of the workers' queues is kept in a file of the state
+// directory, so that a restart of the agent forgets nothing.
+const (
+	learntFile     = "learnt.json"
+	learntVersion  = 1
+	maxLearntBytes = 1 << 20
+	// learntEvery is how often it is written: what a crash loses is learnt
+	// again within minutes.
+	learntEvery = time.Minute
+)
+
+// learnt is the memory of what was learnt.
+type learnt struct {
+	file string
+
+	mu      sync.Mutex
+	workers map[string]learntWorker
+	written []byte
+}
+
+type learntContents struct {
+	Version int                     `json:"version"`
+	Workers map[string]learntWorker `json:"workers"`
+}
+
+// learntWorker is what was learnt of one worker.
+type learntWorker struct {
+	// Process marks the engine's life in 16 hex digits, Model and
+	// EngineVersion say what it served with.
+	Process       string      `json:"process"`
+	Model         string      `json:"model"`
+	EngineVersion string      `json:"engineVersion"`
+	State         queue.State `json:"state"`
+}
+
+func newLearnt(stateDir string) *learnt {
+	return &learnt{file: filepath.Join(stateDir, learntFile), workers: map[string]learntWorker{}}
+}
+
+// read takes the file in. One that is missing is empty; one that cannot be used
+// is an error and changes nothing: learning begins anew.
+func (l *learnt) read() error {
+	f, err := os.Open(l.file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, maxLearntBytes+1))
+	if err != nil {
+		return err
+	}
+	if len(data) > maxLearntBytes {
+		return fmt.Errorf("%s: more than %d bytes", l.file, maxLearntBytes)
+	}
+	workers, err := parseLearnt(data)
+	if err != nil {
+		return fmt.Errorf("%s: %w", l.file, err)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.workers, l.written = workers, data
+	return nil
+}
+
+func parseLearnt(data []byte) (map[string]learntWorker, error) {
+	var c learntContents
+	if err := json.Unmarshal(data, &c); err != nil {
+		return nil, err
+	}
+	if c.Version != learntVersion {
+		return nil, fmt.Errorf("version %d, this agent reads %d", c.Version, learntVersion)
+	}
+	for name, w := range c.Workers {
+		if _, err := strconv.ParseUint(w.Process, 16, 64); err != nil {
+			return nil, fmt.Errorf("workers[%q].process: %q is not a mark of 16 hex digits", name, w.Process)
+		}
+	}
+	if c.Workers == nil {
+		c.Workers = map[string]learntWorker{}
+	}
+	return c.Workers, nil
+}
+
+// of is what was learnt of a worker: of the same engine life, or of a former
+// one that served the same model with the same version.
+func (l *learnt) of(name string, f engine.Facts, process uint64) (queue.State, bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	w, known := l.workers[name]
+	if !known || w.Model != f.Model || w.Process != markHex(process) && w.EngineVersion != f.Version {
+		return queue.State{}, false
+	}
+	return w.State, true
+}
+
+// write replaces the file at once if something was learnt since.
+func (l *learnt) write(now map[string]learntWorker) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	// Engines that are not up yet keep what is known of them; those that are
+	// not configured any more were left out of what was read.
+	for name, w := range now {
+		l.workers[name] = w
+	}
+	data, err := json.MarshalIndent(learntContents{Version: learntVersion, Workers: l.workers}, "", " ")
+	if err != nil {
+		return err
+	}
+	data = append(data, '\n')
+	if string(data) == string(l.written) || len(l.workers) == 0 {
+		return nil
+	}
+	tmp, err := os.CreateTemp(filepath.Dir(l.file), learntFile+".*")
+	if err != nil {
+		return err
+	}
+	_, err = tmp.Write(data)
+	if closeErr := tmp.Close(); err == nil {
+		err = closeErr
+	}
+	if err == nil {
+		err = os.Rename(tmp.Name(), l.file)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(tmp.Name()))
+	}
+	l.written = data
+	return nil
+}
+
+// keep leaves only workers of engines that are configured.
+func (l *learnt) keep(configured func(worker string) bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for name := range l.workers {
+		if !configured(name) {
+			delete(l.workers, name)
+		}
+	}
+}
+
+func markHex(process uint64) string { return fmt.Sprintf("%016x", process) }
+
+// export is what was learnt of a worker so far.
+func (r *rank) export() (w learntWorker, ok bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.estimate == nil {
+		return w, false
+	}
+	return learntWorker{Process: markHex(r.process), Model: r.facts.Model, EngineVersion: r.facts.Version, State: r.estimate.Export()}, true
+}
+
+// local is the name of a worker on its host.
+func (r *rank) local() string { return fmt.Sprintf("%s/%d", r.engine, r.number) }
+
+// saveLearnt writes what was learnt. It is no matter of life: a disk that is
+// full is told once a minute.
+func (a *Agent) saveLearnt() {
+	now := map[string]learntWorker{}
+	for _, r := range a.ranks() {
+		if w, ok := r.export(); ok {
+			now[r.local()] = w
+		}
+	}
+	if err := a.learnt.write(now); err != nil {
+		a.log.Warn("what was learnt of the workers' speed is not kept", "error", err)
+	}
+}
+
+// loadLearnt reads what was learnt before.
+func (a *Agent) loadLearnt() {
+	if err := a.learnt.read(); err != nil {
+		a.log.Warn("what was learnt of the workers' speed cannot be used; learning begins anew", "error", err)
+	}
+	engines := map[string]bool{}
+	for _, w := range a.engines {
+		engines[w.target.Name] = true
+	}
+	a.learnt.keep(func(worker string) bool {
+		engine, _, _ := strings.Cut(worker, "/")
+		return engines[engine]
+	})
+}

@@ -1,0 +1,306 @@
+package coordinator
+
+import (
+	"context"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"waypost/coordinator/registry"
+	"waypost/gossip/lane"
+	"waypost/gossip/ledger"
+	waypostv1 "waypost/proto/waypost/v1"
+)
+
+// Bounds of the exchange with one other coordinator.
+const (
+	// maxPlacesQueued bounds the placements that wait for a stream, maxPlaceAge
+	// how long: later the peer has heard of them through the agents.
+	maxPlacesQueued = 4096
+	maxPlaceAge     = 5 * time.Second
+	// placesBytes is the size at which a message is full.
+	placesBytes = 256 << 10
+	// exchangePause is the first pause after a failure, exchangePauseMost the
+	// longest; exchangeGreeting is for the peer's first word.
+	exchangePause     = 100 * time.Millisecond
+	exchangePauseMost = 3 * time.Second
+	exchangeGreeting  = 5 * time.Second
+)
+
+// exchange tells the other coordinators of placements made here, each on a
+// stream of its own. A lost placement is not repeated: its claim comes back in
+// the report of the worker's agent.
+type exchange struct {
+	c *Coordinator
+	// inbound counts the streams of peers that are open here.
+	inbound atomic.Int32
+	// cut is for tests: nothing is told.
+	cut atomic.Bool
+
+	mu    sync.Mutex
+	links map[string]*link // by cluster address
+}
+
+// link is the way to one other coordinator.
+type link struct {
+	x             *exchange
+	name, address string
+	ctx           context.Context
+	cancel        context.CancelFunc
+	up            atomic.Bool
+
+	mu    sync.Mutex
+	queue []placeOut
+	wake  chan struct{}
+}
+
+// placeOut is a placement that waits, and since when.
+type placeOut struct {
+	since time.Time
+	ledger.Placed
+}
+
+func newExchange(c *Coordinator) *exchange { return &exchange{c: c, links: map[string]*link{}} }
+
+// follow makes the links those to the members of the registry's catalogue.
+func (x *exchange) follow(state *registry.State) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	wanted := map[string]bool{}
+	for _, m := range state.Coordinators() {
+		if m.Name == x.c.name || len(wanted) >= maxPeers {
+			continue
+		}
+		wanted[m.ClusterAddress] = true
+		if x.links[m.ClusterAddress] == nil {
+			l := &link{x: x, name: m.Name, address: m.ClusterAddress, wake: make(chan struct{}, 1)}
+			l.ctx, l.cancel = context.WithCancel(x.c.ctx)
+			x.links[m.ClusterAddress] = l
+			x.c.tasks.Go(l.run)
+		}
+	}
+	for address, l := range x.links {
+		if !wanted[address] {
+			l.cancel()
+			delete(x.links, address)
+		}
+	}
+}
+
+// connected counts the peers that are told now.
+func (x *exchange) connected() (n int) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for _, l := range x.links {
+		if l.up.Load() {
+			n++
+		}
+	}
+	return n
+}
+
+// tell tells every peer of placements made here.
+func (x *exchange) tell(now time.Time, places []ledger.Placed) {
+	if len(places) == 0 {
+		return
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for _, l := range x.links {
+		if x.cut.Load() {
+			x.lost(len(places))
+		} else {
+			l.push(now, places)
+		}
+	}
+}
+
+func (x *exchange) lost(n int) { x.c.metrics.places.WithLabelValues("lost").Add(float64(n)) }
+
+// push queues placements; the oldest make room.
+func (l *link) push(now time.Time, places []ledger.Placed) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i := range places {
+		l.queue = append(l.queue, placeOut{now, places[i]})
+	}
+	if over := len(l.queue) - maxPlacesQueued; over > 0 {
+		l.queue = slices.Delete(l.queue, 0, over)
+		l.x.lost(over)
+	}
+	select {
+	case l.wake <- struct{}{}:
+	default:
+	}
+}
+
+// take hands over what waits and is not too old to be of use.
+func (l *link) take(now time.Time) []placeOut {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	queue := l.queue
+	l.queue = nil
+	old := 0
+	for old < len(queue) && now.Sub(queue[old].since) > maxPlaceAge {
+		old++
+	}
+	l.x.lost(old)
+	return queue[old:]
+}
+
+// run keeps a stream to the peer.
+func (l *link) run() {
+	pause := exchangePause
+	for l.ctx.Err() == nil {
+		began := time.Now()
+		err := l.stream()
+		if l.up.Swap(false) && l.ctx.Err() == nil {
+			l.x.c.log.Warn("placements are not told to a coordinator any more", "event", "ledger_peer_lost", "peer", l.name, "error", err)
+		}
+		if time.Since(began) > exchangePauseMost {
+			pause = exchangePause
+		}
+		select {
+		case <-l.ctx.Done():
+		case <-time.After(pause/2 + rand.N(pause/2)):
+		}
+		pause = min(2*pause, exchangePauseMost)
+	}
+}
+
+// stream tells the peer until something fails.
+func (l *link) stream() error {
+	conn, err := l.x.c.peer(l.address)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(l.ctx)
+	defer cancel()
+	greeting := time.AfterFunc(exchangeGreeting, cancel)
+	defer greeting.Stop()
+	s, err := waypostv1.NewPeerServiceClient(conn).ExchangePlacements(ctx)
+	if err != nil {
+		return err
+	}
+	if err := l.send(s, nil); err != nil {
+		return err
+	}
+	if _, err := s.Recv(); err != nil {
+		return err
+	}
+	if !greeting.Stop() {
+		return context.DeadlineExceeded
+	}
+	l.up.Store(true)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		// The peer says nothing more: what comes is the end of the stream.
+		_, err = s.Recv()
+	}()
+	failed := l.write(s, ended)
+	cancel()
+	<-ended
+	if failed != nil {
+		return failed
+	}
+	return err
+}
+
+// write sends what is queued until the stream has ended.
+func (l *link) write(s placesStream, ended <-chan struct{}) error {
+	for {
+		select {
+		case <-ended:
+			return nil
+		case <-l.ctx.Done():
+			return l.ctx.Err()
+		case <-l.wake:
+		}
+		now := time.Now()
+		for waiting := l.take(now); len(waiting) > 0; {
+			var frames []*waypostv1.PlaceFrame
+			for size := 0; len(waiting) > 0 && size < placesBytes; waiting = waiting[1:] {
+				p := &waiting[0]
+				p.AgeMs = min(p.AgeMs+ms(now.Sub(p.since)), ledger.MaxClaimAgeMs)
+				frame := lane.PlaceFrameOf(&p.Placed)
+				size += proto.Size(frame)
+				frames = append(frames, frame)
+			}
+			if err := l.send(s, frames); err != nil {
+				l.x.lost(len(frames) + len(waiting))
+				return err
+			}
+			l.x.c.metrics.places.WithLabelValues("sent").Add(float64(len(frames)))
+		}
+	}
+}
+
+type placesStream = grpc.BidiStreamingClient[waypostv1.ExchangePlacementsRequest, waypostv1.ExchangePlacementsResponse]
+
+func (l *link) send(s placesStream, frames []*waypostv1.PlaceFrame) error {
+	c := l.x.c
+	return s.Send(&waypostv1.ExchangePlacementsRequest{Coordinator: &c.process, Places: frames, SentMonoNs: proto.Uint64(uint64(time.Since(c.began)))})
+}
+
+// ExchangePlacements implements the peer service: it takes what a peer placed.
+func (p *peers) ExchangePlacements(stream waypostv1.PeerService_ExchangePlacementsServer) error {
+	c := p.c
+	if err := c.checkPeer(stream.Context()); err != nil {
+		return err
+	}
+	defer c.exchange.inbound.Add(-1)
+	if c.exchange.inbound.Add(1) > maxPeers {
+		return status.Errorf(codes.ResourceExhausted, "more than %d coordinators tell their placements", maxPeers)
+	}
+	var fresh lane.Freshness
+	process := uint64(0)
+	for {
+		m, err := stream.Recv()
+		if err != nil {
+			return err
+		}
+		late := fresh.Observe(m.GetSentMonoNs(), int64(time.Since(c.began)))
+		switch {
+		case m.GetCoordinator() == 0:
+			return status.Error(codes.InvalidArgument, "coordinator: is 0; the coordinator must send its process mark")
+		case process == 0:
+			process = m.GetCoordinator()
+			if err := stream.Send(&waypostv1.ExchangePlacementsResponse{Coordinator: &c.process}); err != nil {
+				return err
+			}
+		case m.GetCoordinator() != process:
+			return status.Errorf(codes.InvalidArgument, "coordinator: %016x is not the stream's %016x", m.GetCoordinator(), process)
+		}
+		for _, f := range m.GetPlaces() {
+			c.takePlace(process, f, late)
+		}
+	}
+}
+
+// takePlace takes a peer's placement. One that is refused does not end the
+// stream: the next ones are as good.
+func (c *Coordinator) takePlace(process uint64, f *waypostv1.PlaceFrame, late time.Duration) {
+	placed := lane.PlacedOf(f)
+	placed.AgeMs += ms(late)
+	changes, err := c.fleet.Placed(time.Now(), process, placed)
+	if err != nil {
+		c.metrics.places.WithLabelValues("refused").Inc()
+		c.log.Debug("placement of a peer refused", "coordinator", markHex(process), "error", err)
+		return
+	}
+	c.metrics.places.WithLabelValues("taken").Inc()
+	c.metrics.peerLag.Observe(placed.AgeMs / 1000)
+	c.note(changes)
+}
+
+// CutPlaces stops telling the other coordinators of placements, or goes on. For
+// tests.
+func (c *Coordinator) CutPlaces(cut bool) { c.exchange.cut.Store(cut) }

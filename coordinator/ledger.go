@@ -1,0 +1,103 @@
+package coordinator
+
+import (
+	"errors"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"waypost/coordinator/fleet"
+	"waypost/gossip/lane"
+	waypostv1 "waypost/proto/waypost/v1"
+)
+
+// wakeShipping lets what waits in the ledger be sent at once.
+func (c *Coordinator) wakeShipping() {
+	select {
+	case c.shipC <- struct{}{}:
+	default:
+	}
+}
+
+// shipping sends claims and marks to the workers' agents and placements to the
+// other coordinators as soon as there are some. What comes while one lot is
+// sent makes the next.
+func (c *Coordinator) shipping() {
+	for {
+		select {
+		case <-c.ctx.Done():
+			return
+		case <-c.shipC:
+			now := time.Now()
+			out := c.fleet.TakeOutgoing(now)
+			for i := range out.Hosts {
+				c.lanes.ship(&out.Hosts[i])
+			}
+			c.exchange.tell(now, out.Places)
+		}
+	}
+}
+
+// ship sends the frames of one host on the lane they were made for. Claims that
+// do not get through are offered again; marks are not.
+func (h *lanes) ship(f *fleet.HostFrames) {
+	hl := h.host(f.Host)
+	hl.mu.Lock()
+	s, open := hl.session, hl.open && hl.lane == f.Lane
+	hl.mu.Unlock()
+	if !open {
+		return
+	}
+	send := func(m *waypostv1.ConnectResponse) {
+		if err := s.Send(m); err != nil && !errors.Is(err, lane.ErrLaneDown) {
+			h.c.metrics.framesUnsent.Inc()
+			h.c.log.Debug("frame of claims or marks not sent", "host", f.Host, "error", err)
+		}
+	}
+	for i := range f.Claims {
+		for _, frame := range lane.ClaimFramesOf(f.Claims[i].Index, &f.Claims[i].ClaimFrame) {
+			send(&waypostv1.ConnectResponse{Frame: &waypostv1.ConnectResponse_Claims{Claims: frame}})
+		}
+	}
+	for i := range f.Marks {
+		send(&waypostv1.ConnectResponse{Frame: &waypostv1.ConnectResponse_Marks{Marks: lane.MarkFrameOf(f.Marks[i].Index, &f.Marks[i].MarkFrame)}})
+	}
+}
+
+// younger takes back what the lane added to an age: the fleet keeps a lane's
+// lateness by itself.
+func younger(ageMs *float64, late time.Duration) *float64 {
+	if ageMs == nil {
+		return nil
+	}
+	return proto.Float64(max(*ageMs-ms(late), 0))
+}
+
+// placedElsewhere is the answer to an attempt that another coordinator placed
+// not long ago: that placement, so that no caller that asks twice counts twice.
+// Its reservation stands where it was made. nil: its worker is not there any
+// more, so the attempt is placed anew.
+func (c *Coordinator) placedElsewhere(now time.Time, by *fleet.PlacedBy) *waypostv1.PlaceResponse {
+	if by == nil || by.Placement == "" || c.fleet.Ms(now)-by.AtMs > ms(c.reservationTTL) {
+		return nil
+	}
+	id, process, ok := c.fleet.LookupWorker(by.Worker)
+	if !ok || process != by.Process {
+		return nil
+	}
+	return &waypostv1.PlaceResponse{Answer: &waypostv1.PlaceResponse_Placement{Placement: &waypostv1.Placement{
+		PlacementId: &by.Placement, Worker: c.reach(id),
+		Because: proto.String("another coordinator placed this attempt already; its reservation stands"),
+	}}}
+}
+
+// superseded reports whether a placement gave way to a peer's of the same
+// attempt.
+func superseded(changes fleet.Changes, placementID string) bool {
+	for i := range changes.Ended {
+		if e := &changes.Ended[i]; e.Placement == placementID && e.How == fleet.EndSuperseded {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,232 @@
+package placement
+
+import "math"
+
+// linear is a lower bound of own time and total as a function of the start:
+// own = start + ownMs, total = a·start + perLive·live + baseMs + θ·gap.
+type linear struct{ ownMs, a, perLive, baseMs, steps float64 }
+
+// classPrice is what a step model makes of the prompt: computed whole, and
+// behind what the best source could send.
+type classPrice struct{ own, pulled linear }
+
+// classMemo is the last classPrice behind a match.
+type classMemo struct {
+	tokens int
+	block  int32
+	price  classPrice
+}
+
+// blockRows is the number of rows whose least bounds are kept, so that later
+// passes look at few rows.
+const blockRows = 16
+
+// block holds the least bounds of some rows, as the bits of numbers that are
+// not negative: these compare like the numbers.
+type block struct{ total, own int64 }
+
+// bound computes the lower bounds of all workers. It returns which facts of
+// placeable workers are unknown.
+func (s *search) bound(survey *Survey, firsts *[numReasons]int32) (unknown unknownFacts, farUnknown bool) {
+	p, b := s.p, s.board
+	req, now, theta := p.req, p.sit.NowMs, p.policy.Theta
+	ways, pulls := s.q.Ways, s.pulls
+	special := req.TenantBarred != "" || len(req.ExcludeWorkers) > 0 || len(req.ExcludeProcesses) > 0
+	bounds := [2]float64{p.policy.SilentMs, p.policy.AwayBoundMs}
+	tokens := int32(min(p.promptTokens, math.MaxInt32))
+	prices, rows := s.prices, b.rows
+	excluded := 0
+	for k := range s.blocks {
+		least := block{math.MaxInt64, math.MaxInt64}
+		from := k * blockRows
+		to := min(from+blockRows, len(rows))
+		part, totals, owns, matchOf := rows[from:to], s.totals[from:to], s.owns[from:to], s.matchOf[from:to]
+		for i := range part {
+			r := &part[i]
+			if r.reason != ReasonNone || tokens >= r.maxTokens || now-r.seenMs > bounds[r.flags&rowAway] || special {
+				if reason := s.reasonAt(from+i, special); reason != ReasonNone {
+					s.reasons[from+i] = reason
+					totals[i], owns[i] = math.Inf(1), math.Inf(1)
+					if survey.Reasons[reason]++; survey.Reasons[reason] == 1 {
+						firsts[reason] = int32(from + i)
+					}
+					excluded++
+					continue
+				}
+			}
+			unknown |= r.unknown
+			price := &prices[r.class]
+			if m := matchOf[i]; m != 0 {
+				price = s.matchPrice(r, m)
+			}
+			start := r.endMs - now
+			if idle := r.decodeMs / 2; start < idle {
+				start = idle
+			}
+			l := &price.own
+			own := start + r.decodeMs*l.steps
+			total := l.a*own + l.perLive*r.live + l.baseMs + theta*r.gapMs
+			own += l.ownMs
+			if pulls && r.flags&rowPulls != 0 {
+				total, own = price.pulled.under(start, r, theta, total, own)
+			}
+			if len(ways) > 0 {
+				far := math.NaN()
+				if int(r.id) < len(ways) {
+					far = ways[r.id].RoundTripMs + ways[r.id].SurchargeMs
+				}
+				if far > 0 {
+					total, own = total+far, own+far
+				}
+				farUnknown = farUnknown || far != far
+			}
+			totals[i], owns[i] = total, own
+			least.total = min(least.total, int64(math.Float64bits(total)))
+			least.own = min(least.own, int64(math.Float64bits(own)))
+		}
+		s.blocks[k] = least
+	}
+	survey.Reasons[ReasonNone] = len(rows) - excluded
+	return unknown, farUnknown
+}
+
+// seeds are the positions of the least bounds of total and own time.
+func (s *search) seeds() (total, own int) {
+	least, blocks := block{math.MaxInt64, math.MaxInt64}, [2]int{}
+	for k := range s.blocks {
+		if s.blocks[k].total < least.total {
+			least.total, blocks[0] = s.blocks[k].total, k
+		}
+		if s.blocks[k].own < least.own {
+			least.own, blocks[1] = s.blocks[k].own, k
+		}
+	}
+	return indexOfLeast(s.totals, blocks[0]), indexOfLeast(s.owns, blocks[1])
+}
+
+// indexOfLeast is the position of the least bound of a block.
+func indexOfLeast(bounds []float64, k int) int {
+	from := k * blockRows
+	at := from
+	for i, ms := range bounds[from:min(from+blockRows, len(bounds))] {
+		if ms < bounds[at] {
+			at = from + i
+		}
+	}
+	return at
+}
+
+// reasonAt is pricer.reason for a position, without a look at the worker
+// unless the request is special.
+func (s *search) reasonAt(i int, special bool) Reason {
+	r := &s.board.rows[i]
+	switch age := s.p.sit.NowMs - r.seenMs; {
+	case special:
+		return s.p.reason(s.board.workers[i])
+	case r.flags&rowBarred != 0:
+		return r.reason
+	case s.p.promptTokens >= int(r.maxTokens):
+		return ReasonTooLong
+	case r.reason != ReasonNone:
+		return r.reason
+	case r.flags&rowAway != 0 && age > s.p.policy.AwayBoundMs:
+		return ReasonAway
+	case r.flags&rowAway == 0 && age > s.p.policy.SilentMs:
+		return ReasonSilent
+	}
+	return ReasonNone
+}
+
+// under is the smaller of the bounds given and those of this line.
+func (l *linear) under(start float64, r *row, theta, total, own float64) (float64, float64) {
+	begin := start + r.decodeMs*l.steps
+	return min(total, l.a*begin+l.perLive*r.live+l.baseMs+theta*r.gapMs), min(own, begin+l.ownMs)
+}
+
+// line is the bound for computing behind reused tokens, after a transfer.
+func (s *search) line(class int32, reused int, transferMs float64) linear {
+	tokens := s.p.promptTokens - reused
+	steps := &s.board.classes[class].steps
+	ms := steps.PrefillMs(reused, tokens)
+	budget := steps.BudgetTokens()
+	return linear{
+		ownMs: ms + transferMs, a: 1 + s.lambda*ms, perLive: s.perLive * ms,
+		baseMs: ms + transferMs + s.lambda*ms*ms/2, steps: float64((tokens + budget - 1) / budget),
+	}
+}
+
+// classPrice is the bound of a class behind reused tokens.
+func (s *search) classPrice(class int32, reused int) classPrice {
+	price := classPrice{own: s.line(class, reused, 0)}
+	if !s.pulls {
+		return price
+	}
+	price.pulled = price.own
+	for i := range s.p.sit.Sources {
+		source := &s.p.sit.Sources[i]
+		held := min(source.Tokens, s.p.promptTokens-1)
+		if source.Worker == nil || source.Transfer == nil || held <= reused {
+			continue
+		}
+		transfer := s.p.policy.TransferSetupMs
+		if fastest := s.q.FastestBytesPerMs; fastest > 0 {
+			// A candidate with larger blocks moves less, by less than a block.
+			moved := max(held-reused-int(s.board.largestBlock)+1, 0)
+			transfer += float64(moved) * source.Transfer.BytesPerToken / fastest
+		}
+		line := s.line(class, held, transfer)
+		price.pulled = linear{
+			ownMs: min(price.pulled.ownMs, line.ownMs), a: min(price.pulled.a, line.a), perLive: min(price.pulled.perLive, line.perLive),
+			baseMs: min(price.pulled.baseMs, line.baseMs), steps: min(price.pulled.steps, line.steps),
+		}
+	}
+	return price
+}
+
+// matchPrice is the price of a worker's class behind what it holds.
+func (s *search) matchPrice(r *row, m int32) *classPrice {
+	match := &s.q.Matches[m-1]
+	memo := &s.memo[r.class]
+	if memo.tokens != match.Tokens || memo.block != r.block {
+		memo.tokens, memo.block = match.Tokens, r.block
+		reused := max(reusableTokens(match.Tokens, s.p.promptTokens, int(memo.block)), 0)
+		memo.price = s.classPrice(r.class, reused)
+	}
+	if r.flags&rowBlind != 0 && !match.Predicted {
+		return &s.prices[r.class]
+	}
+	return &memo.price
+}
+
+// mostReuse is the position of the worker that holds most; -1: nobody does.
+func (s *search) mostReuse() (most int) {
+	deepest := 0
+	for m := range s.q.Matches {
+		deepest = max(deepest, s.q.Matches[m].Tokens)
+	}
+	most = -1
+	mostTokens := 0
+	visit := func(match *Match) {
+		i := s.board.position(match.Worker)
+		if i < 0 || s.board.rows[i].flags&rowBlind != 0 && !match.Predicted {
+			return
+		}
+		reused := reusableTokens(match.Tokens, s.p.promptTokens, int(s.board.rows[i].block))
+		if reused > mostTokens || reused == mostTokens && most >= 0 && s.outholds(i, most) {
+			most, mostTokens = i, reused
+		}
+	}
+	// The deepest first: no engine reuses more than its match, so that most
+	// of the others need no look.
+	for m := range s.q.Matches {
+		if s.q.Matches[m].Tokens == deepest {
+			visit(&s.q.Matches[m])
+		}
+	}
+	for m := range s.q.Matches {
+		if tokens := s.q.Matches[m].Tokens; tokens != deepest && tokens >= mostTokens {
+			visit(&s.q.Matches[m])
+		}
+	}
+	return most
+}

@@ -1,0 +1,373 @@
+package placement
+
+import (
+	"math"
+	"slices"
+)
+
+// Match is what one worker is known to hold of a prompt.
+type Match struct {
+	// Worker holds it.
+	Worker WorkerID
+	// Tokens is the deepest prefix it is known to hold in GPU memory,
+	// HostTokens what is there or in host memory; 0: not told.
+	Tokens, HostTokens int
+	// Predicted says that the match comes from the prompt of a live claim.
+	Predicted bool
+}
+
+// Way is the price of the way between caller and worker.
+type Way struct {
+	// RoundTripMs is the network round trip; NaN: unknown.
+	RoundTripMs float64
+	// SurchargeMs is the operator's price, at least 0.
+	SurchargeMs float64
+}
+
+// Query is what a Board is asked beside the request.
+type Query struct {
+	// Matches says who holds something of the prompt, each worker once; the
+	// others hold nothing.
+	Matches []Match
+	// MatchUnknown says that nobody can say what is held.
+	MatchUnknown bool
+	// Ways are the ways from the caller by slot; what lies beyond is unknown.
+	Ways []Way
+	// Paths appends the ways from Situation.Sources to a worker, in their
+	// order; nil: nothing may be pulled.
+	Paths func(to *Worker, dst []Path) []Path
+	// Way is the way of saved KV from one worker to another, for pairs of
+	// prefill and decode workers; nil: none is known.
+	Way func(from, to *Worker) Path
+	// FastestBytesPerMs is an upper bound of the bandwidth of all paths; 0:
+	// unknown.
+	FastestBytesPerMs float64
+	// Whole prices every worker, as explanations of small fleets want it.
+	Whole bool
+}
+
+// SearchAbove is the number of workers above which a Board does not price all.
+const SearchAbove = 64
+
+// Decide chooses among the board's workers. The choice, its fallbacks and a
+// refusal are those of Decide over all of them; d.Terms and the returned
+// candidates, which overwrite dst, are those that were priced: all that could
+// have won, and one example of every reason of exclusion. The others are
+// counted in d.Survey. A pool with roles is priced whole.
+func (b *Board) Decide(req *Request, policy *Policy, sit Situation, q *Query, dst []Candidate, d *Decision) ([]Candidate, error) {
+	if err := check(req, policy, &sit); err != nil {
+		return dst[:0], err
+	}
+	p := newPricer(req, policy, sit)
+	s := search{board: b, p: &p, q: q, d: d, dst: dst[:0]}
+	if q.Paths == nil {
+		p.sit.Sources = nil
+	}
+	d.reset(0)
+	if d.scratch == nil {
+		d.scratch = new(scratch)
+	}
+	d.scratch.begin(len(b.workers), len(b.classes))
+	s.scratch = d.scratch
+	if q.Whole || b.roles > 0 || len(b.workers) <= SearchAbove || !s.run() {
+		s.whole()
+	}
+	for _, m := range q.Matches {
+		if i := b.position(m.Worker); i >= 0 {
+			s.matchOf[i] = 0
+		}
+	}
+	return s.dst, nil
+}
+
+// scratch is the memory of searches, used again.
+type scratch struct {
+	totals, owns []float64 // lower bounds by position
+	blocks       []block
+	reasons      []Reason
+	matchOf      []int32 // by position: index in Query.Matches + 1
+	prices       []classPrice
+	memo         []classMemo
+	paths        []Path
+	twins        []twinGroup
+}
+
+func (s *scratch) begin(rows, classes int) {
+	if cap(s.totals) < rows {
+		room := rows + rows/4
+		s.totals, s.owns = make([]float64, room), make([]float64, room)
+		s.reasons, s.matchOf = make([]Reason, room), make([]int32, room)
+	}
+	n := (rows + blockRows - 1) / blockRows
+	s.blocks = slices.Grow(s.blocks[:0], n)[:n]
+	clear(s.reasons[:rows])
+	s.totals, s.owns, s.reasons, s.matchOf = s.totals[:rows], s.owns[:rows], s.reasons[:rows], s.matchOf[:rows]
+	s.prices = slices.Grow(s.prices[:0], classes)[:classes]
+	s.memo = slices.Grow(s.memo[:0], classes)[:classes]
+	clear(s.memo)
+	s.paths, s.twins = s.paths[:0], s.twins[:0]
+}
+
+// search is one bounded search.
+type search struct {
+	*scratch
+	board *Board
+	p     *pricer
+	q     *Query
+	d     *Decision
+	dst   []Candidate
+
+	lambda, perLive float64 // weights of the queue and stall terms
+	pulls           bool
+	tieKey          uint64
+	bestOwn         float64
+	limit           float64
+	limitKnown      bool
+	lowest          [maxFallbacks + 1]float64 // smallest totals
+	least           float64                   // smallest total that is allowed
+	priced          int
+}
+
+// whole prices all workers.
+func (s *search) whole() {
+	s.dst, s.d.Terms = s.dst[:0], s.d.Terms[:0]
+	s.noteMatches()
+	s.paths = s.paths[:0]
+	for i := range s.board.workers {
+		s.dst = append(s.dst, s.candidate(i))
+	}
+	if s.board.roles > 0 && s.q.Way != nil {
+		PairUp(s.p.req, s.dst, s.p.policy, s.p.sit, s.q.Way)
+	}
+	s.d.priceAll(s.p, s.dst)
+}
+
+// noteMatches says at every position what is held there.
+func (s *search) noteMatches() {
+	for m := range s.q.Matches {
+		if i := s.board.position(s.q.Matches[m].Worker); i >= 0 {
+			s.matchOf[i] = int32(m) + 1
+		}
+	}
+}
+
+// candidate is the worker at a position as the request meets it.
+func (s *search) candidate(i int) Candidate {
+	c := Candidate{Worker: s.board.workers[i], DistanceMs: math.NaN()}
+	if m := s.matchOf[i]; m > 0 {
+		c.MatchedTokens, c.Predicted = s.q.Matches[m-1].Tokens, s.q.Matches[m-1].Predicted
+	}
+	if s.q.MatchUnknown {
+		c.MatchedTokens, c.Predicted = Unknown, false
+	}
+	if int(c.ID) < len(s.q.Ways) {
+		c.DistanceMs, c.SurchargeMs = s.q.Ways[c.ID].RoundTripMs, s.q.Ways[c.ID].SurchargeMs
+	}
+	if len(s.p.sit.Sources) > 0 {
+		at := len(s.paths)
+		s.paths = s.q.Paths(c.Worker, s.paths)
+		c.Paths = s.paths[at:len(s.paths):len(s.paths)]
+	}
+	return c
+}
+
+// run searches. It reports false when the rare cases ask for all workers: when
+// nobody can be chosen freely.
+func (s *search) run() bool {
+	p, b := s.p, s.board
+	s.lambda = p.policy.QueueWeight * positive(p.sit.ArrivalsPerMs)
+	s.perLive = p.policy.Theta / p.meanOutputTokens
+	s.pulls = len(p.sit.Sources) > 0 && b.pulling > 0
+	s.tieKey = p.tieKey()
+	s.bestOwn, s.least = math.Inf(1), math.Inf(1)
+	for i := range s.lowest {
+		s.lowest[i] = math.Inf(1)
+	}
+	for i := range b.classes {
+		if b.classes[i].rows > 0 {
+			s.prices[i] = s.classPrice(int32(i), 0)
+		}
+	}
+	survey := &s.d.Survey
+	*survey = emptySurvey(len(b.workers))
+	var firsts [numReasons]int32
+	if !s.q.MatchUnknown {
+		s.noteMatches()
+	}
+	unknown, farUnknown := s.bound(survey, &firsts)
+	for r, n := range survey.Reasons {
+		if !Reason(r).Firm() {
+			survey.Eligible += n
+		}
+	}
+	survey.Aged = survey.Reasons[ReasonAway] + survey.Reasons[ReasonSilent]
+	survey.PanicFloor = survey.Aged*2 > survey.Eligible
+	placeable := survey.Reasons[ReasonNone]
+	if placeable == 0 || survey.PanicFloor {
+		return false
+	}
+	s.means(survey, unknown, farUnknown)
+	total, own := s.seeds()
+	s.evaluate(total)
+	s.evaluate(own)
+	if !s.q.MatchUnknown {
+		s.evaluate(s.mostReuse())
+	}
+	for r, i := range firsts {
+		if Reason(r) != ReasonNone && survey.Reasons[r] > 0 {
+			s.evaluate(int(i))
+		}
+	}
+	s.findBestOwn()
+	s.findTotals()
+	s.d.settle(p, s.dst)
+	survey.Placeable, survey.Unpriced = placeable, placeable-s.priced
+	return true
+}
+
+// outholds is Decision.outholds for positions that hold as much.
+func (s *search) outholds(i, j int) bool {
+	if free, other := s.reasons[i] == ReasonNone, s.reasons[j] == ReasonNone; free != other {
+		return free
+	}
+	return s.board.rows[i].id < s.board.rows[j].id
+}
+
+// means takes the means that placeable workers with unknown facts need.
+func (s *search) means(survey *Survey, unknown unknownFacts, farUnknown bool) {
+	survey.ErrorsKnown, survey.MeanErrorMs = s.board.errors.known, s.board.errors.meanMs()
+	if unknown == 0 && !farUnknown {
+		return
+	}
+	var queue, live, gap, room mean
+	for i, w := range s.board.workers {
+		if s.reasons[i].Firm() {
+			continue
+		}
+		if unknown != 0 {
+			if w.QueueKnown {
+				queue.add(w.Waiting.QueueMs(s.p.sit.NowMs))
+			}
+			live.add(w.Live)
+			gap.add(s.p.gapMs(w))
+			c := s.candidate(i)
+			room.add(s.p.roomMs(w, s.p.promptTokens-max(s.p.reuse(&c), 0)))
+		}
+		if farUnknown {
+			c := s.candidate(i)
+			survey.far(c.DistanceMs + c.SurchargeMs)
+		}
+	}
+	survey.MeanQueueMs, survey.MeanLive, survey.MeanGapMs, survey.MeanRoomMs = queue.value(), live.value(), gap.value(), room.value()
+	s.paths = s.paths[:0]
+}
+
+// evaluate prices the worker at a position in full, once.
+func (s *search) evaluate(i int) {
+	if i < 0 || s.reasons[i] == reasonPriced {
+		return
+	}
+	s.dst = append(s.dst, s.candidate(i))
+	s.d.Terms = append(s.d.Terms, Terms{})
+	c, t := &s.dst[len(s.dst)-1], &s.d.Terms[len(s.d.Terms)-1]
+	s.p.price(c, t)
+	s.p.complete(c.Worker, t, &s.d.Survey)
+	placeable := s.reasons[i] == ReasonNone
+	s.reasons[i] = reasonPriced
+	if !placeable {
+		return
+	}
+	s.priced++
+	s.bestOwn = min(s.bestOwn, t.OwnMs)
+	last := len(s.lowest) - 1
+	if t.TotalMs < s.lowest[last] {
+		at := last
+		for ; at > 0 && t.TotalMs < s.lowest[at-1]; at-- {
+			s.lowest[at] = s.lowest[at-1]
+		}
+		s.lowest[at] = t.TotalMs
+	}
+	s.allow(t)
+	if key := s.twinKey(i); key != 0 {
+		s.twin(key, i, true)
+	}
+}
+
+// reasonPriced marks a position that was priced.
+const reasonPriced = numReasons
+
+// allow notes the total of a worker that a budget and the own-time limit
+// leave, once the limit is known.
+func (s *search) allow(t *Terms) {
+	if s.limitKnown && t.OwnMs <= s.limit && s.p.missed(t) == BudgetNone {
+		s.least = min(s.least, t.TotalMs)
+	}
+}
+
+// roundingSlack is the room for rounding between a bound and a price.
+const roundingSlack = 1e-9
+
+func slack(ms float64) float64 { return ms + roundingSlack*(1+math.Abs(ms)) }
+
+// findBestOwn prices whoever could have the least own time.
+func (s *search) findBestOwn() {
+	least := slack(s.bestOwn)
+	for k := range s.blocks {
+		if s.blocks[k].own > int64(math.Float64bits(least)) {
+			continue
+		}
+		from := k * blockRows
+		for i := from; i < min(from+blockRows, len(s.owns)); i++ {
+			if !s.open(i) || s.owns[i] > least {
+				continue
+			}
+			if key := s.twinKey(i); key != 0 && s.hasTwin(key) {
+				continue
+			}
+			s.evaluate(i)
+			least = slack(s.bestOwn)
+		}
+	}
+	s.limit, s.limitKnown = s.bestOwn*(1+s.p.policy.OwnLimitRatio)+s.p.policy.OwnLimitMs, true
+	for i := range s.d.Terms {
+		if s.d.Terms[i].Reason == ReasonNone {
+			s.allow(&s.d.Terms[i])
+		}
+	}
+}
+
+// open reports whether a position may be chosen and is not priced yet.
+func (s *search) open(i int) bool { return s.reasons[i] == ReasonNone }
+
+// findTotals prices whoever could be chosen or be a fallback.
+func (s *search) findTotals() {
+	bound := s.totalBound()
+	for k := range s.blocks {
+		if s.blocks[k].total > int64(math.Float64bits(bound)) {
+			continue
+		}
+		from := k * blockRows
+		for i := from; i < min(from+blockRows, len(s.totals)); i++ {
+			if !s.open(i) || s.totals[i] > bound {
+				continue
+			}
+			if key := s.twinKey(i); key != 0 && s.twin(key, i, false) {
+				continue
+			}
+			s.evaluate(i)
+			bound = s.totalBound()
+		}
+	}
+	for g := range s.twins {
+		for _, top := range s.twins[g].tops[:s.twins[g].n] {
+			if !top.priced {
+				s.evaluate(int(top.at))
+			}
+		}
+	}
+}
+
+// totalBound is the total beyond which nobody matters.
+func (s *search) totalBound() float64 {
+	return slack(max(s.lowest[len(s.lowest)-1], s.least+s.p.policy.TieMs))
+}

@@ -1,0 +1,389 @@
+package placement
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"waypost/gossip/ledger"
+)
+
+// boardWorld is a large fleet for the bounded search.
+type boardWorld struct {
+	board   Board
+	req     Request
+	policy  Policy
+	sit     Situation
+	query   Query
+	workers []*Worker
+}
+
+const worldNowMs = 5e5
+
+// mix says how a world is made: each is a share from 0 to 1.
+type mix struct {
+	idle, alike, unknown, excluded, matched, far, pulling float64
+	budgets                                               bool
+}
+
+func newBoardWorld(r *rand.Rand, n int, m mix) *boardWorld {
+	w := &boardWorld{policy: DefaultPolicy(), query: Query{}}
+	chance := func(p float64) bool { return r.Float64() < p }
+	maybe := func(v float64) float64 {
+		if chance(m.unknown) {
+			return math.NaN()
+		}
+		return v
+	}
+	w.policy.Theta = []float64{0, 1, 5, 20}[r.IntN(4)]
+	w.policy.TieMs = []float64{0, 1, 25}[r.IntN(3)]
+	w.sit = Situation{NowMs: worldNowMs, PolicyAgeMs: 50, ArrivalsPerMs: maybe([]float64{0, .002, .01}[r.IntN(3)]), MeanOutputTokens: maybe(200)}
+	w.req = Request{
+		ID: fmt.Sprintf("r%d", r.IntN(1000)), PromptTokens: []int{1, 17, 700, 8192, 9000, 60_000}[r.IntN(6)],
+		OutputTokensExpected: []float64{0, 64, 2000}[r.IntN(3)],
+	}
+	if m.budgets {
+		w.req.FirstTokenBudgetMs = []float64{0, 30, 400}[r.IntN(3)]
+		w.req.GapBudgetMs = []float64{0, 10, 25}[r.IntN(3)]
+		w.req.DeadlineMs = []float64{0, 900, 9000}[r.IntN(3)]
+		w.req.IfInfeasible = []IfInfeasible{"", Reject, RetryAfter}[r.IntN(3)]
+	}
+	if chance(m.excluded) {
+		w.req.ExcludeWorkers = []string{"gpu-0003/vllm-8000/0"}
+		w.req.ExcludeProcesses = []uint64{105}
+	}
+	common := r.IntN(w.req.PromptTokens + 50)
+	if chance(m.far) {
+		w.query.Ways = make([]Way, n-r.IntN(2))
+		for i := range w.query.Ways {
+			w.query.Ways[i] = Way{RoundTripMs: maybe([]float64{0, 0, 12}[r.IntN(3)]), SurchargeMs: []float64{0, 15}[r.IntN(2)]}
+		}
+	}
+	for i := range n {
+		worker := testWorker(i, fmt.Sprintf("gpu-%04d/vllm-8000/0", i), worldNowMs)
+		model := worker.Steps.Model()
+		if !chance(m.alike) {
+			f := 1 + float64(r.IntN(5))/4
+			model.P1MsPerToken, model.P2MsPerToken2, model.P0Ms = model.P1MsPerToken*f, model.P2MsPerToken2*f, float64(r.IntN(20))
+			if chance(.3) {
+				model.QMsPerToken2, model.D3Ms = 4e-7, -25
+			}
+		}
+		if !chance(m.idle) {
+			worker.Decoding = maybe(float64(r.IntN(100)))
+			worker.ContextTokens = maybe(r.Float64() * 3e5)
+			worker.Live = maybe(float64(r.IntN(300)))
+			worker.HeldBlocks = maybe(r.Float64() * 21_000)
+			worker.ErrorMs = maybe(r.Float64() * 300)
+			worker.LoadAtMs = maybe(worldNowMs - []float64{100, 400, 5000}[r.IntN(3)])
+			worker.View.AtMs = worldNowMs - r.Float64()*2e5
+		}
+		worker.Steps = ledger.NewSteps(model, []int{2048, 8192}[r.IntN(2)], model.DecodeMs(positive(worker.Decoding), positive(worker.ContextTokens), 320_000))
+		queue := 0.0
+		if !chance(m.idle) {
+			queue = maybe([]float64{1, 40, 300 * r.Float64(), 5000 * r.Float64()}[r.IntN(4)])
+		}
+		worker.QueueKnown = !math.IsNaN(queue)
+		worker.Waiting = ledger.AtLoad(&worker.Steps, worldNowMs-100, queue, r.IntN(2047))
+		if chance(m.unknown) {
+			worker.Waiting.Fold(&worker.Steps, worldNowMs-50, 0, 900)
+			worker.OpenClaims = 1
+			worker.View.Kind = []ViewKind{ViewBlind, ViewInferred, ViewStale, ViewLive}[r.IntN(4)]
+		}
+		if chance(m.excluded) {
+			worker.Doubted = []Reason{0, ReasonStalled, ReasonGPUFault}[r.IntN(3)]
+			worker.Barred = []Reason{0, ReasonCordoned, ReasonLost}[r.IntN(3)]
+			worker.AwaySinceMs = []float64{math.NaN(), worldNowMs - 5000, worldNowMs - 90_000}[r.IntN(3)]
+			worker.MaxModelTokens = []int{0, 8192, 131_072}[r.IntN(3)]
+		}
+		if chance(m.pulling) {
+			worker.Transfer = &Transfer{
+				Connector: "nixl", SideChannel: "10.0.0.1:5600", Fingerprint: []string{"a", "a", "b"}[r.IntN(3)],
+				ExportedTier: "gpu", BytesPerToken: 262_144,
+			}
+		}
+		if chance(m.matched) {
+			tokens := common
+			if chance(.3) {
+				tokens = r.IntN(w.req.PromptTokens + 50)
+			}
+			w.query.Matches = append(w.query.Matches, Match{Worker: worker.ID, Tokens: tokens, Predicted: chance(.2)})
+		}
+		w.workers = append(w.workers, &worker)
+		w.board.Set(&worker)
+	}
+	if m.pulling > 0 {
+		for _, match := range w.query.Matches[:min(len(w.query.Matches), MaxSources)] {
+			w.sit.Sources = append(w.sit.Sources, Source{Worker: w.workers[match.Worker], Tokens: match.Tokens, Sending: r.IntN(3)})
+		}
+		speeds := []float64{1.2e5, 3e6, 12.5e6}
+		seed := r.Uint64()
+		w.query.Paths = func(to *Worker, dst []Path) []Path {
+			for i := range w.sit.Sources {
+				x := rendezvous(seed, uint64(to.ID)*8+uint64(i))
+				dst = append(dst, Path{Link: "l", BytesPerMs: speeds[x%3], LatencyMs: float64(x >> 8 % 3), UnderWay: int(x >> 16 % 3), Never: x>>24%7 == 0})
+			}
+			return dst
+		}
+		w.query.FastestBytesPerMs = []float64{0, 12.5e6}[r.IntN(2)]
+	}
+	w.query.MatchUnknown = chance(m.unknown / 4)
+	r.Shuffle(len(w.query.Matches), func(i, j int) {
+		w.query.Matches[i], w.query.Matches[j] = w.query.Matches[j], w.query.Matches[i]
+	})
+	return w
+}
+
+func (w *boardWorld) decide(t testing.TB, dst []Candidate, d *Decision) []Candidate {
+	candidates, err := w.board.Decide(&w.req, &w.policy, w.sit, &w.query, dst, d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return candidates
+}
+
+// all are the candidates of a full scan.
+func (w *boardWorld) all() []Candidate {
+	var all []Candidate
+	for _, worker := range w.board.Workers() {
+		c := Candidate{Worker: worker, DistanceMs: math.NaN()}
+		if int(worker.ID) < len(w.query.Ways) {
+			c.DistanceMs, c.SurchargeMs = w.query.Ways[worker.ID].RoundTripMs, w.query.Ways[worker.ID].SurchargeMs
+		}
+		for _, m := range w.query.Matches {
+			if m.Worker == worker.ID {
+				c.MatchedTokens, c.Predicted = m.Tokens, m.Predicted
+			}
+		}
+		if w.query.MatchUnknown {
+			c.MatchedTokens, c.Predicted = Unknown, false
+		}
+		if w.query.Paths != nil {
+			c.Paths = w.query.Paths(worker, nil)
+		}
+		all = append(all, c)
+	}
+	return all
+}
+
+// verdict is all that a caller sees of a decision.
+func verdict(d *Decision, candidates []Candidate) string {
+	name := func(i int) string {
+		if i < 0 {
+			return "nobody"
+		}
+		return fmt.Sprintf("%s %v %v", candidates[i].Name, d.Terms[i].TotalMs, d.Terms[i].Pull)
+	}
+	text := fmt.Sprintf("chosen %s, most reuse on %s, tied %v, marks %v, %v tokens, first %v p90 %v, refusal %v, placeable %d, eligible %d, best own %v, reasons %v",
+		name(d.Chosen), name(d.MostReuse), d.Tied, d.Marks.Words(), d.OutputTokens, d.FirstTokenMs, d.FirstTokenP90Ms, d.Refusal,
+		d.Survey.Placeable, d.Survey.Eligible, d.Survey.BestOwnMs, d.Survey.Reasons)
+	for _, i := range d.Fallbacks() {
+		text += ", then " + name(i)
+	}
+	return text
+}
+
+// The bounded search gives what the full scan gives, whatever the fleet: idle
+// and alike, busy, half unknown, half excluded, with matches, distances, pulls
+// and budgets. And it prices few.
+func TestSearchEqualsFullScan(t *testing.T) {
+	priced, total := 0, 0
+	rapid.Check(t, func(t *rapid.T) {
+		r := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 7))
+		share := func(name string, shares ...float64) float64 { return rapid.SampledFrom(shares).Draw(t, name) }
+		w := newBoardWorld(r, rapid.IntRange(1, 250).Draw(t, "workers"), mix{
+			idle: share("idle", 0, .3, 1), alike: share("alike", 0, 1), unknown: share("unknown", 0, 0, .02, .3),
+			excluded: share("excluded", 0, 0, .1, .6), matched: share("matched", 0, .02, 1), far: share("far", 0, 1),
+			pulling: share("pulling", 0, 0, 1), budgets: rapid.Bool().Draw(t, "budgets"),
+		})
+		var full, bounded Decision
+		all := w.all()
+		sit := w.sit
+		if w.query.Paths == nil {
+			sit.Sources = nil
+		}
+		if err := Decide(&w.req, all, &w.policy, sit, &full); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 { // the second time with used memory
+			candidates, err := w.board.Decide(&w.req, &w.policy, w.sit, &w.query, nil, &bounded)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got, want := verdict(&bounded, candidates), verdict(&full, all); got != want {
+				t.Fatalf("of %d workers, %d priced:\n got %s\nwant %s", len(all), len(candidates), got, want)
+			}
+			if n := bounded.Survey.Unpriced; n < 0 || n > len(all)-len(candidates) {
+				t.Fatalf("%d unpriced of %d, %d are priced", n, len(all), len(candidates))
+			}
+			record := NewRecord(&w.req, candidates, &w.policy, w.sit, &bounded, 8)
+			var again Decision
+			if err := record.Redecide(&again); err != nil {
+				t.Fatal(err)
+			}
+			if (again.Chosen < 0) != (full.Chosen < 0) || full.Chosen >= 0 && record.Candidates[again.Chosen].Name != all[full.Chosen].Name {
+				t.Fatalf("the record decides %s, the fleet %s", verdict(&again, record.Candidates), verdict(&full, all))
+			}
+			priced, total = priced+len(candidates), total+len(all)
+		}
+	})
+	t.Logf("%d of %d workers priced", priced, total)
+}
+
+// A board that changed worker by worker is one that was made of the last.
+func TestBoardFollowsChanges(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		r := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 9))
+		m := mix{idle: .5, unknown: .1, excluded: .2, matched: .2, pulling: .5}
+		w, other := newBoardWorld(r, 120, m), newBoardWorld(r, 120, m)
+		for range 200 {
+			i := r.IntN(120)
+			if r.IntN(4) == 0 {
+				w.board.Remove(WorkerID(i))
+				continue
+			}
+			w.board.Set(other.workers[i])
+		}
+		var fresh Board
+		for _, worker := range w.board.Workers() {
+			fresh.Set(worker)
+		}
+		var a, b Decision
+		w.query.Paths, w.sit.Sources = nil, nil
+		first, err := w.board.Decide(&w.req, &w.policy, w.sit, &w.query, nil, &a)
+		if err != nil {
+			t.Fatal(err)
+		}
+		second, err := fresh.Decide(&w.req, &w.policy, w.sit, &w.query, nil, &b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, want := verdict(&a, first), verdict(&b, second); got != want {
+			t.Fatalf("after changes %s\nfresh %s", got, want)
+		}
+		if w.board.errors != fresh.errors || w.board.pulling != fresh.pulling || len(w.board.classAt) != len(fresh.classAt) {
+			t.Fatalf("sums %d %d %d, fresh %d %d %d", w.board.errors.known, w.board.pulling, len(w.board.classAt), fresh.errors.known, fresh.pulling, len(fresh.classAt))
+		}
+		for i := range 120 {
+			w.board.Remove(WorkerID(i))
+		}
+		if w.board.Len() != 0 || len(w.board.classAt) != 0 || w.board.errors != (errorSum{}) || w.board.pulling != 0 {
+			t.Fatalf("an emptied board holds %d workers, %d classes", w.board.Len(), len(w.board.classAt))
+		}
+	})
+}
+
+// fleetsForFigures are the fleets of the figures: busy as at half load, with a
+// few holders of the prompt and a system prompt that all hold.
+func fleetForFigures(n int, m mix) *boardWorld {
+	w := newBoardWorld(rand.New(rand.NewPCG(1, 2)), n, m)
+	w.policy = DefaultPolicy()
+	w.req = Request{ID: "bench", PromptTokens: 8192, OutputTokensExpected: 200}
+	w.sit = Situation{NowMs: worldNowMs, ArrivalsPerMs: .002, MeanOutputTokens: 200, PolicyAgeMs: 10}
+	w.query = Query{}
+	r := rand.New(rand.NewPCG(3, 4))
+	for i, worker := range w.workers {
+		c := *worker
+		c.LoadAtMs = worldNowMs - r.Float64()*250
+		c.HeldBlocks = r.Float64() * 15_000
+		c.ErrorMs = r.Float64() * 50
+		c.View = View{Kind: ViewLive, AtMs: worldNowMs - 400, Trust: math.NaN(), EvictionAgeMs: math.NaN()}
+		if m.idle < 1 {
+			model := c.Steps.Model()
+			c.Decoding = float64(r.IntN(50))
+			c.Live, c.ContextTokens = c.Decoding+float64(r.IntN(4)), c.Decoding*4000
+			c.Steps = ledger.NewSteps(model, 8192, model.DecodeMs(c.Decoding, c.ContextTokens, 320_000))
+			c.Waiting = ledger.AtLoad(&c.Steps, worldNowMs-100, r.ExpFloat64()*200, r.IntN(2047))
+		} else {
+			c.HeldBlocks, c.ErrorMs = 0, math.NaN()
+		}
+		switch {
+		case i%100 == 7:
+			w.query.Matches = append(w.query.Matches, Match{Worker: c.ID, Tokens: 4096})
+		case r.Float64() < m.matched:
+			w.query.Matches = append(w.query.Matches, Match{Worker: c.ID, Tokens: 1024})
+		}
+		w.board.Set(&c)
+	}
+	return w
+}
+
+var figureFleets = []struct {
+	name string
+	mix  mix
+}{
+	{"busy", mix{alike: 1}},
+	{"shared", mix{alike: 1, matched: 1}}, // all hold the system prompt
+	{"mixed", mix{}},                      // of several speeds
+	{"idle", mix{alike: 1, idle: 1}},
+}
+
+// The search must stay a search: few of 1,000 workers are priced, and deciding
+// again allocates nothing.
+func TestSearchIsBounded(t *testing.T) {
+	for _, f := range figureFleets {
+		w := fleetForFigures(1000, f.mix)
+		var d Decision
+		dst := w.decide(t, nil, &d)
+		if len(dst) > SearchAbove {
+			t.Errorf("%s: %d of 1,000 priced, want at most %d", f.name, len(dst), SearchAbove)
+		}
+		if d.Chosen < 0 || d.Survey.Unpriced+len(dst) != 1000 {
+			t.Errorf("%s: chosen %d, %d priced and %d not", f.name, d.Chosen, len(dst), d.Survey.Unpriced)
+		}
+		if n := testing.AllocsPerRun(20, func() { dst = w.decide(t, dst, &d) }); n > 2 {
+			t.Errorf("%s: %v allocations per decision, want at most 2", f.name, n)
+		}
+		t.Logf("%s: %d of 1,000 priced", f.name, len(dst))
+	}
+}
+
+// Open claims are three numbers in the worker: their count is no input of a
+// decision, so it cannot cost anything. What could is their count in Live.
+func TestSearchDoesNotGrowWithClaims(t *testing.T) {
+	w := fleetForFigures(1000, mix{alike: 1})
+	var d Decision
+	before := len(w.decide(t, nil, &d))
+	for _, worker := range slices.Clone(w.board.Workers()) {
+		c := *worker
+		for range 200 {
+			c.Waiting.Fold(&c.Steps, worldNowMs-10, 0, 100)
+		}
+		c.OpenClaims, c.Live = 200, c.Live+200
+		w.board.Set(&c)
+	}
+	if after := len(w.decide(t, nil, &d)); after > before+SearchAbove/2 {
+		t.Errorf("%d priced with 200 claims per worker, %d without", after, before)
+	}
+}
+
+func BenchmarkBoard(b *testing.B) {
+	for _, n := range []int{100, 1000, 8000} {
+		for _, f := range figureFleets {
+			b.Run(fmt.Sprintf("%s/%d", f.name, n), func(b *testing.B) {
+				w := fleetForFigures(n, f.mix)
+				var d Decision
+				var dst []Candidate
+				took := make([]time.Duration, 0, 1<<20)
+				b.ReportAllocs()
+				for b.Loop() {
+					w.req.ID = "bench"
+					started := time.Now()
+					dst = w.decide(b, dst, &d)
+					if len(took) < cap(took) {
+						took = append(took, time.Since(started))
+					}
+				}
+				slices.Sort(took)
+				b.ReportMetric(float64(took[len(took)/2].Nanoseconds()), "p50-ns")
+				b.ReportMetric(float64(took[len(took)*99/100].Nanoseconds()), "p99-ns")
+				b.ReportMetric(float64(len(dst)), "priced")
+			})
+		}
+	}
+}

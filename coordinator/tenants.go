@@ -1,0 +1,59 @@
+package coordinator
+
+import (
+	"fmt"
+	"sync"
+	"time"
+
+	"waypost/coordinator/placement"
+	"waypost/coordinator/registry"
+)
+
+// tenantShares is what tenants were placed lately, by this coordinator.
+type tenantShares struct {
+	mu sync.Mutex
+	by map[string]*placement.Shares // by pool
+}
+
+// judgeTenant says on a request what its tenant may and has had.
+func (c *Coordinator) judgeTenant(now time.Time, r *placement.Request, file *registry.Fleet) {
+	tenant := r.Tenant
+	if tenant == "" {
+		tenant = registry.DefaultTenant
+	}
+	r.TenantBarred, r.TenantOver, r.TenantFull = "", "", ""
+	if pool, ok := file.Pool(r.Pool); ok && !pool.AdmitsTenant(tenant) {
+		r.TenantBarred = fmt.Sprintf("tenant %s may not use pool %s", tenant, r.Pool)
+	}
+	if limit, ok := file.Tenant(tenant).MaxInflightTokens.Get(); ok {
+		if open := c.fleet.TenantTokens(r.Tenant); open+int64(r.PromptTokens) > limit {
+			r.TenantFull = fmt.Sprintf("tenant %s has %d prompt tokens under way, max_inflight_tokens is %d", tenant, open, limit)
+		}
+	}
+	t := &c.tenantShares
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if s := t.by[r.Pool]; s != nil {
+		r.TenantOver = s.Over(ms(now.Sub(c.transfers.started)), tenant, func(name string) int { return file.Tenant(name).Share.Value })
+	}
+}
+
+// placedFor counts a placement for its tenant.
+func (c *Coordinator) placedFor(now time.Time, r *placement.Request, uncachedTokens int) {
+	tenant := r.Tenant
+	if tenant == "" {
+		tenant = registry.DefaultTenant
+	}
+	t := &c.tenantShares
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.by == nil {
+		t.by = map[string]*placement.Shares{}
+	}
+	s := t.by[r.Pool]
+	if s == nil {
+		s = &placement.Shares{}
+		t.by[r.Pool] = s
+	}
+	s.Placed(ms(now.Sub(c.transfers.started)), tenant, uncachedTokens)
+}
