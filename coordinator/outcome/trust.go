@@ -15,7 +15,9 @@ type Limits struct {
 	// ResyncErrors wrong predictions within ResyncWithinMs ask for the view
 	// anew, 3 within 60 s; the first time at once, then after ResyncEveryMs,
 	// doubling up to ResyncMostMs: 30 s, 10 min.
-	ResyncErrors                                int
+	// More found than expected counts as wrong from ResyncUnderTokens on, 512:
+	// one chunk of the prefix keys.
+	ResyncErrors, ResyncUnderTokens             int
 	ResyncWithinMs, ResyncEveryMs, ResyncMostMs float64
 	// BreakerFaults faults of the worker in a row open the breaker, 5; so does
 	// the larger half of the last BreakerRing ends, 20, if all are younger
@@ -32,7 +34,7 @@ type Limits struct {
 func DefaultLimits() Limits {
 	return Limits{
 		HalfLifeMs: 600_000, PriorWeight: 4,
-		ResyncErrors: 3, ResyncWithinMs: 60_000, ResyncEveryMs: 30_000, ResyncMostMs: 600_000,
+		ResyncErrors: 3, ResyncUnderTokens: 512, ResyncWithinMs: 60_000, ResyncEveryMs: 30_000, ResyncMostMs: 600_000,
 		BreakerFaults: 5, BreakerRing: 20, BreakerWithinMs: 60_000, ProbeEveryMs: 10_000, ProbeMostMs: 300_000,
 	}
 }
@@ -147,7 +149,7 @@ func (w *Worker) Observe(nowMs float64, o *Observation) {
 			w.terms[term].add(nowMs, w.limits.HalfLifeMs, v)
 		}
 	}
-	if o.Class.Mispredicted() && o.Class != ClassRestarted {
+	if w.viewWrong(o) {
 		w.wrongMs = append(w.wrongMs, nowMs)
 		if n := len(w.wrongMs) - w.limits.ResyncErrors; n > 0 {
 			w.wrongMs = slices.Delete(w.wrongMs, 0, n)
@@ -162,6 +164,19 @@ func (w *Worker) Observe(nowMs float64, o *Observation) {
 		found = float64(o.ActualTokens) / float64(expected)
 	}
 	w.held.add(nowMs, w.limits.HalfLifeMs, found)
+}
+
+// viewWrong reports whether an outcome speaks against the worker's view. A new
+// process is no fault of it, and neither is a little more than expected: what a
+// prompt's end and answer added is told with a delay, by design.
+func (w *Worker) viewWrong(o *Observation) bool {
+	switch o.Class {
+	case ClassRestarted:
+		return false
+	case ClassUnderPredicted:
+		return o.ActualTokens-max(o.ExpectedTokens, 0) >= w.limits.ResyncUnderTokens
+	}
+	return o.Class.Mispredicted()
 }
 
 // learnBias takes the difference of an outcome. A difference of up to four

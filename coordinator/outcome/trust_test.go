@@ -161,6 +161,19 @@ func TestResyncIsBounded(t *testing.T) {
 	if w.Resyncs() != uint64(asked) {
 		t.Errorf("counted %d", w.Resyncs())
 	}
+	growing := NewWorker(DefaultLimits())
+	for i := range 100 {
+		growing.Observe(float64(i), observed(1024, 1024+80))
+		if growing.ResyncDue(float64(i)) {
+			t.Fatal("a resync because answers are told with a delay")
+		}
+	}
+	for i := range 3 {
+		growing.Observe(float64(100+i), observed(0, 4000))
+	}
+	if !growing.ResyncDue(103) {
+		t.Error("no resync of a view that misses what the engine finds")
+	}
 	few := NewWorker(DefaultLimits())
 	for i := range 10 {
 		few.Observe(float64(i)*40_000, observed(1024, 0))
