@@ -36,11 +36,13 @@ type one struct {
 	conn *grpc.ClientConn
 }
 
-func startOne(tb testing.TB) *one { return startOneOf(tb, "c-1", nil) }
+func startOne(tb testing.TB, change ...func(*Config)) *one {
+	return startOneOf(tb, "c-1", nil, change...)
+}
 
 // startOneOf starts a coordinator that makes a cluster of itself, or joins that
 // of another one.
-func startOneOf(tb testing.TB, name string, join *one) *one {
+func startOneOf(tb testing.TB, name string, join *one, change ...func(*Config)) *one {
 	tb.Helper()
 	dir := tb.TempDir()
 	key := filepath.Join(dir, "prefix.key")
@@ -52,6 +54,9 @@ func startOneOf(tb testing.TB, name string, join *one) *one {
 	cfg.Mesh.Listen, cfg.Cluster.Listen, cfg.API.Listen = "127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0"
 	if join != nil {
 		cfg.Cluster.Join = []daemon.HostPort{daemon.HostPort(join.ClusterAddress())}
+	}
+	for _, fn := range change {
+		fn(&cfg)
 	}
 	c, err := New(Options{Config: cfg, Bootstrap: join == nil, Version: "test", Process: rand.Uint64() | 1})
 	if err != nil {

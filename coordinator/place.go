@@ -154,6 +154,10 @@ func (p *placements) decide(w *work, req *waypostv1.PlaceRequest, request *place
 	if !req.GetReserve() {
 		return resp, false, nil
 	}
+	if chosen := w.candidates[d.Chosen].Worker; d.Marks&placement.MarkLastResort == 0 && !c.judges.takeProbe(now, chosen.Name, chosen.Process) {
+		// Another placement is the worker's probe.
+		return nil, true, nil
+	}
 	answer.PlacementId = proto.String(c.newPlacementID())
 	patched(answer.GetWorker(), answer.GetPlacementId(), d, sit)
 	answer.ReservationTtlMs = proto.Float64(ms(c.reservationTTL))

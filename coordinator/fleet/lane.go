@@ -568,6 +568,6 @@ func (f *Fleet) restart(w *worker, process uint64, nowMs float64, changes *Chang
 	w.peerKeys = w.peerKeys[:0]
 	w.report, w.base = unknownReport(), ledger.Waiting{}
 	w.view = placement.View{AtMs: math.NaN(), Trust: math.NaN(), EvictionAgeMs: math.NaN()}
-	w.errorMs = ewma{}
+	w.errorMs, w.judged = ewma{}, Judgement{}
 	f.options.Predicted.Drop(w.id)
 }
