@@ -52,7 +52,7 @@ func (h *lanes) apply(host string, index uint32, st *stream, frame []byte, from 
 	if err != nil {
 		h.c.metrics.badFrames.WithLabelValues("prefix").Inc()
 		h.c.log.Warn("prefix frame refused", "host", host, "index", index, "from", string(from), "error", err)
-		h.shorten(st, "damage")
+		h.lost(st, "damage")
 		return
 	}
 	st.frames[result.String()]++
@@ -63,15 +63,18 @@ func (h *lanes) apply(host string, index uint32, st *stream, frame []byte, from 
 			st.short = "" // the newest frame fits
 		}
 	case summary.Gap:
-		h.shorten(st, "gap")
+		st.short = "gap"
+		if !st.decoder.Anew() {
+			h.lost(st, st.short)
+		}
 	case summary.DigestMismatch:
-		h.shorten(st, "digest")
+		h.lost(st, "digest")
 	}
 }
 
-// shorten notes that something of a stream was lost on its way.
-func (h *lanes) shorten(st *stream, why string) {
-	st.short = why
+// lost notes that something of a stream was lost on its way.
+func (h *lanes) lost(st *stream, how string) {
+	st.short = how
 	h.c.cases.lost(st.worker, time.Now())
 }
 

@@ -120,6 +120,45 @@ func TestEveryFieldOfARecordIsKept(t *testing.T) {
 	}
 }
 
+// Every part of a record counts: one that was forgotten would grow beyond the
+// bound unseen.
+func TestEveryPartOfARecordCounts(t *testing.T) {
+	e := Entry{}
+	n := 0
+	fill(t, reflect.ValueOf(&e).Elem(), &n)
+	if counts, is := sizeOf(&e)-indexBytes, entryBytes+heldBy(reflect.ValueOf(&e).Elem()); counts < is {
+		t.Errorf("counts as %d bytes, is %d", counts, is)
+	}
+}
+
+// heldBy is the memory that a value leads to, beyond its own.
+func heldBy(v reflect.Value) (bytes int64) {
+	switch v.Kind() {
+	case reflect.String:
+		return int64(v.Len())
+	case reflect.Pointer:
+		switch {
+		case v.IsNil() || v.Type() == reflect.TypeFor[*time.Location]():
+			return 0 // shared by all
+		case v.Type() == reflect.TypeFor[*outcome.Outcome]():
+			return heldBy(v.Elem()) // itself is part of every entry
+		}
+		return int64(v.Type().Elem().Size()) + heldBy(v.Elem())
+	case reflect.Slice:
+		bytes = int64(v.Len()) * int64(v.Type().Elem().Size())
+		fallthrough
+	case reflect.Array:
+		for i := range v.Len() {
+			bytes += heldBy(v.Index(i))
+		}
+	case reflect.Struct:
+		for i := range v.NumField() {
+			bytes += heldBy(v.Field(i))
+		}
+	}
+	return bytes
+}
+
 // fill sets every exported field to a value of its own.
 func fill(t *testing.T, v reflect.Value, n *int) {
 	t.Helper()

@@ -407,28 +407,62 @@ func (s *Store) Size() (entries int, bytes int64) {
 // by many records and counts in each: the sum is an upper bound.
 const (
 	entryBytes     = int64(unsafe.Sizeof(stored{}) + unsafe.Sizeof(Entry{}) + unsafe.Sizeof(outcome.Outcome{}))
-	candidateBytes = int64(unsafe.Sizeof(placement.Candidate{}) + unsafe.Sizeof(placement.Worker{}))
+	candidateBytes = int64(unsafe.Sizeof(placement.Candidate{}))
 	pathBytes      = int64(unsafe.Sizeof(placement.Path{}))
-	partnerBytes   = int64(unsafe.Sizeof(placement.Partner{}) + unsafe.Sizeof(placement.Worker{}))
+	partnerBytes   = int64(unsafe.Sizeof(placement.Partner{}))
+	sourceBytes    = int64(unsafe.Sizeof(placement.Source{}))
+	workerBytes    = int64(unsafe.Sizeof(placement.Worker{}) + unsafe.Sizeof(placement.Transfer{}))
+	stringBytes    = int64(unsafe.Sizeof(""))
 	// indexBytes is about what two map entries and the slot cost.
 	indexBytes = 160
 )
 
 // sizeOf is the memory an entry counts as.
 func sizeOf(e *Entry) int64 {
+	r := &e.Record
 	size := entryBytes + indexBytes
-	for _, text := range [...]string{e.Placement, e.Coordinator, e.RequestID, e.Tenant, e.Pool, e.InputSource, e.Worker, e.DecidingTerm, e.Because} {
+	if o := e.Outcome; o != nil {
+		size += int64(len(o.Result) + len(o.ErrorClass))
+	}
+	for _, text := range [...]string{
+		e.Placement, e.Coordinator, e.RequestID, e.Tenant, e.Pool, e.InputSource, e.Worker, e.DecidingTerm, e.Because, string(e.Refused), string(e.LostTo), string(e.Class),
+		r.Request.ID, r.Request.Tenant, r.Request.Pool, r.Request.TenantBarred, r.Request.TenantOver, r.Request.TenantFull,
+		r.Request.Adapter, string(r.Request.IfInfeasible), string(r.Policy.IfInfeasible),
+	} {
 		size += int64(len(text))
 	}
-	r := &e.Record
+	for i := range r.Situation.Sources {
+		size += sourceBytes + sizeOfWorker(r.Situation.Sources[i].Worker)
+	}
 	for i := range r.Candidates {
 		c := &r.Candidates[i]
-		size += int64(len(c.Paths))*pathBytes + int64(len(c.Partners))*partnerBytes
-		w := c.Worker
-		size += candidateBytes + int64(len(w.Name)+len(w.BarredWhy)+len(w.DoubtedWhy))
+		size += candidateBytes + sizeOfWorker(c.Worker)
+		for k := range c.Paths {
+			size += pathBytes + int64(len(c.Paths[k].Link))
+		}
+		for k := range c.Partners {
+			p := &c.Partners[k]
+			size += partnerBytes + sizeOfWorker(p.Worker) + int64(len(p.Path.Link))
+		}
 	}
-	for _, name := range r.Request.ExcludeWorkers {
-		size += int64(len(name)) + int64(unsafe.Sizeof(name))
+	return size + sizeOfTexts(r.Request.ExcludeWorkers) + 8*int64(len(r.Request.ExcludeProcesses))
+}
+
+func sizeOfWorker(w *placement.Worker) int64 {
+	size := workerBytes + sizeOfTexts(w.Served)
+	for _, text := range [...]string{w.Name, w.BarredWhy, w.DoubtedWhy, string(w.Steps.Model().Source)} {
+		size += int64(len(text))
 	}
-	return size + 8*int64(len(r.Request.ExcludeProcesses))
+	if t := w.Transfer; t != nil {
+		size += int64(len(t.Connector) + len(t.SideChannel) + len(t.Fingerprint) + len(t.ExportedTier))
+	}
+	return size
+}
+
+func sizeOfTexts(texts []string) int64 {
+	size := stringBytes * int64(len(texts))
+	for _, text := range texts {
+		size += int64(len(text))
+	}
+	return size
 }

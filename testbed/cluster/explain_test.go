@@ -239,7 +239,7 @@ func TestDistrustedViewIsReadAgain(t *testing.T) {
 	}
 	b, err := io.ReadAll(resp.Body)
 	_ = resp.Body.Close()
-	if err != nil || !strings.Contains(string(b), `waypost_prefix_pulls_total{reason="distrust"} 1`) {
+	if err != nil || !strings.Contains(string(b), `waypost_prefix_pulls_total{reason="distrust",source="agent"} 1`) {
 		t.Errorf("the view was not asked for anew once: %v", err)
 	}
 	// What is read again is a live view, and true.
