@@ -91,6 +91,7 @@ type fakeAgent struct {
 	frame   func() []byte
 	process uint64                       // mark of the agent; 0: 0xa1
 	facts   func(*waypostv1.WorkerFacts) // changes the facts of a worker; nil: nothing
+	state   func(i int, l *ledger.Load)  // changes the report of a worker; nil: nothing
 
 	mu    sync.Mutex
 	seq   uint64
@@ -146,7 +147,11 @@ func (a *fakeAgent) load(*lane.Lane) *waypostv1.Load {
 	l := &waypostv1.Load{AgentProcess: new(cmp.Or(a.process, 0xa1)), LoadSeq: new(a.seq)}
 	a.mu.Unlock()
 	for i := range a.workers {
-		w := lane.WorkerLoadOf(uint32(i), &ledger.Load{EngineProcess: uint64(100 + i), State: ledger.StateReady, Coverage: "full"})
+		r := ledger.Load{EngineProcess: uint64(100 + i), State: ledger.StateReady, Coverage: "full"}
+		if a.state != nil {
+			a.state(i, &r)
+		}
+		w := lane.WorkerLoadOf(uint32(i), &r)
 		if i == 0 && a.frame != nil {
 			w.PrefixFrame = a.frame()
 		}

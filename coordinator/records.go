@@ -96,13 +96,7 @@ func (c *Coordinator) askRecords(req *waypostv1.AskRecordsRequest, now time.Time
 		out.Reuse = &waypostv1.GetReuseResponse{Pools: reuses(c.records.Reuse(explain.Filter{Pool: q.GetPool(), Since: since(now, q.SinceMs, reuseSince)}))}
 	}
 	if q := req.GetWorker(); q != nil {
-		part := c.records.Part(q.GetWorker(), explain.Filter{Since: since(now, q.SinceMs, summarySince)})
-		out.Worker = &waypostv1.ExplainWorkerResponse{
-			Considered: proto.Uint32(uint32(part.Considered)), Chosen: proto.Uint32(uint32(part.Chosen)), LostBy: counts(part.LostBy), Excluded: counts(part.Excluded),
-		}
-		if part.Considered > 0 {
-			out.Worker.EvenShare = proto.Float64(part.EvenShare / float64(part.Considered))
-		}
+		out.Worker = c.part(q, now)
 	}
 	return out
 }
@@ -359,77 +353,6 @@ func reuses(sums map[string]*explain.Reuse) []*waypostv1.PoolReuse {
 	return out
 }
 
-// ExplainWorker implements the operator service.
-func (o *operators) ExplainWorker(ctx context.Context, req *waypostv1.ExplainWorkerRequest) (*waypostv1.ExplainWorkerResponse, error) {
-	c := o.c
-	if err := checkSince(req.SinceMs); err != nil {
-		return nil, err
-	}
-	w, err := c.fleet.Worker(time.Now(), req.GetWorker())
-	if err != nil {
-		return nil, api.NotFound("worker", fmt.Sprintf("no worker %.80q; see: waypost workers", req.GetWorker()))
-	}
-	out := &waypostv1.ExplainWorkerResponse{
-		Worker: c.workerProto(&w, c.replica.State()), SinceMs: proto.Float64(ms(summarySince)), Considered: proto.Uint32(0), Chosen: proto.Uint32(0),
-		LostBy: map[string]uint32{}, Excluded: map[string]uint32{},
-	}
-	if req.SinceMs != nil {
-		out.SinceMs = req.SinceMs
-	}
-	answers, silent := c.everyone(ctx, &waypostv1.AskRecordsRequest{Worker: req})
-	out.Silent = silent
-	even := 0.0
-	for _, a := range answers {
-		p := a.GetWorker()
-		plus(&out.Considered, p.Considered)
-		plus(&out.Chosen, p.Chosen)
-		out.LostBy, out.Excluded = plusAll(out.LostBy, p.LostBy), plusAll(out.Excluded, p.Excluded)
-		even += p.GetEvenShare() * float64(p.GetConsidered())
-	}
-	if n := out.GetConsidered(); n > 0 {
-		out.EvenShare = proto.Float64(even / float64(n))
-	}
-	out.ToChange = c.toChange(out, w.StateWhy)
-	return out, nil
-}
-
-// toChange says what would bring a worker more traffic, the surest first.
-func (c *Coordinator) toChange(r *waypostv1.ExplainWorkerResponse, stateWhy string) []string {
-	w := r.GetWorker()
-	host, _, _ := strings.Cut(w.GetName(), "/")
-	var out []string
-	switch state := w.GetState(); {
-	case state == "cordoned" && w.GetCordon() != nil:
-		out = append(out, "take the cordon back: waypost uncordon "+w.GetCordon().GetSelector())
-	case state == "failing":
-		out = append(out, "find out why it fails what it is given (its engine's log); a probe placement readmits it by itself")
-	case state == "probing":
-		out = append(out, "nothing: the next placement on it is its probe")
-	case state != "ready":
-		out = append(out, joinWhy("it must be ready, and is "+state, stateWhy))
-	}
-	if w.GetPool() == "" {
-		out = append(out, "put it into a pool: waypost fleet show")
-	}
-	if v := w.GetView(); v != "live" && v != "warming" && w.GetState() == "ready" {
-		trust := c.policy.Load().InferredTrust
-		if w.Trust != nil {
-			trust = w.GetTrust()
-		}
-		s := fmt.Sprintf("a better cache view (now %s, trust %s)", v, strings.TrimPrefix(fmt.Sprintf("%.2f", trust), "0"))
-		if w.GetViewHint() != "" {
-			s += ": " + w.GetViewHint()
-		}
-		out = append(out, s)
-	} else if w.Trust != nil && w.GetTrust() < .9 {
-		out = append(out, fmt.Sprintf("predictions that come true (trust %s): waypost explain --mispredicted --worker %s", strings.TrimPrefix(fmt.Sprintf("%.2f", w.GetTrust()), "0"), w.GetName()))
-	}
-	if len(out) == 0 && r.GetConsidered() == 0 {
-		out = append(out, "requests: no recorded decision had it as a candidate; see: waypost pools, waypost hosts "+host)
-	}
-	return out
-}
-
 // WatchPlacements implements the placement service.
 func (p *placements) WatchPlacements(req *waypostv1.WatchPlacementsRequest, stream waypostv1.PlacementService_WatchPlacementsServer) error {
 	c := p.c
@@ -494,6 +417,7 @@ func (c *Coordinator) recordProto(e *explain.Entry, now time.Time, whole bool) *
 	}
 	sit := e.Record.Situation
 	out.Placement.Basis.Theta = finite(e.Record.Policy.Theta)
+	out.Placement.Basis.UnpricedWorkers, out.Placement.Basis.ExcludedWorkers = proto.Uint32(uint32(e.Record.Survey.Unpriced)), excludedWorkers(&e.Record.Survey)
 	out.Placement.Basis.PolicyVersion, out.Placement.Basis.PolicyAgeMs = &sit.PolicyVersion, finite(sit.PolicyAgeMs)
 	if !whole {
 		return out

@@ -5,12 +5,16 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	"waypost/coordinator/api"
+	"waypost/coordinator/explain"
+	"waypost/coordinator/placement"
+	"waypost/gossip/ledger"
 	waypostv1 "waypost/proto/waypost/v1"
 )
 
@@ -101,6 +105,53 @@ func TestQuestionsAboutRecordsNameBadFields(t *testing.T) {
 	if err != nil || why.GetConsidered() == 0 || why.GetEvenShare() != .5 || why.GetSinceMs() != 600_000 {
 		t.Errorf("why: %v, %v", why, err)
 	}
+}
+
+// Above the bound of the search decisions price only workers that may win. One
+// that is never priced is told so, and what it would cost now.
+func TestWhyOfAWorkerThatIsNotPriced(t *testing.T) {
+	c := startOne(t)
+	const workers = placement.SearchAbove + 16
+	(&fakeAgent{workers: workers, state: func(i int, l *ledger.Load) {
+		l.QueueMs, l.Live, l.Decoding, l.QueueBasis = new(1000*float64(i)), new(uint32(i)), new(uint32(i)), ledger.BasisEvidence
+	}}).start(t, c)
+	eventually(t, "all workers", func() bool {
+		ready := 0
+		for _, w := range c.fleet.Workers(time.Now()) {
+			if w.State == "ready" && w.Snapshot.QueueKnown {
+				ready++
+			}
+		}
+		return ready == workers
+	})
+	id := c.placeSome(t)
+	e, ok := c.records.Get(id)
+	if !ok || e.Record.Survey.Unpriced == 0 || e.Record.Survey.Candidates != workers {
+		t.Fatalf("%d candidates, %d not priced", e.Record.Survey.Candidates, e.Record.Survey.Unpriced)
+	}
+	rec, err := c.placements.GetPlacement(t.Context(), &waypostv1.GetPlacementRequest{PlacementId: &id})
+	if b := rec.GetRecord().GetPlacement().GetBasis(); err != nil || int(b.GetUnpricedWorkers()) != e.Record.Survey.Unpriced {
+		t.Errorf("%v, %v", b, err)
+	}
+	for _, w := range c.fleet.Workers(time.Now()) {
+		if explain.Lists(e, w.Name) {
+			continue
+		}
+		why, err := c.operators.ExplainWorker(t.Context(), &waypostv1.ExplainWorkerRequest{Worker: &w.Name})
+		if err != nil || why.GetConsidered() == 0 || why.GetLostBy()["not_priced"] == 0 || why.GetChosen()+why.GetLostBy()["not_priced"] > why.GetConsidered() {
+			t.Fatalf("%v, %v", why, err)
+		}
+		p := why.GetPresent()
+		if p.GetPlacementId() != id || p.GetTerms().GetWorker() != w.Name || p.GetTerms().TotalMs == nil || p.GetChosen() == nil || p.GetLostBy() == "" {
+			t.Errorf("now: %v", p)
+		}
+		chosen, err := c.operators.ExplainWorker(t.Context(), &waypostv1.ExplainWorkerRequest{Worker: &e.Worker})
+		if err != nil || chosen.Present != nil {
+			t.Errorf("the chosen was priced: %v, %v", chosen, err)
+		}
+		return
+	}
+	t.Fatal("all are listed")
 }
 
 // What is remembered of placements is bounded, and what has its class is

@@ -130,6 +130,11 @@ func (f fleet) GetPlacement(_ context.Context, r *waypostv1.GetPlacementRequest)
 		return nil, api.Unavailable("record is on c-gpu-02, lost 4 min ago")
 	case "pl_c1_old":
 		return nil, api.NotFound("placement_id", "no record of pl_c1_old is kept (any more); records are kept for 1h0m0s")
+	case "pl_c1_large":
+		rec := load(f, "record", &waypostv1.PlacementRecord{})
+		b := rec.GetPlacement().GetBasis()
+		b.UnpricedWorkers, b.ExcludedWorkers = proto.Uint32(1936), map[string]uint32{"cordoned": 12, "gpu_fault": 1}
+		return &waypostv1.GetPlacementResponse{Record: rec}, nil
 	}
 	return &waypostv1.GetPlacementResponse{Record: load(f, "record", &waypostv1.PlacementRecord{})}, nil
 }
@@ -167,6 +172,8 @@ func (f fleet) ExplainWorker(_ context.Context, r *waypostv1.ExplainWorkerReques
 		return load(f, "why", &waypostv1.ExplainWorkerResponse{}), nil
 	case "gpu-02/vllm-8000/0":
 		return load(f, "failing", &waypostv1.ExplainWorkerResponse{}), nil
+	case "gpu-03/vllm-8000/0":
+		return load(f, "unpriced", &waypostv1.ExplainWorkerResponse{}), nil
 	}
 	return nil, api.NotFound("worker", "no worker "+r.GetWorker())
 }

@@ -68,6 +68,7 @@ func printWhy(out io.Writer, r *waypostv1.ExplainWorkerResponse) {
 	if excluded := shares(r.GetExcluded()); excluded != "" {
 		fmt.Fprintf(out, "Excluded    %s\n", excluded)
 	}
+	printPresent(out, r)
 	printLearnt(func(name, value string) { fmt.Fprintf(out, "%-11s %s\n", name, value) }, w.GetLearnt())
 	fmt.Fprintf(out, "Ages        queue data %s\n", age(w.UpdatedMs))
 	for i, s := range r.GetToChange() {
@@ -76,6 +77,27 @@ func printWhy(out io.Writer, r *waypostv1.ExplainWorkerResponse) {
 			name = ""
 		}
 		fmt.Fprintf(out, "%-11s %s\n", name, s)
+	}
+}
+
+// printPresent prints what a worker that was not priced would cost now.
+func printPresent(out io.Writer, r *waypostv1.ExplainWorkerResponse) {
+	if n := r.GetLostBy()["not_priced"]; n > 0 {
+		fmt.Fprintf(out, "Not priced  in %s of %s decisions: a lower bound of its price was above all that could win\n", thousands(float64(n)), count(r.Considered))
+	}
+	p := r.GetPresent()
+	t := p.GetTerms()
+	if t == nil {
+		return
+	}
+	fmt.Fprintf(out, "Now         for %s (%s prompt tokens, none counted as held): ", p.GetPlacementId(), count(p.PromptTokens))
+	switch c := p.GetChosen(); {
+	case t.GetExcluded() != "":
+		fmt.Fprintf(out, "excluded: %s\n", t.GetExcluded())
+	case c == nil:
+		fmt.Fprintf(out, "start %s + prefill %s, total %s: it would be chosen\n", millis(t.StartMs), millis(t.PrefillMs), millis(t.TotalMs))
+	default:
+		fmt.Fprintf(out, "start %s + prefill %s, total %s; %s would be chosen with %s, by %s\n", millis(t.StartMs), millis(t.PrefillMs), millis(t.TotalMs), c.GetWorker(), millis(c.TotalMs), text(p.GetLostBy()))
 	}
 }
 

@@ -1,6 +1,9 @@
 package explain
 
 import (
+	"slices"
+	"time"
+
 	"waypost/coordinator/outcome"
 	"waypost/coordinator/placement"
 )
@@ -190,14 +193,28 @@ type Part struct {
 	LostBy, Excluded map[string]int
 }
 
+// Causes of Part for candidates that a record does not list.
+const (
+	// LostNotPriced: a lower bound of its price was above all that could win,
+	// or its price was above those that the record keeps.
+	LostNotPriced = "not_priced"
+	// ExcludedSeveral: the record says only that candidates like it were
+	// excluded, for several reasons.
+	ExcludedSeveral = "several"
+)
+
 // maxParts bounds the decisions that one question takes again.
 const maxParts = 5_000
 
 // Part counts how a worker fared in the full entries that match, deciding
-// again the newest ones. Worker and Limit of the filter are not heeded.
-func (s *Store) Part(worker string, f Filter) Part {
+// again the newest ones. A record lists only candidates that mattered: one of the
+// filter's pool that does not list the worker had it as a candidate too, if it
+// was made when the worker was known. Worker and Limit of the filter are not
+// heeded.
+func (s *Store) Part(worker string, known time.Time, f Filter) Part {
 	out := Part{LostBy: map[string]int{}, Excluded: map[string]int{}}
-	f.Worker = ""
+	pool := f.Pool
+	f.Worker, f.Pool = "", ""
 	var records []*Entry
 	s.each(f, func(e *Entry) bool {
 		if e.Full {
@@ -208,25 +225,72 @@ func (s *Store) Part(worker string, f Filter) Part {
 	// Deciding again takes its time; the store is not held meanwhile.
 	var d placement.Decision
 	for _, e := range records {
-		at := -1
-		for i := range e.Record.Candidates {
-			if e.Record.Candidates[i].Name == worker {
-				at = i
-			}
-		}
-		if at < 0 || e.Record.Redecide(&d) != nil {
+		at := listedAt(e, worker)
+		took := at >= 0 || pool != "" && e.Pool == pool && !e.MadeAt.Before(known) && e.Record.Survey.Candidates > len(e.Record.Candidates)
+		if !took || e.Record.Redecide(&d) != nil {
 			continue
 		}
 		out.Considered++
 		out.EvenShare += 1 / float64(max(d.Survey.Candidates, 1))
-		switch t := &d.Terms[at]; {
+		switch {
+		case at < 0:
+			lost, excluded := unlisted(&e.Record.Survey, &d)
+			if lost {
+				out.LostBy[LostNotPriced]++
+			} else {
+				out.Excluded[excluded]++
+			}
 		case at == d.Chosen:
 			out.Chosen++
-		case !t.Placeable:
-			out.Excluded[t.Reason.String()]++
+		case !d.Terms[at].Placeable:
+			out.Excluded[d.Terms[at].Reason.String()]++
 		default:
 			out.LostBy[d.LostBy(at)]++
 		}
 	}
 	return out
+}
+
+func listedAt(e *Entry, worker string) int {
+	return slices.IndexFunc(e.Record.Candidates, func(c placement.Candidate) bool { return c.Name == worker })
+}
+
+// Lists reports whether the record of an entry lists a worker.
+func Lists(e *Entry, worker string) bool { return listedAt(e, worker) >= 0 }
+
+// NewestFull is the newest entry of a pool with its inputs; nil: none. It must
+// not be changed.
+func (s *Store) NewestFull(pool string) (newest *Entry) {
+	s.each(Filter{Pool: pool}, func(e *Entry) bool {
+		if e.Full {
+			newest = e
+		}
+		return newest == nil
+	})
+	return newest
+}
+
+// unlisted says why a record does not list a candidate: its price, or what
+// excluded it if no placeable candidate is missing.
+func unlisted(all *placement.Survey, d *placement.Decision) (lost bool, excluded string) {
+	missing, placeable := all.Reasons, all.Placeable
+	for i := range d.Terms {
+		missing[d.Terms[i].Reason]--
+		if d.Terms[i].Placeable {
+			placeable--
+		}
+	}
+	if placeable > 0 {
+		return true, ""
+	}
+	for reason, n := range missing {
+		switch {
+		case n <= 0 || placement.Reason(reason) == placement.ReasonNone:
+		case excluded != "":
+			return false, ExcludedSeveral
+		default:
+			excluded = placement.Reason(reason).String()
+		}
+	}
+	return false, excluded
 }

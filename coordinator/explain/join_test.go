@@ -1,6 +1,7 @@
 package explain
 
 import (
+	"fmt"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -136,14 +137,14 @@ func TestSummaryAndPart(t *testing.T) {
 		t.Errorf("%+v", sum)
 	}
 	chosen := candidates[d.Chosen].Name
-	if p := s.Part(chosen, Filter{}); p.Considered != 4 || p.Chosen != 4 || len(p.LostBy) != 0 || p.EvenShare < 1.3 || p.EvenShare > 1.4 {
+	if p := s.Part(chosen, at(0), Filter{}); p.Considered != 4 || p.Chosen != 4 || len(p.LostBy) != 0 || p.EvenShare < 1.3 || p.EvenShare > 1.4 {
 		t.Errorf("the chosen: %+v", p)
 	}
 	// The holder of the prefix waits five seconds: beyond any limit.
-	if p := s.Part(candidates[1].Name, Filter{}); p.Considered != 4 || p.Chosen != 0 || p.LostBy["own-time limit"] != 4 {
+	if p := s.Part(candidates[1].Name, at(0), Filter{}); p.Considered != 4 || p.Chosen != 0 || p.LostBy["own-time limit"] != 4 {
 		t.Errorf("the one passed over: %+v", p)
 	}
-	if p := s.Part("nobody", Filter{}); p.Considered != 0 {
+	if p := s.Part("nobody", at(0), Filter{}); p.Considered != 0 {
 		t.Errorf("nobody: %+v", p)
 	}
 	candidates[1].Worker.Barred = placement.ReasonCordoned
@@ -153,8 +154,11 @@ func TestSummaryAndPart(t *testing.T) {
 	e := NewEntry(&req, candidates, sit, d)
 	e.Placement = "pl_9"
 	s.Add(at(9), e, func() placement.Record { return placement.NewRecord(&req, candidates, &policy, sit, d, 8) })
-	if p := s.Part(candidates[1].Name, Filter{Since: at(8)}); p.Excluded["cordoned"] != 1 {
+	if p := s.Part(candidates[1].Name, at(0), Filter{Since: at(8)}); p.Excluded["cordoned"] != 1 {
 		t.Errorf("cordoned: %+v", p)
+	}
+	if p := s.Part("gpu-77/vllm-8000/0", at(0), Filter{Pool: "p"}); p.Considered != 0 {
+		t.Errorf("records that list all candidates do not list it: %+v", p)
 	}
 	if got, _ := s.Get("pl_9"); got.LostTo != LostToPolicy || got.ReachableTokens < 800 {
 		t.Errorf("reachable %d, lost to %q", got.ReachableTokens, got.LostTo)
@@ -202,5 +206,72 @@ func TestWatch(t *testing.T) {
 	}
 	if _, ok := s.Watch(Filter{}); ok {
 		t.Error("watchers are not bounded")
+	}
+}
+
+// A record of a large fleet lists those that mattered: the others took part
+// nevertheless, and why they lost is what the record counts.
+func TestPartOfAWorkerThatIsNotListed(t *testing.T) {
+	const asked = "gpu-99/vllm-8000/0"
+	for _, test := range []struct {
+		name    string
+		exclude func(i int) placement.Reason
+		want    string
+	}{
+		{"its price was too high", func(int) placement.Reason { return placement.ReasonNone }, "lost not_priced"},
+		{"excluded like the others", func(i int) placement.Reason {
+			if i > 0 {
+				return placement.ReasonCordoned
+			}
+			return placement.ReasonNone
+		}, "excluded cordoned"},
+		{"excluded, nobody knows how", func(i int) placement.Reason {
+			switch {
+			case i == 0:
+				return placement.ReasonNone
+			case i%2 == 0:
+				return placement.ReasonSuperseded
+			}
+			return placement.ReasonCordoned
+		}, "excluded several"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			s := newStore(t, Options{})
+			req, candidates, policy, sit, d := decide(t, 100, 0)
+			for i := range candidates {
+				candidates[i].Worker.Barred = test.exclude(i)
+				candidates[i].Worker.Waiting.F += float64(i)
+			}
+			if err := placement.Decide(&req, candidates, &policy, sit, d); err != nil {
+				t.Fatal(err)
+			}
+			e := NewEntry(&req, candidates, sit, d)
+			e.Placement = "pl_1"
+			s.Add(at(5), e, func() placement.Record { return placement.NewRecord(&req, candidates, &policy, sit, d, 4) })
+			if newest := s.NewestFull("p"); newest == nil || Lists(newest, asked) || s.NewestFull("q") != nil {
+				t.Fatalf("newest %v", newest)
+			}
+			p := s.Part(asked, at(4), Filter{Pool: "p"})
+			got := ""
+			for k, n := range p.LostBy {
+				got += fmt.Sprintf("lost %s", k)
+				if n != 1 {
+					t.Errorf("%d times", n)
+				}
+			}
+			for k := range p.Excluded {
+				got += fmt.Sprintf("excluded %s", k)
+			}
+			if p.Considered != 1 || p.Chosen != 0 || p.EvenShare != .01 || got != test.want {
+				t.Errorf("%s: %+v", got, p)
+			}
+			for name, p := range map[string]Part{
+				"another pool": s.Part(asked, at(4), Filter{Pool: "q"}), "no pool": s.Part(asked, at(4), Filter{}), "not known yet": s.Part(asked, at(6), Filter{Pool: "p"}),
+			} {
+				if p.Considered != 0 {
+					t.Errorf("%s: %+v", name, p)
+				}
+			}
+		})
 	}
 }

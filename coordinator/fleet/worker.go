@@ -28,6 +28,7 @@ type worker struct {
 	stepTokens int
 	steps      ledger.Steps // at the decode load of the report
 
+	addedMs float64 // when it was first heard of
 	report  report
 	view    placement.View
 	errorMs ewma
