@@ -31,7 +31,7 @@ func (s *Server) routes() *http.ServeMux {
 	mux.HandleFunc("GET /v1/placements/{id}", s.httpGetPlacement)
 	mux.HandleFunc("GET /v1/placements", s.httpListPlacements)
 	mux.HandleFunc("GET /v1/placements:summary", s.httpSummary)
-	mux.HandleFunc("GET /v1/placements:watch", s.httpWatchPlacements)
+	mux.HandleFunc("GET /v1/watch", s.httpWatch)
 	mux.HandleFunc("GET /v1/reuse", s.httpReuse)
 	mux.HandleFunc("GET /v1/workers/{workerverb...}", s.httpExplainWorker)
 	mux.HandleFunc("GET /v1/status", s.httpStatus)

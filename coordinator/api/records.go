@@ -1,7 +1,9 @@
 package api
 
 import (
+	"fmt"
 	"net/http"
+	"strings"
 
 	waypostv1 "waypost/proto/waypost/v1"
 )
@@ -44,9 +46,15 @@ func (s *Server) httpExplainWorker(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// httpWatchPlacements streams decisions as JSON lines until the client leaves.
-func (s *Server) httpWatchPlacements(w http.ResponseWriter, r *http.Request) {
+// watchPlacements is the kind of event that can be watched: decisions and what
+// became of them.
+const watchPlacements = "placements"
+
+// httpWatch streams events of the kinds asked for until the client leaves: as
+// JSON lines, or as server-sent events if the client accepts these.
+func (s *Server) httpWatch(w http.ResponseWriter, r *http.Request) {
 	q := newQuery(r)
+	kinds := q.str("kinds")
 	req := &waypostv1.WatchPlacementsRequest{
 		Pool: q.str("pool"), Tenant: q.str("tenant"), Worker: q.str("worker"), Redirected: q.flag("redirected"), Mispredicted: q.flag("mispredicted"),
 	}
@@ -57,7 +65,11 @@ func (s *Server) httpWatchPlacements(w http.ResponseWriter, r *http.Request) {
 		writeError(w, err)
 		return
 	}
-	out := &lineStream{r: r, w: w, control: http.NewResponseController(w)}
+	if kinds == nil || *kinds != watchPlacements {
+		writeError(w, BadField("kinds", fmt.Sprintf("use kinds=%s; nothing else can be watched", watchPlacements)))
+		return
+	}
+	out := &lineStream{r: r, w: w, control: http.NewResponseController(w), events: strings.Contains(r.Header.Get("Accept"), eventStream)}
 	if err := out.begin(); err != nil {
 		return
 	}

@@ -42,7 +42,9 @@ func TestRecordsOverHTTP(t *testing.T) {
 		{"/v1/reuse?since=yesterday", "since", 400},
 		{"/v1/placements:summary?sinc=1h", "sinc", 400},
 		{"/v1/placements?local=true&pool=p&limit=3", `"records"`, 200},
-		{"/v1/placements:watch?tenants=a", "tenants", 400},
+		{"/v1/watch?kinds=placements&tenants=a", "tenants", 400},
+		{"/v1/watch", "kinds", 400},
+		{"/v1/watch?kinds=workers,placements", "kinds=placements", 400},
 	} {
 		code, body, _ := s.do(t, http.MethodGet, test.path, "")
 		if code != test.code || !strings.Contains(compact(t, body), test.want) {
@@ -52,26 +54,42 @@ func TestRecordsOverHTTP(t *testing.T) {
 }
 
 func TestWatchOverHTTP(t *testing.T) {
-	left := make(chan struct{})
-	s := serveWith(t, RoleViewer, recordsPlacement{left: left})
-	resp, err := http.Get(s.url + "/v1/placements:watch?tenant=team-a")
-	if err != nil {
-		t.Fatal(err)
+	for _, test := range []struct{ accept, media, begin, next string }{
+		{"", "application/x-ndjson", `{"`, ""},
+		{"text/event-stream", "text/event-stream", `data: {"`, "\n"},
+	} {
+		left := make(chan struct{})
+		s := serveWith(t, RoleViewer, recordsPlacement{left: left})
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, s.url+"/v1/watch?kinds=placements&tenant=team-a", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Accept", test.accept)
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		in := bufio.NewReader(resp.Body)
+		line, err := in.ReadString('\n')
+		if err != nil || !strings.HasPrefix(line, test.begin) || !strings.Contains(line, `"team-a"`) || resp.Header.Get("Content-Type") != test.media {
+			t.Errorf("%q of %q, %v", line, resp.Header.Get("Content-Type"), err)
+		}
+		if test.next != "" {
+			if next, err := in.ReadString('\n'); err != nil || next != test.next {
+				t.Errorf("then %q, %v", next, err)
+			}
+		}
+		// A client that leaves ends the stream.
+		if err := resp.Body.Close(); err != nil {
+			t.Fatal(err)
+		}
+		<-left
 	}
-	line, err := bufio.NewReader(resp.Body).ReadString('\n')
-	if err != nil || !strings.Contains(line, `"team-a"`) || !strings.HasPrefix(resp.Header.Get("Content-Type"), "application/x-ndjson") {
-		t.Errorf("%q, %v", line, err)
-	}
-	// A client that leaves ends the stream.
-	if err := resp.Body.Close(); err != nil {
-		t.Fatal(err)
-	}
-	<-left
 }
 
 func TestWatchNeedsARole(t *testing.T) {
 	s := serveWith(t, RoleNone, recordsPlacement{left: make(chan struct{})})
-	if code, body, _ := s.do(t, http.MethodGet, "/v1/placements:watch", ""); code != http.StatusUnauthorized {
+	if code, body, _ := s.do(t, http.MethodGet, "/v1/watch?kinds=placements", ""); code != http.StatusUnauthorized {
 		t.Errorf("%d %s", code, body)
 	}
 }
