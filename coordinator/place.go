@@ -154,6 +154,10 @@ func (p *placements) decide(w *work, req *waypostv1.PlaceRequest, request *place
 	if !req.GetReserve() {
 		return resp, false, nil
 	}
+	if chosen := w.candidates[d.Chosen].Worker; d.Marks&placement.MarkLastResort == 0 && !c.judges.takeProbe(now, chosen.Name, chosen.Process) {
+		// Another placement is the worker's probe.
+		return nil, true, nil
+	}
 	answer.PlacementId = proto.String(c.newPlacementID())
 	patched(answer.GetWorker(), answer.GetPlacementId(), d, sit)
 	answer.ReservationTtlMs = proto.Float64(ms(c.reservationTTL))
@@ -208,7 +212,7 @@ func (c *Coordinator) answer(w *work, req *waypostv1.PlaceRequest, request *plac
 		Basis: &waypostv1.Basis{
 			PolicyVersion: &sit.PolicyVersion, PolicyAgeMs: finite(sit.PolicyAgeMs), QueueAgeMs: finite(sit.NowMs - chosen.LoadAtMs), Theta: finite(c.policy.Load().Theta),
 			CacheViewAgeMs: finite(sit.NowMs - chosen.View.AtMs), CacheView: proto.String(chosen.View.Kind.String()), InputSource: proto.String(w.prompt.source), Marks: d.Marks.Words(),
-			UnpricedWorkers: proto.Uint32(uint32(d.Survey.Unpriced)), ExcludedWorkers: excludedWorkers(d),
+			UnpricedWorkers: proto.Uint32(uint32(d.Survey.Unpriced)), ExcludedWorkers: excludedWorkers(&d.Survey),
 		},
 	}
 	if d.Terms[d.Chosen].Partner >= 0 {
@@ -261,9 +265,9 @@ func (c *Coordinator) reach(id fleet.WorkerID) *waypostv1.WorkerRef {
 func markHex(process uint64) string { return fmt.Sprintf("%016x", process) }
 
 // excludedWorkers counts who could not be chosen, by reason.
-func excludedWorkers(d *placement.Decision) map[string]uint32 {
+func excludedWorkers(survey *placement.Survey) map[string]uint32 {
 	out := map[string]uint32{}
-	for reason, n := range d.Survey.Reasons {
+	for reason, n := range survey.Reasons {
 		if r := placement.Reason(reason); r != placement.ReasonNone && n > 0 {
 			out[r.String()] = uint32(n)
 		}

@@ -30,6 +30,10 @@ func (s *Server) routes() *http.ServeMux {
 	mux.HandleFunc("POST /v1/placements/{idverb}", s.httpPlacementVerb)
 	mux.HandleFunc("GET /v1/placements/{id}", s.httpGetPlacement)
 	mux.HandleFunc("GET /v1/placements", s.httpListPlacements)
+	mux.HandleFunc("GET /v1/placements:summary", s.httpSummary)
+	mux.HandleFunc("GET /v1/watch", s.httpWatch)
+	mux.HandleFunc("GET /v1/reuse", s.httpReuse)
+	mux.HandleFunc("GET /v1/workers/{workerverb...}", s.httpExplainWorker)
 	mux.HandleFunc("GET /v1/status", s.httpStatus)
 	mux.HandleFunc("GET /v1/workers", s.httpWorkers)
 	mux.HandleFunc("GET /v1/hosts", s.httpHosts)
@@ -217,6 +221,7 @@ func (s *Server) httpListPlacements(w http.ResponseWriter, r *http.Request) {
 	req := &waypostv1.ListPlacementsRequest{
 		RequestId: q.str("request_id"), Worker: q.str("worker"), ReuseClass: q.str("class"), Tenant: q.str("tenant"),
 		SinceMs: q.ms("since"), Redirected: q.flag("redirected"), Mispredicted: q.flag("mispredicted"), Limit: q.count("limit"),
+		Pool: q.str("pool"), Local: q.flag("local"),
 	}
 	if !q.ok(w) {
 		return

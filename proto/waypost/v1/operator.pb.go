@@ -584,7 +584,9 @@ type Worker struct {
 	// Placements of all coordinators that its agent's report does not cover yet.
 	PendingClaims *uint32 `protobuf:"varint,43,opt,name=pending_claims,json=pendingClaims" json:"pending_claims,omitempty"`
 	// Where the prefill speed comes from: prior or learnt.
-	SpeedSource   *string `protobuf:"bytes,44,opt,name=speed_source,json=speedSource" json:"speed_source,omitempty"`
+	SpeedSource *string `protobuf:"bytes,44,opt,name=speed_source,json=speedSource" json:"speed_source,omitempty"`
+	// What outcomes taught about it; unset: nothing yet.
+	Learnt        *Learnt `protobuf:"bytes,45,opt,name=learnt" json:"learnt,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -850,6 +852,793 @@ func (x *Worker) GetSpeedSource() string {
 	return ""
 }
 
+func (x *Worker) GetLearnt() *Learnt {
+	if x != nil {
+		return x.Learnt
+	}
+	return nil
+}
+
+// Learnt is what the outcomes of one engine life taught this coordinator.
+type Learnt struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Outcomes behind trust, old ones counting less.
+	Outcomes *float64 `protobuf:"fixed64,1,opt,name=outcomes" json:"outcomes,omitempty"`
+	// Constant difference of actual and expected reuse, tokens.
+	BiasTokens *int32 `protobuf:"zigzag32,2,opt,name=bias_tokens,json=biasTokens" json:"bias_tokens,omitempty"`
+	// Error of the predictions per term.
+	Errors []*TermError `protobuf:"bytes,3,rep,name=errors" json:"errors,omitempty"`
+	// Views asked for anew because predictions went wrong.
+	Resyncs *uint32 `protobuf:"varint,4,opt,name=resyncs" json:"resyncs,omitempty"`
+	// closed, open or probing.
+	Breaker *string `protobuf:"bytes,5,opt,name=breaker" json:"breaker,omitempty"`
+	// Since when the breaker is not closed, ms; unset: it is closed.
+	FailingMs *float64 `protobuf:"fixed64,6,opt,name=failing_ms,json=failingMs" json:"failing_ms,omitempty"`
+	// Time until the next probe placement, ms; unset: none is waited for.
+	NextProbeMs   *float64 `protobuf:"fixed64,7,opt,name=next_probe_ms,json=nextProbeMs" json:"next_probe_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Learnt) Reset() {
+	*x = Learnt{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Learnt) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Learnt) ProtoMessage() {}
+
+func (x *Learnt) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Learnt.ProtoReflect.Descriptor instead.
+func (*Learnt) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *Learnt) GetOutcomes() float64 {
+	if x != nil && x.Outcomes != nil {
+		return *x.Outcomes
+	}
+	return 0
+}
+
+func (x *Learnt) GetBiasTokens() int32 {
+	if x != nil && x.BiasTokens != nil {
+		return *x.BiasTokens
+	}
+	return 0
+}
+
+func (x *Learnt) GetErrors() []*TermError {
+	if x != nil {
+		return x.Errors
+	}
+	return nil
+}
+
+func (x *Learnt) GetResyncs() uint32 {
+	if x != nil && x.Resyncs != nil {
+		return *x.Resyncs
+	}
+	return 0
+}
+
+func (x *Learnt) GetBreaker() string {
+	if x != nil && x.Breaker != nil {
+		return *x.Breaker
+	}
+	return ""
+}
+
+func (x *Learnt) GetFailingMs() float64 {
+	if x != nil && x.FailingMs != nil {
+		return *x.FailingMs
+	}
+	return 0
+}
+
+func (x *Learnt) GetNextProbeMs() float64 {
+	if x != nil && x.NextProbeMs != nil {
+		return *x.NextProbeMs
+	}
+	return 0
+}
+
+// TermError is the error of the predictions of one term.
+type TermError struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// reuse, wait, first token or gap.
+	Term *string `protobuf:"bytes,1,opt,name=term" json:"term,omitempty"`
+	// Mean of actual minus predicted, ms.
+	BiasMs *float64 `protobuf:"fixed64,2,opt,name=bias_ms,json=biasMs" json:"bias_ms,omitempty"`
+	// Mean size of the difference, ms.
+	MeanMs *float64 `protobuf:"fixed64,3,opt,name=mean_ms,json=meanMs" json:"mean_ms,omitempty"`
+	// Outcomes behind it, old ones counting less.
+	Outcomes      *float64 `protobuf:"fixed64,4,opt,name=outcomes" json:"outcomes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TermError) Reset() {
+	*x = TermError{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TermError) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TermError) ProtoMessage() {}
+
+func (x *TermError) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TermError.ProtoReflect.Descriptor instead.
+func (*TermError) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *TermError) GetTerm() string {
+	if x != nil && x.Term != nil {
+		return *x.Term
+	}
+	return ""
+}
+
+func (x *TermError) GetBiasMs() float64 {
+	if x != nil && x.BiasMs != nil {
+		return *x.BiasMs
+	}
+	return 0
+}
+
+func (x *TermError) GetMeanMs() float64 {
+	if x != nil && x.MeanMs != nil {
+		return *x.MeanMs
+	}
+	return 0
+}
+
+func (x *TermError) GetOutcomes() float64 {
+	if x != nil && x.Outcomes != nil {
+		return *x.Outcomes
+	}
+	return 0
+}
+
+// ExplainWorkerRequest names a worker.
+type ExplainWorkerRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// host/engine/rank.
+	Worker *string `protobuf:"bytes,1,opt,name=worker" json:"worker,omitempty"`
+	// How far back to look, ms; unset: 10 minutes.
+	SinceMs       *float64 `protobuf:"fixed64,2,opt,name=since_ms,json=sinceMs" json:"since_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExplainWorkerRequest) Reset() {
+	*x = ExplainWorkerRequest{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainWorkerRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainWorkerRequest) ProtoMessage() {}
+
+func (x *ExplainWorkerRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainWorkerRequest.ProtoReflect.Descriptor instead.
+func (*ExplainWorkerRequest) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *ExplainWorkerRequest) GetWorker() string {
+	if x != nil && x.Worker != nil {
+		return *x.Worker
+	}
+	return ""
+}
+
+func (x *ExplainWorkerRequest) GetSinceMs() float64 {
+	if x != nil && x.SinceMs != nil {
+		return *x.SinceMs
+	}
+	return 0
+}
+
+// ExplainWorkerResponse is why a worker gets traffic or not.
+type ExplainWorkerResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The worker as it is now.
+	Worker *Worker `protobuf:"bytes,1,opt,name=worker" json:"worker,omitempty"`
+	// How far back was looked, ms.
+	SinceMs *float64 `protobuf:"fixed64,2,opt,name=since_ms,json=sinceMs" json:"since_ms,omitempty"`
+	// Recorded decisions of its pool while it was known, priced or not.
+	Considered *uint32 `protobuf:"varint,3,opt,name=considered" json:"considered,omitempty"`
+	// Of these, those that chose it.
+	Chosen *uint32 `protobuf:"varint,4,opt,name=chosen" json:"chosen,omitempty"`
+	// Its share if all candidates were alike, 0 to 1; unset: not considered.
+	EvenShare *float64 `protobuf:"fixed64,5,opt,name=even_share,json=evenShare" json:"even_share,omitempty"`
+	// Of those it lost, by the cause: a term, own-time limit, a budget, tie, or
+	// not_priced: a lower bound of its price was above all that could win.
+	LostBy map[string]uint32 `protobuf:"bytes,6,rep,name=lost_by,json=lostBy" json:"lost_by,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	// Of those it lost, by what excluded it; several: it was not recorded, and
+	// others were excluded for several reasons.
+	Excluded map[string]uint32 `protobuf:"bytes,7,rep,name=excluded" json:"excluded,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	// What would bring it more traffic, one sentence each.
+	ToChange []string `protobuf:"bytes,8,rep,name=to_change,json=toChange" json:"to_change,omitempty"`
+	// Coordinators that were asked and did not answer, with the cause.
+	Silent []string `protobuf:"bytes,9,rep,name=silent" json:"silent,omitempty"`
+	// What it and the choice would cost for the newest recorded request of its
+	// pool as things are now; unset: the newest decision priced it, or none is
+	// recorded.
+	Present       *PresentPrice `protobuf:"bytes,10,opt,name=present" json:"present,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExplainWorkerResponse) Reset() {
+	*x = ExplainWorkerResponse{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainWorkerResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainWorkerResponse) ProtoMessage() {}
+
+func (x *ExplainWorkerResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainWorkerResponse.ProtoReflect.Descriptor instead.
+func (*ExplainWorkerResponse) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *ExplainWorkerResponse) GetWorker() *Worker {
+	if x != nil {
+		return x.Worker
+	}
+	return nil
+}
+
+func (x *ExplainWorkerResponse) GetSinceMs() float64 {
+	if x != nil && x.SinceMs != nil {
+		return *x.SinceMs
+	}
+	return 0
+}
+
+func (x *ExplainWorkerResponse) GetConsidered() uint32 {
+	if x != nil && x.Considered != nil {
+		return *x.Considered
+	}
+	return 0
+}
+
+func (x *ExplainWorkerResponse) GetChosen() uint32 {
+	if x != nil && x.Chosen != nil {
+		return *x.Chosen
+	}
+	return 0
+}
+
+func (x *ExplainWorkerResponse) GetEvenShare() float64 {
+	if x != nil && x.EvenShare != nil {
+		return *x.EvenShare
+	}
+	return 0
+}
+
+func (x *ExplainWorkerResponse) GetLostBy() map[string]uint32 {
+	if x != nil {
+		return x.LostBy
+	}
+	return nil
+}
+
+func (x *ExplainWorkerResponse) GetExcluded() map[string]uint32 {
+	if x != nil {
+		return x.Excluded
+	}
+	return nil
+}
+
+func (x *ExplainWorkerResponse) GetToChange() []string {
+	if x != nil {
+		return x.ToChange
+	}
+	return nil
+}
+
+func (x *ExplainWorkerResponse) GetSilent() []string {
+	if x != nil {
+		return x.Silent
+	}
+	return nil
+}
+
+func (x *ExplainWorkerResponse) GetPresent() *PresentPrice {
+	if x != nil {
+		return x.Present
+	}
+	return nil
+}
+
+// PresentPrice is a worker's price for a recorded request as things are now.
+// What it holds of the prompt is not recorded: its reuse counts as none.
+type PresentPrice struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The placement whose request it is.
+	PlacementId *string `protobuf:"bytes,1,opt,name=placement_id,json=placementId" json:"placement_id,omitempty"`
+	// Prompt tokens of the request.
+	PromptTokens *uint32 `protobuf:"varint,2,opt,name=prompt_tokens,json=promptTokens" json:"prompt_tokens,omitempty"`
+	// The worker's terms.
+	Terms *Terms `protobuf:"bytes,3,opt,name=terms" json:"terms,omitempty"`
+	// Terms of who would be chosen; unset: the worker itself, or nobody.
+	Chosen *Terms `protobuf:"bytes,4,opt,name=chosen" json:"chosen,omitempty"`
+	// By what it would lose, as in lost_by; unset: it would not, or is excluded.
+	LostBy        *string `protobuf:"bytes,5,opt,name=lost_by,json=lostBy" json:"lost_by,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PresentPrice) Reset() {
+	*x = PresentPrice{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PresentPrice) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PresentPrice) ProtoMessage() {}
+
+func (x *PresentPrice) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PresentPrice.ProtoReflect.Descriptor instead.
+func (*PresentPrice) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *PresentPrice) GetPlacementId() string {
+	if x != nil && x.PlacementId != nil {
+		return *x.PlacementId
+	}
+	return ""
+}
+
+func (x *PresentPrice) GetPromptTokens() uint32 {
+	if x != nil && x.PromptTokens != nil {
+		return *x.PromptTokens
+	}
+	return 0
+}
+
+func (x *PresentPrice) GetTerms() *Terms {
+	if x != nil {
+		return x.Terms
+	}
+	return nil
+}
+
+func (x *PresentPrice) GetChosen() *Terms {
+	if x != nil {
+		return x.Chosen
+	}
+	return nil
+}
+
+func (x *PresentPrice) GetLostBy() string {
+	if x != nil && x.LostBy != nil {
+		return *x.LostBy
+	}
+	return ""
+}
+
+// GetReuseRequest filters; unset fields match all.
+type GetReuseRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Only decisions at most this old, ms; unset: 1 hour.
+	SinceMs *float64 `protobuf:"fixed64,1,opt,name=since_ms,json=sinceMs" json:"since_ms,omitempty"`
+	// Pool.
+	Pool          *string `protobuf:"bytes,2,opt,name=pool" json:"pool,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetReuseRequest) Reset() {
+	*x = GetReuseRequest{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetReuseRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetReuseRequest) ProtoMessage() {}
+
+func (x *GetReuseRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetReuseRequest.ProtoReflect.Descriptor instead.
+func (*GetReuseRequest) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *GetReuseRequest) GetSinceMs() float64 {
+	if x != nil && x.SinceMs != nil {
+		return *x.SinceMs
+	}
+	return 0
+}
+
+func (x *GetReuseRequest) GetPool() string {
+	if x != nil && x.Pool != nil {
+		return *x.Pool
+	}
+	return ""
+}
+
+// GetReuseResponse is expected against actual reuse.
+type GetReuseResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Pools by name.
+	Pools []*PoolReuse `protobuf:"bytes,1,rep,name=pools" json:"pools,omitempty"`
+	// Coordinators that were asked and did not answer, with the cause.
+	Silent        []string `protobuf:"bytes,2,rep,name=silent" json:"silent,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetReuseResponse) Reset() {
+	*x = GetReuseResponse{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetReuseResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetReuseResponse) ProtoMessage() {}
+
+func (x *GetReuseResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetReuseResponse.ProtoReflect.Descriptor instead.
+func (*GetReuseResponse) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *GetReuseResponse) GetPools() []*PoolReuse {
+	if x != nil {
+		return x.Pools
+	}
+	return nil
+}
+
+func (x *GetReuseResponse) GetSilent() []string {
+	if x != nil {
+		return x.Silent
+	}
+	return nil
+}
+
+// PoolReuse is the reuse of one pool. Requests with an outcome are
+// as_predicted, cold (a miss, nobody's error), one of the six classes of
+// prediction error, or not_reported; the classes sum to the outcomes.
+type PoolReuse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Pool.
+	Pool *string `protobuf:"bytes,1,opt,name=pool" json:"pool,omitempty"`
+	// Decisions that named a worker.
+	Requests *uint32 `protobuf:"varint,2,opt,name=requests" json:"requests,omitempty"`
+	// Of these, those with an outcome.
+	Outcomes *uint32 `protobuf:"varint,3,opt,name=outcomes" json:"outcomes,omitempty"`
+	// Outcomes by class.
+	Classes map[string]uint32 `protobuf:"bytes,4,rep,name=classes" json:"classes,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	// Prompt tokens of the outcomes that tell their reuse:
+	// prompt = actual + short + miss.
+	PromptTokens *float64 `protobuf:"fixed64,5,opt,name=prompt_tokens,json=promptTokens" json:"prompt_tokens,omitempty"`
+	// Of these, expected to be reused.
+	ExpectedTokens *float64 `protobuf:"fixed64,6,opt,name=expected_tokens,json=expectedTokens" json:"expected_tokens,omitempty"`
+	// Of these, reused.
+	ActualTokens *float64 `protobuf:"fixed64,7,opt,name=actual_tokens,json=actualTokens" json:"actual_tokens,omitempty"`
+	// Of these, what the best eligible worker could have reused.
+	ReachableTokens *float64 `protobuf:"fixed64,8,opt,name=reachable_tokens,json=reachableTokens" json:"reachable_tokens,omitempty"`
+	// Of these, expected and not found: prediction error.
+	ShortTokens *float64 `protobuf:"fixed64,9,opt,name=short_tokens,json=shortTokens" json:"short_tokens,omitempty"`
+	// Of these, neither expected nor found: misses.
+	MissTokens *float64 `protobuf:"fixed64,10,opt,name=miss_tokens,json=missTokens" json:"miss_tokens,omitempty"`
+	// Reachable tokens that were passed over, by why: load, health or policy.
+	LostTokens map[string]float64 `protobuf:"bytes,11,rep,name=lost_tokens,json=lostTokens" json:"lost_tokens,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"fixed64,2,opt,name=value"`
+	// The worker whose expectation was most wrong in all; unset: none was.
+	Worst         *WorkerReuse `protobuf:"bytes,12,opt,name=worst" json:"worst,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PoolReuse) Reset() {
+	*x = PoolReuse{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PoolReuse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PoolReuse) ProtoMessage() {}
+
+func (x *PoolReuse) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PoolReuse.ProtoReflect.Descriptor instead.
+func (*PoolReuse) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *PoolReuse) GetPool() string {
+	if x != nil && x.Pool != nil {
+		return *x.Pool
+	}
+	return ""
+}
+
+func (x *PoolReuse) GetRequests() uint32 {
+	if x != nil && x.Requests != nil {
+		return *x.Requests
+	}
+	return 0
+}
+
+func (x *PoolReuse) GetOutcomes() uint32 {
+	if x != nil && x.Outcomes != nil {
+		return *x.Outcomes
+	}
+	return 0
+}
+
+func (x *PoolReuse) GetClasses() map[string]uint32 {
+	if x != nil {
+		return x.Classes
+	}
+	return nil
+}
+
+func (x *PoolReuse) GetPromptTokens() float64 {
+	if x != nil && x.PromptTokens != nil {
+		return *x.PromptTokens
+	}
+	return 0
+}
+
+func (x *PoolReuse) GetExpectedTokens() float64 {
+	if x != nil && x.ExpectedTokens != nil {
+		return *x.ExpectedTokens
+	}
+	return 0
+}
+
+func (x *PoolReuse) GetActualTokens() float64 {
+	if x != nil && x.ActualTokens != nil {
+		return *x.ActualTokens
+	}
+	return 0
+}
+
+func (x *PoolReuse) GetReachableTokens() float64 {
+	if x != nil && x.ReachableTokens != nil {
+		return *x.ReachableTokens
+	}
+	return 0
+}
+
+func (x *PoolReuse) GetShortTokens() float64 {
+	if x != nil && x.ShortTokens != nil {
+		return *x.ShortTokens
+	}
+	return 0
+}
+
+func (x *PoolReuse) GetMissTokens() float64 {
+	if x != nil && x.MissTokens != nil {
+		return *x.MissTokens
+	}
+	return 0
+}
+
+func (x *PoolReuse) GetLostTokens() map[string]float64 {
+	if x != nil {
+		return x.LostTokens
+	}
+	return nil
+}
+
+func (x *PoolReuse) GetWorst() *WorkerReuse {
+	if x != nil {
+		return x.Worst
+	}
+	return nil
+}
+
+// WorkerReuse is the reuse of one worker.
+type WorkerReuse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// host/engine/rank.
+	Worker *string `protobuf:"bytes,1,opt,name=worker" json:"worker,omitempty"`
+	// Outcomes that tell their reuse.
+	Outcomes *uint32 `protobuf:"varint,2,opt,name=outcomes" json:"outcomes,omitempty"`
+	// Their prompt tokens, and of these the expected and the actual reuse.
+	PromptTokens   *float64 `protobuf:"fixed64,3,opt,name=prompt_tokens,json=promptTokens" json:"prompt_tokens,omitempty"`
+	ExpectedTokens *float64 `protobuf:"fixed64,4,opt,name=expected_tokens,json=expectedTokens" json:"expected_tokens,omitempty"`
+	ActualTokens   *float64 `protobuf:"fixed64,5,opt,name=actual_tokens,json=actualTokens" json:"actual_tokens,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *WorkerReuse) Reset() {
+	*x = WorkerReuse{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WorkerReuse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WorkerReuse) ProtoMessage() {}
+
+func (x *WorkerReuse) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WorkerReuse.ProtoReflect.Descriptor instead.
+func (*WorkerReuse) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *WorkerReuse) GetWorker() string {
+	if x != nil && x.Worker != nil {
+		return *x.Worker
+	}
+	return ""
+}
+
+func (x *WorkerReuse) GetOutcomes() uint32 {
+	if x != nil && x.Outcomes != nil {
+		return *x.Outcomes
+	}
+	return 0
+}
+
+func (x *WorkerReuse) GetPromptTokens() float64 {
+	if x != nil && x.PromptTokens != nil {
+		return *x.PromptTokens
+	}
+	return 0
+}
+
+func (x *WorkerReuse) GetExpectedTokens() float64 {
+	if x != nil && x.ExpectedTokens != nil {
+		return *x.ExpectedTokens
+	}
+	return 0
+}
+
+func (x *WorkerReuse) GetActualTokens() float64 {
+	if x != nil && x.ActualTokens != nil {
+		return *x.ActualTokens
+	}
+	return 0
+}
+
 // ListHostsRequest filters hosts.
 type ListHostsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -861,7 +1650,7 @@ type ListHostsRequest struct {
 
 func (x *ListHostsRequest) Reset() {
 	*x = ListHostsRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[7]
+	mi := &file_waypost_v1_operator_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -873,7 +1662,7 @@ func (x *ListHostsRequest) String() string {
 func (*ListHostsRequest) ProtoMessage() {}
 
 func (x *ListHostsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[7]
+	mi := &file_waypost_v1_operator_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -886,7 +1675,7 @@ func (x *ListHostsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHostsRequest.ProtoReflect.Descriptor instead.
 func (*ListHostsRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{7}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ListHostsRequest) GetName() string {
@@ -907,7 +1696,7 @@ type ListHostsResponse struct {
 
 func (x *ListHostsResponse) Reset() {
 	*x = ListHostsResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[8]
+	mi := &file_waypost_v1_operator_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -919,7 +1708,7 @@ func (x *ListHostsResponse) String() string {
 func (*ListHostsResponse) ProtoMessage() {}
 
 func (x *ListHostsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[8]
+	mi := &file_waypost_v1_operator_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -932,7 +1721,7 @@ func (x *ListHostsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHostsResponse.ProtoReflect.Descriptor instead.
 func (*ListHostsResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{8}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ListHostsResponse) GetHosts() []*Host {
@@ -971,7 +1760,7 @@ type Host struct {
 
 func (x *Host) Reset() {
 	*x = Host{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[9]
+	mi := &file_waypost_v1_operator_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -983,7 +1772,7 @@ func (x *Host) String() string {
 func (*Host) ProtoMessage() {}
 
 func (x *Host) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[9]
+	mi := &file_waypost_v1_operator_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -996,7 +1785,7 @@ func (x *Host) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Host.ProtoReflect.Descriptor instead.
 func (*Host) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{9}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Host) GetName() string {
@@ -1092,7 +1881,7 @@ type HostFacts struct {
 
 func (x *HostFacts) Reset() {
 	*x = HostFacts{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[10]
+	mi := &file_waypost_v1_operator_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1104,7 +1893,7 @@ func (x *HostFacts) String() string {
 func (*HostFacts) ProtoMessage() {}
 
 func (x *HostFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[10]
+	mi := &file_waypost_v1_operator_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1117,7 +1906,7 @@ func (x *HostFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostFacts.ProtoReflect.Descriptor instead.
 func (*HostFacts) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{10}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *HostFacts) GetCpus() uint32 {
@@ -1186,7 +1975,7 @@ type NetworkInterface struct {
 
 func (x *NetworkInterface) Reset() {
 	*x = NetworkInterface{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[11]
+	mi := &file_waypost_v1_operator_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1198,7 +1987,7 @@ func (x *NetworkInterface) String() string {
 func (*NetworkInterface) ProtoMessage() {}
 
 func (x *NetworkInterface) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[11]
+	mi := &file_waypost_v1_operator_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1211,7 +2000,7 @@ func (x *NetworkInterface) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkInterface.ProtoReflect.Descriptor instead.
 func (*NetworkInterface) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{11}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *NetworkInterface) GetName() string {
@@ -1291,7 +2080,7 @@ type Gpu struct {
 
 func (x *Gpu) Reset() {
 	*x = Gpu{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[12]
+	mi := &file_waypost_v1_operator_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1303,7 +2092,7 @@ func (x *Gpu) String() string {
 func (*Gpu) ProtoMessage() {}
 
 func (x *Gpu) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[12]
+	mi := &file_waypost_v1_operator_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1316,7 +2105,7 @@ func (x *Gpu) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Gpu.ProtoReflect.Descriptor instead.
 func (*Gpu) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{12}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Gpu) GetIndex() uint32 {
@@ -1472,7 +2261,7 @@ type XidEvent struct {
 
 func (x *XidEvent) Reset() {
 	*x = XidEvent{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[13]
+	mi := &file_waypost_v1_operator_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1484,7 +2273,7 @@ func (x *XidEvent) String() string {
 func (*XidEvent) ProtoMessage() {}
 
 func (x *XidEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[13]
+	mi := &file_waypost_v1_operator_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1497,7 +2286,7 @@ func (x *XidEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use XidEvent.ProtoReflect.Descriptor instead.
 func (*XidEvent) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{13}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *XidEvent) GetXid() uint32 {
@@ -1527,7 +2316,7 @@ type GpuProcess struct {
 
 func (x *GpuProcess) Reset() {
 	*x = GpuProcess{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[14]
+	mi := &file_waypost_v1_operator_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1539,7 +2328,7 @@ func (x *GpuProcess) String() string {
 func (*GpuProcess) ProtoMessage() {}
 
 func (x *GpuProcess) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[14]
+	mi := &file_waypost_v1_operator_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1552,7 +2341,7 @@ func (x *GpuProcess) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GpuProcess.ProtoReflect.Descriptor instead.
 func (*GpuProcess) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{14}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *GpuProcess) GetPid() uint32 {
@@ -1580,7 +2369,7 @@ type ListMembersRequest struct {
 
 func (x *ListMembersRequest) Reset() {
 	*x = ListMembersRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[15]
+	mi := &file_waypost_v1_operator_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1592,7 +2381,7 @@ func (x *ListMembersRequest) String() string {
 func (*ListMembersRequest) ProtoMessage() {}
 
 func (x *ListMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[15]
+	mi := &file_waypost_v1_operator_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1605,7 +2394,7 @@ func (x *ListMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMembersRequest.ProtoReflect.Descriptor instead.
 func (*ListMembersRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{15}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ListMembersRequest) GetFrom() string {
@@ -1628,7 +2417,7 @@ type ListMembersResponse struct {
 
 func (x *ListMembersResponse) Reset() {
 	*x = ListMembersResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[16]
+	mi := &file_waypost_v1_operator_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1640,7 +2429,7 @@ func (x *ListMembersResponse) String() string {
 func (*ListMembersResponse) ProtoMessage() {}
 
 func (x *ListMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[16]
+	mi := &file_waypost_v1_operator_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1653,7 +2442,7 @@ func (x *ListMembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMembersResponse.ProtoReflect.Descriptor instead.
 func (*ListMembersResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{16}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ListMembersResponse) GetMembers() []*Member {
@@ -1701,7 +2490,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[17]
+	mi := &file_waypost_v1_operator_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1713,7 +2502,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[17]
+	mi := &file_waypost_v1_operator_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1726,7 +2515,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{17}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Member) GetName() string {
@@ -1815,7 +2604,7 @@ type ListCoordinatorsRequest struct {
 
 func (x *ListCoordinatorsRequest) Reset() {
 	*x = ListCoordinatorsRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[18]
+	mi := &file_waypost_v1_operator_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1827,7 +2616,7 @@ func (x *ListCoordinatorsRequest) String() string {
 func (*ListCoordinatorsRequest) ProtoMessage() {}
 
 func (x *ListCoordinatorsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[18]
+	mi := &file_waypost_v1_operator_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1840,7 +2629,7 @@ func (x *ListCoordinatorsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCoordinatorsRequest.ProtoReflect.Descriptor instead.
 func (*ListCoordinatorsRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{18}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{27}
 }
 
 // ListCoordinatorsResponse is the coordinators by number.
@@ -1854,7 +2643,7 @@ type ListCoordinatorsResponse struct {
 
 func (x *ListCoordinatorsResponse) Reset() {
 	*x = ListCoordinatorsResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[19]
+	mi := &file_waypost_v1_operator_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1866,7 +2655,7 @@ func (x *ListCoordinatorsResponse) String() string {
 func (*ListCoordinatorsResponse) ProtoMessage() {}
 
 func (x *ListCoordinatorsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[19]
+	mi := &file_waypost_v1_operator_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1879,7 +2668,7 @@ func (x *ListCoordinatorsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCoordinatorsResponse.ProtoReflect.Descriptor instead.
 func (*ListCoordinatorsResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{19}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ListCoordinatorsResponse) GetCoordinators() []*Coordinator {
@@ -1912,7 +2701,7 @@ type Coordinator struct {
 
 func (x *Coordinator) Reset() {
 	*x = Coordinator{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[20]
+	mi := &file_waypost_v1_operator_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1924,7 +2713,7 @@ func (x *Coordinator) String() string {
 func (*Coordinator) ProtoMessage() {}
 
 func (x *Coordinator) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[20]
+	mi := &file_waypost_v1_operator_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1937,7 +2726,7 @@ func (x *Coordinator) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Coordinator.ProtoReflect.Descriptor instead.
 func (*Coordinator) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{20}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Coordinator) GetName() string {
@@ -1998,7 +2787,7 @@ type GetFleetRequest struct {
 
 func (x *GetFleetRequest) Reset() {
 	*x = GetFleetRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[21]
+	mi := &file_waypost_v1_operator_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2010,7 +2799,7 @@ func (x *GetFleetRequest) String() string {
 func (*GetFleetRequest) ProtoMessage() {}
 
 func (x *GetFleetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[21]
+	mi := &file_waypost_v1_operator_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2023,7 +2812,7 @@ func (x *GetFleetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFleetRequest.ProtoReflect.Descriptor instead.
 func (*GetFleetRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{21}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{30}
 }
 
 // GetFleetResponse is the fleet file in force.
@@ -2045,7 +2834,7 @@ type GetFleetResponse struct {
 
 func (x *GetFleetResponse) Reset() {
 	*x = GetFleetResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[22]
+	mi := &file_waypost_v1_operator_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2057,7 +2846,7 @@ func (x *GetFleetResponse) String() string {
 func (*GetFleetResponse) ProtoMessage() {}
 
 func (x *GetFleetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[22]
+	mi := &file_waypost_v1_operator_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2070,7 +2859,7 @@ func (x *GetFleetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFleetResponse.ProtoReflect.Descriptor instead.
 func (*GetFleetResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{22}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *GetFleetResponse) GetVersion() uint32 {
@@ -2127,7 +2916,7 @@ type PutFleetRequest struct {
 
 func (x *PutFleetRequest) Reset() {
 	*x = PutFleetRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[23]
+	mi := &file_waypost_v1_operator_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2139,7 +2928,7 @@ func (x *PutFleetRequest) String() string {
 func (*PutFleetRequest) ProtoMessage() {}
 
 func (x *PutFleetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[23]
+	mi := &file_waypost_v1_operator_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2152,7 +2941,7 @@ func (x *PutFleetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutFleetRequest.ProtoReflect.Descriptor instead.
 func (*PutFleetRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{23}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *PutFleetRequest) GetToml() string {
@@ -2207,7 +2996,7 @@ type PutFleetResponse struct {
 
 func (x *PutFleetResponse) Reset() {
 	*x = PutFleetResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[24]
+	mi := &file_waypost_v1_operator_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2219,7 +3008,7 @@ func (x *PutFleetResponse) String() string {
 func (*PutFleetResponse) ProtoMessage() {}
 
 func (x *PutFleetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[24]
+	mi := &file_waypost_v1_operator_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2232,7 +3021,7 @@ func (x *PutFleetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutFleetResponse.ProtoReflect.Descriptor instead.
 func (*PutFleetResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{24}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *PutFleetResponse) GetVersion() uint32 {
@@ -2282,7 +3071,7 @@ type Cordon struct {
 
 func (x *Cordon) Reset() {
 	*x = Cordon{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[25]
+	mi := &file_waypost_v1_operator_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2294,7 +3083,7 @@ func (x *Cordon) String() string {
 func (*Cordon) ProtoMessage() {}
 
 func (x *Cordon) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[25]
+	mi := &file_waypost_v1_operator_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2307,7 +3096,7 @@ func (x *Cordon) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cordon.ProtoReflect.Descriptor instead.
 func (*Cordon) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{25}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Cordon) GetSelector() string {
@@ -2362,7 +3151,7 @@ type CordonTargetRequest struct {
 
 func (x *CordonTargetRequest) Reset() {
 	*x = CordonTargetRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[26]
+	mi := &file_waypost_v1_operator_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2374,7 +3163,7 @@ func (x *CordonTargetRequest) String() string {
 func (*CordonTargetRequest) ProtoMessage() {}
 
 func (x *CordonTargetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[26]
+	mi := &file_waypost_v1_operator_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2387,7 +3176,7 @@ func (x *CordonTargetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonTargetRequest.ProtoReflect.Descriptor instead.
 func (*CordonTargetRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{26}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *CordonTargetRequest) GetSelector() string {
@@ -2435,7 +3224,7 @@ type CordonTargetResponse struct {
 
 func (x *CordonTargetResponse) Reset() {
 	*x = CordonTargetResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[27]
+	mi := &file_waypost_v1_operator_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2447,7 +3236,7 @@ func (x *CordonTargetResponse) String() string {
 func (*CordonTargetResponse) ProtoMessage() {}
 
 func (x *CordonTargetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[27]
+	mi := &file_waypost_v1_operator_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2460,7 +3249,7 @@ func (x *CordonTargetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonTargetResponse.ProtoReflect.Descriptor instead.
 func (*CordonTargetResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{27}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *CordonTargetResponse) GetCordon() *Cordon {
@@ -2508,7 +3297,7 @@ type UncordonTargetRequest struct {
 
 func (x *UncordonTargetRequest) Reset() {
 	*x = UncordonTargetRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[28]
+	mi := &file_waypost_v1_operator_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2520,7 +3309,7 @@ func (x *UncordonTargetRequest) String() string {
 func (*UncordonTargetRequest) ProtoMessage() {}
 
 func (x *UncordonTargetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[28]
+	mi := &file_waypost_v1_operator_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2533,7 +3322,7 @@ func (x *UncordonTargetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UncordonTargetRequest.ProtoReflect.Descriptor instead.
 func (*UncordonTargetRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{28}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *UncordonTargetRequest) GetSelector() string {
@@ -2577,7 +3366,7 @@ type UncordonTargetResponse struct {
 
 func (x *UncordonTargetResponse) Reset() {
 	*x = UncordonTargetResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[29]
+	mi := &file_waypost_v1_operator_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2589,7 +3378,7 @@ func (x *UncordonTargetResponse) String() string {
 func (*UncordonTargetResponse) ProtoMessage() {}
 
 func (x *UncordonTargetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[29]
+	mi := &file_waypost_v1_operator_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2602,7 +3391,7 @@ func (x *UncordonTargetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UncordonTargetResponse.ProtoReflect.Descriptor instead.
 func (*UncordonTargetResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{29}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *UncordonTargetResponse) GetRemoved() bool {
@@ -2632,7 +3421,7 @@ type InspectWorkerRequest struct {
 
 func (x *InspectWorkerRequest) Reset() {
 	*x = InspectWorkerRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[30]
+	mi := &file_waypost_v1_operator_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2644,7 +3433,7 @@ func (x *InspectWorkerRequest) String() string {
 func (*InspectWorkerRequest) ProtoMessage() {}
 
 func (x *InspectWorkerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[30]
+	mi := &file_waypost_v1_operator_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2657,7 +3446,7 @@ func (x *InspectWorkerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectWorkerRequest.ProtoReflect.Descriptor instead.
 func (*InspectWorkerRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{30}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *InspectWorkerRequest) GetWorker() string {
@@ -2731,7 +3520,7 @@ type InspectWorkerResponse struct {
 
 func (x *InspectWorkerResponse) Reset() {
 	*x = InspectWorkerResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[31]
+	mi := &file_waypost_v1_operator_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2743,7 +3532,7 @@ func (x *InspectWorkerResponse) String() string {
 func (*InspectWorkerResponse) ProtoMessage() {}
 
 func (x *InspectWorkerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[31]
+	mi := &file_waypost_v1_operator_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2756,7 +3545,7 @@ func (x *InspectWorkerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectWorkerResponse.ProtoReflect.Descriptor instead.
 func (*InspectWorkerResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{31}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *InspectWorkerResponse) GetWorker() string {
@@ -2947,7 +3736,7 @@ type StreamComparison struct {
 
 func (x *StreamComparison) Reset() {
 	*x = StreamComparison{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[32]
+	mi := &file_waypost_v1_operator_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2959,7 +3748,7 @@ func (x *StreamComparison) String() string {
 func (*StreamComparison) ProtoMessage() {}
 
 func (x *StreamComparison) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[32]
+	mi := &file_waypost_v1_operator_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2972,7 +3761,7 @@ func (x *StreamComparison) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamComparison.ProtoReflect.Descriptor instead.
 func (*StreamComparison) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{32}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *StreamComparison) GetEqual() uint32 {
@@ -3046,7 +3835,7 @@ type DifferingKey struct {
 
 func (x *DifferingKey) Reset() {
 	*x = DifferingKey{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[33]
+	mi := &file_waypost_v1_operator_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3058,7 +3847,7 @@ func (x *DifferingKey) String() string {
 func (*DifferingKey) ProtoMessage() {}
 
 func (x *DifferingKey) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[33]
+	mi := &file_waypost_v1_operator_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3071,7 +3860,7 @@ func (x *DifferingKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DifferingKey.ProtoReflect.Descriptor instead.
 func (*DifferingKey) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{33}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *DifferingKey) GetHow() string {
@@ -3100,7 +3889,7 @@ var File_waypost_v1_operator_proto protoreflect.FileDescriptor
 const file_waypost_v1_operator_proto_rawDesc = "" +
 	"\n" +
 	"\x19waypost/v1/operator.proto\x12\n" +
-	"waypost.v1\"\x12\n" +
+	"waypost.v1\x1a\x1awaypost/v1/placement.proto\"\x12\n" +
 	"\x10GetStatusRequest\"\xdf\x03\n" +
 	"\x11GetStatusResponse\x12\x14\n" +
 	"\x05fleet\x18\x01 \x01(\tR\x05fleet\x12\x14\n" +
@@ -3139,7 +3928,7 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"\x04host\x18\x03 \x01(\tR\x04host\x12\x14\n" +
 	"\x05state\x18\x04 \x01(\tR\x05state\"C\n" +
 	"\x13ListWorkersResponse\x12,\n" +
-	"\aworkers\x18\x01 \x03(\v2\x12.waypost.v1.WorkerR\aworkers\"\xa7\b\n" +
+	"\aworkers\x18\x01 \x03(\v2\x12.waypost.v1.WorkerR\aworkers\"\xd3\b\n" +
 	"\x06Worker\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04pool\x18\x02 \x01(\tR\x04pool\x12\x14\n" +
@@ -3178,10 +3967,90 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"\vopen_claims\x18* \x01(\rR\n" +
 	"openClaims\x12%\n" +
 	"\x0epending_claims\x18+ \x01(\rR\rpendingClaims\x12!\n" +
-	"\fspeed_source\x18, \x01(\tR\vspeedSource\x1a:\n" +
+	"\fspeed_source\x18, \x01(\tR\vspeedSource\x12*\n" +
+	"\x06learnt\x18- \x01(\v2\x12.waypost.v1.LearntR\x06learnt\x1a:\n" +
 	"\fHeadersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"&\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xeb\x01\n" +
+	"\x06Learnt\x12\x1a\n" +
+	"\boutcomes\x18\x01 \x01(\x01R\boutcomes\x12\x1f\n" +
+	"\vbias_tokens\x18\x02 \x01(\x11R\n" +
+	"biasTokens\x12-\n" +
+	"\x06errors\x18\x03 \x03(\v2\x15.waypost.v1.TermErrorR\x06errors\x12\x18\n" +
+	"\aresyncs\x18\x04 \x01(\rR\aresyncs\x12\x18\n" +
+	"\abreaker\x18\x05 \x01(\tR\abreaker\x12\x1d\n" +
+	"\n" +
+	"failing_ms\x18\x06 \x01(\x01R\tfailingMs\x12\"\n" +
+	"\rnext_probe_ms\x18\a \x01(\x01R\vnextProbeMs\"m\n" +
+	"\tTermError\x12\x12\n" +
+	"\x04term\x18\x01 \x01(\tR\x04term\x12\x17\n" +
+	"\abias_ms\x18\x02 \x01(\x01R\x06biasMs\x12\x17\n" +
+	"\amean_ms\x18\x03 \x01(\x01R\x06meanMs\x12\x1a\n" +
+	"\boutcomes\x18\x04 \x01(\x01R\boutcomes\"I\n" +
+	"\x14ExplainWorkerRequest\x12\x16\n" +
+	"\x06worker\x18\x01 \x01(\tR\x06worker\x12\x19\n" +
+	"\bsince_ms\x18\x02 \x01(\x01R\asinceMs\"\xab\x04\n" +
+	"\x15ExplainWorkerResponse\x12*\n" +
+	"\x06worker\x18\x01 \x01(\v2\x12.waypost.v1.WorkerR\x06worker\x12\x19\n" +
+	"\bsince_ms\x18\x02 \x01(\x01R\asinceMs\x12\x1e\n" +
+	"\n" +
+	"considered\x18\x03 \x01(\rR\n" +
+	"considered\x12\x16\n" +
+	"\x06chosen\x18\x04 \x01(\rR\x06chosen\x12\x1d\n" +
+	"\n" +
+	"even_share\x18\x05 \x01(\x01R\tevenShare\x12F\n" +
+	"\alost_by\x18\x06 \x03(\v2-.waypost.v1.ExplainWorkerResponse.LostByEntryR\x06lostBy\x12K\n" +
+	"\bexcluded\x18\a \x03(\v2/.waypost.v1.ExplainWorkerResponse.ExcludedEntryR\bexcluded\x12\x1b\n" +
+	"\tto_change\x18\b \x03(\tR\btoChange\x12\x16\n" +
+	"\x06silent\x18\t \x03(\tR\x06silent\x122\n" +
+	"\apresent\x18\n" +
+	" \x01(\v2\x18.waypost.v1.PresentPriceR\apresent\x1a9\n" +
+	"\vLostByEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\rR\x05value:\x028\x01\x1a;\n" +
+	"\rExcludedEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\rR\x05value:\x028\x01\"\xc3\x01\n" +
+	"\fPresentPrice\x12!\n" +
+	"\fplacement_id\x18\x01 \x01(\tR\vplacementId\x12#\n" +
+	"\rprompt_tokens\x18\x02 \x01(\rR\fpromptTokens\x12'\n" +
+	"\x05terms\x18\x03 \x01(\v2\x11.waypost.v1.TermsR\x05terms\x12)\n" +
+	"\x06chosen\x18\x04 \x01(\v2\x11.waypost.v1.TermsR\x06chosen\x12\x17\n" +
+	"\alost_by\x18\x05 \x01(\tR\x06lostBy\"@\n" +
+	"\x0fGetReuseRequest\x12\x19\n" +
+	"\bsince_ms\x18\x01 \x01(\x01R\asinceMs\x12\x12\n" +
+	"\x04pool\x18\x02 \x01(\tR\x04pool\"W\n" +
+	"\x10GetReuseResponse\x12+\n" +
+	"\x05pools\x18\x01 \x03(\v2\x15.waypost.v1.PoolReuseR\x05pools\x12\x16\n" +
+	"\x06silent\x18\x02 \x03(\tR\x06silent\"\xe9\x04\n" +
+	"\tPoolReuse\x12\x12\n" +
+	"\x04pool\x18\x01 \x01(\tR\x04pool\x12\x1a\n" +
+	"\brequests\x18\x02 \x01(\rR\brequests\x12\x1a\n" +
+	"\boutcomes\x18\x03 \x01(\rR\boutcomes\x12<\n" +
+	"\aclasses\x18\x04 \x03(\v2\".waypost.v1.PoolReuse.ClassesEntryR\aclasses\x12#\n" +
+	"\rprompt_tokens\x18\x05 \x01(\x01R\fpromptTokens\x12'\n" +
+	"\x0fexpected_tokens\x18\x06 \x01(\x01R\x0eexpectedTokens\x12#\n" +
+	"\ractual_tokens\x18\a \x01(\x01R\factualTokens\x12)\n" +
+	"\x10reachable_tokens\x18\b \x01(\x01R\x0freachableTokens\x12!\n" +
+	"\fshort_tokens\x18\t \x01(\x01R\vshortTokens\x12\x1f\n" +
+	"\vmiss_tokens\x18\n" +
+	" \x01(\x01R\n" +
+	"missTokens\x12F\n" +
+	"\vlost_tokens\x18\v \x03(\v2%.waypost.v1.PoolReuse.LostTokensEntryR\n" +
+	"lostTokens\x12-\n" +
+	"\x05worst\x18\f \x01(\v2\x17.waypost.v1.WorkerReuseR\x05worst\x1a:\n" +
+	"\fClassesEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\rR\x05value:\x028\x01\x1a=\n" +
+	"\x0fLostTokensEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"\xb4\x01\n" +
+	"\vWorkerReuse\x12\x16\n" +
+	"\x06worker\x18\x01 \x01(\tR\x06worker\x12\x1a\n" +
+	"\boutcomes\x18\x02 \x01(\rR\boutcomes\x12#\n" +
+	"\rprompt_tokens\x18\x03 \x01(\x01R\fpromptTokens\x12'\n" +
+	"\x0fexpected_tokens\x18\x04 \x01(\x01R\x0eexpectedTokens\x12#\n" +
+	"\ractual_tokens\x18\x05 \x01(\x01R\factualTokens\"&\n" +
 	"\x10ListHostsRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\";\n" +
 	"\x11ListHostsResponse\x12&\n" +
@@ -3381,7 +4250,7 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"\fDifferingKey\x12\x10\n" +
 	"\x03how\x18\x01 \x01(\tR\x03how\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\tR\x03key\x12!\n" +
-	"\fdepth_tokens\x18\x03 \x01(\rR\vdepthTokens2\xb4\x06\n" +
+	"\fdepth_tokens\x18\x03 \x01(\rR\vdepthTokens2\xd1\a\n" +
 	"\x0fOperatorService\x12H\n" +
 	"\tGetStatus\x12\x1c.waypost.v1.GetStatusRequest\x1a\x1d.waypost.v1.GetStatusResponse\x12N\n" +
 	"\vListWorkers\x12\x1e.waypost.v1.ListWorkersRequest\x1a\x1f.waypost.v1.ListWorkersResponse\x12H\n" +
@@ -3392,6 +4261,8 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"\bPutFleet\x12\x1b.waypost.v1.PutFleetRequest\x1a\x1c.waypost.v1.PutFleetResponse\x12Q\n" +
 	"\fCordonTarget\x12\x1f.waypost.v1.CordonTargetRequest\x1a .waypost.v1.CordonTargetResponse\x12W\n" +
 	"\x0eUncordonTarget\x12!.waypost.v1.UncordonTargetRequest\x1a\".waypost.v1.UncordonTargetResponse\x12T\n" +
+	"\rExplainWorker\x12 .waypost.v1.ExplainWorkerRequest\x1a!.waypost.v1.ExplainWorkerResponse\x12E\n" +
+	"\bGetReuse\x12\x1b.waypost.v1.GetReuseRequest\x1a\x1c.waypost.v1.GetReuseResponse\x12T\n" +
 	"\rInspectWorker\x12 .waypost.v1.InspectWorkerRequest\x1a!.waypost.v1.InspectWorkerResponseB$Z\"waypost/proto/waypost/v1;waypostv1b\beditionsp\xe8\a"
 
 var (
@@ -3406,7 +4277,7 @@ func file_waypost_v1_operator_proto_rawDescGZIP() []byte {
 	return file_waypost_v1_operator_proto_rawDescData
 }
 
-var file_waypost_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
+var file_waypost_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 50)
 var file_waypost_v1_operator_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),         // 0: waypost.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),        // 1: waypost.v1.GetStatusResponse
@@ -3415,82 +4286,112 @@ var file_waypost_v1_operator_proto_goTypes = []any{
 	(*ListWorkersRequest)(nil),       // 4: waypost.v1.ListWorkersRequest
 	(*ListWorkersResponse)(nil),      // 5: waypost.v1.ListWorkersResponse
 	(*Worker)(nil),                   // 6: waypost.v1.Worker
-	(*ListHostsRequest)(nil),         // 7: waypost.v1.ListHostsRequest
-	(*ListHostsResponse)(nil),        // 8: waypost.v1.ListHostsResponse
-	(*Host)(nil),                     // 9: waypost.v1.Host
-	(*HostFacts)(nil),                // 10: waypost.v1.HostFacts
-	(*NetworkInterface)(nil),         // 11: waypost.v1.NetworkInterface
-	(*Gpu)(nil),                      // 12: waypost.v1.Gpu
-	(*XidEvent)(nil),                 // 13: waypost.v1.XidEvent
-	(*GpuProcess)(nil),               // 14: waypost.v1.GpuProcess
-	(*ListMembersRequest)(nil),       // 15: waypost.v1.ListMembersRequest
-	(*ListMembersResponse)(nil),      // 16: waypost.v1.ListMembersResponse
-	(*Member)(nil),                   // 17: waypost.v1.Member
-	(*ListCoordinatorsRequest)(nil),  // 18: waypost.v1.ListCoordinatorsRequest
-	(*ListCoordinatorsResponse)(nil), // 19: waypost.v1.ListCoordinatorsResponse
-	(*Coordinator)(nil),              // 20: waypost.v1.Coordinator
-	(*GetFleetRequest)(nil),          // 21: waypost.v1.GetFleetRequest
-	(*GetFleetResponse)(nil),         // 22: waypost.v1.GetFleetResponse
-	(*PutFleetRequest)(nil),          // 23: waypost.v1.PutFleetRequest
-	(*PutFleetResponse)(nil),         // 24: waypost.v1.PutFleetResponse
-	(*Cordon)(nil),                   // 25: waypost.v1.Cordon
-	(*CordonTargetRequest)(nil),      // 26: waypost.v1.CordonTargetRequest
-	(*CordonTargetResponse)(nil),     // 27: waypost.v1.CordonTargetResponse
-	(*UncordonTargetRequest)(nil),    // 28: waypost.v1.UncordonTargetRequest
-	(*UncordonTargetResponse)(nil),   // 29: waypost.v1.UncordonTargetResponse
-	(*InspectWorkerRequest)(nil),     // 30: waypost.v1.InspectWorkerRequest
-	(*InspectWorkerResponse)(nil),    // 31: waypost.v1.InspectWorkerResponse
-	(*StreamComparison)(nil),         // 32: waypost.v1.StreamComparison
-	(*DifferingKey)(nil),             // 33: waypost.v1.DifferingKey
-	nil,                              // 34: waypost.v1.Worker.HeadersEntry
-	nil,                              // 35: waypost.v1.InspectWorkerResponse.FramesEntry
-	nil,                              // 36: waypost.v1.InspectWorkerResponse.ResyncsEntry
+	(*Learnt)(nil),                   // 7: waypost.v1.Learnt
+	(*TermError)(nil),                // 8: waypost.v1.TermError
+	(*ExplainWorkerRequest)(nil),     // 9: waypost.v1.ExplainWorkerRequest
+	(*ExplainWorkerResponse)(nil),    // 10: waypost.v1.ExplainWorkerResponse
+	(*PresentPrice)(nil),             // 11: waypost.v1.PresentPrice
+	(*GetReuseRequest)(nil),          // 12: waypost.v1.GetReuseRequest
+	(*GetReuseResponse)(nil),         // 13: waypost.v1.GetReuseResponse
+	(*PoolReuse)(nil),                // 14: waypost.v1.PoolReuse
+	(*WorkerReuse)(nil),              // 15: waypost.v1.WorkerReuse
+	(*ListHostsRequest)(nil),         // 16: waypost.v1.ListHostsRequest
+	(*ListHostsResponse)(nil),        // 17: waypost.v1.ListHostsResponse
+	(*Host)(nil),                     // 18: waypost.v1.Host
+	(*HostFacts)(nil),                // 19: waypost.v1.HostFacts
+	(*NetworkInterface)(nil),         // 20: waypost.v1.NetworkInterface
+	(*Gpu)(nil),                      // 21: waypost.v1.Gpu
+	(*XidEvent)(nil),                 // 22: waypost.v1.XidEvent
+	(*GpuProcess)(nil),               // 23: waypost.v1.GpuProcess
+	(*ListMembersRequest)(nil),       // 24: waypost.v1.ListMembersRequest
+	(*ListMembersResponse)(nil),      // 25: waypost.v1.ListMembersResponse
+	(*Member)(nil),                   // 26: waypost.v1.Member
+	(*ListCoordinatorsRequest)(nil),  // 27: waypost.v1.ListCoordinatorsRequest
+	(*ListCoordinatorsResponse)(nil), // 28: waypost.v1.ListCoordinatorsResponse
+	(*Coordinator)(nil),              // 29: waypost.v1.Coordinator
+	(*GetFleetRequest)(nil),          // 30: waypost.v1.GetFleetRequest
+	(*GetFleetResponse)(nil),         // 31: waypost.v1.GetFleetResponse
+	(*PutFleetRequest)(nil),          // 32: waypost.v1.PutFleetRequest
+	(*PutFleetResponse)(nil),         // 33: waypost.v1.PutFleetResponse
+	(*Cordon)(nil),                   // 34: waypost.v1.Cordon
+	(*CordonTargetRequest)(nil),      // 35: waypost.v1.CordonTargetRequest
+	(*CordonTargetResponse)(nil),     // 36: waypost.v1.CordonTargetResponse
+	(*UncordonTargetRequest)(nil),    // 37: waypost.v1.UncordonTargetRequest
+	(*UncordonTargetResponse)(nil),   // 38: waypost.v1.UncordonTargetResponse
+	(*InspectWorkerRequest)(nil),     // 39: waypost.v1.InspectWorkerRequest
+	(*InspectWorkerResponse)(nil),    // 40: waypost.v1.InspectWorkerResponse
+	(*StreamComparison)(nil),         // 41: waypost.v1.StreamComparison
+	(*DifferingKey)(nil),             // 42: waypost.v1.DifferingKey
+	nil,                              // 43: waypost.v1.Worker.HeadersEntry
+	nil,                              // 44: waypost.v1.ExplainWorkerResponse.LostByEntry
+	nil,                              // 45: waypost.v1.ExplainWorkerResponse.ExcludedEntry
+	nil,                              // 46: waypost.v1.PoolReuse.ClassesEntry
+	nil,                              // 47: waypost.v1.PoolReuse.LostTokensEntry
+	nil,                              // 48: waypost.v1.InspectWorkerResponse.FramesEntry
+	nil,                              // 49: waypost.v1.InspectWorkerResponse.ResyncsEntry
+	(*Terms)(nil),                    // 50: waypost.v1.Terms
 }
 var file_waypost_v1_operator_proto_depIdxs = []int32{
 	2,  // 0: waypost.v1.GetStatusResponse.pools:type_name -> waypost.v1.PoolStatus
 	3,  // 1: waypost.v1.GetStatusResponse.problems:type_name -> waypost.v1.Problem
-	25, // 2: waypost.v1.GetStatusResponse.cordons:type_name -> waypost.v1.Cordon
+	34, // 2: waypost.v1.GetStatusResponse.cordons:type_name -> waypost.v1.Cordon
 	6,  // 3: waypost.v1.ListWorkersResponse.workers:type_name -> waypost.v1.Worker
-	34, // 4: waypost.v1.Worker.headers:type_name -> waypost.v1.Worker.HeadersEntry
-	25, // 5: waypost.v1.Worker.cordon:type_name -> waypost.v1.Cordon
-	9,  // 6: waypost.v1.ListHostsResponse.hosts:type_name -> waypost.v1.Host
-	12, // 7: waypost.v1.Host.gpus:type_name -> waypost.v1.Gpu
-	10, // 8: waypost.v1.Host.facts:type_name -> waypost.v1.HostFacts
-	11, // 9: waypost.v1.HostFacts.interfaces:type_name -> waypost.v1.NetworkInterface
-	13, // 10: waypost.v1.Gpu.xids:type_name -> waypost.v1.XidEvent
-	14, // 11: waypost.v1.Gpu.processes:type_name -> waypost.v1.GpuProcess
-	17, // 12: waypost.v1.ListMembersResponse.members:type_name -> waypost.v1.Member
-	20, // 13: waypost.v1.ListCoordinatorsResponse.coordinators:type_name -> waypost.v1.Coordinator
-	25, // 14: waypost.v1.CordonTargetResponse.cordon:type_name -> waypost.v1.Cordon
-	35, // 15: waypost.v1.InspectWorkerResponse.frames:type_name -> waypost.v1.InspectWorkerResponse.FramesEntry
-	36, // 16: waypost.v1.InspectWorkerResponse.resyncs:type_name -> waypost.v1.InspectWorkerResponse.ResyncsEntry
-	32, // 17: waypost.v1.InspectWorkerResponse.comparison:type_name -> waypost.v1.StreamComparison
-	33, // 18: waypost.v1.StreamComparison.keys:type_name -> waypost.v1.DifferingKey
-	0,  // 19: waypost.v1.OperatorService.GetStatus:input_type -> waypost.v1.GetStatusRequest
-	4,  // 20: waypost.v1.OperatorService.ListWorkers:input_type -> waypost.v1.ListWorkersRequest
-	7,  // 21: waypost.v1.OperatorService.ListHosts:input_type -> waypost.v1.ListHostsRequest
-	15, // 22: waypost.v1.OperatorService.ListMembers:input_type -> waypost.v1.ListMembersRequest
-	18, // 23: waypost.v1.OperatorService.ListCoordinators:input_type -> waypost.v1.ListCoordinatorsRequest
-	21, // 24: waypost.v1.OperatorService.GetFleet:input_type -> waypost.v1.GetFleetRequest
-	23, // 25: waypost.v1.OperatorService.PutFleet:input_type -> waypost.v1.PutFleetRequest
-	26, // 26: waypost.v1.OperatorService.CordonTarget:input_type -> waypost.v1.CordonTargetRequest
-	28, // 27: waypost.v1.OperatorService.UncordonTarget:input_type -> waypost.v1.UncordonTargetRequest
-	30, // 28: waypost.v1.OperatorService.InspectWorker:input_type -> waypost.v1.InspectWorkerRequest
-	1,  // 29: waypost.v1.OperatorService.GetStatus:output_type -> waypost.v1.GetStatusResponse
-	5,  // 30: waypost.v1.OperatorService.ListWorkers:output_type -> waypost.v1.ListWorkersResponse
-	8,  // 31: waypost.v1.OperatorService.ListHosts:output_type -> waypost.v1.ListHostsResponse
-	16, // 32: waypost.v1.OperatorService.ListMembers:output_type -> waypost.v1.ListMembersResponse
-	19, // 33: waypost.v1.OperatorService.ListCoordinators:output_type -> waypost.v1.ListCoordinatorsResponse
-	22, // 34: waypost.v1.OperatorService.GetFleet:output_type -> waypost.v1.GetFleetResponse
-	24, // 35: waypost.v1.OperatorService.PutFleet:output_type -> waypost.v1.PutFleetResponse
-	27, // 36: waypost.v1.OperatorService.CordonTarget:output_type -> waypost.v1.CordonTargetResponse
-	29, // 37: waypost.v1.OperatorService.UncordonTarget:output_type -> waypost.v1.UncordonTargetResponse
-	31, // 38: waypost.v1.OperatorService.InspectWorker:output_type -> waypost.v1.InspectWorkerResponse
-	29, // [29:39] is the sub-list for method output_type
-	19, // [19:29] is the sub-list for method input_type
-	19, // [19:19] is the sub-list for extension type_name
-	19, // [19:19] is the sub-list for extension extendee
-	0,  // [0:19] is the sub-list for field type_name
+	43, // 4: waypost.v1.Worker.headers:type_name -> waypost.v1.Worker.HeadersEntry
+	34, // 5: waypost.v1.Worker.cordon:type_name -> waypost.v1.Cordon
+	7,  // 6: waypost.v1.Worker.learnt:type_name -> waypost.v1.Learnt
+	8,  // 7: waypost.v1.Learnt.errors:type_name -> waypost.v1.TermError
+	6,  // 8: waypost.v1.ExplainWorkerResponse.worker:type_name -> waypost.v1.Worker
+	44, // 9: waypost.v1.ExplainWorkerResponse.lost_by:type_name -> waypost.v1.ExplainWorkerResponse.LostByEntry
+	45, // 10: waypost.v1.ExplainWorkerResponse.excluded:type_name -> waypost.v1.ExplainWorkerResponse.ExcludedEntry
+	11, // 11: waypost.v1.ExplainWorkerResponse.present:type_name -> waypost.v1.PresentPrice
+	50, // 12: waypost.v1.PresentPrice.terms:type_name -> waypost.v1.Terms
+	50, // 13: waypost.v1.PresentPrice.chosen:type_name -> waypost.v1.Terms
+	14, // 14: waypost.v1.GetReuseResponse.pools:type_name -> waypost.v1.PoolReuse
+	46, // 15: waypost.v1.PoolReuse.classes:type_name -> waypost.v1.PoolReuse.ClassesEntry
+	47, // 16: waypost.v1.PoolReuse.lost_tokens:type_name -> waypost.v1.PoolReuse.LostTokensEntry
+	15, // 17: waypost.v1.PoolReuse.worst:type_name -> waypost.v1.WorkerReuse
+	18, // 18: waypost.v1.ListHostsResponse.hosts:type_name -> waypost.v1.Host
+	21, // 19: waypost.v1.Host.gpus:type_name -> waypost.v1.Gpu
+	19, // 20: waypost.v1.Host.facts:type_name -> waypost.v1.HostFacts
+	20, // 21: waypost.v1.HostFacts.interfaces:type_name -> waypost.v1.NetworkInterface
+	22, // 22: waypost.v1.Gpu.xids:type_name -> waypost.v1.XidEvent
+	23, // 23: waypost.v1.Gpu.processes:type_name -> waypost.v1.GpuProcess
+	26, // 24: waypost.v1.ListMembersResponse.members:type_name -> waypost.v1.Member
+	29, // 25: waypost.v1.ListCoordinatorsResponse.coordinators:type_name -> waypost.v1.Coordinator
+	34, // 26: waypost.v1.CordonTargetResponse.cordon:type_name -> waypost.v1.Cordon
+	48, // 27: waypost.v1.InspectWorkerResponse.frames:type_name -> waypost.v1.InspectWorkerResponse.FramesEntry
+	49, // 28: waypost.v1.InspectWorkerResponse.resyncs:type_name -> waypost.v1.InspectWorkerResponse.ResyncsEntry
+	41, // 29: waypost.v1.InspectWorkerResponse.comparison:type_name -> waypost.v1.StreamComparison
+	42, // 30: waypost.v1.StreamComparison.keys:type_name -> waypost.v1.DifferingKey
+	0,  // 31: waypost.v1.OperatorService.GetStatus:input_type -> waypost.v1.GetStatusRequest
+	4,  // 32: waypost.v1.OperatorService.ListWorkers:input_type -> waypost.v1.ListWorkersRequest
+	16, // 33: waypost.v1.OperatorService.ListHosts:input_type -> waypost.v1.ListHostsRequest
+	24, // 34: waypost.v1.OperatorService.ListMembers:input_type -> waypost.v1.ListMembersRequest
+	27, // 35: waypost.v1.OperatorService.ListCoordinators:input_type -> waypost.v1.ListCoordinatorsRequest
+	30, // 36: waypost.v1.OperatorService.GetFleet:input_type -> waypost.v1.GetFleetRequest
+	32, // 37: waypost.v1.OperatorService.PutFleet:input_type -> waypost.v1.PutFleetRequest
+	35, // 38: waypost.v1.OperatorService.CordonTarget:input_type -> waypost.v1.CordonTargetRequest
+	37, // 39: waypost.v1.OperatorService.UncordonTarget:input_type -> waypost.v1.UncordonTargetRequest
+	9,  // 40: waypost.v1.OperatorService.ExplainWorker:input_type -> waypost.v1.ExplainWorkerRequest
+	12, // 41: waypost.v1.OperatorService.GetReuse:input_type -> waypost.v1.GetReuseRequest
+	39, // 42: waypost.v1.OperatorService.InspectWorker:input_type -> waypost.v1.InspectWorkerRequest
+	1,  // 43: waypost.v1.OperatorService.GetStatus:output_type -> waypost.v1.GetStatusResponse
+	5,  // 44: waypost.v1.OperatorService.ListWorkers:output_type -> waypost.v1.ListWorkersResponse
+	17, // 45: waypost.v1.OperatorService.ListHosts:output_type -> waypost.v1.ListHostsResponse
+	25, // 46: waypost.v1.OperatorService.ListMembers:output_type -> waypost.v1.ListMembersResponse
+	28, // 47: waypost.v1.OperatorService.ListCoordinators:output_type -> waypost.v1.ListCoordinatorsResponse
+	31, // 48: waypost.v1.OperatorService.GetFleet:output_type -> waypost.v1.GetFleetResponse
+	33, // 49: waypost.v1.OperatorService.PutFleet:output_type -> waypost.v1.PutFleetResponse
+	36, // 50: waypost.v1.OperatorService.CordonTarget:output_type -> waypost.v1.CordonTargetResponse
+	38, // 51: waypost.v1.OperatorService.UncordonTarget:output_type -> waypost.v1.UncordonTargetResponse
+	10, // 52: waypost.v1.OperatorService.ExplainWorker:output_type -> waypost.v1.ExplainWorkerResponse
+	13, // 53: waypost.v1.OperatorService.GetReuse:output_type -> waypost.v1.GetReuseResponse
+	40, // 54: waypost.v1.OperatorService.InspectWorker:output_type -> waypost.v1.InspectWorkerResponse
+	43, // [43:55] is the sub-list for method output_type
+	31, // [31:43] is the sub-list for method input_type
+	31, // [31:31] is the sub-list for extension type_name
+	31, // [31:31] is the sub-list for extension extendee
+	0,  // [0:31] is the sub-list for field type_name
 }
 
 func init() { file_waypost_v1_operator_proto_init() }
@@ -3498,13 +4399,14 @@ func file_waypost_v1_operator_proto_init() {
 	if File_waypost_v1_operator_proto != nil {
 		return
 	}
+	file_waypost_v1_placement_proto_init()
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_waypost_v1_operator_proto_rawDesc), len(file_waypost_v1_operator_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   37,
+			NumMessages:   50,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -30,6 +30,8 @@ const (
 	OperatorService_PutFleet_FullMethodName         = "/waypost.v1.OperatorService/PutFleet"
 	OperatorService_CordonTarget_FullMethodName     = "/waypost.v1.OperatorService/CordonTarget"
 	OperatorService_UncordonTarget_FullMethodName   = "/waypost.v1.OperatorService/UncordonTarget"
+	OperatorService_ExplainWorker_FullMethodName    = "/waypost.v1.OperatorService/ExplainWorker"
+	OperatorService_GetReuse_FullMethodName         = "/waypost.v1.OperatorService/GetReuse"
 	OperatorService_InspectWorker_FullMethodName    = "/waypost.v1.OperatorService/InspectWorker"
 )
 
@@ -57,6 +59,10 @@ type OperatorServiceClient interface {
 	CordonTarget(ctx context.Context, in *CordonTargetRequest, opts ...grpc.CallOption) (*CordonTargetResponse, error)
 	// UncordonTarget takes a cordon back.
 	UncordonTarget(ctx context.Context, in *UncordonTargetRequest, opts ...grpc.CallOption) (*UncordonTargetResponse, error)
+	// ExplainWorker says why a worker gets, or does not get, traffic.
+	ExplainWorker(ctx context.Context, in *ExplainWorkerRequest, opts ...grpc.CallOption) (*ExplainWorkerResponse, error)
+	// GetReuse sets expected against actual reuse, per pool.
+	GetReuse(ctx context.Context, in *GetReuseRequest, opts ...grpc.CallOption) (*GetReuseResponse, error)
 	// InspectWorker shows a worker's prefix stream and what the index holds of it.
 	InspectWorker(ctx context.Context, in *InspectWorkerRequest, opts ...grpc.CallOption) (*InspectWorkerResponse, error)
 }
@@ -159,6 +165,26 @@ func (c *operatorServiceClient) UncordonTarget(ctx context.Context, in *Uncordon
 	return out, nil
 }
 
+func (c *operatorServiceClient) ExplainWorker(ctx context.Context, in *ExplainWorkerRequest, opts ...grpc.CallOption) (*ExplainWorkerResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ExplainWorkerResponse)
+	err := c.cc.Invoke(ctx, OperatorService_ExplainWorker_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *operatorServiceClient) GetReuse(ctx context.Context, in *GetReuseRequest, opts ...grpc.CallOption) (*GetReuseResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetReuseResponse)
+	err := c.cc.Invoke(ctx, OperatorService_GetReuse_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *operatorServiceClient) InspectWorker(ctx context.Context, in *InspectWorkerRequest, opts ...grpc.CallOption) (*InspectWorkerResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(InspectWorkerResponse)
@@ -193,6 +219,10 @@ type OperatorServiceServer interface {
 	CordonTarget(context.Context, *CordonTargetRequest) (*CordonTargetResponse, error)
 	// UncordonTarget takes a cordon back.
 	UncordonTarget(context.Context, *UncordonTargetRequest) (*UncordonTargetResponse, error)
+	// ExplainWorker says why a worker gets, or does not get, traffic.
+	ExplainWorker(context.Context, *ExplainWorkerRequest) (*ExplainWorkerResponse, error)
+	// GetReuse sets expected against actual reuse, per pool.
+	GetReuse(context.Context, *GetReuseRequest) (*GetReuseResponse, error)
 	// InspectWorker shows a worker's prefix stream and what the index holds of it.
 	InspectWorker(context.Context, *InspectWorkerRequest) (*InspectWorkerResponse, error)
 	mustEmbedUnimplementedOperatorServiceServer()
@@ -231,6 +261,12 @@ func (UnimplementedOperatorServiceServer) CordonTarget(context.Context, *CordonT
 }
 func (UnimplementedOperatorServiceServer) UncordonTarget(context.Context, *UncordonTargetRequest) (*UncordonTargetResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method UncordonTarget not implemented")
+}
+func (UnimplementedOperatorServiceServer) ExplainWorker(context.Context, *ExplainWorkerRequest) (*ExplainWorkerResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ExplainWorker not implemented")
+}
+func (UnimplementedOperatorServiceServer) GetReuse(context.Context, *GetReuseRequest) (*GetReuseResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetReuse not implemented")
 }
 func (UnimplementedOperatorServiceServer) InspectWorker(context.Context, *InspectWorkerRequest) (*InspectWorkerResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method InspectWorker not implemented")
@@ -418,6 +454,42 @@ func _OperatorService_UncordonTarget_Handler(srv interface{}, ctx context.Contex
 	return interceptor(ctx, in, info, handler)
 }
 
+func _OperatorService_ExplainWorker_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ExplainWorkerRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServiceServer).ExplainWorker(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: OperatorService_ExplainWorker_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServiceServer).ExplainWorker(ctx, req.(*ExplainWorkerRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _OperatorService_GetReuse_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetReuseRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServiceServer).GetReuse(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: OperatorService_GetReuse_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServiceServer).GetReuse(ctx, req.(*GetReuseRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _OperatorService_InspectWorker_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(InspectWorkerRequest)
 	if err := dec(in); err != nil {
@@ -478,6 +550,14 @@ var OperatorService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "UncordonTarget",
 			Handler:    _OperatorService_UncordonTarget_Handler,
+		},
+		{
+			MethodName: "ExplainWorker",
+			Handler:    _OperatorService_ExplainWorker_Handler,
+		},
+		{
+			MethodName: "GetReuse",
+			Handler:    _OperatorService_GetReuse_Handler,
 		},
 		{
 			MethodName: "InspectWorker",
