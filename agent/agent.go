@@ -166,6 +166,7 @@ func (a *Agent) watch(e EngineConfig) (*watched, error) {
 	}
 	return &watched{
 		target: target, adapter: adapter, advertise: advertisedURL(e.Advertise, e.URL, a.hostAddress()), log: a.log,
+		config: &e, hostAddress: a.hostAddress(),
 		newRank: func(engineName string, number int) *rank { return a.newRank(e, engineName, number) },
 		changed: func() { a.dialer.HelloChanged() },
 		dirty:   func() { a.dialer.Kick() },

@@ -90,6 +90,46 @@ type EngineConfig struct {
 	KVEvents   string `toml:"kv_events" help:"ZeroMQ endpoint of KV events; empty: none"`
 	KVReplay   string `toml:"kv_replay" help:"ZeroMQ endpoint of their replay; empty: none"`
 	APIKeyFile string `toml:"api_key_file" help:"key of an engine that needs one"`
+	// The rest says how saved KV may travel; what is empty is asked of the
+	// engine.
+	Role          Role            `toml:"role" help:"part of each request that the engine serves, prefill or decode; empty: all of it, or what the engine says"`
+	KVConnector   string          `toml:"kv_connector" help:"KV transfer connector, OffloadingConnector for example; empty: the engine is asked"`
+	KVSideChannel daemon.HostPort `toml:"kv_side_channel" help:"host:port where peers reach the connector of rank 0, other ranks count on; empty: the engine is asked"`
+	KVFingerprint string          `toml:"kv_fingerprint" help:"equal on engines that can read each other's KV: same weights, KV type, layout, parallelism, connector; empty: from what the engine says"`
+	KVExported    Tier            `toml:"kv_exported_tier" help:"memory that the connector reads for others, gpu or host; empty: the engine is asked"`
+	KVBytes       float64         `toml:"kv_bytes_per_token" help:"KV of one token, bytes; 0: the engine is asked"`
+}
+
+// Role is a part of a request.
+type Role string
+
+// Allowed implements daemon.Enum.
+func (Role) Allowed() []string { return []string{"prefill", "decode"} }
+
+// Tier is a memory that holds KV.
+type Tier string
+
+// Allowed implements daemon.Enum.
+func (Tier) Allowed() []string { return []string{"gpu", "host"} }
+
+// maxKVText bounds the texts about transfers, maxKVBytesPerToken the KV of one
+// token: what coordinators accept.
+const (
+	maxKVText          = 256
+	maxKVBytesPerToken = 1e9
+)
+
+// validateTransfer names the first key about transfers that cannot be used.
+func (e *EngineConfig) validateTransfer(key func(string) string) error {
+	for _, f := range []struct{ key, value string }{{"kv_connector", e.KVConnector}, {"kv_fingerprint", e.KVFingerprint}} {
+		if len(f.value) > maxKVText || strings.ContainsAny(f.value, "\n\r\t") {
+			return bad(key(f.key), "%.40q must be one line of at most %d bytes", f.value, maxKVText)
+		}
+	}
+	if !(e.KVBytes >= 0 && e.KVBytes <= maxKVBytesPerToken) {
+		return bad(key("kv_bytes_per_token"), "%v: use 0 to %g bytes; 0 asks the engine", e.KVBytes, float64(maxKVBytesPerToken))
+	}
+	return nil
 }
 
 // Mode switches something on when it is there, or off.
@@ -210,6 +250,9 @@ func (c *Config) validateEngines() error {
 			return bad(key("name"), "%q is used twice", e.Name)
 		}
 		seen[e.Name] = true
+		if err := e.validateTransfer(key); err != nil {
+			return err
+		}
 		for k, v := range map[string]string{"kv_events": e.KVEvents, "kv_replay": e.KVReplay} {
 			if v == "" {
 				continue

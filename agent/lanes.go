@@ -246,6 +246,8 @@ func workerFacts(w *watched, id rankFacts) *waypostv1.WorkerFacts {
 		BlockTokens: known(f.BlockTokens), PoolBlocks: known(f.PoolBlocks), MaxModelTokens: known(f.MaxModelTokens),
 		MaxRunning: known(f.MaxRunning), StepTokens: known(f.StepTokens),
 	}
+	transfer, role := transferOf(w.config, &f, w.hostAddress, id.number)
+	out.Transfer, out.Role = transfer, optionalText(role)
 	if f.StepTokens == 0 {
 		out.StepTokens = known(prior.StepTokens)
 	}
@@ -259,6 +261,14 @@ func workerFacts(w *watched, id rankFacts) *waypostv1.WorkerFacts {
 		out.Capabilities = append(out.Capabilities, "kv-events")
 	}
 	return out
+}
+
+// optionalText is nil for an empty text.
+func optionalText(s string) *string {
+	if s == "" {
+		return nil
+	}
+	return &s
 }
 
 // known is nil for a count that is not known.

@@ -16,8 +16,12 @@ type watched struct {
 	target    engine.Target
 	adapter   engine.Adapter
 	advertise string
-	log       *slog.Logger
-	newRank   func(engineName string, number int) *rank
+	// config is what agent.toml says of the engine, hostAddress where others
+	// reach this host; empty: loopback only.
+	config      *EngineConfig
+	hostAddress string
+	log         *slog.Logger
+	newRank     func(engineName string, number int) *rank
 	// changed tells that what the hello says has changed; dirty that a load
 	// report is worth sending at once.
 	changed func()

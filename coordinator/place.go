@@ -159,7 +159,7 @@ func (p *placements) decide(w *work, req *waypostv1.PlaceRequest, request *place
 		return nil, true, nil
 	}
 	answer.PlacementId = proto.String(c.newPlacementID())
-	patched(answer.GetWorker(), answer.GetPlacementId(), d, sit)
+	patched(answer, &w.candidates[d.Chosen], &d.Terms[d.Chosen], sit)
 	answer.ReservationTtlMs = proto.Float64(ms(c.reservationTTL))
 	chosen, terms := w.candidates[d.Chosen], &d.Terms[d.Chosen]
 	held := max(0, terms.ReuseTokens)
@@ -195,7 +195,7 @@ func (p *placements) decide(w *work, req *waypostv1.PlaceRequest, request *place
 		}
 	}
 	c.placedFor(now, request, terms.UncachedTokens)
-	c.transfers.begin(now, answer.GetPlacementId(), d, w.candidates, sit)
+	c.transfers.begin(now, answer.GetPlacementId(), d, w.candidates, w.ask.Policy, request.PromptTokens, sit)
 	c.remember(w, req, request, sit, answer, now)
 	return resp, false, nil
 }

@@ -29,6 +29,7 @@ type transfers struct {
 	mu      sync.Mutex
 	started time.Time
 	book    placement.Pulls
+	rates   placement.LinkRates
 	file    *registry.Fleet
 	paths   map[hostPair]keptPath
 	fastest float64
@@ -49,6 +50,13 @@ type awaitedPull struct {
 	pair placement.Pair
 	// least is the reuse from which on the pull must have worked.
 	least int
+	// link carries it, beside others; of its predicted time fixedMs do not
+	// depend on the bandwidth, and otherMs stand beside it before the first
+	// token.
+	link                     string
+	others                   int
+	bytes                    float64
+	wireMs, fixedMs, otherMs float64
 }
 
 func newTransfers(now time.Time) *transfers {
@@ -91,9 +99,13 @@ func (t *transfers) path(nowMs float64, from, to *placement.Worker, stay registr
 	}
 	path := kept.Path
 	path.Never = path.Never || stay != registry.StayInNone && !kept.sameZone || stay == registry.StayInRack && !kept.sameRack
+	// A prefill worker hands its prompt over; else the engine must be able to
+	// read what it is told to.
+	path.Never = path.Never || to.Role != placement.RoleDecode && !readsAtWill(from)
 	path.UnderWay = t.book.UnderWay(nowMs, path.Link)
-	path.Off = t.book.Off(nowMs, placement.Pair{From: from.Name, To: to.Name})
-	return path
+	pair := placement.Pair{From: from.Name, To: to.Name}
+	path.Off = t.book.Off(nowMs, pair)
+	return t.rates.Measured(nowMs, pair, path)
 }
 
 // pathOf puts a path of the fleet file into the rule's words.
@@ -119,29 +131,61 @@ func (t *transfers) sending(nowMs float64, w *placement.Worker) int {
 	return t.book.Sending(nowMs, w.Name)
 }
 
-// begin notes a pull that an answer asks for.
-func (t *transfers) begin(now time.Time, id string, d *placement.Decision, candidates []placement.Candidate, sit placement.Situation) {
+// begin notes the transfer that an answer asks for: a pull, or the hand-over of
+// a pair.
+func (t *transfers) begin(now time.Time, id string, d *placement.Decision, candidates []placement.Candidate, policy *placement.Policy, promptTokens int, sit placement.Situation) {
 	terms, to := &d.Terms[d.Chosen], &candidates[d.Chosen]
-	if terms.Pull.Note != placement.PullTaken {
+	a := awaitedPull{otherMs: math.NaN()}
+	var path *placement.Path
+	var startMs, transferMs float64
+	switch {
+	case terms.Partner >= 0:
+		q := &to.Partners[terms.Partner]
+		a.pair, path = placement.Pair{From: to.Name, To: q.Name}, &q.Path
+		a.least = (promptTokens + 1) / 2
+		startMs, transferMs = terms.StartMs+terms.PrefillMs, terms.HandMs
+	case terms.Pull.Note == placement.PullTaken:
+		from := sit.Sources[terms.Pull.Source].Worker
+		a.pair, path = placement.Pair{From: from.Name, To: to.Name}, &to.Paths[terms.Pull.Source]
+		a.least = max(terms.ReuseTokens, 0) + (terms.Pull.Tokens+1)/2
+		startMs, transferMs = terms.StartMs, terms.Pull.TransferMs
+		a.bytes = float64(terms.Pull.Tokens) * from.Transfer.BytesPerToken
+		a.wireMs = a.bytes / terms.Pull.BytesPerMs
+		a.fixedMs = policy.TransferSetupMs + max(path.LatencyMs, 0)
+		a.others = max(path.UnderWay, sit.Sources[terms.Pull.Source].Sending)
+		a.otherMs = d.FirstTokenMs - transferMs
+	default:
 		return
 	}
-	from := sit.Sources[terms.Pull.Source].Worker
-	pair := placement.Pair{From: from.Name, To: to.Name}
+	a.link = path.Link
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	nowMs := t.ms(now)
-	t.book.Begin(nowMs, nowMs+terms.StartMs+terms.Pull.TransferMs, pair, to.Paths[terms.Pull.Source].Link)
+	t.book.Begin(nowMs, nowMs+startMs+transferMs, a.pair, a.link)
 	if len(t.order) >= maxAwaitedPulls {
 		delete(t.awaited, t.order[0])
 		t.order = t.order[1:]
 	}
 	t.order = append(t.order, id)
-	t.awaited[id] = awaitedPull{pair, max(terms.ReuseTokens, 0) + (terms.Pull.Tokens+1)/2}
+	t.awaited[id] = a
+}
+
+// seen is the time a confirmed pull took on the way, by its first token less
+// what else was predicted to stand before it; false: that tells nothing, since
+// the rest outweighs it.
+func (a *awaitedPull) seen(firstTokenMs float64) (wireMs float64, ok bool) {
+	wireMs = firstTokenMs - max(a.otherMs, 0) - a.fixedMs
+	if !(max(wireMs, a.wireMs) >= a.otherMs) {
+		return 0, false
+	}
+	// A prediction that was too long cannot make a link infinitely fast.
+	return max(wireMs, a.wireMs/10), true
 }
 
 // outcome takes what a placement really reused, and whether it was served; it
-// returns the pair if that switched it on or off.
-func (t *transfers) outcome(now time.Time, id string, done bool, cachedTokens int) (pair placement.Pair, switched, off bool) {
+// returns the pair if that switched it on or off. firstTokenMs is NaN if the
+// report does not tell it.
+func (t *transfers) outcome(now time.Time, id string, done bool, cachedTokens int, firstTokenMs float64) (pair placement.Pair, switched, off bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	a, ok := t.awaited[id]
@@ -150,7 +194,17 @@ func (t *transfers) outcome(now time.Time, id string, done bool, cachedTokens in
 	}
 	delete(t.awaited, id)
 	nowMs := t.ms(now)
-	switched = t.book.Outcome(nowMs, a.pair, cachedTokens >= a.least)
+	confirmed := cachedTokens >= a.least
+	if wireMs, ok := a.seen(firstTokenMs); ok && confirmed {
+		t.rates.Note(nowMs, a.link, a.pair, a.bytes, wireMs, a.others)
+		if s, ok := t.rates.OfPair(nowMs, a.pair); ok {
+			t.fastest = max(t.fastest, s.BytesPerMs)
+		}
+		if s, ok := t.rates.OfLink(nowMs, a.link); ok {
+			t.fastest = max(t.fastest, s.BytesPerMs)
+		}
+	}
+	switched = t.book.Outcome(nowMs, a.pair, confirmed)
 	return a.pair, switched, t.book.Off(nowMs, a.pair)
 }
 
@@ -166,24 +220,81 @@ func (c *Coordinator) pullPlan(d *placement.Decision, sit placement.Situation) *
 	}
 }
 
-// pullPatch is what the caller adds to the body so that the engine pulls: the
-// parameters of vLLM's offloading connector, the one general way to read
-// another engine's blocks. nil: the connector needs none that is known.
-func pullPatch(id string, from *placement.Worker) *structpb.Struct {
-	host, port, err := net.SplitHostPort(from.Transfer.SideChannel)
-	number, bad := strconv.ParseUint(port, 10, 16)
-	if err != nil || bad != nil || from.Transfer.Connector != offloadingConnector {
-		return nil
-	}
-	source := structpb.NewStructValue(&structpb.Struct{Fields: map[string]*structpb.Value{
-		"kv_request_id": structpb.NewStringValue(id), "remote_host": structpb.NewStringValue(host), "remote_port": structpb.NewNumberValue(float64(number)),
-	}})
-	return &structpb.Struct{Fields: map[string]*structpb.Value{
-		"kv_transfer_params": structpb.NewStructValue(&structpb.Struct{Fields: map[string]*structpb.Value{"remote_kv_source": source}}),
-	}}
+// Connectors that a caller can make send: the offloading connector reads what
+// any named peer holds, NIXL what a prefill worker left for its partner.
+const (
+	offloadingConnector = "OffloadingConnector"
+	nixlConnector       = "NixlConnector"
+)
+
+// readsAtWill says whether an engine can be told to read a worker's blocks.
+func readsAtWill(from *placement.Worker) bool {
+	t := from.Transfer
+	return t == nil || t.Connector == offloadingConnector
 }
 
-const offloadingConnector = "OffloadingConnector"
+// sourceParams names a worker to the offloading connector; nil: it cannot be
+// reached.
+func sourceParams(id string, from *placement.Worker) *structpb.Value {
+	if from.Transfer == nil || from.Transfer.Connector != offloadingConnector {
+		return nil
+	}
+	host, port, err := net.SplitHostPort(from.Transfer.SideChannel)
+	number, bad := strconv.ParseUint(port, 10, 16)
+	if err != nil || bad != nil {
+		return nil
+	}
+	return structpb.NewStructValue(&structpb.Struct{Fields: map[string]*structpb.Value{
+		"kv_request_id": structpb.NewStringValue(id), "remote_host": structpb.NewStringValue(host), "remote_port": structpb.NewNumberValue(float64(number)),
+	}})
+}
+
+// addParam adds one of vLLM's transfer parameters to what the caller adds to
+// the body; a nil value adds nothing.
+func addParam(ref *waypostv1.WorkerRef, name string, value *structpb.Value) {
+	if ref == nil || value == nil {
+		return
+	}
+	if ref.BodyPatch == nil {
+		ref.BodyPatch = &structpb.Struct{Fields: map[string]*structpb.Value{
+			"kv_transfer_params": structpb.NewStructValue(&structpb.Struct{Fields: map[string]*structpb.Value{}}),
+		}}
+	}
+	ref.BodyPatch.GetFields()["kv_transfer_params"].GetStructValue().GetFields()[name] = value
+}
+
+// patched adds what makes the engines move saved KV to the ways to reach them:
+// the source of a pull to the engine that computes the prompt, each other to
+// the two of a pair. A NIXL decode worker is given what its prefill worker
+// answers, by the caller.
+func patched(answer *waypostv1.Placement, chosen *placement.Candidate, t *placement.Terms, sit placement.Situation) {
+	id := answer.GetPlacementId()
+	computes := answer.GetWorker()
+	if t.Partner >= 0 {
+		computes = answer.GetPrefillWorker()
+		pairParams(id, computes, answer.GetWorker(), chosen.Worker)
+	}
+	if t.Pull.Note == placement.PullTaken {
+		addParam(computes, "remote_kv_source", sourceParams(id, sit.Sources[t.Pull.Source].Worker))
+	}
+}
+
+func pairParams(id string, prefill, decode *waypostv1.WorkerRef, from *placement.Worker) {
+	if from.Transfer == nil {
+		return
+	}
+	switch from.Transfer.Connector {
+	case offloadingConnector:
+		addParam(prefill, "remote_decoder", structpb.NewStructValue(&structpb.Struct{Fields: map[string]*structpb.Value{"kv_request_id": structpb.NewStringValue(id)}}))
+		addParam(decode, "remote_prefiller", sourceParams(id, from))
+	case nixlConnector:
+		addParam(prefill, "do_remote_decode", structpb.NewBoolValue(true))
+		addParam(prefill, "do_remote_prefill", structpb.NewBoolValue(false))
+		for _, name := range []string{"remote_engine_id", "remote_block_ids", "remote_host", "remote_port"} {
+			addParam(prefill, name, structpb.NewNullValue())
+		}
+	}
+}
 
 // transferOf reads what an agent says of an engine's connector.
 func transferOf(w *waypostv1.WorkerFacts) *placement.Transfer {
@@ -195,6 +306,18 @@ func transferOf(w *waypostv1.WorkerFacts) *placement.Transfer {
 		Connector: t.GetConnector(), SideChannel: t.GetSideChannel(), Fingerprint: t.GetFingerprint(),
 		ExportedTier: t.GetExportedTier(), BytesPerToken: t.GetKvBytesPerToken(),
 	}
+}
+
+// transferProto is transferOf turned round; nil: nothing is known.
+func transferProto(t *placement.Transfer) *waypostv1.TransferFacts {
+	if t == nil {
+		return nil
+	}
+	out := &waypostv1.TransferFacts{Connector: &t.Connector, SideChannel: &t.SideChannel, Fingerprint: &t.Fingerprint, ExportedTier: &t.ExportedTier}
+	if t.BytesPerToken > 0 {
+		out.KvBytesPerToken = &t.BytesPerToken
+	}
+	return out
 }
 
 // ask puts a request, what its prompt matches and the ways of the fleet
@@ -261,13 +384,6 @@ func (p *placements) match(w *work) (deepest int) {
 		}
 	}
 	return deepest
-}
-
-// patched adds what makes the engine pull to the way to reach it.
-func patched(ref *waypostv1.WorkerRef, id string, d *placement.Decision, sit placement.Situation) {
-	if pull := &d.Terms[d.Chosen].Pull; ref != nil && pull.Note == placement.PullTaken {
-		ref.BodyPatch = pullPatch(id, sit.Sources[pull.Source].Worker)
-	}
 }
 
 // decodes is the worker that decodes what the chosen one prefills: itself, or

@@ -1,14 +1,19 @@
 package coordinator
 
 import (
+	"fmt"
+	"math"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"waypost/coordinator/fleet"
 	"waypost/coordinator/placement"
 	"waypost/coordinator/registry"
 	"waypost/gossip/ledger"
+	waypostv1 "waypost/proto/waypost/v1"
 )
 
 const transferFleet = `
@@ -99,10 +104,11 @@ func TestPullsAreFollowed(t *testing.T) {
 	from, to := workerNamed(2, "gpu-02/v/0"), workerNamed(1, "gpu-01/v/0")
 	sit := placement.Situation{Sources: []placement.Source{{Worker: from, Tokens: 4096}}}
 	candidates := []placement.Candidate{{Worker: to, Paths: []placement.Path{tr.path(0, from, to, registry.StayInNone)}}}
-	d := &placement.Decision{Terms: []placement.Terms{{ReuseTokens: 512, Pull: placement.Pull{Note: placement.PullTaken, Tokens: 3584, TransferMs: 80}}}}
+	policy := placement.DefaultPolicy()
+	d := &placement.Decision{FirstTokenMs: 120, Terms: []placement.Terms{{ReuseTokens: 512, Partner: -1, Pull: placement.Pull{Note: placement.PullTaken, Tokens: 3584, TransferMs: 80, BytesPerMs: 12_500_000}}}}
 	at := func(ms int) time.Time { return started.Add(time.Duration(ms) * time.Millisecond) }
 	for i, id := range []string{"a", "b", "c"} {
-		tr.begin(at(0), id, d, candidates, sit)
+		tr.begin(at(0), id, d, candidates, &policy, 4096, sit)
 		if p := tr.path(1, from, to, registry.StayInNone); p.UnderWay != i+1 || tr.sending(1, from) != i+1 {
 			t.Errorf("after %d pulls: %d under way, %d sent", i+1, p.UnderWay, tr.sending(1, from))
 		}
@@ -110,12 +116,12 @@ func TestPullsAreFollowed(t *testing.T) {
 	if p := tr.path(90, from, to, registry.StayInNone); p.UnderWay != 0 {
 		t.Errorf("%d under way after their time", p.UnderWay)
 	}
-	tr.begin(at(100), "unsaid", d, candidates, sit)
-	if _, switched, _ := tr.outcome(at(101), "unsaid", true, placement.Unknown); switched {
+	tr.begin(at(100), "unsaid", d, candidates, &policy, 4096, sit)
+	if _, switched, _ := tr.outcome(at(101), "unsaid", true, placement.Unknown, math.NaN()); switched {
 		t.Error("an outcome without a count judged the pair")
 	}
 	for i, id := range []string{"a", "b", "c"} {
-		pair, switched, off := tr.outcome(at(200+i), id, true, 512)
+		pair, switched, off := tr.outcome(at(200+i), id, true, 512, math.NaN())
 		if last := id == "c"; switched != last || off != last || pair.From != from.Name || pair.To != to.Name {
 			t.Errorf("outcome %s: %v switched %v off %v", id, pair, switched, off)
 		}
@@ -126,25 +132,122 @@ func TestPullsAreFollowed(t *testing.T) {
 	if p := tr.path(300, to, from, registry.StayInNone); p.Off {
 		t.Error("the other direction is off as well")
 	}
-	if _, switched, _ := tr.outcome(at(400), "a", true, 4096); switched {
+	if _, switched, _ := tr.outcome(at(400), "a", true, 4096, math.NaN()); switched {
 		t.Error("a second outcome counted")
 	}
 }
 
-func TestPullPatch(t *testing.T) {
-	from := workerNamed(2, "gpu-02/v/0")
-	patch := pullPatch("pl_c1_x", from)
-	source := patch.GetFields()["kv_transfer_params"].GetStructValue().GetFields()["remote_kv_source"].GetStructValue().AsMap()
-	if source["kv_request_id"] != "pl_c1_x" || source["remote_host"] != "10.0.0.2" || source["remote_port"] != 5710.0 {
-		t.Errorf("patch %v", patch)
+// What a first token took beyond the rest of its prediction is the time of the
+// bytes; after enough pulls that is what the link is reckoned with.
+func TestBandwidthIsMeasured(t *testing.T) {
+	started := time.Now()
+	tr := newTransfers(started)
+	tr.use(parsedFleet(t))
+	from, to := workerNamed(2, "gpu-02/v/0"), workerNamed(1, "gpu-01/v/0")
+	other := workerNamed(5, "gpu-02/v/1")
+	policy := placement.DefaultPolicy()
+	const bytes, fast, slow = 4000 * 262_144., 12_500_000., 500_000.
+	at := func(s int) time.Time { return started.Add(time.Duration(s) * time.Second) }
+	pull := func(s int, id string, firstTokenMs, restMs float64) {
+		sit := placement.Situation{Sources: []placement.Source{{Worker: from, Tokens: 4000}}}
+		path := tr.path(tr.ms(at(s)), from, to, registry.StayInNone)
+		transfer := policy.TransferSetupMs + path.LatencyMs + bytes/path.BytesPerMs
+		d := &placement.Decision{FirstTokenMs: restMs + transfer, Terms: []placement.Terms{{
+			Partner: -1, Pull: placement.Pull{Note: placement.PullTaken, Tokens: 4000, TransferMs: transfer, BytesPerMs: path.BytesPerMs},
+		}}}
+		tr.begin(at(s), id, d, []placement.Candidate{{Worker: to, Paths: []placement.Path{path}}}, &policy, 4096, sit)
+		tr.outcome(at(s+9), id, true, 4000, firstTokenMs)
 	}
-	from.Transfer.SideChannel = "10.0.0.2"
-	if pullPatch("x", from) != nil {
-		t.Error("a side channel without port gave a patch")
+	took := policy.TransferSetupMs + .02 + bytes/slow
+	for i := range placement.MeasuredTransfers {
+		if p := tr.path(0, from, to, registry.StayInNone); p.Figure != placement.FigureDeclared || p.BytesPerMs != fast {
+			t.Fatalf("after %d pulls: %+v", i, p)
+		}
+		pull(20*i, fmt.Sprint("p", i), 30+took, 30)
+		pull(20*i+10, fmt.Sprint("n", i), math.NaN(), 30)        // no first token told
+		pull(20*i+10, fmt.Sprint("w", i), 30_000+2*took, 30_000) // drowned by the rest
 	}
-	from.Transfer.SideChannel, from.Transfer.Connector = "10.0.0.2:1", "NixlConnector"
-	if pullPatch("x", from) != nil {
-		t.Error("a connector that cannot read at will gave a patch")
+	nowMs := tr.ms(at(400))
+	p := tr.path(nowMs, from, to, registry.StayInNone)
+	if p.Figure != placement.FigureMeasured || math.Abs(p.BytesPerMs/slow-1) > .001 {
+		t.Errorf("measured %+v, want %v bytes per ms", p, slow)
+	}
+	if p := tr.path(nowMs, other, to, registry.StayInNone); p.Figure != placement.FigureMeasured {
+		t.Errorf("another pair on the link: %+v", p)
+	}
+	// What was not seen again for long is forgotten.
+	if p := tr.path(nowMs+placement.RateKeptMs+1, from, to, registry.StayInNone); p.Figure != placement.FigureDeclared {
+		t.Errorf("an hour later: %+v", p)
+	}
+	// Nothing bounds the search from the wrong side.
+	tr.rates.Note(nowMs, "x", placement.Pair{}, 1e9, 1, 0)
+	pull(500, "last", 30.1+policy.TransferSetupMs, 30)
+	if s, _ := tr.rates.OfPair(nowMs, placement.Pair{From: from.Name, To: to.Name}); tr.fastestNow() < s.BytesPerMs {
+		t.Errorf("fastest %v, measured %v", tr.fastestNow(), s.BytesPerMs)
+	}
+}
+
+// A caller is given what makes the engines move KV: the source to the engine
+// that computes the prompt, each other to the two of a pair.
+func TestTransferPatches(t *testing.T) {
+	from, prefill := workerNamed(2, "gpu-02/v/0"), workerNamed(1, "gpu-01/v/0")
+	prefill.Transfer.SideChannel = "10.0.0.1:5711"
+	sit := placement.Situation{Sources: []placement.Source{{Worker: from}}}
+	patches := func(terms placement.Terms) (worker, prefiller map[string]any) {
+		answer := &waypostv1.Placement{PlacementId: new("pl_c1_x"), Worker: &waypostv1.WorkerRef{}}
+		if terms.Partner >= 0 {
+			answer.PrefillWorker = &waypostv1.WorkerRef{}
+		}
+		patched(answer, &placement.Candidate{Worker: prefill}, &terms, sit)
+		return answer.GetWorker().GetBodyPatch().AsMap(), answer.GetPrefillWorker().GetBodyPatch().AsMap()
+	}
+	params := func(p map[string]any) map[string]any { return map[string]any{"kv_transfer_params": p} }
+	source := map[string]any{"kv_request_id": "pl_c1_x", "remote_host": "10.0.0.2", "remote_port": 5710.}
+	prefiller := map[string]any{"kv_request_id": "pl_c1_x", "remote_host": "10.0.0.1", "remote_port": 5711.}
+	decoder := map[string]any{"kv_request_id": "pl_c1_x"}
+	pull := placement.Pull{Note: placement.PullTaken}
+	for _, c := range []struct {
+		name           string
+		terms          placement.Terms
+		change         func()
+		worker, before map[string]any
+	}{
+		{"nothing", placement.Terms{Partner: -1}, nil, map[string]any{}, map[string]any{}},
+		{"a pull", placement.Terms{Partner: -1, Pull: pull}, nil, params(map[string]any{"remote_kv_source": source}), map[string]any{}},
+		{"a pair", placement.Terms{}, nil, params(map[string]any{"remote_prefiller": prefiller}), params(map[string]any{"remote_decoder": decoder})},
+		{
+			"a pair that pulls",
+			placement.Terms{Pull: pull},
+			nil, params(map[string]any{"remote_prefiller": prefiller}),
+			params(map[string]any{"remote_decoder": decoder, "remote_kv_source": source}),
+		},
+		{"no port", placement.Terms{Partner: -1, Pull: pull}, func() { from.Transfer.SideChannel = "10.0.0.2" }, map[string]any{}, map[string]any{}},
+		{
+			"NIXL",
+			placement.Terms{},
+			func() { prefill.Transfer.Connector = nixlConnector },
+			map[string]any{},
+			params(map[string]any{
+				"do_remote_decode": true, "do_remote_prefill": false,
+				"remote_engine_id": nil, "remote_block_ids": nil, "remote_host": nil, "remote_port": nil,
+			}),
+		},
+	} {
+		if c.change != nil {
+			c.change()
+		}
+		worker, before := patches(c.terms)
+		if diff := cmp.Diff(c.worker, worker) + cmp.Diff(c.before, before); diff != "" {
+			t.Errorf("%s:\n%s", c.name, diff)
+		}
+	}
+	// An engine that cannot be told what to read is no source, but may hand over.
+	tr := newTransfers(time.Now())
+	tr.use(parsedFleet(t))
+	whole, decode := workerNamed(3, "gpu-02/v/1"), workerNamed(4, "gpu-02/v/2")
+	decode.Role = placement.RoleDecode
+	if tr.path(0, from, whole, registry.StayInNone).Never || !tr.path(0, prefill, whole, registry.StayInNone).Never || tr.path(0, prefill, decode, registry.StayInNone).Never {
+		t.Error("who may read from whom")
 	}
 }
 

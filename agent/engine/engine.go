@@ -55,12 +55,34 @@ type Facts struct {
 	StartMark uint64
 	// ReportsCachedTokens says whether usage tells cached tokens.
 	ReportsCachedTokens bool
-	// ConnectorKinds names KV transfer connectors in use.
-	ConnectorKinds []string
+	// Transfer is what the engine says of its KV transfer connector.
+	Transfer Transfer
 	// OmitsAdapters and OmitsSalts say that the events have no place for an
 	// adapter's name or a cache salt: prompts with one are mirrored under
 	// nobody's or a wrong name, and requests with one earn no credit.
 	OmitsAdapters, OmitsSalts bool
+}
+
+// Transfer says how saved KV of an engine may travel to another. Empty texts
+// and 0 are unknown.
+type Transfer struct {
+	// Connector is the engine's name of it, "OffloadingConnector" for example.
+	Connector string
+	// Role is "prefill" or "decode" of an engine that serves a part of each
+	// request; empty: it serves all of it.
+	Role string
+	// SideChannel is the host:port where peers reach the connector of rank 0;
+	// other ranks count its port on.
+	SideChannel string
+	// Fingerprint stands for what both ends must have alike: model and
+	// weights, KV type and layout, block size, parallelism, connector and
+	// version.
+	Fingerprint string
+	// ExportedTier is the memory that the connector reads for others, "gpu" or
+	// "host".
+	ExportedTier string
+	// BytesPerToken is the KV of one token over all GPUs of a rank.
+	BytesPerToken float64
 }
 
 // Load is one reading of the counters of one rank. Nil is unknown, never zero.

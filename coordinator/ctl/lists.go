@@ -150,6 +150,10 @@ func printWorker(out io.Writer, w *waypostv1.Worker) {
 		line("Trust", fmt.Sprintf("%.2f on cache credit", w.GetTrust()))
 	}
 	printLearnt(line, w.GetLearnt())
+	if w.GetRole() != "" {
+		line("Role", w.GetRole()+" only")
+	}
+	line("KV transfer", transferText(w.GetTransfer()))
 	line("Capabilities", text(strings.Join(w.GetCapabilities(), ", ")))
 	line("GPUs", text(strings.Join(w.GetGpuUuids(), ", ")))
 	line("Updated", age(w.UpdatedMs)+" ago")

@@ -10,7 +10,11 @@ import (
 
 func place(t testing.TB, req Request, candidates []Candidate) *Decision {
 	t.Helper()
-	policy := DefaultPolicy()
+	return placeUnder(t, DefaultPolicy(), req, candidates)
+}
+
+func placeUnder(t testing.TB, policy Policy, req Request, candidates []Candidate) *Decision {
+	t.Helper()
 	sit := Situation{NowMs: 1e6, ArrivalsPerMs: math.NaN(), MeanOutputTokens: 64, PolicyAgeMs: 10}
 	var d Decision
 	if err := Decide(&req, candidates, &policy, sit, &d); err != nil {
@@ -183,6 +187,8 @@ func TestDecisionIsReusable(t *testing.T) {
 // won nor is a fallback: without it the tie would reach further.
 func TestRecordKeepsTheLeastTotal(t *testing.T) {
 	candidates := idleFleet(7)
+	policy := DefaultPolicy()
+	policy.TieMs = 1
 	req := Request{ID: "r", PromptTokens: 1000, FirstTokenBudgetMs: 500}
 	for i := range 3 { // cheapest in total, but over the budget
 		candidates[i].Worker.Waiting.F = 1e6 + 600
@@ -192,15 +198,14 @@ func TestRecordKeepsTheLeastTotal(t *testing.T) {
 	}
 	candidates[4].MatchedTokens, candidates[5].MatchedTokens = 16, 32
 	candidates[6].DistanceMs = 50
-	d := place(t, req, candidates)
+	d := placeUnder(t, policy, req, candidates)
 	least := d.Terms[3].TotalMs
 	candidates[4].DistanceMs = least + .9 - d.Terms[4].TotalMs
 	candidates[5].DistanceMs = least + 1.5 - d.Terms[5].TotalMs
-	d = place(t, req, candidates)
+	d = placeUnder(t, policy, req, candidates)
 	if d.Chosen != 4 || d.MostReuse != 5 || d.Fallbacks()[2] != 2 {
 		t.Fatalf("chose %d, most reuse on %d, fallbacks %v: not the case under test", d.Chosen, d.MostReuse, d.Fallbacks())
 	}
-	policy := DefaultPolicy()
 	sit := Situation{NowMs: 1e6, ArrivalsPerMs: math.NaN(), MeanOutputTokens: 64, PolicyAgeMs: 10}
 	record := NewRecord(&req, candidates, &policy, sit, d, 1)
 	var again Decision

@@ -24,9 +24,9 @@
 //	total     = own + queue + θ·(gap + stall) + what unknown gaps were taken as
 //
 // The smallest total wins among workers whose own time is within the policy's
-// limit of the best. Totals closer than the policy's tie are equal: more reuse
-// first, then a rendezvous hash of the deepest shared prefix key (else the
-// request id) and the worker's name.
+// limit of the best. Equal totals, or with a policy's tie above 0 close ones,
+// are ranked by more reuse, then by a rendezvous hash of the deepest shared
+// prefix key (else the request id) and the worker's name.
 //
 // NaN is unknown. An unknown term is shown as unknown and never counts as
 // zero beside known ones: it is taken as the mean of the candidates where it

@@ -48,7 +48,15 @@ var deletions = []struct {
 	{"assumed", nil, func(_ *Policy, t *Terms) (float64, float64) { return 0, t.AssumedMs }},
 	{"own-time limit", func(s *scene) { s.policy.OwnLimitMs = maxBudgetMs }, nil},
 	{"budget", func(s *scene) { s.req.FirstTokenBudgetMs, s.req.GapBudgetMs, s.req.DeadlineMs = 0, 0, 0 }, nil},
-	{"tie by reuse and hash", func(s *scene) { s.policy.TieMs = 0 }, nil},
+	{"tie by reuse and hash", func(s *scene) {
+		// Without the tie's reach and without the hash the first listed wins.
+		s.policy.TieMs = 0
+		for i := range s.candidates {
+			w := *s.candidates[i].Worker
+			w.nameHash = 1
+			s.candidates[i].Worker = &w
+		}
+	}, nil},
 }
 
 // chosenWithout decides a scene without a term; empty: nobody is chosen.

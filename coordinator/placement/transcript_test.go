@@ -166,6 +166,8 @@ func parsePlace(t *testing.T, d *datadriven.TestData) (Request, Policy, Situatio
 			req.SharedKey = uint64(parseNumber(t, value))
 		case "theta":
 			policy.Theta = parseNumber(t, value)
+		case "tie":
+			policy.TieMs = parseNumber(t, value)
 		case "lambda":
 			sit.ArrivalsPerMs = parseNumber(t, value) / 1000
 		case "budget":

@@ -244,6 +244,10 @@ func (c *Cluster) AgentConfig(i int) agent.Config {
 	cfg.Metrics.Listen = ""
 	e := c.Engines[i]
 	cfg.Engines = []agent.EngineConfig{{Name: EngineName, Kind: "vllm", URL: e.URL(), KVEvents: e.EventsEndpoint(), KVReplay: e.ReplayEndpoint()}}
+	if e.Options().Transfer != nil {
+		// Its cache is all the memory that an emulated engine has.
+		cfg.Engines[0].KVExported = "gpu"
+	}
 	return cfg
 }
 

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net/http"
 	"os"
 	"testing"
@@ -180,6 +181,11 @@ func (r *rig) send(p *waypostv1.Placement, a ask) (cached int, output []uint32, 
 }
 
 func (r *rig) sendContext(ctx context.Context, p *waypostv1.Placement, a ask) (cached int, output []uint32, err error) {
+	return r.sendTo(ctx, p.GetWorker(), a)
+}
+
+// sendTo serves a request on a worker with what the placement adds to it.
+func (r *rig) sendTo(ctx context.Context, w *waypostv1.WorkerRef, a ask) (cached int, output []uint32, err error) {
 	model := "Llama-3.1-8B"
 	if a.adapter != "" {
 		model = a.adapter
@@ -188,16 +194,17 @@ func (r *rig) sendContext(ctx context.Context, p *waypostv1.Placement, a ask) (c
 	if a.salt != "" {
 		body["cache_salt"] = a.salt
 	}
+	maps.Copy(body, w.GetBodyPatch().AsMap())
 	b, err := json.Marshal(body)
 	if err != nil {
 		return 0, nil, err
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, p.GetWorker().GetUrl()+"/v1/completions", bytes.NewReader(b))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, w.GetUrl()+"/v1/completions", bytes.NewReader(b))
 	if err != nil {
 		return 0, nil, err
 	}
 	req.Header.Set("Content-Type", "application/json")
-	for k, v := range p.GetWorker().GetHeaders() {
+	for k, v := range w.GetHeaders() {
 		req.Header.Set(k, v)
 	}
 	resp, err := r.client.Do(req)

@@ -18,5 +18,8 @@
 // generation prompt is wanted. Answers depend on the prompt's tokens, the
 // sample's number and nothing else.
 //
+// With Options.Transfer an engine reads what a named peer holds, over a side
+// channel of its own, as the offloading connector does.
+//
 // Faults are methods of Engine, and an HTTP path if Options.AdminPath is set.
 package emulator

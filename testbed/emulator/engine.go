@@ -41,6 +41,9 @@ func Start(o Options) (*Engine, error) {
 	if sockets.replay != nil {
 		e.ports.replay = addresses(sockets.replay)
 	}
+	if sockets.sides != nil {
+		e.ports.sides = addresses(sockets.sides)
+	}
 	if e.life, err = startLife(e, sockets); err != nil {
 		return nil, err
 	}

@@ -18,6 +18,7 @@ func (l *life) generate(w http.ResponseWriter, r *http.Request, g *generation) {
 	for i := range requests {
 		answers[i] = &answer{index: i, arrived: arrived, streamed: g.common.Stream, interval: l.opts.StreamInterval, signal: signal, cached: -1}
 	}
+	l.pull(r.Context(), g, requests)
 	for i, q := range requests {
 		g.rank.add(q, answers[i])
 	}

@@ -208,20 +208,24 @@ func (l *life) serveServerInfo(w http.ResponseWriter, _ *http.Request) {
 	if !o.NoEvents {
 		events = l.sourceOf(0)
 	}
-	writeJSON(w, map[string]any{"vllm_config": map[string]any{
+	cache := map[string]any{
+		"block_size": l.claimedBlockTokens(), "num_gpu_blocks": o.PoolBlocks * o.Ranks, "enable_prefix_caching": true,
+		"prefix_caching_hash_algo": "sha256", "kv_cache_size_tokens": o.PoolBlocks * o.BlockTokens, "cache_dtype": "auto",
+	}
+	config := map[string]any{
 		"instance_id":  strconv.FormatInt(l.began.UnixNano(), 10),
 		"model_config": map[string]any{"model": o.Model, "tokenizer": o.Model, "served_model_name": o.Model, "max_model_len": o.MaxModelTokens},
-		"cache_config": map[string]any{
-			"block_size": l.claimedBlockTokens(), "num_gpu_blocks": o.PoolBlocks * o.Ranks, "enable_prefix_caching": true,
-			"prefix_caching_hash_algo": "sha256", "kv_cache_size_tokens": o.PoolBlocks * o.BlockTokens, "cache_dtype": "auto",
-		},
+		"cache_config": cache,
 		"scheduler_config": map[string]any{
 			"max_num_batched_tokens": o.StepTokens, "max_num_seqs": o.MaxRunning, "enable_chunked_prefill": true,
 			"policy": "fcfs", "scheduler_reserve_full_isl": true, "watermark": 0.0, "async_scheduling": false,
 		},
 		"parallel_config":  map[string]any{"data_parallel_size": o.Ranks, "tensor_parallel_size": 1},
 		"kv_events_config": events,
-	}})
+	}
+	info := map[string]any{"vllm_config": config}
+	l.describeTransfer(info, config, cache)
+	writeJSON(w, info)
 }
 
 // adapter is the core's form of adapter i; nil for -1.

@@ -25,6 +25,9 @@ type life struct {
 	listener *trackedListener
 	server   *http.Server
 
+	sides        []*http.Server
+	pulledBlocks atomic.Int64
+
 	requests atomic.Uint64 // numbers requests that name no id
 
 	mu          sync.Mutex
@@ -42,6 +45,7 @@ type life struct {
 type opened struct {
 	http           net.Listener
 	events, replay []net.Listener
+	sides          []net.Listener
 }
 
 func (o opened) close() {
@@ -50,6 +54,7 @@ func (o opened) close() {
 	}
 	closeAll(o.events)
 	closeAll(o.replay)
+	closeAll(o.sides)
 }
 
 // open listens for the first time.
@@ -60,6 +65,12 @@ func open(o Options) (opened, error) {
 		return out, fmt.Errorf("listen for HTTP on %s: %w", o.Address, err)
 	}
 	out.http = lns[0]
+	if o.Transfer != nil {
+		if out.sides, err = listenRanks(o.Transfer.Address, o.Ranks); err != nil {
+			out.close()
+			return out, fmt.Errorf("listen for peers on %s: %w", o.Transfer.Address, err)
+		}
+	}
 	if o.NoEvents {
 		return out, nil
 	}
@@ -104,6 +115,10 @@ func (p ports) again() (opened, error) {
 		out.close()
 		return out, err
 	}
+	if err := all(p.sides, &out.sides); err != nil {
+		out.close()
+		return out, err
+	}
 	return out, nil
 }
 
@@ -132,6 +147,7 @@ func startLife(e *Engine, sockets opened) (*life, error) {
 		}
 		l.wg.Go(func() { r.run(ctx) })
 	}
+	l.serveSides(sockets.sides)
 	l.listener = track(sockets.http)
 	l.server = &http.Server{Handler: l.counted(l.routes()), ReadHeaderTimeout: 30 * time.Second}
 	l.wg.Go(func() { _ = l.server.Serve(l.listener) })
@@ -200,6 +216,9 @@ func (l *life) apiIsDead() bool {
 func (l *life) end() {
 	l.stopAPI()
 	l.cancel()
+	for _, s := range l.sides {
+		s.Close()
+	}
 	for _, r := range l.ranks {
 		if r.pub != nil {
 			r.pub.close()

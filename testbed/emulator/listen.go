@@ -13,6 +13,7 @@ type ports struct {
 	http   string
 	events []string // per rank; nil: none
 	replay []string
+	sides  []string
 }
 
 const (

@@ -77,6 +77,9 @@ type Options struct {
 	// 100,000.
 	HighWater int
 
+	// Transfer lets saved KV travel between engines; nil: it does not.
+	Transfer *Transfer
+
 	// HidePromptTokensDetails leaves cached tokens out of the usage, as without
 	// --enable-prompt-tokens-details.
 	HidePromptTokensDetails bool
@@ -144,6 +147,7 @@ func (o Options) withDefaults() (Options, error) {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
+	o.Transfer = o.Transfer.withDefaults()
 	adapters := make([]Adapter, len(o.Adapters))
 	for i, a := range o.Adapters {
 		orDefault(&a.Path, "lora")
@@ -178,6 +182,9 @@ func (o Options) validate() error {
 	}
 	if !(o.Speed > 0 && o.Speed <= 1e6) {
 		return bad("Speed is %v: want more than 0, at most 1e6", o.Speed)
+	}
+	if err := o.Transfer.validate(); err != nil {
+		return bad("%v", err)
 	}
 	if o.GaugeLag < 0 {
 		return bad("GaugeLag is %v: want 0 or more", o.GaugeLag)

@@ -29,7 +29,9 @@ type commonRequest struct {
 	RequestID      string          `json:"request_id"`
 	SessionID      string          `json:"session_id"`
 	PromptLogprobs json.RawMessage `json:"prompt_logprobs"`
-	XArgs          struct {
+	// KVTransferParams names the peer that holds the prompt's blocks.
+	KVTransferParams *transferParams `json:"kv_transfer_params"`
+	XArgs            struct {
 		ReportMode string `json:"kv_cache_report_mode"`
 	} `json:"vllm_xargs"`
 }
@@ -191,6 +193,9 @@ func (l *life) check(r *http.Request, c commonRequest, list [][]uint32, maxToken
 	}
 	if c.StreamOptions != nil && !c.Stream {
 		return nil, badRequest("stream_options", "Stream options can only be defined when `stream=True`.")
+	}
+	if err := c.KVTransferParams.check(); err != nil {
+		return nil, err
 	}
 	if len(list) == 0 || len(list) > maxPrompts {
 		return nil, badRequest("prompt", "%d prompts: want 1 to %d", len(list), maxPrompts)

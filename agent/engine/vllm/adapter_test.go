@@ -194,7 +194,7 @@ func TestFactsAndLoad(t *testing.T) {
 	defer m.mu.Unlock()
 	want := engine.Facts{
 		Version: "0.32.0", Model: "tiny", Aliases: []string{"sql"}, Ranks: 1, BlockTokens: 2, PoolBlocks: 100,
-		MaxModelTokens: 2048, MaxRunning: 16, StepTokens: 2048, StartMark: m.facts.StartMark, ConnectorKinds: []string{"NixlConnector"},
+		MaxModelTokens: 2048, MaxRunning: 16, StepTokens: 2048, StartMark: m.facts.StartMark, Transfer: engine.Transfer{Connector: "NixlConnector", ExportedTier: "gpu"},
 	}
 	if diff := cmp.Diff(want, m.facts); diff != "" || m.facts.StartMark == 0 {
 		t.Errorf("start mark %d; %s", m.facts.StartMark, diff)

@@ -132,20 +132,17 @@ func (c *client) learnConfig(ctx context.Context, k *knowledge) error {
 				StepTokens int `json:"max_num_batched_tokens"`
 				MaxRunning int `json:"max_num_seqs"`
 			} `json:"scheduler_config"`
-			Transfer *struct {
-				Connector string `json:"kv_connector"`
-			} `json:"kv_transfer_config"`
 			Events json.RawMessage `json:"kv_events_config"`
+			transferConfig
 		} `json:"vllm_config"`
+		Env json.RawMessage `json:"vllm_env"`
 	}
 	if err := c.getJSON(ctx, "/server_info?config_format=json", &info); err != nil {
 		return err
 	}
 	k.facts.StepTokens = max(0, info.Config.Scheduler.StepTokens)
 	k.facts.MaxRunning = max(0, info.Config.Scheduler.MaxRunning)
-	if t := info.Config.Transfer; t != nil && t.Connector != "" {
-		k.facts.ConnectorKinds = []string{t.Connector}
-	}
+	k.facts.Transfer = info.Config.facts(k.facts.Version, info.Env)
 	if info.Config.Instance != "" {
 		k.instance = xxh3.HashString(info.Config.Instance)
 	}

@@ -797,89 +797,6 @@ func (x *WorkerFacts) GetRole() string {
 	return ""
 }
 
-// TransferFacts says how saved KV of a worker may reach another.
-type TransferFacts struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// Transfer connector of the engine; empty: none.
-	Connector *string `protobuf:"bytes,1,opt,name=connector" json:"connector,omitempty"`
-	// host:port where peers reach the connector; empty: not known.
-	SideChannel *string `protobuf:"bytes,2,opt,name=side_channel,json=sideChannel" json:"side_channel,omitempty"`
-	// Stands for what both ends must have alike: weights revision, KV dtype and
-	// layout, tensor parallelism, connector version. Empty: not known.
-	Fingerprint *string `protobuf:"bytes,3,opt,name=fingerprint" json:"fingerprint,omitempty"`
-	// Memory the connector reads for others: gpu or host; empty: none.
-	ExportedTier *string `protobuf:"bytes,4,opt,name=exported_tier,json=exportedTier" json:"exported_tier,omitempty"`
-	// KV of one token, bytes; unset: not known.
-	KvBytesPerToken *float64 `protobuf:"fixed64,5,opt,name=kv_bytes_per_token,json=kvBytesPerToken" json:"kv_bytes_per_token,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
-}
-
-func (x *TransferFacts) Reset() {
-	*x = TransferFacts{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[4]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *TransferFacts) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*TransferFacts) ProtoMessage() {}
-
-func (x *TransferFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[4]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use TransferFacts.ProtoReflect.Descriptor instead.
-func (*TransferFacts) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{4}
-}
-
-func (x *TransferFacts) GetConnector() string {
-	if x != nil && x.Connector != nil {
-		return *x.Connector
-	}
-	return ""
-}
-
-func (x *TransferFacts) GetSideChannel() string {
-	if x != nil && x.SideChannel != nil {
-		return *x.SideChannel
-	}
-	return ""
-}
-
-func (x *TransferFacts) GetFingerprint() string {
-	if x != nil && x.Fingerprint != nil {
-		return *x.Fingerprint
-	}
-	return ""
-}
-
-func (x *TransferFacts) GetExportedTier() string {
-	if x != nil && x.ExportedTier != nil {
-		return *x.ExportedTier
-	}
-	return ""
-}
-
-func (x *TransferFacts) GetKvBytesPerToken() float64 {
-	if x != nil && x.KvBytesPerToken != nil {
-		return *x.KvBytesPerToken
-	}
-	return 0
-}
-
 // StepModel: stepMs = [prefill: p0 + p1 N + q N^2 + p2 sum((c+u)^2 - c^2)] +
 // [decode: d0 + d1 B + d2 KV + d3 (KV/capacity)^2].
 type StepModel struct {
@@ -908,7 +825,7 @@ type StepModel struct {
 
 func (x *StepModel) Reset() {
 	*x = StepModel{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[5]
+	mi := &file_waypost_v1_lane_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -920,7 +837,7 @@ func (x *StepModel) String() string {
 func (*StepModel) ProtoMessage() {}
 
 func (x *StepModel) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[5]
+	mi := &file_waypost_v1_lane_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -933,7 +850,7 @@ func (x *StepModel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepModel.ProtoReflect.Descriptor instead.
 func (*StepModel) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{5}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *StepModel) GetP0Ms() float64 {
@@ -1018,7 +935,7 @@ type Load struct {
 
 func (x *Load) Reset() {
 	*x = Load{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[6]
+	mi := &file_waypost_v1_lane_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1030,7 +947,7 @@ func (x *Load) String() string {
 func (*Load) ProtoMessage() {}
 
 func (x *Load) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[6]
+	mi := &file_waypost_v1_lane_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1043,7 +960,7 @@ func (x *Load) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Load.ProtoReflect.Descriptor instead.
 func (*Load) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{6}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Load) GetAgentProcess() uint64 {
@@ -1145,7 +1062,7 @@ type WorkerLoad struct {
 
 func (x *WorkerLoad) Reset() {
 	*x = WorkerLoad{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[7]
+	mi := &file_waypost_v1_lane_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1157,7 +1074,7 @@ func (x *WorkerLoad) String() string {
 func (*WorkerLoad) ProtoMessage() {}
 
 func (x *WorkerLoad) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[7]
+	mi := &file_waypost_v1_lane_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1170,7 +1087,7 @@ func (x *WorkerLoad) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerLoad.ProtoReflect.Descriptor instead.
 func (*WorkerLoad) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{7}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *WorkerLoad) GetIndex() uint32 {
@@ -1375,7 +1292,7 @@ type Echo struct {
 
 func (x *Echo) Reset() {
 	*x = Echo{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[8]
+	mi := &file_waypost_v1_lane_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1387,7 +1304,7 @@ func (x *Echo) String() string {
 func (*Echo) ProtoMessage() {}
 
 func (x *Echo) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[8]
+	mi := &file_waypost_v1_lane_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1400,7 +1317,7 @@ func (x *Echo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Echo.ProtoReflect.Descriptor instead.
 func (*Echo) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{8}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Echo) GetCoordinator() uint64 {
@@ -1436,7 +1353,7 @@ type PrefixFrames struct {
 
 func (x *PrefixFrames) Reset() {
 	*x = PrefixFrames{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[9]
+	mi := &file_waypost_v1_lane_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1448,7 +1365,7 @@ func (x *PrefixFrames) String() string {
 func (*PrefixFrames) ProtoMessage() {}
 
 func (x *PrefixFrames) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[9]
+	mi := &file_waypost_v1_lane_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1461,7 +1378,7 @@ func (x *PrefixFrames) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrefixFrames.ProtoReflect.Descriptor instead.
 func (*PrefixFrames) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{9}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *PrefixFrames) GetIndex() uint32 {
@@ -1514,7 +1431,7 @@ type TokenizeReply struct {
 
 func (x *TokenizeReply) Reset() {
 	*x = TokenizeReply{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[10]
+	mi := &file_waypost_v1_lane_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1526,7 +1443,7 @@ func (x *TokenizeReply) String() string {
 func (*TokenizeReply) ProtoMessage() {}
 
 func (x *TokenizeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[10]
+	mi := &file_waypost_v1_lane_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1539,7 +1456,7 @@ func (x *TokenizeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenizeReply.ProtoReflect.Descriptor instead.
 func (*TokenizeReply) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{10}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *TokenizeReply) GetAskId() uint32 {
@@ -1578,7 +1495,7 @@ type HostReport struct {
 
 func (x *HostReport) Reset() {
 	*x = HostReport{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[11]
+	mi := &file_waypost_v1_lane_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1590,7 +1507,7 @@ func (x *HostReport) String() string {
 func (*HostReport) ProtoMessage() {}
 
 func (x *HostReport) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[11]
+	mi := &file_waypost_v1_lane_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1603,7 +1520,7 @@ func (x *HostReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostReport.ProtoReflect.Descriptor instead.
 func (*HostReport) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{11}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *HostReport) GetFacts() *HostFacts {
@@ -1653,7 +1570,7 @@ type CoordinatorHello struct {
 
 func (x *CoordinatorHello) Reset() {
 	*x = CoordinatorHello{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[12]
+	mi := &file_waypost_v1_lane_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1665,7 +1582,7 @@ func (x *CoordinatorHello) String() string {
 func (*CoordinatorHello) ProtoMessage() {}
 
 func (x *CoordinatorHello) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[12]
+	mi := &file_waypost_v1_lane_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1678,7 +1595,7 @@ func (x *CoordinatorHello) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoordinatorHello.ProtoReflect.Descriptor instead.
 func (*CoordinatorHello) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{12}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *CoordinatorHello) GetName() string {
@@ -1752,7 +1669,7 @@ type PolicyPush struct {
 
 func (x *PolicyPush) Reset() {
 	*x = PolicyPush{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[13]
+	mi := &file_waypost_v1_lane_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1764,7 +1681,7 @@ func (x *PolicyPush) String() string {
 func (*PolicyPush) ProtoMessage() {}
 
 func (x *PolicyPush) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[13]
+	mi := &file_waypost_v1_lane_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1777,7 +1694,7 @@ func (x *PolicyPush) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyPush.ProtoReflect.Descriptor instead.
 func (*PolicyPush) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{13}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *PolicyPush) GetPolicyVersion() uint32 {
@@ -1822,7 +1739,7 @@ type PrefixPull struct {
 
 func (x *PrefixPull) Reset() {
 	*x = PrefixPull{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[14]
+	mi := &file_waypost_v1_lane_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1834,7 +1751,7 @@ func (x *PrefixPull) String() string {
 func (*PrefixPull) ProtoMessage() {}
 
 func (x *PrefixPull) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[14]
+	mi := &file_waypost_v1_lane_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1847,7 +1764,7 @@ func (x *PrefixPull) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrefixPull.ProtoReflect.Descriptor instead.
 func (*PrefixPull) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{14}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *PrefixPull) GetPullId() uint32 {
@@ -1911,7 +1828,7 @@ type ClaimFrame struct {
 
 func (x *ClaimFrame) Reset() {
 	*x = ClaimFrame{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[15]
+	mi := &file_waypost_v1_lane_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1923,7 +1840,7 @@ func (x *ClaimFrame) String() string {
 func (*ClaimFrame) ProtoMessage() {}
 
 func (x *ClaimFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[15]
+	mi := &file_waypost_v1_lane_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1936,7 +1853,7 @@ func (x *ClaimFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimFrame.ProtoReflect.Descriptor instead.
 func (*ClaimFrame) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{15}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ClaimFrame) GetCoordinator() uint64 {
@@ -2001,7 +1918,7 @@ type Claim struct {
 
 func (x *Claim) Reset() {
 	*x = Claim{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[16]
+	mi := &file_waypost_v1_lane_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2013,7 +1930,7 @@ func (x *Claim) String() string {
 func (*Claim) ProtoMessage() {}
 
 func (x *Claim) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[16]
+	mi := &file_waypost_v1_lane_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2026,7 +1943,7 @@ func (x *Claim) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Claim.ProtoReflect.Descriptor instead.
 func (*Claim) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{16}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Claim) GetSeq() uint64 {
@@ -2107,7 +2024,7 @@ type MarkFrame struct {
 
 func (x *MarkFrame) Reset() {
 	*x = MarkFrame{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[17]
+	mi := &file_waypost_v1_lane_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2119,7 +2036,7 @@ func (x *MarkFrame) String() string {
 func (*MarkFrame) ProtoMessage() {}
 
 func (x *MarkFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[17]
+	mi := &file_waypost_v1_lane_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2132,7 +2049,7 @@ func (x *MarkFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MarkFrame.ProtoReflect.Descriptor instead.
 func (*MarkFrame) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{17}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *MarkFrame) GetCoordinator() uint64 {
@@ -2173,7 +2090,7 @@ type Mark struct {
 
 func (x *Mark) Reset() {
 	*x = Mark{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[18]
+	mi := &file_waypost_v1_lane_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2185,7 +2102,7 @@ func (x *Mark) String() string {
 func (*Mark) ProtoMessage() {}
 
 func (x *Mark) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[18]
+	mi := &file_waypost_v1_lane_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2198,7 +2115,7 @@ func (x *Mark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mark.ProtoReflect.Descriptor instead.
 func (*Mark) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{18}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Mark) GetSeq() uint64 {
@@ -2246,7 +2163,7 @@ type TokenizeAsk struct {
 
 func (x *TokenizeAsk) Reset() {
 	*x = TokenizeAsk{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[19]
+	mi := &file_waypost_v1_lane_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2258,7 +2175,7 @@ func (x *TokenizeAsk) String() string {
 func (*TokenizeAsk) ProtoMessage() {}
 
 func (x *TokenizeAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[19]
+	mi := &file_waypost_v1_lane_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2271,7 +2188,7 @@ func (x *TokenizeAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenizeAsk.ProtoReflect.Descriptor instead.
 func (*TokenizeAsk) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{19}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *TokenizeAsk) GetAskId() uint32 {
@@ -2317,7 +2234,7 @@ type RenderAsk struct {
 
 func (x *RenderAsk) Reset() {
 	*x = RenderAsk{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[20]
+	mi := &file_waypost_v1_lane_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2329,7 +2246,7 @@ func (x *RenderAsk) String() string {
 func (*RenderAsk) ProtoMessage() {}
 
 func (x *RenderAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[20]
+	mi := &file_waypost_v1_lane_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2342,7 +2259,7 @@ func (x *RenderAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenderAsk.ProtoReflect.Descriptor instead.
 func (*RenderAsk) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{20}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *RenderAsk) GetAskId() uint32 {
@@ -2381,7 +2298,7 @@ type ExchangePlacementsRequest struct {
 
 func (x *ExchangePlacementsRequest) Reset() {
 	*x = ExchangePlacementsRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[21]
+	mi := &file_waypost_v1_lane_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2393,7 +2310,7 @@ func (x *ExchangePlacementsRequest) String() string {
 func (*ExchangePlacementsRequest) ProtoMessage() {}
 
 func (x *ExchangePlacementsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[21]
+	mi := &file_waypost_v1_lane_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2406,7 +2323,7 @@ func (x *ExchangePlacementsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExchangePlacementsRequest.ProtoReflect.Descriptor instead.
 func (*ExchangePlacementsRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{21}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ExchangePlacementsRequest) GetCoordinator() uint64 {
@@ -2442,7 +2359,7 @@ type ExchangePlacementsResponse struct {
 
 func (x *ExchangePlacementsResponse) Reset() {
 	*x = ExchangePlacementsResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[22]
+	mi := &file_waypost_v1_lane_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2454,7 +2371,7 @@ func (x *ExchangePlacementsResponse) String() string {
 func (*ExchangePlacementsResponse) ProtoMessage() {}
 
 func (x *ExchangePlacementsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[22]
+	mi := &file_waypost_v1_lane_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2467,7 +2384,7 @@ func (x *ExchangePlacementsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExchangePlacementsResponse.ProtoReflect.Descriptor instead.
 func (*ExchangePlacementsResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{22}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ExchangePlacementsResponse) GetCoordinator() uint64 {
@@ -2498,7 +2415,7 @@ type PlaceFrame struct {
 
 func (x *PlaceFrame) Reset() {
 	*x = PlaceFrame{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[23]
+	mi := &file_waypost_v1_lane_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2510,7 +2427,7 @@ func (x *PlaceFrame) String() string {
 func (*PlaceFrame) ProtoMessage() {}
 
 func (x *PlaceFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[23]
+	mi := &file_waypost_v1_lane_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2523,7 +2440,7 @@ func (x *PlaceFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlaceFrame.ProtoReflect.Descriptor instead.
 func (*PlaceFrame) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{23}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *PlaceFrame) GetWorker() string {
@@ -2594,7 +2511,7 @@ type EvidenceAsk struct {
 
 func (x *EvidenceAsk) Reset() {
 	*x = EvidenceAsk{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[24]
+	mi := &file_waypost_v1_lane_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2606,7 +2523,7 @@ func (x *EvidenceAsk) String() string {
 func (*EvidenceAsk) ProtoMessage() {}
 
 func (x *EvidenceAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[24]
+	mi := &file_waypost_v1_lane_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2619,7 +2536,7 @@ func (x *EvidenceAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvidenceAsk.ProtoReflect.Descriptor instead.
 func (*EvidenceAsk) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{24}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *EvidenceAsk) GetAskId() uint32 {
@@ -2691,7 +2608,7 @@ type EvidencePoint struct {
 
 func (x *EvidencePoint) Reset() {
 	*x = EvidencePoint{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[25]
+	mi := &file_waypost_v1_lane_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2703,7 +2620,7 @@ func (x *EvidencePoint) String() string {
 func (*EvidencePoint) ProtoMessage() {}
 
 func (x *EvidencePoint) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[25]
+	mi := &file_waypost_v1_lane_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2716,7 +2633,7 @@ func (x *EvidencePoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvidencePoint.ProtoReflect.Descriptor instead.
 func (*EvidencePoint) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{25}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *EvidencePoint) GetDepth() uint32 {
@@ -2762,7 +2679,7 @@ type EvidenceReply struct {
 
 func (x *EvidenceReply) Reset() {
 	*x = EvidenceReply{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[26]
+	mi := &file_waypost_v1_lane_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2774,7 +2691,7 @@ func (x *EvidenceReply) String() string {
 func (*EvidenceReply) ProtoMessage() {}
 
 func (x *EvidenceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[26]
+	mi := &file_waypost_v1_lane_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2787,7 +2704,7 @@ func (x *EvidenceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvidenceReply.ProtoReflect.Descriptor instead.
 func (*EvidenceReply) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{26}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *EvidenceReply) GetAskId() uint32 {
@@ -2870,7 +2787,7 @@ type AskRecordsRequest struct {
 
 func (x *AskRecordsRequest) Reset() {
 	*x = AskRecordsRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[27]
+	mi := &file_waypost_v1_lane_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2882,7 +2799,7 @@ func (x *AskRecordsRequest) String() string {
 func (*AskRecordsRequest) ProtoMessage() {}
 
 func (x *AskRecordsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[27]
+	mi := &file_waypost_v1_lane_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2895,7 +2812,7 @@ func (x *AskRecordsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AskRecordsRequest.ProtoReflect.Descriptor instead.
 func (*AskRecordsRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{27}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *AskRecordsRequest) GetList() *ListPlacementsRequest {
@@ -2943,7 +2860,7 @@ type AskRecordsResponse struct {
 
 func (x *AskRecordsResponse) Reset() {
 	*x = AskRecordsResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[28]
+	mi := &file_waypost_v1_lane_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2955,7 +2872,7 @@ func (x *AskRecordsResponse) String() string {
 func (*AskRecordsResponse) ProtoMessage() {}
 
 func (x *AskRecordsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[28]
+	mi := &file_waypost_v1_lane_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2968,7 +2885,7 @@ func (x *AskRecordsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AskRecordsResponse.ProtoReflect.Descriptor instead.
 func (*AskRecordsResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{28}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *AskRecordsResponse) GetList() *ListPlacementsResponse {
@@ -3010,7 +2927,7 @@ type ForwardWriteRequest struct {
 
 func (x *ForwardWriteRequest) Reset() {
 	*x = ForwardWriteRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[29]
+	mi := &file_waypost_v1_lane_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3022,7 +2939,7 @@ func (x *ForwardWriteRequest) String() string {
 func (*ForwardWriteRequest) ProtoMessage() {}
 
 func (x *ForwardWriteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[29]
+	mi := &file_waypost_v1_lane_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3035,7 +2952,7 @@ func (x *ForwardWriteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForwardWriteRequest.ProtoReflect.Descriptor instead.
 func (*ForwardWriteRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{29}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ForwardWriteRequest) GetCommand() []byte {
@@ -3060,7 +2977,7 @@ type ForwardWriteResponse struct {
 
 func (x *ForwardWriteResponse) Reset() {
 	*x = ForwardWriteResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[30]
+	mi := &file_waypost_v1_lane_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3072,7 +2989,7 @@ func (x *ForwardWriteResponse) String() string {
 func (*ForwardWriteResponse) ProtoMessage() {}
 
 func (x *ForwardWriteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[30]
+	mi := &file_waypost_v1_lane_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3085,7 +3002,7 @@ func (x *ForwardWriteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForwardWriteResponse.ProtoReflect.Descriptor instead.
 func (*ForwardWriteResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{30}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ForwardWriteResponse) GetIndex() uint64 {
@@ -3130,7 +3047,7 @@ type JoinClusterRequest struct {
 
 func (x *JoinClusterRequest) Reset() {
 	*x = JoinClusterRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[31]
+	mi := &file_waypost_v1_lane_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3142,7 +3059,7 @@ func (x *JoinClusterRequest) String() string {
 func (*JoinClusterRequest) ProtoMessage() {}
 
 func (x *JoinClusterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[31]
+	mi := &file_waypost_v1_lane_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3155,7 +3072,7 @@ func (x *JoinClusterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinClusterRequest.ProtoReflect.Descriptor instead.
 func (*JoinClusterRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{31}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *JoinClusterRequest) GetId() string {
@@ -3213,7 +3130,7 @@ type JoinClusterResponse struct {
 
 func (x *JoinClusterResponse) Reset() {
 	*x = JoinClusterResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[32]
+	mi := &file_waypost_v1_lane_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3225,7 +3142,7 @@ func (x *JoinClusterResponse) String() string {
 func (*JoinClusterResponse) ProtoMessage() {}
 
 func (x *JoinClusterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[32]
+	mi := &file_waypost_v1_lane_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3238,7 +3155,7 @@ func (x *JoinClusterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinClusterResponse.ProtoReflect.Descriptor instead.
 func (*JoinClusterResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{32}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *JoinClusterResponse) GetNumber() uint32 {
@@ -3268,7 +3185,7 @@ type WaitAppliedRequest struct {
 
 func (x *WaitAppliedRequest) Reset() {
 	*x = WaitAppliedRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[33]
+	mi := &file_waypost_v1_lane_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3280,7 +3197,7 @@ func (x *WaitAppliedRequest) String() string {
 func (*WaitAppliedRequest) ProtoMessage() {}
 
 func (x *WaitAppliedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[33]
+	mi := &file_waypost_v1_lane_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3293,7 +3210,7 @@ func (x *WaitAppliedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitAppliedRequest.ProtoReflect.Descriptor instead.
 func (*WaitAppliedRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{33}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *WaitAppliedRequest) GetIndex() uint64 {
@@ -3323,7 +3240,7 @@ type WaitAppliedResponse struct {
 
 func (x *WaitAppliedResponse) Reset() {
 	*x = WaitAppliedResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[34]
+	mi := &file_waypost_v1_lane_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3335,7 +3252,7 @@ func (x *WaitAppliedResponse) String() string {
 func (*WaitAppliedResponse) ProtoMessage() {}
 
 func (x *WaitAppliedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[34]
+	mi := &file_waypost_v1_lane_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3348,7 +3265,7 @@ func (x *WaitAppliedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitAppliedResponse.ProtoReflect.Descriptor instead.
 func (*WaitAppliedResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{34}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *WaitAppliedResponse) GetAppliedIndex() uint64 {
@@ -3377,7 +3294,7 @@ type PeerInspectRequest struct {
 
 func (x *PeerInspectRequest) Reset() {
 	*x = PeerInspectRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[35]
+	mi := &file_waypost_v1_lane_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3389,7 +3306,7 @@ func (x *PeerInspectRequest) String() string {
 func (*PeerInspectRequest) ProtoMessage() {}
 
 func (x *PeerInspectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[35]
+	mi := &file_waypost_v1_lane_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3402,7 +3319,7 @@ func (x *PeerInspectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerInspectRequest.ProtoReflect.Descriptor instead.
 func (*PeerInspectRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{35}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *PeerInspectRequest) GetInspect() *InspectWorkerRequest {
@@ -3423,7 +3340,7 @@ type PeerInspectResponse struct {
 
 func (x *PeerInspectResponse) Reset() {
 	*x = PeerInspectResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[36]
+	mi := &file_waypost_v1_lane_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3435,7 +3352,7 @@ func (x *PeerInspectResponse) String() string {
 func (*PeerInspectResponse) ProtoMessage() {}
 
 func (x *PeerInspectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[36]
+	mi := &file_waypost_v1_lane_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3448,7 +3365,7 @@ func (x *PeerInspectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerInspectResponse.ProtoReflect.Descriptor instead.
 func (*PeerInspectResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{36}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *PeerInspectResponse) GetInspect() *InspectWorkerResponse {
@@ -3469,7 +3386,7 @@ type FetchPlacementRequest struct {
 
 func (x *FetchPlacementRequest) Reset() {
 	*x = FetchPlacementRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[37]
+	mi := &file_waypost_v1_lane_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3481,7 +3398,7 @@ func (x *FetchPlacementRequest) String() string {
 func (*FetchPlacementRequest) ProtoMessage() {}
 
 func (x *FetchPlacementRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[37]
+	mi := &file_waypost_v1_lane_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3494,7 +3411,7 @@ func (x *FetchPlacementRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchPlacementRequest.ProtoReflect.Descriptor instead.
 func (*FetchPlacementRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{37}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *FetchPlacementRequest) GetPlacementId() string {
@@ -3515,7 +3432,7 @@ type FetchPlacementResponse struct {
 
 func (x *FetchPlacementResponse) Reset() {
 	*x = FetchPlacementResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[38]
+	mi := &file_waypost_v1_lane_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3527,7 +3444,7 @@ func (x *FetchPlacementResponse) String() string {
 func (*FetchPlacementResponse) ProtoMessage() {}
 
 func (x *FetchPlacementResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[38]
+	mi := &file_waypost_v1_lane_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3540,7 +3457,7 @@ func (x *FetchPlacementResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchPlacementResponse.ProtoReflect.Descriptor instead.
 func (*FetchPlacementResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{38}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *FetchPlacementResponse) GetRecord() []byte {
@@ -3561,7 +3478,7 @@ type RelayOutcomeRequest struct {
 
 func (x *RelayOutcomeRequest) Reset() {
 	*x = RelayOutcomeRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[39]
+	mi := &file_waypost_v1_lane_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3573,7 +3490,7 @@ func (x *RelayOutcomeRequest) String() string {
 func (*RelayOutcomeRequest) ProtoMessage() {}
 
 func (x *RelayOutcomeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[39]
+	mi := &file_waypost_v1_lane_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3586,7 +3503,7 @@ func (x *RelayOutcomeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayOutcomeRequest.ProtoReflect.Descriptor instead.
 func (*RelayOutcomeRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{39}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *RelayOutcomeRequest) GetOutcome() *ReportOutcomeRequest {
@@ -3607,7 +3524,7 @@ type RelayOutcomeResponse struct {
 
 func (x *RelayOutcomeResponse) Reset() {
 	*x = RelayOutcomeResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[40]
+	mi := &file_waypost_v1_lane_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3619,7 +3536,7 @@ func (x *RelayOutcomeResponse) String() string {
 func (*RelayOutcomeResponse) ProtoMessage() {}
 
 func (x *RelayOutcomeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[40]
+	mi := &file_waypost_v1_lane_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3632,7 +3549,7 @@ func (x *RelayOutcomeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayOutcomeResponse.ProtoReflect.Descriptor instead.
 func (*RelayOutcomeResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{40}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *RelayOutcomeResponse) GetOutcome() *ReportOutcomeResponse {
@@ -3659,7 +3576,7 @@ type RelayReservationRequest struct {
 
 func (x *RelayReservationRequest) Reset() {
 	*x = RelayReservationRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[41]
+	mi := &file_waypost_v1_lane_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3671,7 +3588,7 @@ func (x *RelayReservationRequest) String() string {
 func (*RelayReservationRequest) ProtoMessage() {}
 
 func (x *RelayReservationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[41]
+	mi := &file_waypost_v1_lane_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3684,7 +3601,7 @@ func (x *RelayReservationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayReservationRequest.ProtoReflect.Descriptor instead.
 func (*RelayReservationRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{41}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *RelayReservationRequest) GetWhat() isRelayReservationRequest_What {
@@ -3746,7 +3663,7 @@ type RelayReservationResponse struct {
 
 func (x *RelayReservationResponse) Reset() {
 	*x = RelayReservationResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[42]
+	mi := &file_waypost_v1_lane_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3758,7 +3675,7 @@ func (x *RelayReservationResponse) String() string {
 func (*RelayReservationResponse) ProtoMessage() {}
 
 func (x *RelayReservationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[42]
+	mi := &file_waypost_v1_lane_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3771,7 +3688,7 @@ func (x *RelayReservationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayReservationResponse.ProtoReflect.Descriptor instead.
 func (*RelayReservationResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{42}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *RelayReservationResponse) GetWhat() isRelayReservationResponse_What {
@@ -3826,7 +3743,7 @@ type PeerMembersRequest struct {
 
 func (x *PeerMembersRequest) Reset() {
 	*x = PeerMembersRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[43]
+	mi := &file_waypost_v1_lane_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3838,7 +3755,7 @@ func (x *PeerMembersRequest) String() string {
 func (*PeerMembersRequest) ProtoMessage() {}
 
 func (x *PeerMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[43]
+	mi := &file_waypost_v1_lane_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3851,7 +3768,7 @@ func (x *PeerMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerMembersRequest.ProtoReflect.Descriptor instead.
 func (*PeerMembersRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{43}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{42}
 }
 
 // PeerMembersResponse is a coordinator's own view of the mesh.
@@ -3865,7 +3782,7 @@ type PeerMembersResponse struct {
 
 func (x *PeerMembersResponse) Reset() {
 	*x = PeerMembersResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[44]
+	mi := &file_waypost_v1_lane_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3877,7 +3794,7 @@ func (x *PeerMembersResponse) String() string {
 func (*PeerMembersResponse) ProtoMessage() {}
 
 func (x *PeerMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[44]
+	mi := &file_waypost_v1_lane_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3890,7 +3807,7 @@ func (x *PeerMembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerMembersResponse.ProtoReflect.Descriptor instead.
 func (*PeerMembersResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{44}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *PeerMembersResponse) GetMembers() *ListMembersResponse {
@@ -3913,7 +3830,7 @@ type CopyPrefixesRequest struct {
 
 func (x *CopyPrefixesRequest) Reset() {
 	*x = CopyPrefixesRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[45]
+	mi := &file_waypost_v1_lane_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3925,7 +3842,7 @@ func (x *CopyPrefixesRequest) String() string {
 func (*CopyPrefixesRequest) ProtoMessage() {}
 
 func (x *CopyPrefixesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[45]
+	mi := &file_waypost_v1_lane_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3938,7 +3855,7 @@ func (x *CopyPrefixesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyPrefixesRequest.ProtoReflect.Descriptor instead.
 func (*CopyPrefixesRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{45}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *CopyPrefixesRequest) GetWorker() string {
@@ -3968,7 +3885,7 @@ type CopyPrefixesResponse struct {
 
 func (x *CopyPrefixesResponse) Reset() {
 	*x = CopyPrefixesResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[46]
+	mi := &file_waypost_v1_lane_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3980,7 +3897,7 @@ func (x *CopyPrefixesResponse) String() string {
 func (*CopyPrefixesResponse) ProtoMessage() {}
 
 func (x *CopyPrefixesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[46]
+	mi := &file_waypost_v1_lane_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3993,7 +3910,7 @@ func (x *CopyPrefixesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyPrefixesResponse.ProtoReflect.Descriptor instead.
 func (*CopyPrefixesResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{46}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *CopyPrefixesResponse) GetFrames() [][]byte {
@@ -4086,13 +4003,7 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\x04role\x18\x1f \x01(\tR\x04role\x1a:\n" +
 	"\fHeadersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xc4\x01\n" +
-	"\rTransferFacts\x12\x1c\n" +
-	"\tconnector\x18\x01 \x01(\tR\tconnector\x12!\n" +
-	"\fside_channel\x18\x02 \x01(\tR\vsideChannel\x12 \n" +
-	"\vfingerprint\x18\x03 \x01(\tR\vfingerprint\x12#\n" +
-	"\rexported_tier\x18\x04 \x01(\tR\fexportedTier\x12+\n" +
-	"\x12kv_bytes_per_token\x18\x05 \x01(\x01R\x0fkvBytesPerToken\"\xab\x02\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xab\x02\n" +
 	"\tStepModel\x12\x13\n" +
 	"\x05p0_ms\x18\x01 \x01(\x01R\x04p0Ms\x12%\n" +
 	"\x0fp1_ms_per_token\x18\x02 \x01(\x01R\fp1MsPerToken\x12%\n" +
@@ -4351,56 +4262,56 @@ func file_waypost_v1_lane_proto_rawDescGZIP() []byte {
 	return file_waypost_v1_lane_proto_rawDescData
 }
 
-var file_waypost_v1_lane_proto_msgTypes = make([]protoimpl.MessageInfo, 48)
+var file_waypost_v1_lane_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
 var file_waypost_v1_lane_proto_goTypes = []any{
 	(*ConnectRequest)(nil),              // 0: waypost.v1.ConnectRequest
 	(*ConnectResponse)(nil),             // 1: waypost.v1.ConnectResponse
 	(*AgentHello)(nil),                  // 2: waypost.v1.AgentHello
 	(*WorkerFacts)(nil),                 // 3: waypost.v1.WorkerFacts
-	(*TransferFacts)(nil),               // 4: waypost.v1.TransferFacts
-	(*StepModel)(nil),                   // 5: waypost.v1.StepModel
-	(*Load)(nil),                        // 6: waypost.v1.Load
-	(*WorkerLoad)(nil),                  // 7: waypost.v1.WorkerLoad
-	(*Echo)(nil),                        // 8: waypost.v1.Echo
-	(*PrefixFrames)(nil),                // 9: waypost.v1.PrefixFrames
-	(*TokenizeReply)(nil),               // 10: waypost.v1.TokenizeReply
-	(*HostReport)(nil),                  // 11: waypost.v1.HostReport
-	(*CoordinatorHello)(nil),            // 12: waypost.v1.CoordinatorHello
-	(*PolicyPush)(nil),                  // 13: waypost.v1.PolicyPush
-	(*PrefixPull)(nil),                  // 14: waypost.v1.PrefixPull
-	(*ClaimFrame)(nil),                  // 15: waypost.v1.ClaimFrame
-	(*Claim)(nil),                       // 16: waypost.v1.Claim
-	(*MarkFrame)(nil),                   // 17: waypost.v1.MarkFrame
-	(*Mark)(nil),                        // 18: waypost.v1.Mark
-	(*TokenizeAsk)(nil),                 // 19: waypost.v1.TokenizeAsk
-	(*RenderAsk)(nil),                   // 20: waypost.v1.RenderAsk
-	(*ExchangePlacementsRequest)(nil),   // 21: waypost.v1.ExchangePlacementsRequest
-	(*ExchangePlacementsResponse)(nil),  // 22: waypost.v1.ExchangePlacementsResponse
-	(*PlaceFrame)(nil),                  // 23: waypost.v1.PlaceFrame
-	(*EvidenceAsk)(nil),                 // 24: waypost.v1.EvidenceAsk
-	(*EvidencePoint)(nil),               // 25: waypost.v1.EvidencePoint
-	(*EvidenceReply)(nil),               // 26: waypost.v1.EvidenceReply
-	(*AskRecordsRequest)(nil),           // 27: waypost.v1.AskRecordsRequest
-	(*AskRecordsResponse)(nil),          // 28: waypost.v1.AskRecordsResponse
-	(*ForwardWriteRequest)(nil),         // 29: waypost.v1.ForwardWriteRequest
-	(*ForwardWriteResponse)(nil),        // 30: waypost.v1.ForwardWriteResponse
-	(*JoinClusterRequest)(nil),          // 31: waypost.v1.JoinClusterRequest
-	(*JoinClusterResponse)(nil),         // 32: waypost.v1.JoinClusterResponse
-	(*WaitAppliedRequest)(nil),          // 33: waypost.v1.WaitAppliedRequest
-	(*WaitAppliedResponse)(nil),         // 34: waypost.v1.WaitAppliedResponse
-	(*PeerInspectRequest)(nil),          // 35: waypost.v1.PeerInspectRequest
-	(*PeerInspectResponse)(nil),         // 36: waypost.v1.PeerInspectResponse
-	(*FetchPlacementRequest)(nil),       // 37: waypost.v1.FetchPlacementRequest
-	(*FetchPlacementResponse)(nil),      // 38: waypost.v1.FetchPlacementResponse
-	(*RelayOutcomeRequest)(nil),         // 39: waypost.v1.RelayOutcomeRequest
-	(*RelayOutcomeResponse)(nil),        // 40: waypost.v1.RelayOutcomeResponse
-	(*RelayReservationRequest)(nil),     // 41: waypost.v1.RelayReservationRequest
-	(*RelayReservationResponse)(nil),    // 42: waypost.v1.RelayReservationResponse
-	(*PeerMembersRequest)(nil),          // 43: waypost.v1.PeerMembersRequest
-	(*PeerMembersResponse)(nil),         // 44: waypost.v1.PeerMembersResponse
-	(*CopyPrefixesRequest)(nil),         // 45: waypost.v1.CopyPrefixesRequest
-	(*CopyPrefixesResponse)(nil),        // 46: waypost.v1.CopyPrefixesResponse
-	nil,                                 // 47: waypost.v1.WorkerFacts.HeadersEntry
+	(*StepModel)(nil),                   // 4: waypost.v1.StepModel
+	(*Load)(nil),                        // 5: waypost.v1.Load
+	(*WorkerLoad)(nil),                  // 6: waypost.v1.WorkerLoad
+	(*Echo)(nil),                        // 7: waypost.v1.Echo
+	(*PrefixFrames)(nil),                // 8: waypost.v1.PrefixFrames
+	(*TokenizeReply)(nil),               // 9: waypost.v1.TokenizeReply
+	(*HostReport)(nil),                  // 10: waypost.v1.HostReport
+	(*CoordinatorHello)(nil),            // 11: waypost.v1.CoordinatorHello
+	(*PolicyPush)(nil),                  // 12: waypost.v1.PolicyPush
+	(*PrefixPull)(nil),                  // 13: waypost.v1.PrefixPull
+	(*ClaimFrame)(nil),                  // 14: waypost.v1.ClaimFrame
+	(*Claim)(nil),                       // 15: waypost.v1.Claim
+	(*MarkFrame)(nil),                   // 16: waypost.v1.MarkFrame
+	(*Mark)(nil),                        // 17: waypost.v1.Mark
+	(*TokenizeAsk)(nil),                 // 18: waypost.v1.TokenizeAsk
+	(*RenderAsk)(nil),                   // 19: waypost.v1.RenderAsk
+	(*ExchangePlacementsRequest)(nil),   // 20: waypost.v1.ExchangePlacementsRequest
+	(*ExchangePlacementsResponse)(nil),  // 21: waypost.v1.ExchangePlacementsResponse
+	(*PlaceFrame)(nil),                  // 22: waypost.v1.PlaceFrame
+	(*EvidenceAsk)(nil),                 // 23: waypost.v1.EvidenceAsk
+	(*EvidencePoint)(nil),               // 24: waypost.v1.EvidencePoint
+	(*EvidenceReply)(nil),               // 25: waypost.v1.EvidenceReply
+	(*AskRecordsRequest)(nil),           // 26: waypost.v1.AskRecordsRequest
+	(*AskRecordsResponse)(nil),          // 27: waypost.v1.AskRecordsResponse
+	(*ForwardWriteRequest)(nil),         // 28: waypost.v1.ForwardWriteRequest
+	(*ForwardWriteResponse)(nil),        // 29: waypost.v1.ForwardWriteResponse
+	(*JoinClusterRequest)(nil),          // 30: waypost.v1.JoinClusterRequest
+	(*JoinClusterResponse)(nil),         // 31: waypost.v1.JoinClusterResponse
+	(*WaitAppliedRequest)(nil),          // 32: waypost.v1.WaitAppliedRequest
+	(*WaitAppliedResponse)(nil),         // 33: waypost.v1.WaitAppliedResponse
+	(*PeerInspectRequest)(nil),          // 34: waypost.v1.PeerInspectRequest
+	(*PeerInspectResponse)(nil),         // 35: waypost.v1.PeerInspectResponse
+	(*FetchPlacementRequest)(nil),       // 36: waypost.v1.FetchPlacementRequest
+	(*FetchPlacementResponse)(nil),      // 37: waypost.v1.FetchPlacementResponse
+	(*RelayOutcomeRequest)(nil),         // 38: waypost.v1.RelayOutcomeRequest
+	(*RelayOutcomeResponse)(nil),        // 39: waypost.v1.RelayOutcomeResponse
+	(*RelayReservationRequest)(nil),     // 40: waypost.v1.RelayReservationRequest
+	(*RelayReservationResponse)(nil),    // 41: waypost.v1.RelayReservationResponse
+	(*PeerMembersRequest)(nil),          // 42: waypost.v1.PeerMembersRequest
+	(*PeerMembersResponse)(nil),         // 43: waypost.v1.PeerMembersResponse
+	(*CopyPrefixesRequest)(nil),         // 44: waypost.v1.CopyPrefixesRequest
+	(*CopyPrefixesResponse)(nil),        // 45: waypost.v1.CopyPrefixesResponse
+	nil,                                 // 46: waypost.v1.WorkerFacts.HeadersEntry
+	(*TransferFacts)(nil),               // 47: waypost.v1.TransferFacts
 	(*HostFacts)(nil),                   // 48: waypost.v1.HostFacts
 	(*Gpu)(nil),                         // 49: waypost.v1.Gpu
 	(*Cordon)(nil),                      // 50: waypost.v1.Cordon
@@ -4424,35 +4335,35 @@ var file_waypost_v1_lane_proto_goTypes = []any{
 }
 var file_waypost_v1_lane_proto_depIdxs = []int32{
 	2,  // 0: waypost.v1.ConnectRequest.hello:type_name -> waypost.v1.AgentHello
-	6,  // 1: waypost.v1.ConnectRequest.load:type_name -> waypost.v1.Load
-	9,  // 2: waypost.v1.ConnectRequest.prefixes:type_name -> waypost.v1.PrefixFrames
-	10, // 3: waypost.v1.ConnectRequest.tokenize_reply:type_name -> waypost.v1.TokenizeReply
-	11, // 4: waypost.v1.ConnectRequest.host:type_name -> waypost.v1.HostReport
-	26, // 5: waypost.v1.ConnectRequest.evidence:type_name -> waypost.v1.EvidenceReply
-	12, // 6: waypost.v1.ConnectResponse.hello:type_name -> waypost.v1.CoordinatorHello
-	13, // 7: waypost.v1.ConnectResponse.policy:type_name -> waypost.v1.PolicyPush
-	14, // 8: waypost.v1.ConnectResponse.pull:type_name -> waypost.v1.PrefixPull
-	15, // 9: waypost.v1.ConnectResponse.claims:type_name -> waypost.v1.ClaimFrame
-	17, // 10: waypost.v1.ConnectResponse.marks:type_name -> waypost.v1.MarkFrame
-	19, // 11: waypost.v1.ConnectResponse.tokenize:type_name -> waypost.v1.TokenizeAsk
-	20, // 12: waypost.v1.ConnectResponse.render:type_name -> waypost.v1.RenderAsk
-	24, // 13: waypost.v1.ConnectResponse.evidence:type_name -> waypost.v1.EvidenceAsk
+	5,  // 1: waypost.v1.ConnectRequest.load:type_name -> waypost.v1.Load
+	8,  // 2: waypost.v1.ConnectRequest.prefixes:type_name -> waypost.v1.PrefixFrames
+	9,  // 3: waypost.v1.ConnectRequest.tokenize_reply:type_name -> waypost.v1.TokenizeReply
+	10, // 4: waypost.v1.ConnectRequest.host:type_name -> waypost.v1.HostReport
+	25, // 5: waypost.v1.ConnectRequest.evidence:type_name -> waypost.v1.EvidenceReply
+	11, // 6: waypost.v1.ConnectResponse.hello:type_name -> waypost.v1.CoordinatorHello
+	12, // 7: waypost.v1.ConnectResponse.policy:type_name -> waypost.v1.PolicyPush
+	13, // 8: waypost.v1.ConnectResponse.pull:type_name -> waypost.v1.PrefixPull
+	14, // 9: waypost.v1.ConnectResponse.claims:type_name -> waypost.v1.ClaimFrame
+	16, // 10: waypost.v1.ConnectResponse.marks:type_name -> waypost.v1.MarkFrame
+	18, // 11: waypost.v1.ConnectResponse.tokenize:type_name -> waypost.v1.TokenizeAsk
+	19, // 12: waypost.v1.ConnectResponse.render:type_name -> waypost.v1.RenderAsk
+	23, // 13: waypost.v1.ConnectResponse.evidence:type_name -> waypost.v1.EvidenceAsk
 	3,  // 14: waypost.v1.AgentHello.workers:type_name -> waypost.v1.WorkerFacts
-	47, // 15: waypost.v1.WorkerFacts.headers:type_name -> waypost.v1.WorkerFacts.HeadersEntry
-	5,  // 16: waypost.v1.WorkerFacts.step_model:type_name -> waypost.v1.StepModel
-	4,  // 17: waypost.v1.WorkerFacts.transfer:type_name -> waypost.v1.TransferFacts
-	7,  // 18: waypost.v1.Load.workers:type_name -> waypost.v1.WorkerLoad
-	8,  // 19: waypost.v1.WorkerLoad.echo:type_name -> waypost.v1.Echo
+	46, // 15: waypost.v1.WorkerFacts.headers:type_name -> waypost.v1.WorkerFacts.HeadersEntry
+	4,  // 16: waypost.v1.WorkerFacts.step_model:type_name -> waypost.v1.StepModel
+	47, // 17: waypost.v1.WorkerFacts.transfer:type_name -> waypost.v1.TransferFacts
+	6,  // 18: waypost.v1.Load.workers:type_name -> waypost.v1.WorkerLoad
+	7,  // 19: waypost.v1.WorkerLoad.echo:type_name -> waypost.v1.Echo
 	48, // 20: waypost.v1.HostReport.facts:type_name -> waypost.v1.HostFacts
 	49, // 21: waypost.v1.HostReport.gpus:type_name -> waypost.v1.Gpu
 	50, // 22: waypost.v1.PolicyPush.cordons:type_name -> waypost.v1.Cordon
-	16, // 23: waypost.v1.ClaimFrame.claims:type_name -> waypost.v1.Claim
-	18, // 24: waypost.v1.MarkFrame.marks:type_name -> waypost.v1.Mark
-	23, // 25: waypost.v1.ExchangePlacementsRequest.places:type_name -> waypost.v1.PlaceFrame
-	16, // 26: waypost.v1.PlaceFrame.claim:type_name -> waypost.v1.Claim
-	25, // 27: waypost.v1.EvidenceAsk.expected:type_name -> waypost.v1.EvidencePoint
-	25, // 28: waypost.v1.EvidenceAsk.tip:type_name -> waypost.v1.EvidencePoint
-	25, // 29: waypost.v1.EvidenceAsk.unsalted:type_name -> waypost.v1.EvidencePoint
+	15, // 23: waypost.v1.ClaimFrame.claims:type_name -> waypost.v1.Claim
+	17, // 24: waypost.v1.MarkFrame.marks:type_name -> waypost.v1.Mark
+	22, // 25: waypost.v1.ExchangePlacementsRequest.places:type_name -> waypost.v1.PlaceFrame
+	15, // 26: waypost.v1.PlaceFrame.claim:type_name -> waypost.v1.Claim
+	24, // 27: waypost.v1.EvidenceAsk.expected:type_name -> waypost.v1.EvidencePoint
+	24, // 28: waypost.v1.EvidenceAsk.tip:type_name -> waypost.v1.EvidencePoint
+	24, // 29: waypost.v1.EvidenceAsk.unsalted:type_name -> waypost.v1.EvidencePoint
 	51, // 30: waypost.v1.AskRecordsRequest.list:type_name -> waypost.v1.ListPlacementsRequest
 	52, // 31: waypost.v1.AskRecordsRequest.summarize:type_name -> waypost.v1.SummarizePlacementsRequest
 	53, // 32: waypost.v1.AskRecordsRequest.reuse:type_name -> waypost.v1.GetReuseRequest
@@ -4471,29 +4382,29 @@ var file_waypost_v1_lane_proto_depIdxs = []int32{
 	66, // 45: waypost.v1.RelayReservationResponse.release:type_name -> waypost.v1.ReleasePlacementResponse
 	67, // 46: waypost.v1.PeerMembersResponse.members:type_name -> waypost.v1.ListMembersResponse
 	0,  // 47: waypost.v1.LaneService.Connect:input_type -> waypost.v1.ConnectRequest
-	21, // 48: waypost.v1.PeerService.ExchangePlacements:input_type -> waypost.v1.ExchangePlacementsRequest
-	29, // 49: waypost.v1.PeerService.ForwardWrite:input_type -> waypost.v1.ForwardWriteRequest
-	31, // 50: waypost.v1.PeerService.JoinCluster:input_type -> waypost.v1.JoinClusterRequest
-	33, // 51: waypost.v1.PeerService.WaitApplied:input_type -> waypost.v1.WaitAppliedRequest
-	35, // 52: waypost.v1.PeerService.PeerInspect:input_type -> waypost.v1.PeerInspectRequest
-	37, // 53: waypost.v1.PeerService.FetchPlacement:input_type -> waypost.v1.FetchPlacementRequest
-	39, // 54: waypost.v1.PeerService.RelayOutcome:input_type -> waypost.v1.RelayOutcomeRequest
-	41, // 55: waypost.v1.PeerService.RelayReservation:input_type -> waypost.v1.RelayReservationRequest
-	27, // 56: waypost.v1.PeerService.AskRecords:input_type -> waypost.v1.AskRecordsRequest
-	43, // 57: waypost.v1.PeerService.PeerMembers:input_type -> waypost.v1.PeerMembersRequest
-	45, // 58: waypost.v1.PeerService.CopyPrefixes:input_type -> waypost.v1.CopyPrefixesRequest
+	20, // 48: waypost.v1.PeerService.ExchangePlacements:input_type -> waypost.v1.ExchangePlacementsRequest
+	28, // 49: waypost.v1.PeerService.ForwardWrite:input_type -> waypost.v1.ForwardWriteRequest
+	30, // 50: waypost.v1.PeerService.JoinCluster:input_type -> waypost.v1.JoinClusterRequest
+	32, // 51: waypost.v1.PeerService.WaitApplied:input_type -> waypost.v1.WaitAppliedRequest
+	34, // 52: waypost.v1.PeerService.PeerInspect:input_type -> waypost.v1.PeerInspectRequest
+	36, // 53: waypost.v1.PeerService.FetchPlacement:input_type -> waypost.v1.FetchPlacementRequest
+	38, // 54: waypost.v1.PeerService.RelayOutcome:input_type -> waypost.v1.RelayOutcomeRequest
+	40, // 55: waypost.v1.PeerService.RelayReservation:input_type -> waypost.v1.RelayReservationRequest
+	26, // 56: waypost.v1.PeerService.AskRecords:input_type -> waypost.v1.AskRecordsRequest
+	42, // 57: waypost.v1.PeerService.PeerMembers:input_type -> waypost.v1.PeerMembersRequest
+	44, // 58: waypost.v1.PeerService.CopyPrefixes:input_type -> waypost.v1.CopyPrefixesRequest
 	1,  // 59: waypost.v1.LaneService.Connect:output_type -> waypost.v1.ConnectResponse
-	22, // 60: waypost.v1.PeerService.ExchangePlacements:output_type -> waypost.v1.ExchangePlacementsResponse
-	30, // 61: waypost.v1.PeerService.ForwardWrite:output_type -> waypost.v1.ForwardWriteResponse
-	32, // 62: waypost.v1.PeerService.JoinCluster:output_type -> waypost.v1.JoinClusterResponse
-	34, // 63: waypost.v1.PeerService.WaitApplied:output_type -> waypost.v1.WaitAppliedResponse
-	36, // 64: waypost.v1.PeerService.PeerInspect:output_type -> waypost.v1.PeerInspectResponse
-	38, // 65: waypost.v1.PeerService.FetchPlacement:output_type -> waypost.v1.FetchPlacementResponse
-	40, // 66: waypost.v1.PeerService.RelayOutcome:output_type -> waypost.v1.RelayOutcomeResponse
-	42, // 67: waypost.v1.PeerService.RelayReservation:output_type -> waypost.v1.RelayReservationResponse
-	28, // 68: waypost.v1.PeerService.AskRecords:output_type -> waypost.v1.AskRecordsResponse
-	44, // 69: waypost.v1.PeerService.PeerMembers:output_type -> waypost.v1.PeerMembersResponse
-	46, // 70: waypost.v1.PeerService.CopyPrefixes:output_type -> waypost.v1.CopyPrefixesResponse
+	21, // 60: waypost.v1.PeerService.ExchangePlacements:output_type -> waypost.v1.ExchangePlacementsResponse
+	29, // 61: waypost.v1.PeerService.ForwardWrite:output_type -> waypost.v1.ForwardWriteResponse
+	31, // 62: waypost.v1.PeerService.JoinCluster:output_type -> waypost.v1.JoinClusterResponse
+	33, // 63: waypost.v1.PeerService.WaitApplied:output_type -> waypost.v1.WaitAppliedResponse
+	35, // 64: waypost.v1.PeerService.PeerInspect:output_type -> waypost.v1.PeerInspectResponse
+	37, // 65: waypost.v1.PeerService.FetchPlacement:output_type -> waypost.v1.FetchPlacementResponse
+	39, // 66: waypost.v1.PeerService.RelayOutcome:output_type -> waypost.v1.RelayOutcomeResponse
+	41, // 67: waypost.v1.PeerService.RelayReservation:output_type -> waypost.v1.RelayReservationResponse
+	27, // 68: waypost.v1.PeerService.AskRecords:output_type -> waypost.v1.AskRecordsResponse
+	43, // 69: waypost.v1.PeerService.PeerMembers:output_type -> waypost.v1.PeerMembersResponse
+	45, // 70: waypost.v1.PeerService.CopyPrefixes:output_type -> waypost.v1.CopyPrefixesResponse
 	59, // [59:71] is the sub-list for method output_type
 	47, // [47:59] is the sub-list for method input_type
 	47, // [47:47] is the sub-list for extension type_name
@@ -4526,11 +4437,11 @@ func file_waypost_v1_lane_proto_init() {
 		(*ConnectResponse_Render)(nil),
 		(*ConnectResponse_Evidence)(nil),
 	}
-	file_waypost_v1_lane_proto_msgTypes[41].OneofWrappers = []any{
+	file_waypost_v1_lane_proto_msgTypes[40].OneofWrappers = []any{
 		(*RelayReservationRequest_Renew)(nil),
 		(*RelayReservationRequest_Release)(nil),
 	}
-	file_waypost_v1_lane_proto_msgTypes[42].OneofWrappers = []any{
+	file_waypost_v1_lane_proto_msgTypes[41].OneofWrappers = []any{
 		(*RelayReservationResponse_Renew)(nil),
 		(*RelayReservationResponse_Release)(nil),
 	}
@@ -4540,7 +4451,7 @@ func file_waypost_v1_lane_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_waypost_v1_lane_proto_rawDesc), len(file_waypost_v1_lane_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   48,
+			NumMessages:   47,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -585,8 +585,12 @@ type Worker struct {
 	PendingClaims *uint32 `protobuf:"varint,43,opt,name=pending_claims,json=pendingClaims" json:"pending_claims,omitempty"`
 	// Where the prefill speed comes from: prior or learnt.
 	SpeedSource *string `protobuf:"bytes,44,opt,name=speed_source,json=speedSource" json:"speed_source,omitempty"`
+	// What it serves of a request: prefill or decode; empty: all of it.
+	Role *string `protobuf:"bytes,45,opt,name=role" json:"role,omitempty"`
+	// How its saved KV may travel; unset: not at all.
+	Transfer *TransferFacts `protobuf:"bytes,46,opt,name=transfer" json:"transfer,omitempty"`
 	// What outcomes taught about it; unset: nothing yet.
-	Learnt        *Learnt `protobuf:"bytes,45,opt,name=learnt" json:"learnt,omitempty"`
+	Learnt        *Learnt `protobuf:"bytes,47,opt,name=learnt" json:"learnt,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -852,11 +856,108 @@ func (x *Worker) GetSpeedSource() string {
 	return ""
 }
 
+func (x *Worker) GetRole() string {
+	if x != nil && x.Role != nil {
+		return *x.Role
+	}
+	return ""
+}
+
+func (x *Worker) GetTransfer() *TransferFacts {
+	if x != nil {
+		return x.Transfer
+	}
+	return nil
+}
+
 func (x *Worker) GetLearnt() *Learnt {
 	if x != nil {
 		return x.Learnt
 	}
 	return nil
+}
+
+// TransferFacts says how saved KV of a worker may reach another.
+type TransferFacts struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Transfer connector of the engine; empty: none.
+	Connector *string `protobuf:"bytes,1,opt,name=connector" json:"connector,omitempty"`
+	// host:port where peers reach the connector; empty: not known.
+	SideChannel *string `protobuf:"bytes,2,opt,name=side_channel,json=sideChannel" json:"side_channel,omitempty"`
+	// Stands for what both ends must have alike: weights revision, KV dtype and
+	// layout, tensor parallelism, connector version. Empty: not known.
+	Fingerprint *string `protobuf:"bytes,3,opt,name=fingerprint" json:"fingerprint,omitempty"`
+	// Memory the connector reads for others: gpu or host; empty: none.
+	ExportedTier *string `protobuf:"bytes,4,opt,name=exported_tier,json=exportedTier" json:"exported_tier,omitempty"`
+	// KV of one token, bytes; unset: not known.
+	KvBytesPerToken *float64 `protobuf:"fixed64,5,opt,name=kv_bytes_per_token,json=kvBytesPerToken" json:"kv_bytes_per_token,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *TransferFacts) Reset() {
+	*x = TransferFacts{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TransferFacts) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TransferFacts) ProtoMessage() {}
+
+func (x *TransferFacts) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TransferFacts.ProtoReflect.Descriptor instead.
+func (*TransferFacts) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *TransferFacts) GetConnector() string {
+	if x != nil && x.Connector != nil {
+		return *x.Connector
+	}
+	return ""
+}
+
+func (x *TransferFacts) GetSideChannel() string {
+	if x != nil && x.SideChannel != nil {
+		return *x.SideChannel
+	}
+	return ""
+}
+
+func (x *TransferFacts) GetFingerprint() string {
+	if x != nil && x.Fingerprint != nil {
+		return *x.Fingerprint
+	}
+	return ""
+}
+
+func (x *TransferFacts) GetExportedTier() string {
+	if x != nil && x.ExportedTier != nil {
+		return *x.ExportedTier
+	}
+	return ""
+}
+
+func (x *TransferFacts) GetKvBytesPerToken() float64 {
+	if x != nil && x.KvBytesPerToken != nil {
+		return *x.KvBytesPerToken
+	}
+	return 0
 }
 
 // Learnt is what the outcomes of one engine life taught this coordinator.
@@ -882,7 +983,7 @@ type Learnt struct {
 
 func (x *Learnt) Reset() {
 	*x = Learnt{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[7]
+	mi := &file_waypost_v1_operator_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -894,7 +995,7 @@ func (x *Learnt) String() string {
 func (*Learnt) ProtoMessage() {}
 
 func (x *Learnt) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[7]
+	mi := &file_waypost_v1_operator_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -907,7 +1008,7 @@ func (x *Learnt) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Learnt.ProtoReflect.Descriptor instead.
 func (*Learnt) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{7}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Learnt) GetOutcomes() float64 {
@@ -976,7 +1077,7 @@ type TermError struct {
 
 func (x *TermError) Reset() {
 	*x = TermError{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[8]
+	mi := &file_waypost_v1_operator_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -988,7 +1089,7 @@ func (x *TermError) String() string {
 func (*TermError) ProtoMessage() {}
 
 func (x *TermError) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[8]
+	mi := &file_waypost_v1_operator_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1001,7 +1102,7 @@ func (x *TermError) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TermError.ProtoReflect.Descriptor instead.
 func (*TermError) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{8}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *TermError) GetTerm() string {
@@ -1045,7 +1146,7 @@ type ExplainWorkerRequest struct {
 
 func (x *ExplainWorkerRequest) Reset() {
 	*x = ExplainWorkerRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[9]
+	mi := &file_waypost_v1_operator_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1057,7 +1158,7 @@ func (x *ExplainWorkerRequest) String() string {
 func (*ExplainWorkerRequest) ProtoMessage() {}
 
 func (x *ExplainWorkerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[9]
+	mi := &file_waypost_v1_operator_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1070,7 +1171,7 @@ func (x *ExplainWorkerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainWorkerRequest.ProtoReflect.Descriptor instead.
 func (*ExplainWorkerRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{9}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ExplainWorkerRequest) GetWorker() string {
@@ -1120,7 +1221,7 @@ type ExplainWorkerResponse struct {
 
 func (x *ExplainWorkerResponse) Reset() {
 	*x = ExplainWorkerResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[10]
+	mi := &file_waypost_v1_operator_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1132,7 +1233,7 @@ func (x *ExplainWorkerResponse) String() string {
 func (*ExplainWorkerResponse) ProtoMessage() {}
 
 func (x *ExplainWorkerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[10]
+	mi := &file_waypost_v1_operator_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1145,7 +1246,7 @@ func (x *ExplainWorkerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainWorkerResponse.ProtoReflect.Descriptor instead.
 func (*ExplainWorkerResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{10}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ExplainWorkerResponse) GetWorker() *Worker {
@@ -1238,7 +1339,7 @@ type PresentPrice struct {
 
 func (x *PresentPrice) Reset() {
 	*x = PresentPrice{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[11]
+	mi := &file_waypost_v1_operator_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1250,7 +1351,7 @@ func (x *PresentPrice) String() string {
 func (*PresentPrice) ProtoMessage() {}
 
 func (x *PresentPrice) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[11]
+	mi := &file_waypost_v1_operator_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1263,7 +1364,7 @@ func (x *PresentPrice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PresentPrice.ProtoReflect.Descriptor instead.
 func (*PresentPrice) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{11}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *PresentPrice) GetPlacementId() string {
@@ -1314,7 +1415,7 @@ type GetReuseRequest struct {
 
 func (x *GetReuseRequest) Reset() {
 	*x = GetReuseRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[12]
+	mi := &file_waypost_v1_operator_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1326,7 +1427,7 @@ func (x *GetReuseRequest) String() string {
 func (*GetReuseRequest) ProtoMessage() {}
 
 func (x *GetReuseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[12]
+	mi := &file_waypost_v1_operator_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1339,7 +1440,7 @@ func (x *GetReuseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetReuseRequest.ProtoReflect.Descriptor instead.
 func (*GetReuseRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{12}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *GetReuseRequest) GetSinceMs() float64 {
@@ -1369,7 +1470,7 @@ type GetReuseResponse struct {
 
 func (x *GetReuseResponse) Reset() {
 	*x = GetReuseResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[13]
+	mi := &file_waypost_v1_operator_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1381,7 +1482,7 @@ func (x *GetReuseResponse) String() string {
 func (*GetReuseResponse) ProtoMessage() {}
 
 func (x *GetReuseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[13]
+	mi := &file_waypost_v1_operator_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1394,7 +1495,7 @@ func (x *GetReuseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetReuseResponse.ProtoReflect.Descriptor instead.
 func (*GetReuseResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{13}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *GetReuseResponse) GetPools() []*PoolReuse {
@@ -1447,7 +1548,7 @@ type PoolReuse struct {
 
 func (x *PoolReuse) Reset() {
 	*x = PoolReuse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[14]
+	mi := &file_waypost_v1_operator_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1459,7 +1560,7 @@ func (x *PoolReuse) String() string {
 func (*PoolReuse) ProtoMessage() {}
 
 func (x *PoolReuse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[14]
+	mi := &file_waypost_v1_operator_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1472,7 +1573,7 @@ func (x *PoolReuse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolReuse.ProtoReflect.Descriptor instead.
 func (*PoolReuse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{14}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *PoolReuse) GetPool() string {
@@ -1576,7 +1677,7 @@ type WorkerReuse struct {
 
 func (x *WorkerReuse) Reset() {
 	*x = WorkerReuse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[15]
+	mi := &file_waypost_v1_operator_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1588,7 +1689,7 @@ func (x *WorkerReuse) String() string {
 func (*WorkerReuse) ProtoMessage() {}
 
 func (x *WorkerReuse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[15]
+	mi := &file_waypost_v1_operator_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1601,7 +1702,7 @@ func (x *WorkerReuse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerReuse.ProtoReflect.Descriptor instead.
 func (*WorkerReuse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{15}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *WorkerReuse) GetWorker() string {
@@ -1650,7 +1751,7 @@ type ListHostsRequest struct {
 
 func (x *ListHostsRequest) Reset() {
 	*x = ListHostsRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[16]
+	mi := &file_waypost_v1_operator_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1662,7 +1763,7 @@ func (x *ListHostsRequest) String() string {
 func (*ListHostsRequest) ProtoMessage() {}
 
 func (x *ListHostsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[16]
+	mi := &file_waypost_v1_operator_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1675,7 +1776,7 @@ func (x *ListHostsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHostsRequest.ProtoReflect.Descriptor instead.
 func (*ListHostsRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{16}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ListHostsRequest) GetName() string {
@@ -1696,7 +1797,7 @@ type ListHostsResponse struct {
 
 func (x *ListHostsResponse) Reset() {
 	*x = ListHostsResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[17]
+	mi := &file_waypost_v1_operator_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1708,7 +1809,7 @@ func (x *ListHostsResponse) String() string {
 func (*ListHostsResponse) ProtoMessage() {}
 
 func (x *ListHostsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[17]
+	mi := &file_waypost_v1_operator_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1721,7 +1822,7 @@ func (x *ListHostsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHostsResponse.ProtoReflect.Descriptor instead.
 func (*ListHostsResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{17}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ListHostsResponse) GetHosts() []*Host {
@@ -1760,7 +1861,7 @@ type Host struct {
 
 func (x *Host) Reset() {
 	*x = Host{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[18]
+	mi := &file_waypost_v1_operator_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1772,7 +1873,7 @@ func (x *Host) String() string {
 func (*Host) ProtoMessage() {}
 
 func (x *Host) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[18]
+	mi := &file_waypost_v1_operator_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1785,7 +1886,7 @@ func (x *Host) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Host.ProtoReflect.Descriptor instead.
 func (*Host) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{18}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Host) GetName() string {
@@ -1881,7 +1982,7 @@ type HostFacts struct {
 
 func (x *HostFacts) Reset() {
 	*x = HostFacts{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[19]
+	mi := &file_waypost_v1_operator_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1893,7 +1994,7 @@ func (x *HostFacts) String() string {
 func (*HostFacts) ProtoMessage() {}
 
 func (x *HostFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[19]
+	mi := &file_waypost_v1_operator_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1906,7 +2007,7 @@ func (x *HostFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostFacts.ProtoReflect.Descriptor instead.
 func (*HostFacts) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{19}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *HostFacts) GetCpus() uint32 {
@@ -1975,7 +2076,7 @@ type NetworkInterface struct {
 
 func (x *NetworkInterface) Reset() {
 	*x = NetworkInterface{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[20]
+	mi := &file_waypost_v1_operator_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1987,7 +2088,7 @@ func (x *NetworkInterface) String() string {
 func (*NetworkInterface) ProtoMessage() {}
 
 func (x *NetworkInterface) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[20]
+	mi := &file_waypost_v1_operator_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2000,7 +2101,7 @@ func (x *NetworkInterface) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkInterface.ProtoReflect.Descriptor instead.
 func (*NetworkInterface) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{20}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *NetworkInterface) GetName() string {
@@ -2080,7 +2181,7 @@ type Gpu struct {
 
 func (x *Gpu) Reset() {
 	*x = Gpu{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[21]
+	mi := &file_waypost_v1_operator_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2092,7 +2193,7 @@ func (x *Gpu) String() string {
 func (*Gpu) ProtoMessage() {}
 
 func (x *Gpu) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[21]
+	mi := &file_waypost_v1_operator_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2105,7 +2206,7 @@ func (x *Gpu) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Gpu.ProtoReflect.Descriptor instead.
 func (*Gpu) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{21}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Gpu) GetIndex() uint32 {
@@ -2261,7 +2362,7 @@ type XidEvent struct {
 
 func (x *XidEvent) Reset() {
 	*x = XidEvent{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[22]
+	mi := &file_waypost_v1_operator_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2273,7 +2374,7 @@ func (x *XidEvent) String() string {
 func (*XidEvent) ProtoMessage() {}
 
 func (x *XidEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[22]
+	mi := &file_waypost_v1_operator_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2286,7 +2387,7 @@ func (x *XidEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use XidEvent.ProtoReflect.Descriptor instead.
 func (*XidEvent) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{22}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *XidEvent) GetXid() uint32 {
@@ -2316,7 +2417,7 @@ type GpuProcess struct {
 
 func (x *GpuProcess) Reset() {
 	*x = GpuProcess{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[23]
+	mi := &file_waypost_v1_operator_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2328,7 +2429,7 @@ func (x *GpuProcess) String() string {
 func (*GpuProcess) ProtoMessage() {}
 
 func (x *GpuProcess) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[23]
+	mi := &file_waypost_v1_operator_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2341,7 +2442,7 @@ func (x *GpuProcess) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GpuProcess.ProtoReflect.Descriptor instead.
 func (*GpuProcess) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{23}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *GpuProcess) GetPid() uint32 {
@@ -2369,7 +2470,7 @@ type ListMembersRequest struct {
 
 func (x *ListMembersRequest) Reset() {
 	*x = ListMembersRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[24]
+	mi := &file_waypost_v1_operator_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2381,7 +2482,7 @@ func (x *ListMembersRequest) String() string {
 func (*ListMembersRequest) ProtoMessage() {}
 
 func (x *ListMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[24]
+	mi := &file_waypost_v1_operator_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2394,7 +2495,7 @@ func (x *ListMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMembersRequest.ProtoReflect.Descriptor instead.
 func (*ListMembersRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{24}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ListMembersRequest) GetFrom() string {
@@ -2417,7 +2518,7 @@ type ListMembersResponse struct {
 
 func (x *ListMembersResponse) Reset() {
 	*x = ListMembersResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[25]
+	mi := &file_waypost_v1_operator_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2429,7 +2530,7 @@ func (x *ListMembersResponse) String() string {
 func (*ListMembersResponse) ProtoMessage() {}
 
 func (x *ListMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[25]
+	mi := &file_waypost_v1_operator_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2442,7 +2543,7 @@ func (x *ListMembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMembersResponse.ProtoReflect.Descriptor instead.
 func (*ListMembersResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{25}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ListMembersResponse) GetMembers() []*Member {
@@ -2490,7 +2591,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[26]
+	mi := &file_waypost_v1_operator_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2502,7 +2603,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[26]
+	mi := &file_waypost_v1_operator_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2515,7 +2616,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{26}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Member) GetName() string {
@@ -2604,7 +2705,7 @@ type ListCoordinatorsRequest struct {
 
 func (x *ListCoordinatorsRequest) Reset() {
 	*x = ListCoordinatorsRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[27]
+	mi := &file_waypost_v1_operator_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2616,7 +2717,7 @@ func (x *ListCoordinatorsRequest) String() string {
 func (*ListCoordinatorsRequest) ProtoMessage() {}
 
 func (x *ListCoordinatorsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[27]
+	mi := &file_waypost_v1_operator_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2629,7 +2730,7 @@ func (x *ListCoordinatorsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCoordinatorsRequest.ProtoReflect.Descriptor instead.
 func (*ListCoordinatorsRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{27}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{28}
 }
 
 // ListCoordinatorsResponse is the coordinators by number.
@@ -2643,7 +2744,7 @@ type ListCoordinatorsResponse struct {
 
 func (x *ListCoordinatorsResponse) Reset() {
 	*x = ListCoordinatorsResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[28]
+	mi := &file_waypost_v1_operator_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2655,7 +2756,7 @@ func (x *ListCoordinatorsResponse) String() string {
 func (*ListCoordinatorsResponse) ProtoMessage() {}
 
 func (x *ListCoordinatorsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[28]
+	mi := &file_waypost_v1_operator_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2668,7 +2769,7 @@ func (x *ListCoordinatorsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCoordinatorsResponse.ProtoReflect.Descriptor instead.
 func (*ListCoordinatorsResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{28}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ListCoordinatorsResponse) GetCoordinators() []*Coordinator {
@@ -2701,7 +2802,7 @@ type Coordinator struct {
 
 func (x *Coordinator) Reset() {
 	*x = Coordinator{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[29]
+	mi := &file_waypost_v1_operator_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2713,7 +2814,7 @@ func (x *Coordinator) String() string {
 func (*Coordinator) ProtoMessage() {}
 
 func (x *Coordinator) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[29]
+	mi := &file_waypost_v1_operator_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2726,7 +2827,7 @@ func (x *Coordinator) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Coordinator.ProtoReflect.Descriptor instead.
 func (*Coordinator) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{29}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Coordinator) GetName() string {
@@ -2787,7 +2888,7 @@ type GetFleetRequest struct {
 
 func (x *GetFleetRequest) Reset() {
 	*x = GetFleetRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[30]
+	mi := &file_waypost_v1_operator_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2799,7 +2900,7 @@ func (x *GetFleetRequest) String() string {
 func (*GetFleetRequest) ProtoMessage() {}
 
 func (x *GetFleetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[30]
+	mi := &file_waypost_v1_operator_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2812,7 +2913,7 @@ func (x *GetFleetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFleetRequest.ProtoReflect.Descriptor instead.
 func (*GetFleetRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{30}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{31}
 }
 
 // GetFleetResponse is the fleet file in force.
@@ -2834,7 +2935,7 @@ type GetFleetResponse struct {
 
 func (x *GetFleetResponse) Reset() {
 	*x = GetFleetResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[31]
+	mi := &file_waypost_v1_operator_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2846,7 +2947,7 @@ func (x *GetFleetResponse) String() string {
 func (*GetFleetResponse) ProtoMessage() {}
 
 func (x *GetFleetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[31]
+	mi := &file_waypost_v1_operator_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2859,7 +2960,7 @@ func (x *GetFleetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFleetResponse.ProtoReflect.Descriptor instead.
 func (*GetFleetResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{31}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *GetFleetResponse) GetVersion() uint32 {
@@ -2916,7 +3017,7 @@ type PutFleetRequest struct {
 
 func (x *PutFleetRequest) Reset() {
 	*x = PutFleetRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[32]
+	mi := &file_waypost_v1_operator_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2928,7 +3029,7 @@ func (x *PutFleetRequest) String() string {
 func (*PutFleetRequest) ProtoMessage() {}
 
 func (x *PutFleetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[32]
+	mi := &file_waypost_v1_operator_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2941,7 +3042,7 @@ func (x *PutFleetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutFleetRequest.ProtoReflect.Descriptor instead.
 func (*PutFleetRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{32}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *PutFleetRequest) GetToml() string {
@@ -2989,14 +3090,16 @@ type PutFleetResponse struct {
 	// Coordinators that have applied it.
 	AppliedOn *uint32 `protobuf:"varint,3,opt,name=applied_on,json=appliedOn" json:"applied_on,omitempty"`
 	// Coordinators in the catalogue.
-	Coordinators  *uint32 `protobuf:"varint,4,opt,name=coordinators" json:"coordinators,omitempty"`
+	Coordinators *uint32 `protobuf:"varint,4,opt,name=coordinators" json:"coordinators,omitempty"`
+	// What recorded placements would have become; only of a dry run.
+	Effect        *FleetEffect `protobuf:"bytes,5,opt,name=effect" json:"effect,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PutFleetResponse) Reset() {
 	*x = PutFleetResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[33]
+	mi := &file_waypost_v1_operator_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3008,7 +3111,7 @@ func (x *PutFleetResponse) String() string {
 func (*PutFleetResponse) ProtoMessage() {}
 
 func (x *PutFleetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[33]
+	mi := &file_waypost_v1_operator_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3021,7 +3124,7 @@ func (x *PutFleetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutFleetResponse.ProtoReflect.Descriptor instead.
 func (*PutFleetResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{33}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *PutFleetResponse) GetVersion() uint32 {
@@ -3052,6 +3155,225 @@ func (x *PutFleetResponse) GetCoordinators() uint32 {
 	return 0
 }
 
+func (x *PutFleetResponse) GetEffect() *FleetEffect {
+	if x != nil {
+		return x.Effect
+	}
+	return nil
+}
+
+// FleetEffect is what the placements of the last minutes would have become
+// under a fleet file, decided again from their records.
+type FleetEffect struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// How far back records were taken, ms.
+	WindowMs *float64 `protobuf:"fixed64,1,opt,name=window_ms,json=windowMs" json:"window_ms,omitempty"`
+	// Placements decided again: those made by the coordinator that answers whose
+	// inputs are kept, the newest 1,000 at most.
+	Decided *uint32 `protobuf:"varint,2,opt,name=decided" json:"decided,omitempty"`
+	// Placements in the window without inputs, or more than that.
+	LeftOut *uint32 `protobuf:"varint,3,opt,name=left_out,json=leftOut" json:"left_out,omitempty"`
+	// Of those decided, that choose another worker.
+	Changed *uint32 `protobuf:"varint,4,opt,name=changed" json:"changed,omitempty"`
+	// Of those decided, that nobody may serve any more.
+	Infeasible *uint32 `protobuf:"varint,5,opt,name=infeasible" json:"infeasible,omitempty"`
+	// Expected first token as recorded, mean over those still placed, ms; unset:
+	// none is.
+	FirstTokenBeforeMs *float64 `protobuf:"fixed64,6,opt,name=first_token_before_ms,json=firstTokenBeforeMs" json:"first_token_before_ms,omitempty"`
+	// The same under the file, ms.
+	FirstTokenAfterMs *float64 `protobuf:"fixed64,7,opt,name=first_token_after_ms,json=firstTokenAfterMs" json:"first_token_after_ms,omitempty"`
+	// Those that change for the worst, worst first.
+	Worst []*EffectExample `protobuf:"bytes,8,rep,name=worst" json:"worst,omitempty"`
+	// Who answered.
+	AnsweredBy    *string `protobuf:"bytes,9,opt,name=answered_by,json=answeredBy" json:"answered_by,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FleetEffect) Reset() {
+	*x = FleetEffect{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FleetEffect) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FleetEffect) ProtoMessage() {}
+
+func (x *FleetEffect) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FleetEffect.ProtoReflect.Descriptor instead.
+func (*FleetEffect) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *FleetEffect) GetWindowMs() float64 {
+	if x != nil && x.WindowMs != nil {
+		return *x.WindowMs
+	}
+	return 0
+}
+
+func (x *FleetEffect) GetDecided() uint32 {
+	if x != nil && x.Decided != nil {
+		return *x.Decided
+	}
+	return 0
+}
+
+func (x *FleetEffect) GetLeftOut() uint32 {
+	if x != nil && x.LeftOut != nil {
+		return *x.LeftOut
+	}
+	return 0
+}
+
+func (x *FleetEffect) GetChanged() uint32 {
+	if x != nil && x.Changed != nil {
+		return *x.Changed
+	}
+	return 0
+}
+
+func (x *FleetEffect) GetInfeasible() uint32 {
+	if x != nil && x.Infeasible != nil {
+		return *x.Infeasible
+	}
+	return 0
+}
+
+func (x *FleetEffect) GetFirstTokenBeforeMs() float64 {
+	if x != nil && x.FirstTokenBeforeMs != nil {
+		return *x.FirstTokenBeforeMs
+	}
+	return 0
+}
+
+func (x *FleetEffect) GetFirstTokenAfterMs() float64 {
+	if x != nil && x.FirstTokenAfterMs != nil {
+		return *x.FirstTokenAfterMs
+	}
+	return 0
+}
+
+func (x *FleetEffect) GetWorst() []*EffectExample {
+	if x != nil {
+		return x.Worst
+	}
+	return nil
+}
+
+func (x *FleetEffect) GetAnsweredBy() string {
+	if x != nil && x.AnsweredBy != nil {
+		return *x.AnsweredBy
+	}
+	return ""
+}
+
+// EffectExample is one placement that would change.
+type EffectExample struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Placement id.
+	PlacementId *string `protobuf:"bytes,1,opt,name=placement_id,json=placementId" json:"placement_id,omitempty"`
+	// Worker it was given.
+	Worker *string `protobuf:"bytes,2,opt,name=worker" json:"worker,omitempty"`
+	// Worker it would get; empty: none.
+	NewWorker *string `protobuf:"bytes,3,opt,name=new_worker,json=newWorker" json:"new_worker,omitempty"`
+	// Expected first token as recorded, ms; unset: unknown.
+	FirstTokenBeforeMs *float64 `protobuf:"fixed64,4,opt,name=first_token_before_ms,json=firstTokenBeforeMs" json:"first_token_before_ms,omitempty"`
+	// The same under the file, ms; unset: unknown.
+	FirstTokenAfterMs *float64 `protobuf:"fixed64,5,opt,name=first_token_after_ms,json=firstTokenAfterMs" json:"first_token_after_ms,omitempty"`
+	// Why nobody may serve it; empty: somebody may.
+	Refused       *string `protobuf:"bytes,6,opt,name=refused" json:"refused,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EffectExample) Reset() {
+	*x = EffectExample{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EffectExample) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EffectExample) ProtoMessage() {}
+
+func (x *EffectExample) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EffectExample.ProtoReflect.Descriptor instead.
+func (*EffectExample) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *EffectExample) GetPlacementId() string {
+	if x != nil && x.PlacementId != nil {
+		return *x.PlacementId
+	}
+	return ""
+}
+
+func (x *EffectExample) GetWorker() string {
+	if x != nil && x.Worker != nil {
+		return *x.Worker
+	}
+	return ""
+}
+
+func (x *EffectExample) GetNewWorker() string {
+	if x != nil && x.NewWorker != nil {
+		return *x.NewWorker
+	}
+	return ""
+}
+
+func (x *EffectExample) GetFirstTokenBeforeMs() float64 {
+	if x != nil && x.FirstTokenBeforeMs != nil {
+		return *x.FirstTokenBeforeMs
+	}
+	return 0
+}
+
+func (x *EffectExample) GetFirstTokenAfterMs() float64 {
+	if x != nil && x.FirstTokenAfterMs != nil {
+		return *x.FirstTokenAfterMs
+	}
+	return 0
+}
+
+func (x *EffectExample) GetRefused() string {
+	if x != nil && x.Refused != nil {
+		return *x.Refused
+	}
+	return ""
+}
+
 // Cordon is an operator's wish that something gets no new placements.
 type Cordon struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -3071,7 +3393,7 @@ type Cordon struct {
 
 func (x *Cordon) Reset() {
 	*x = Cordon{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[34]
+	mi := &file_waypost_v1_operator_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3083,7 +3405,7 @@ func (x *Cordon) String() string {
 func (*Cordon) ProtoMessage() {}
 
 func (x *Cordon) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[34]
+	mi := &file_waypost_v1_operator_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3096,7 +3418,7 @@ func (x *Cordon) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cordon.ProtoReflect.Descriptor instead.
 func (*Cordon) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{34}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Cordon) GetSelector() string {
@@ -3151,7 +3473,7 @@ type CordonTargetRequest struct {
 
 func (x *CordonTargetRequest) Reset() {
 	*x = CordonTargetRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[35]
+	mi := &file_waypost_v1_operator_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3163,7 +3485,7 @@ func (x *CordonTargetRequest) String() string {
 func (*CordonTargetRequest) ProtoMessage() {}
 
 func (x *CordonTargetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[35]
+	mi := &file_waypost_v1_operator_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3176,7 +3498,7 @@ func (x *CordonTargetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonTargetRequest.ProtoReflect.Descriptor instead.
 func (*CordonTargetRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{35}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *CordonTargetRequest) GetSelector() string {
@@ -3224,7 +3546,7 @@ type CordonTargetResponse struct {
 
 func (x *CordonTargetResponse) Reset() {
 	*x = CordonTargetResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[36]
+	mi := &file_waypost_v1_operator_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3236,7 +3558,7 @@ func (x *CordonTargetResponse) String() string {
 func (*CordonTargetResponse) ProtoMessage() {}
 
 func (x *CordonTargetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[36]
+	mi := &file_waypost_v1_operator_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3249,7 +3571,7 @@ func (x *CordonTargetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonTargetResponse.ProtoReflect.Descriptor instead.
 func (*CordonTargetResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{36}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *CordonTargetResponse) GetCordon() *Cordon {
@@ -3297,7 +3619,7 @@ type UncordonTargetRequest struct {
 
 func (x *UncordonTargetRequest) Reset() {
 	*x = UncordonTargetRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[37]
+	mi := &file_waypost_v1_operator_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3309,7 +3631,7 @@ func (x *UncordonTargetRequest) String() string {
 func (*UncordonTargetRequest) ProtoMessage() {}
 
 func (x *UncordonTargetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[37]
+	mi := &file_waypost_v1_operator_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3322,7 +3644,7 @@ func (x *UncordonTargetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UncordonTargetRequest.ProtoReflect.Descriptor instead.
 func (*UncordonTargetRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{37}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *UncordonTargetRequest) GetSelector() string {
@@ -3366,7 +3688,7 @@ type UncordonTargetResponse struct {
 
 func (x *UncordonTargetResponse) Reset() {
 	*x = UncordonTargetResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[38]
+	mi := &file_waypost_v1_operator_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3378,7 +3700,7 @@ func (x *UncordonTargetResponse) String() string {
 func (*UncordonTargetResponse) ProtoMessage() {}
 
 func (x *UncordonTargetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[38]
+	mi := &file_waypost_v1_operator_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3391,7 +3713,7 @@ func (x *UncordonTargetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UncordonTargetResponse.ProtoReflect.Descriptor instead.
 func (*UncordonTargetResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{38}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *UncordonTargetResponse) GetRemoved() bool {
@@ -3421,7 +3743,7 @@ type InspectWorkerRequest struct {
 
 func (x *InspectWorkerRequest) Reset() {
 	*x = InspectWorkerRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[39]
+	mi := &file_waypost_v1_operator_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3433,7 +3755,7 @@ func (x *InspectWorkerRequest) String() string {
 func (*InspectWorkerRequest) ProtoMessage() {}
 
 func (x *InspectWorkerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[39]
+	mi := &file_waypost_v1_operator_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3446,7 +3768,7 @@ func (x *InspectWorkerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectWorkerRequest.ProtoReflect.Descriptor instead.
 func (*InspectWorkerRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{39}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *InspectWorkerRequest) GetWorker() string {
@@ -3520,7 +3842,7 @@ type InspectWorkerResponse struct {
 
 func (x *InspectWorkerResponse) Reset() {
 	*x = InspectWorkerResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[40]
+	mi := &file_waypost_v1_operator_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3532,7 +3854,7 @@ func (x *InspectWorkerResponse) String() string {
 func (*InspectWorkerResponse) ProtoMessage() {}
 
 func (x *InspectWorkerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[40]
+	mi := &file_waypost_v1_operator_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3545,7 +3867,7 @@ func (x *InspectWorkerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectWorkerResponse.ProtoReflect.Descriptor instead.
 func (*InspectWorkerResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{40}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *InspectWorkerResponse) GetWorker() string {
@@ -3736,7 +4058,7 @@ type StreamComparison struct {
 
 func (x *StreamComparison) Reset() {
 	*x = StreamComparison{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[41]
+	mi := &file_waypost_v1_operator_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3748,7 +4070,7 @@ func (x *StreamComparison) String() string {
 func (*StreamComparison) ProtoMessage() {}
 
 func (x *StreamComparison) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[41]
+	mi := &file_waypost_v1_operator_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3761,7 +4083,7 @@ func (x *StreamComparison) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamComparison.ProtoReflect.Descriptor instead.
 func (*StreamComparison) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{41}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *StreamComparison) GetEqual() uint32 {
@@ -3835,7 +4157,7 @@ type DifferingKey struct {
 
 func (x *DifferingKey) Reset() {
 	*x = DifferingKey{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[42]
+	mi := &file_waypost_v1_operator_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3847,7 +4169,7 @@ func (x *DifferingKey) String() string {
 func (*DifferingKey) ProtoMessage() {}
 
 func (x *DifferingKey) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[42]
+	mi := &file_waypost_v1_operator_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3860,7 +4182,7 @@ func (x *DifferingKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DifferingKey.ProtoReflect.Descriptor instead.
 func (*DifferingKey) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{42}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *DifferingKey) GetHow() string {
@@ -3880,6 +4202,670 @@ func (x *DifferingKey) GetKey() string {
 func (x *DifferingKey) GetDepthTokens() uint32 {
 	if x != nil && x.DepthTokens != nil {
 		return *x.DepthTokens
+	}
+	return 0
+}
+
+// GetTopologyRequest may ask for the price of moving saved KV.
+type GetTopologyRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Host, engine or worker that sends; empty with to: no prices.
+	From *string `protobuf:"bytes,1,opt,name=from" json:"from,omitempty"`
+	// Host, engine or worker that receives.
+	To            *string `protobuf:"bytes,2,opt,name=to" json:"to,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetTopologyRequest) Reset() {
+	*x = GetTopologyRequest{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetTopologyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetTopologyRequest) ProtoMessage() {}
+
+func (x *GetTopologyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetTopologyRequest.ProtoReflect.Descriptor instead.
+func (*GetTopologyRequest) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{46}
+}
+
+func (x *GetTopologyRequest) GetFrom() string {
+	if x != nil && x.From != nil {
+		return *x.From
+	}
+	return ""
+}
+
+func (x *GetTopologyRequest) GetTo() string {
+	if x != nil && x.To != nil {
+		return *x.To
+	}
+	return ""
+}
+
+// GetTopologyResponse is where hosts stand and what lies between them.
+type GetTopologyResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Hosts by zone, rack and name.
+	Hosts []*TopologyHost `protobuf:"bytes,1,rep,name=hosts" json:"hosts,omitempty"`
+	// Links: those of the fleet file, and what is assumed between other hosts.
+	Links []*TopologyLink `protobuf:"bytes,2,rep,name=links" json:"links,omitempty"`
+	// Pairs of workers whose pulls were measured or switched off.
+	Pairs []*TransferPair `protobuf:"bytes,3,rep,name=pairs" json:"pairs,omitempty"`
+	// Prices of moving saved KV; empty unless asked for.
+	Prices []*TransferPrice `protobuf:"bytes,4,rep,name=prices" json:"prices,omitempty"`
+	// Version of the fleet file.
+	PolicyVersion *uint32 `protobuf:"varint,5,opt,name=policy_version,json=policyVersion" json:"policy_version,omitempty"`
+	// Who answered: pulls are measured by the coordinator that asked for them.
+	AnsweredBy    *string `protobuf:"bytes,6,opt,name=answered_by,json=answeredBy" json:"answered_by,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetTopologyResponse) Reset() {
+	*x = GetTopologyResponse{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[47]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetTopologyResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetTopologyResponse) ProtoMessage() {}
+
+func (x *GetTopologyResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[47]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetTopologyResponse.ProtoReflect.Descriptor instead.
+func (*GetTopologyResponse) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{47}
+}
+
+func (x *GetTopologyResponse) GetHosts() []*TopologyHost {
+	if x != nil {
+		return x.Hosts
+	}
+	return nil
+}
+
+func (x *GetTopologyResponse) GetLinks() []*TopologyLink {
+	if x != nil {
+		return x.Links
+	}
+	return nil
+}
+
+func (x *GetTopologyResponse) GetPairs() []*TransferPair {
+	if x != nil {
+		return x.Pairs
+	}
+	return nil
+}
+
+func (x *GetTopologyResponse) GetPrices() []*TransferPrice {
+	if x != nil {
+		return x.Prices
+	}
+	return nil
+}
+
+func (x *GetTopologyResponse) GetPolicyVersion() uint32 {
+	if x != nil && x.PolicyVersion != nil {
+		return *x.PolicyVersion
+	}
+	return 0
+}
+
+func (x *GetTopologyResponse) GetAnsweredBy() string {
+	if x != nil && x.AnsweredBy != nil {
+		return *x.AnsweredBy
+	}
+	return ""
+}
+
+// TopologyHost is where a host stands.
+type TopologyHost struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Host name.
+	Name *string `protobuf:"bytes,1,opt,name=name" json:"name,omitempty"`
+	// Zone; empty: unknown.
+	Zone *string `protobuf:"bytes,2,opt,name=zone" json:"zone,omitempty"`
+	// Rack; empty: unknown.
+	Rack *string `protobuf:"bytes,3,opt,name=rack" json:"rack,omitempty"`
+	// declared, assumed or none.
+	Source *string `protobuf:"bytes,4,opt,name=source" json:"source,omitempty"`
+	// Its workers that have a transfer connector.
+	Pulls         []string `protobuf:"bytes,5,rep,name=pulls" json:"pulls,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TopologyHost) Reset() {
+	*x = TopologyHost{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[48]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TopologyHost) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TopologyHost) ProtoMessage() {}
+
+func (x *TopologyHost) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[48]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TopologyHost.ProtoReflect.Descriptor instead.
+func (*TopologyHost) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{48}
+}
+
+func (x *TopologyHost) GetName() string {
+	if x != nil && x.Name != nil {
+		return *x.Name
+	}
+	return ""
+}
+
+func (x *TopologyHost) GetZone() string {
+	if x != nil && x.Zone != nil {
+		return *x.Zone
+	}
+	return ""
+}
+
+func (x *TopologyHost) GetRack() string {
+	if x != nil && x.Rack != nil {
+		return *x.Rack
+	}
+	return ""
+}
+
+func (x *TopologyHost) GetSource() string {
+	if x != nil && x.Source != nil {
+		return *x.Source
+	}
+	return ""
+}
+
+func (x *TopologyHost) GetPulls() []string {
+	if x != nil {
+		return x.Pulls
+	}
+	return nil
+}
+
+// TopologyLink is what lies between two parts of the fleet.
+type TopologyLink struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// "rack a1 ↔ rack a1" as declared, or "same zone" and the like.
+	Name *string `protobuf:"bytes,1,opt,name=name" json:"name,omitempty"`
+	// Bandwidth that is reckoned with, bytes per second.
+	BytesPerSec *float64 `protobuf:"fixed64,2,opt,name=bytes_per_sec,json=bytesPerSec" json:"bytes_per_sec,omitempty"`
+	// Where that comes from: measured, declared or assumed.
+	BandwidthSource *string `protobuf:"bytes,3,opt,name=bandwidth_source,json=bandwidthSource" json:"bandwidth_source,omitempty"`
+	// Bandwidth of the fleet file, or assumed, bytes per second.
+	StatedBytesPerSec *float64 `protobuf:"fixed64,4,opt,name=stated_bytes_per_sec,json=statedBytesPerSec" json:"stated_bytes_per_sec,omitempty"`
+	// Bandwidth seen in pulls, bytes per second; unset: none seen lately.
+	MeasuredBytesPerSec *float64 `protobuf:"fixed64,5,opt,name=measured_bytes_per_sec,json=measuredBytesPerSec" json:"measured_bytes_per_sec,omitempty"`
+	// Pulls it was seen in.
+	MeasuredPulls *uint32 `protobuf:"varint,6,opt,name=measured_pulls,json=measuredPulls" json:"measured_pulls,omitempty"`
+	// Age of the last of them, ms.
+	MeasuredAgeMs *float64 `protobuf:"fixed64,7,opt,name=measured_age_ms,json=measuredAgeMs" json:"measured_age_ms,omitempty"`
+	// One way, ms.
+	LatencyMs *float64 `protobuf:"fixed64,8,opt,name=latency_ms,json=latencyMs" json:"latency_ms,omitempty"`
+	// declared or assumed.
+	LatencySource *string `protobuf:"bytes,9,opt,name=latency_source,json=latencySource" json:"latency_source,omitempty"`
+	// allow or never.
+	Transfer *string `protobuf:"bytes,10,opt,name=transfer" json:"transfer,omitempty"`
+	// What crossing costs in the comparison of workers, ms.
+	SurchargeMs *float64 `protobuf:"fixed64,11,opt,name=surcharge_ms,json=surchargeMs" json:"surcharge_ms,omitempty"`
+	// Pulls under way.
+	UnderWay      *uint32 `protobuf:"varint,12,opt,name=under_way,json=underWay" json:"under_way,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TopologyLink) Reset() {
+	*x = TopologyLink{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[49]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TopologyLink) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TopologyLink) ProtoMessage() {}
+
+func (x *TopologyLink) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[49]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TopologyLink.ProtoReflect.Descriptor instead.
+func (*TopologyLink) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{49}
+}
+
+func (x *TopologyLink) GetName() string {
+	if x != nil && x.Name != nil {
+		return *x.Name
+	}
+	return ""
+}
+
+func (x *TopologyLink) GetBytesPerSec() float64 {
+	if x != nil && x.BytesPerSec != nil {
+		return *x.BytesPerSec
+	}
+	return 0
+}
+
+func (x *TopologyLink) GetBandwidthSource() string {
+	if x != nil && x.BandwidthSource != nil {
+		return *x.BandwidthSource
+	}
+	return ""
+}
+
+func (x *TopologyLink) GetStatedBytesPerSec() float64 {
+	if x != nil && x.StatedBytesPerSec != nil {
+		return *x.StatedBytesPerSec
+	}
+	return 0
+}
+
+func (x *TopologyLink) GetMeasuredBytesPerSec() float64 {
+	if x != nil && x.MeasuredBytesPerSec != nil {
+		return *x.MeasuredBytesPerSec
+	}
+	return 0
+}
+
+func (x *TopologyLink) GetMeasuredPulls() uint32 {
+	if x != nil && x.MeasuredPulls != nil {
+		return *x.MeasuredPulls
+	}
+	return 0
+}
+
+func (x *TopologyLink) GetMeasuredAgeMs() float64 {
+	if x != nil && x.MeasuredAgeMs != nil {
+		return *x.MeasuredAgeMs
+	}
+	return 0
+}
+
+func (x *TopologyLink) GetLatencyMs() float64 {
+	if x != nil && x.LatencyMs != nil {
+		return *x.LatencyMs
+	}
+	return 0
+}
+
+func (x *TopologyLink) GetLatencySource() string {
+	if x != nil && x.LatencySource != nil {
+		return *x.LatencySource
+	}
+	return ""
+}
+
+func (x *TopologyLink) GetTransfer() string {
+	if x != nil && x.Transfer != nil {
+		return *x.Transfer
+	}
+	return ""
+}
+
+func (x *TopologyLink) GetSurchargeMs() float64 {
+	if x != nil && x.SurchargeMs != nil {
+		return *x.SurchargeMs
+	}
+	return 0
+}
+
+func (x *TopologyLink) GetUnderWay() uint32 {
+	if x != nil && x.UnderWay != nil {
+		return *x.UnderWay
+	}
+	return 0
+}
+
+// TransferPair is what outcomes say of pulls from one worker to another.
+type TransferPair struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Worker that sends.
+	From *string `protobuf:"bytes,1,opt,name=from" json:"from,omitempty"`
+	// Worker that receives.
+	To *string `protobuf:"bytes,2,opt,name=to" json:"to,omitempty"`
+	// Bandwidth seen, bytes per second; unset: none seen lately.
+	MeasuredBytesPerSec *float64 `protobuf:"fixed64,3,opt,name=measured_bytes_per_sec,json=measuredBytesPerSec" json:"measured_bytes_per_sec,omitempty"`
+	// Pulls it was seen in.
+	MeasuredPulls *uint32 `protobuf:"varint,4,opt,name=measured_pulls,json=measuredPulls" json:"measured_pulls,omitempty"`
+	// Age of the last of them, ms.
+	MeasuredAgeMs *float64 `protobuf:"fixed64,5,opt,name=measured_age_ms,json=measuredAgeMs" json:"measured_age_ms,omitempty"`
+	// Pulls in a row that were not confirmed.
+	Unconfirmed *uint32 `protobuf:"varint,6,opt,name=unconfirmed" json:"unconfirmed,omitempty"`
+	// Whether that switched the pair off.
+	Off *bool `protobuf:"varint,7,opt,name=off" json:"off,omitempty"`
+	// Time until pulls may try again, ms; unset: it is on.
+	OffForMs      *float64 `protobuf:"fixed64,8,opt,name=off_for_ms,json=offForMs" json:"off_for_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TransferPair) Reset() {
+	*x = TransferPair{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[50]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TransferPair) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TransferPair) ProtoMessage() {}
+
+func (x *TransferPair) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[50]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TransferPair.ProtoReflect.Descriptor instead.
+func (*TransferPair) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{50}
+}
+
+func (x *TransferPair) GetFrom() string {
+	if x != nil && x.From != nil {
+		return *x.From
+	}
+	return ""
+}
+
+func (x *TransferPair) GetTo() string {
+	if x != nil && x.To != nil {
+		return *x.To
+	}
+	return ""
+}
+
+func (x *TransferPair) GetMeasuredBytesPerSec() float64 {
+	if x != nil && x.MeasuredBytesPerSec != nil {
+		return *x.MeasuredBytesPerSec
+	}
+	return 0
+}
+
+func (x *TransferPair) GetMeasuredPulls() uint32 {
+	if x != nil && x.MeasuredPulls != nil {
+		return *x.MeasuredPulls
+	}
+	return 0
+}
+
+func (x *TransferPair) GetMeasuredAgeMs() float64 {
+	if x != nil && x.MeasuredAgeMs != nil {
+		return *x.MeasuredAgeMs
+	}
+	return 0
+}
+
+func (x *TransferPair) GetUnconfirmed() uint32 {
+	if x != nil && x.Unconfirmed != nil {
+		return *x.Unconfirmed
+	}
+	return 0
+}
+
+func (x *TransferPair) GetOff() bool {
+	if x != nil && x.Off != nil {
+		return *x.Off
+	}
+	return false
+}
+
+func (x *TransferPair) GetOffForMs() float64 {
+	if x != nil && x.OffForMs != nil {
+		return *x.OffForMs
+	}
+	return 0
+}
+
+// TransferPrice is what moving saved KV from one worker to another costs.
+type TransferPrice struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Worker that sends.
+	From *string `protobuf:"bytes,1,opt,name=from" json:"from,omitempty"`
+	// Worker that receives.
+	To *string `protobuf:"bytes,2,opt,name=to" json:"to,omitempty"`
+	// Name of the link between them.
+	Link *string `protobuf:"bytes,3,opt,name=link" json:"link,omitempty"`
+	// Bandwidth that is reckoned with, bytes per second.
+	BytesPerSec *float64 `protobuf:"fixed64,4,opt,name=bytes_per_sec,json=bytesPerSec" json:"bytes_per_sec,omitempty"`
+	// measured, declared or assumed.
+	BandwidthSource *string `protobuf:"bytes,5,opt,name=bandwidth_source,json=bandwidthSource" json:"bandwidth_source,omitempty"`
+	// One way, ms.
+	LatencyMs *float64 `protobuf:"fixed64,6,opt,name=latency_ms,json=latencyMs" json:"latency_ms,omitempty"`
+	// KV of one token, bytes; unset: unknown.
+	KvBytesPerToken *float64 `protobuf:"fixed64,7,opt,name=kv_bytes_per_token,json=kvBytesPerToken" json:"kv_bytes_per_token,omitempty"`
+	// Why nothing can be pulled; empty: it can.
+	Reason *string `protobuf:"bytes,8,opt,name=reason" json:"reason,omitempty"`
+	// Prices of some lengths.
+	Costs         []*TransferCost `protobuf:"bytes,9,rep,name=costs" json:"costs,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TransferPrice) Reset() {
+	*x = TransferPrice{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[51]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TransferPrice) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TransferPrice) ProtoMessage() {}
+
+func (x *TransferPrice) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[51]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TransferPrice.ProtoReflect.Descriptor instead.
+func (*TransferPrice) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{51}
+}
+
+func (x *TransferPrice) GetFrom() string {
+	if x != nil && x.From != nil {
+		return *x.From
+	}
+	return ""
+}
+
+func (x *TransferPrice) GetTo() string {
+	if x != nil && x.To != nil {
+		return *x.To
+	}
+	return ""
+}
+
+func (x *TransferPrice) GetLink() string {
+	if x != nil && x.Link != nil {
+		return *x.Link
+	}
+	return ""
+}
+
+func (x *TransferPrice) GetBytesPerSec() float64 {
+	if x != nil && x.BytesPerSec != nil {
+		return *x.BytesPerSec
+	}
+	return 0
+}
+
+func (x *TransferPrice) GetBandwidthSource() string {
+	if x != nil && x.BandwidthSource != nil {
+		return *x.BandwidthSource
+	}
+	return ""
+}
+
+func (x *TransferPrice) GetLatencyMs() float64 {
+	if x != nil && x.LatencyMs != nil {
+		return *x.LatencyMs
+	}
+	return 0
+}
+
+func (x *TransferPrice) GetKvBytesPerToken() float64 {
+	if x != nil && x.KvBytesPerToken != nil {
+		return *x.KvBytesPerToken
+	}
+	return 0
+}
+
+func (x *TransferPrice) GetReason() string {
+	if x != nil && x.Reason != nil {
+		return *x.Reason
+	}
+	return ""
+}
+
+func (x *TransferPrice) GetCosts() []*TransferCost {
+	if x != nil {
+		return x.Costs
+	}
+	return nil
+}
+
+// TransferCost is the price of moving a number of tokens.
+type TransferCost struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Tokens moved.
+	Tokens *uint32 `protobuf:"varint,1,opt,name=tokens" json:"tokens,omitempty"`
+	// Time to move them, ms; unset: cannot be told.
+	TransferMs *float64 `protobuf:"fixed64,2,opt,name=transfer_ms,json=transferMs" json:"transfer_ms,omitempty"`
+	// Time to compute them at the receiver instead, ms; unset: unknown.
+	ComputeMs     *float64 `protobuf:"fixed64,3,opt,name=compute_ms,json=computeMs" json:"compute_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TransferCost) Reset() {
+	*x = TransferCost{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[52]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TransferCost) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TransferCost) ProtoMessage() {}
+
+func (x *TransferCost) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[52]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TransferCost.ProtoReflect.Descriptor instead.
+func (*TransferCost) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{52}
+}
+
+func (x *TransferCost) GetTokens() uint32 {
+	if x != nil && x.Tokens != nil {
+		return *x.Tokens
+	}
+	return 0
+}
+
+func (x *TransferCost) GetTransferMs() float64 {
+	if x != nil && x.TransferMs != nil {
+		return *x.TransferMs
+	}
+	return 0
+}
+
+func (x *TransferCost) GetComputeMs() float64 {
+	if x != nil && x.ComputeMs != nil {
+		return *x.ComputeMs
 	}
 	return 0
 }
@@ -3928,7 +4914,7 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"\x04host\x18\x03 \x01(\tR\x04host\x12\x14\n" +
 	"\x05state\x18\x04 \x01(\tR\x05state\"C\n" +
 	"\x13ListWorkersResponse\x12,\n" +
-	"\aworkers\x18\x01 \x03(\v2\x12.waypost.v1.WorkerR\aworkers\"\xd3\b\n" +
+	"\aworkers\x18\x01 \x03(\v2\x12.waypost.v1.WorkerR\aworkers\"\x9e\t\n" +
 	"\x06Worker\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04pool\x18\x02 \x01(\tR\x04pool\x12\x14\n" +
@@ -3967,11 +4953,19 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"\vopen_claims\x18* \x01(\rR\n" +
 	"openClaims\x12%\n" +
 	"\x0epending_claims\x18+ \x01(\rR\rpendingClaims\x12!\n" +
-	"\fspeed_source\x18, \x01(\tR\vspeedSource\x12*\n" +
-	"\x06learnt\x18- \x01(\v2\x12.waypost.v1.LearntR\x06learnt\x1a:\n" +
+	"\fspeed_source\x18, \x01(\tR\vspeedSource\x12\x12\n" +
+	"\x04role\x18- \x01(\tR\x04role\x125\n" +
+	"\btransfer\x18. \x01(\v2\x19.waypost.v1.TransferFactsR\btransfer\x12*\n" +
+	"\x06learnt\x18/ \x01(\v2\x12.waypost.v1.LearntR\x06learnt\x1a:\n" +
 	"\fHeadersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xeb\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xc4\x01\n" +
+	"\rTransferFacts\x12\x1c\n" +
+	"\tconnector\x18\x01 \x01(\tR\tconnector\x12!\n" +
+	"\fside_channel\x18\x02 \x01(\tR\vsideChannel\x12 \n" +
+	"\vfingerprint\x18\x03 \x01(\tR\vfingerprint\x12#\n" +
+	"\rexported_tier\x18\x04 \x01(\tR\fexportedTier\x12+\n" +
+	"\x12kv_bytes_per_token\x18\x05 \x01(\x01R\x0fkvBytesPerToken\"\xeb\x01\n" +
 	"\x06Learnt\x12\x1a\n" +
 	"\boutcomes\x18\x01 \x01(\x01R\boutcomes\x12\x1f\n" +
 	"\vbias_tokens\x18\x02 \x01(\x11R\n" +
@@ -4163,13 +5157,35 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"\adry_run\x18\x03 \x01(\bR\x06dryRun\x12\x18\n" +
 	"\amessage\x18\x04 \x01(\tR\amessage\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\x05 \x01(\tR\trequestId\"\x89\x01\n" +
+	"request_id\x18\x05 \x01(\tR\trequestId\"\xba\x01\n" +
 	"\x10PutFleetResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x18\n" +
 	"\achanges\x18\x02 \x03(\tR\achanges\x12\x1d\n" +
 	"\n" +
 	"applied_on\x18\x03 \x01(\rR\tappliedOn\x12\"\n" +
-	"\fcoordinators\x18\x04 \x01(\rR\fcoordinators\"r\n" +
+	"\fcoordinators\x18\x04 \x01(\rR\fcoordinators\x12/\n" +
+	"\x06effect\x18\x05 \x01(\v2\x17.waypost.v1.FleetEffectR\x06effect\"\xcf\x02\n" +
+	"\vFleetEffect\x12\x1b\n" +
+	"\twindow_ms\x18\x01 \x01(\x01R\bwindowMs\x12\x18\n" +
+	"\adecided\x18\x02 \x01(\rR\adecided\x12\x19\n" +
+	"\bleft_out\x18\x03 \x01(\rR\aleftOut\x12\x18\n" +
+	"\achanged\x18\x04 \x01(\rR\achanged\x12\x1e\n" +
+	"\n" +
+	"infeasible\x18\x05 \x01(\rR\n" +
+	"infeasible\x121\n" +
+	"\x15first_token_before_ms\x18\x06 \x01(\x01R\x12firstTokenBeforeMs\x12/\n" +
+	"\x14first_token_after_ms\x18\a \x01(\x01R\x11firstTokenAfterMs\x12/\n" +
+	"\x05worst\x18\b \x03(\v2\x19.waypost.v1.EffectExampleR\x05worst\x12\x1f\n" +
+	"\vanswered_by\x18\t \x01(\tR\n" +
+	"answeredBy\"\xe7\x01\n" +
+	"\rEffectExample\x12!\n" +
+	"\fplacement_id\x18\x01 \x01(\tR\vplacementId\x12\x16\n" +
+	"\x06worker\x18\x02 \x01(\tR\x06worker\x12\x1d\n" +
+	"\n" +
+	"new_worker\x18\x03 \x01(\tR\tnewWorker\x121\n" +
+	"\x15first_token_before_ms\x18\x04 \x01(\x01R\x12firstTokenBeforeMs\x12/\n" +
+	"\x14first_token_after_ms\x18\x05 \x01(\x01R\x11firstTokenAfterMs\x12\x18\n" +
+	"\arefused\x18\x06 \x01(\tR\arefused\"r\n" +
 	"\x06Cordon\x12\x1a\n" +
 	"\bselector\x18\x01 \x01(\tR\bselector\x12\x0e\n" +
 	"\x02by\x18\x02 \x01(\tR\x02by\x12\x0e\n" +
@@ -4250,7 +5266,66 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"\fDifferingKey\x12\x10\n" +
 	"\x03how\x18\x01 \x01(\tR\x03how\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\tR\x03key\x12!\n" +
-	"\fdepth_tokens\x18\x03 \x01(\rR\vdepthTokens2\xd1\a\n" +
+	"\fdepth_tokens\x18\x03 \x01(\rR\vdepthTokens\"8\n" +
+	"\x12GetTopologyRequest\x12\x12\n" +
+	"\x04from\x18\x01 \x01(\tR\x04from\x12\x0e\n" +
+	"\x02to\x18\x02 \x01(\tR\x02to\"\xa0\x02\n" +
+	"\x13GetTopologyResponse\x12.\n" +
+	"\x05hosts\x18\x01 \x03(\v2\x18.waypost.v1.TopologyHostR\x05hosts\x12.\n" +
+	"\x05links\x18\x02 \x03(\v2\x18.waypost.v1.TopologyLinkR\x05links\x12.\n" +
+	"\x05pairs\x18\x03 \x03(\v2\x18.waypost.v1.TransferPairR\x05pairs\x121\n" +
+	"\x06prices\x18\x04 \x03(\v2\x19.waypost.v1.TransferPriceR\x06prices\x12%\n" +
+	"\x0epolicy_version\x18\x05 \x01(\rR\rpolicyVersion\x12\x1f\n" +
+	"\vanswered_by\x18\x06 \x01(\tR\n" +
+	"answeredBy\"x\n" +
+	"\fTopologyHost\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04zone\x18\x02 \x01(\tR\x04zone\x12\x12\n" +
+	"\x04rack\x18\x03 \x01(\tR\x04rack\x12\x16\n" +
+	"\x06source\x18\x04 \x01(\tR\x06source\x12\x14\n" +
+	"\x05pulls\x18\x05 \x03(\tR\x05pulls\"\xc8\x03\n" +
+	"\fTopologyLink\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\"\n" +
+	"\rbytes_per_sec\x18\x02 \x01(\x01R\vbytesPerSec\x12)\n" +
+	"\x10bandwidth_source\x18\x03 \x01(\tR\x0fbandwidthSource\x12/\n" +
+	"\x14stated_bytes_per_sec\x18\x04 \x01(\x01R\x11statedBytesPerSec\x123\n" +
+	"\x16measured_bytes_per_sec\x18\x05 \x01(\x01R\x13measuredBytesPerSec\x12%\n" +
+	"\x0emeasured_pulls\x18\x06 \x01(\rR\rmeasuredPulls\x12&\n" +
+	"\x0fmeasured_age_ms\x18\a \x01(\x01R\rmeasuredAgeMs\x12\x1d\n" +
+	"\n" +
+	"latency_ms\x18\b \x01(\x01R\tlatencyMs\x12%\n" +
+	"\x0elatency_source\x18\t \x01(\tR\rlatencySource\x12\x1a\n" +
+	"\btransfer\x18\n" +
+	" \x01(\tR\btransfer\x12!\n" +
+	"\fsurcharge_ms\x18\v \x01(\x01R\vsurchargeMs\x12\x1b\n" +
+	"\tunder_way\x18\f \x01(\rR\bunderWay\"\x88\x02\n" +
+	"\fTransferPair\x12\x12\n" +
+	"\x04from\x18\x01 \x01(\tR\x04from\x12\x0e\n" +
+	"\x02to\x18\x02 \x01(\tR\x02to\x123\n" +
+	"\x16measured_bytes_per_sec\x18\x03 \x01(\x01R\x13measuredBytesPerSec\x12%\n" +
+	"\x0emeasured_pulls\x18\x04 \x01(\rR\rmeasuredPulls\x12&\n" +
+	"\x0fmeasured_age_ms\x18\x05 \x01(\x01R\rmeasuredAgeMs\x12 \n" +
+	"\vunconfirmed\x18\x06 \x01(\rR\vunconfirmed\x12\x10\n" +
+	"\x03off\x18\a \x01(\bR\x03off\x12\x1c\n" +
+	"\n" +
+	"off_for_ms\x18\b \x01(\x01R\boffForMs\"\xaa\x02\n" +
+	"\rTransferPrice\x12\x12\n" +
+	"\x04from\x18\x01 \x01(\tR\x04from\x12\x0e\n" +
+	"\x02to\x18\x02 \x01(\tR\x02to\x12\x12\n" +
+	"\x04link\x18\x03 \x01(\tR\x04link\x12\"\n" +
+	"\rbytes_per_sec\x18\x04 \x01(\x01R\vbytesPerSec\x12)\n" +
+	"\x10bandwidth_source\x18\x05 \x01(\tR\x0fbandwidthSource\x12\x1d\n" +
+	"\n" +
+	"latency_ms\x18\x06 \x01(\x01R\tlatencyMs\x12+\n" +
+	"\x12kv_bytes_per_token\x18\a \x01(\x01R\x0fkvBytesPerToken\x12\x16\n" +
+	"\x06reason\x18\b \x01(\tR\x06reason\x12.\n" +
+	"\x05costs\x18\t \x03(\v2\x18.waypost.v1.TransferCostR\x05costs\"f\n" +
+	"\fTransferCost\x12\x16\n" +
+	"\x06tokens\x18\x01 \x01(\rR\x06tokens\x12\x1f\n" +
+	"\vtransfer_ms\x18\x02 \x01(\x01R\n" +
+	"transferMs\x12\x1d\n" +
+	"\n" +
+	"compute_ms\x18\x03 \x01(\x01R\tcomputeMs2\xa1\b\n" +
 	"\x0fOperatorService\x12H\n" +
 	"\tGetStatus\x12\x1c.waypost.v1.GetStatusRequest\x1a\x1d.waypost.v1.GetStatusResponse\x12N\n" +
 	"\vListWorkers\x12\x1e.waypost.v1.ListWorkersRequest\x1a\x1f.waypost.v1.ListWorkersResponse\x12H\n" +
@@ -4262,7 +5337,8 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"\fCordonTarget\x12\x1f.waypost.v1.CordonTargetRequest\x1a .waypost.v1.CordonTargetResponse\x12W\n" +
 	"\x0eUncordonTarget\x12!.waypost.v1.UncordonTargetRequest\x1a\".waypost.v1.UncordonTargetResponse\x12T\n" +
 	"\rExplainWorker\x12 .waypost.v1.ExplainWorkerRequest\x1a!.waypost.v1.ExplainWorkerResponse\x12E\n" +
-	"\bGetReuse\x12\x1b.waypost.v1.GetReuseRequest\x1a\x1c.waypost.v1.GetReuseResponse\x12T\n" +
+	"\bGetReuse\x12\x1b.waypost.v1.GetReuseRequest\x1a\x1c.waypost.v1.GetReuseResponse\x12N\n" +
+	"\vGetTopology\x12\x1e.waypost.v1.GetTopologyRequest\x1a\x1f.waypost.v1.GetTopologyResponse\x12T\n" +
 	"\rInspectWorker\x12 .waypost.v1.InspectWorkerRequest\x1a!.waypost.v1.InspectWorkerResponseB$Z\"waypost/proto/waypost/v1;waypostv1b\beditionsp\xe8\a"
 
 var (
@@ -4277,7 +5353,7 @@ func file_waypost_v1_operator_proto_rawDescGZIP() []byte {
 	return file_waypost_v1_operator_proto_rawDescData
 }
 
-var file_waypost_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 50)
+var file_waypost_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 60)
 var file_waypost_v1_operator_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),         // 0: waypost.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),        // 1: waypost.v1.GetStatusResponse
@@ -4286,112 +5362,132 @@ var file_waypost_v1_operator_proto_goTypes = []any{
 	(*ListWorkersRequest)(nil),       // 4: waypost.v1.ListWorkersRequest
 	(*ListWorkersResponse)(nil),      // 5: waypost.v1.ListWorkersResponse
 	(*Worker)(nil),                   // 6: waypost.v1.Worker
-	(*Learnt)(nil),                   // 7: waypost.v1.Learnt
-	(*TermError)(nil),                // 8: waypost.v1.TermError
-	(*ExplainWorkerRequest)(nil),     // 9: waypost.v1.ExplainWorkerRequest
-	(*ExplainWorkerResponse)(nil),    // 10: waypost.v1.ExplainWorkerResponse
-	(*PresentPrice)(nil),             // 11: waypost.v1.PresentPrice
-	(*GetReuseRequest)(nil),          // 12: waypost.v1.GetReuseRequest
-	(*GetReuseResponse)(nil),         // 13: waypost.v1.GetReuseResponse
-	(*PoolReuse)(nil),                // 14: waypost.v1.PoolReuse
-	(*WorkerReuse)(nil),              // 15: waypost.v1.WorkerReuse
-	(*ListHostsRequest)(nil),         // 16: waypost.v1.ListHostsRequest
-	(*ListHostsResponse)(nil),        // 17: waypost.v1.ListHostsResponse
-	(*Host)(nil),                     // 18: waypost.v1.Host
-	(*HostFacts)(nil),                // 19: waypost.v1.HostFacts
-	(*NetworkInterface)(nil),         // 20: waypost.v1.NetworkInterface
-	(*Gpu)(nil),                      // 21: waypost.v1.Gpu
-	(*XidEvent)(nil),                 // 22: waypost.v1.XidEvent
-	(*GpuProcess)(nil),               // 23: waypost.v1.GpuProcess
-	(*ListMembersRequest)(nil),       // 24: waypost.v1.ListMembersRequest
-	(*ListMembersResponse)(nil),      // 25: waypost.v1.ListMembersResponse
-	(*Member)(nil),                   // 26: waypost.v1.Member
-	(*ListCoordinatorsRequest)(nil),  // 27: waypost.v1.ListCoordinatorsRequest
-	(*ListCoordinatorsResponse)(nil), // 28: waypost.v1.ListCoordinatorsResponse
-	(*Coordinator)(nil),              // 29: waypost.v1.Coordinator
-	(*GetFleetRequest)(nil),          // 30: waypost.v1.GetFleetRequest
-	(*GetFleetResponse)(nil),         // 31: waypost.v1.GetFleetResponse
-	(*PutFleetRequest)(nil),          // 32: waypost.v1.PutFleetRequest
-	(*PutFleetResponse)(nil),         // 33: waypost.v1.PutFleetResponse
-	(*Cordon)(nil),                   // 34: waypost.v1.Cordon
-	(*CordonTargetRequest)(nil),      // 35: waypost.v1.CordonTargetRequest
-	(*CordonTargetResponse)(nil),     // 36: waypost.v1.CordonTargetResponse
-	(*UncordonTargetRequest)(nil),    // 37: waypost.v1.UncordonTargetRequest
-	(*UncordonTargetResponse)(nil),   // 38: waypost.v1.UncordonTargetResponse
-	(*InspectWorkerRequest)(nil),     // 39: waypost.v1.InspectWorkerRequest
-	(*InspectWorkerResponse)(nil),    // 40: waypost.v1.InspectWorkerResponse
-	(*StreamComparison)(nil),         // 41: waypost.v1.StreamComparison
-	(*DifferingKey)(nil),             // 42: waypost.v1.DifferingKey
-	nil,                              // 43: waypost.v1.Worker.HeadersEntry
-	nil,                              // 44: waypost.v1.ExplainWorkerResponse.LostByEntry
-	nil,                              // 45: waypost.v1.ExplainWorkerResponse.ExcludedEntry
-	nil,                              // 46: waypost.v1.PoolReuse.ClassesEntry
-	nil,                              // 47: waypost.v1.PoolReuse.LostTokensEntry
-	nil,                              // 48: waypost.v1.InspectWorkerResponse.FramesEntry
-	nil,                              // 49: waypost.v1.InspectWorkerResponse.ResyncsEntry
-	(*Terms)(nil),                    // 50: waypost.v1.Terms
+	(*TransferFacts)(nil),            // 7: waypost.v1.TransferFacts
+	(*Learnt)(nil),                   // 8: waypost.v1.Learnt
+	(*TermError)(nil),                // 9: waypost.v1.TermError
+	(*ExplainWorkerRequest)(nil),     // 10: waypost.v1.ExplainWorkerRequest
+	(*ExplainWorkerResponse)(nil),    // 11: waypost.v1.ExplainWorkerResponse
+	(*PresentPrice)(nil),             // 12: waypost.v1.PresentPrice
+	(*GetReuseRequest)(nil),          // 13: waypost.v1.GetReuseRequest
+	(*GetReuseResponse)(nil),         // 14: waypost.v1.GetReuseResponse
+	(*PoolReuse)(nil),                // 15: waypost.v1.PoolReuse
+	(*WorkerReuse)(nil),              // 16: waypost.v1.WorkerReuse
+	(*ListHostsRequest)(nil),         // 17: waypost.v1.ListHostsRequest
+	(*ListHostsResponse)(nil),        // 18: waypost.v1.ListHostsResponse
+	(*Host)(nil),                     // 19: waypost.v1.Host
+	(*HostFacts)(nil),                // 20: waypost.v1.HostFacts
+	(*NetworkInterface)(nil),         // 21: waypost.v1.NetworkInterface
+	(*Gpu)(nil),                      // 22: waypost.v1.Gpu
+	(*XidEvent)(nil),                 // 23: waypost.v1.XidEvent
+	(*GpuProcess)(nil),               // 24: waypost.v1.GpuProcess
+	(*ListMembersRequest)(nil),       // 25: waypost.v1.ListMembersRequest
+	(*ListMembersResponse)(nil),      // 26: waypost.v1.ListMembersResponse
+	(*Member)(nil),                   // 27: waypost.v1.Member
+	(*ListCoordinatorsRequest)(nil),  // 28: waypost.v1.ListCoordinatorsRequest
+	(*ListCoordinatorsResponse)(nil), // 29: waypost.v1.ListCoordinatorsResponse
+	(*Coordinator)(nil),              // 30: waypost.v1.Coordinator
+	(*GetFleetRequest)(nil),          // 31: waypost.v1.GetFleetRequest
+	(*GetFleetResponse)(nil),         // 32: waypost.v1.GetFleetResponse
+	(*PutFleetRequest)(nil),          // 33: waypost.v1.PutFleetRequest
+	(*PutFleetResponse)(nil),         // 34: waypost.v1.PutFleetResponse
+	(*FleetEffect)(nil),              // 35: waypost.v1.FleetEffect
+	(*EffectExample)(nil),            // 36: waypost.v1.EffectExample
+	(*Cordon)(nil),                   // 37: waypost.v1.Cordon
+	(*CordonTargetRequest)(nil),      // 38: waypost.v1.CordonTargetRequest
+	(*CordonTargetResponse)(nil),     // 39: waypost.v1.CordonTargetResponse
+	(*UncordonTargetRequest)(nil),    // 40: waypost.v1.UncordonTargetRequest
+	(*UncordonTargetResponse)(nil),   // 41: waypost.v1.UncordonTargetResponse
+	(*InspectWorkerRequest)(nil),     // 42: waypost.v1.InspectWorkerRequest
+	(*InspectWorkerResponse)(nil),    // 43: waypost.v1.InspectWorkerResponse
+	(*StreamComparison)(nil),         // 44: waypost.v1.StreamComparison
+	(*DifferingKey)(nil),             // 45: waypost.v1.DifferingKey
+	(*GetTopologyRequest)(nil),       // 46: waypost.v1.GetTopologyRequest
+	(*GetTopologyResponse)(nil),      // 47: waypost.v1.GetTopologyResponse
+	(*TopologyHost)(nil),             // 48: waypost.v1.TopologyHost
+	(*TopologyLink)(nil),             // 49: waypost.v1.TopologyLink
+	(*TransferPair)(nil),             // 50: waypost.v1.TransferPair
+	(*TransferPrice)(nil),            // 51: waypost.v1.TransferPrice
+	(*TransferCost)(nil),             // 52: waypost.v1.TransferCost
+	nil,                              // 53: waypost.v1.Worker.HeadersEntry
+	nil,                              // 54: waypost.v1.ExplainWorkerResponse.LostByEntry
+	nil,                              // 55: waypost.v1.ExplainWorkerResponse.ExcludedEntry
+	nil,                              // 56: waypost.v1.PoolReuse.ClassesEntry
+	nil,                              // 57: waypost.v1.PoolReuse.LostTokensEntry
+	nil,                              // 58: waypost.v1.InspectWorkerResponse.FramesEntry
+	nil,                              // 59: waypost.v1.InspectWorkerResponse.ResyncsEntry
+	(*Terms)(nil),                    // 60: waypost.v1.Terms
 }
 var file_waypost_v1_operator_proto_depIdxs = []int32{
 	2,  // 0: waypost.v1.GetStatusResponse.pools:type_name -> waypost.v1.PoolStatus
 	3,  // 1: waypost.v1.GetStatusResponse.problems:type_name -> waypost.v1.Problem
-	34, // 2: waypost.v1.GetStatusResponse.cordons:type_name -> waypost.v1.Cordon
+	37, // 2: waypost.v1.GetStatusResponse.cordons:type_name -> waypost.v1.Cordon
 	6,  // 3: waypost.v1.ListWorkersResponse.workers:type_name -> waypost.v1.Worker
-	43, // 4: waypost.v1.Worker.headers:type_name -> waypost.v1.Worker.HeadersEntry
-	34, // 5: waypost.v1.Worker.cordon:type_name -> waypost.v1.Cordon
-	7,  // 6: waypost.v1.Worker.learnt:type_name -> waypost.v1.Learnt
-	8,  // 7: waypost.v1.Learnt.errors:type_name -> waypost.v1.TermError
-	6,  // 8: waypost.v1.ExplainWorkerResponse.worker:type_name -> waypost.v1.Worker
-	44, // 9: waypost.v1.ExplainWorkerResponse.lost_by:type_name -> waypost.v1.ExplainWorkerResponse.LostByEntry
-	45, // 10: waypost.v1.ExplainWorkerResponse.excluded:type_name -> waypost.v1.ExplainWorkerResponse.ExcludedEntry
-	11, // 11: waypost.v1.ExplainWorkerResponse.present:type_name -> waypost.v1.PresentPrice
-	50, // 12: waypost.v1.PresentPrice.terms:type_name -> waypost.v1.Terms
-	50, // 13: waypost.v1.PresentPrice.chosen:type_name -> waypost.v1.Terms
-	14, // 14: waypost.v1.GetReuseResponse.pools:type_name -> waypost.v1.PoolReuse
-	46, // 15: waypost.v1.PoolReuse.classes:type_name -> waypost.v1.PoolReuse.ClassesEntry
-	47, // 16: waypost.v1.PoolReuse.lost_tokens:type_name -> waypost.v1.PoolReuse.LostTokensEntry
-	15, // 17: waypost.v1.PoolReuse.worst:type_name -> waypost.v1.WorkerReuse
-	18, // 18: waypost.v1.ListHostsResponse.hosts:type_name -> waypost.v1.Host
-	21, // 19: waypost.v1.Host.gpus:type_name -> waypost.v1.Gpu
-	19, // 20: waypost.v1.Host.facts:type_name -> waypost.v1.HostFacts
-	20, // 21: waypost.v1.HostFacts.interfaces:type_name -> waypost.v1.NetworkInterface
-	22, // 22: waypost.v1.Gpu.xids:type_name -> waypost.v1.XidEvent
-	23, // 23: waypost.v1.Gpu.processes:type_name -> waypost.v1.GpuProcess
-	26, // 24: waypost.v1.ListMembersResponse.members:type_name -> waypost.v1.Member
-	29, // 25: waypost.v1.ListCoordinatorsResponse.coordinators:type_name -> waypost.v1.Coordinator
-	34, // 26: waypost.v1.CordonTargetResponse.cordon:type_name -> waypost.v1.Cordon
-	48, // 27: waypost.v1.InspectWorkerResponse.frames:type_name -> waypost.v1.InspectWorkerResponse.FramesEntry
-	49, // 28: waypost.v1.InspectWorkerResponse.resyncs:type_name -> waypost.v1.InspectWorkerResponse.ResyncsEntry
-	41, // 29: waypost.v1.InspectWorkerResponse.comparison:type_name -> waypost.v1.StreamComparison
-	42, // 30: waypost.v1.StreamComparison.keys:type_name -> waypost.v1.DifferingKey
-	0,  // 31: waypost.v1.OperatorService.GetStatus:input_type -> waypost.v1.GetStatusRequest
-	4,  // 32: waypost.v1.OperatorService.ListWorkers:input_type -> waypost.v1.ListWorkersRequest
-	16, // 33: waypost.v1.OperatorService.ListHosts:input_type -> waypost.v1.ListHostsRequest
-	24, // 34: waypost.v1.OperatorService.ListMembers:input_type -> waypost.v1.ListMembersRequest
-	27, // 35: waypost.v1.OperatorService.ListCoordinators:input_type -> waypost.v1.ListCoordinatorsRequest
-	30, // 36: waypost.v1.OperatorService.GetFleet:input_type -> waypost.v1.GetFleetRequest
-	32, // 37: waypost.v1.OperatorService.PutFleet:input_type -> waypost.v1.PutFleetRequest
-	35, // 38: waypost.v1.OperatorService.CordonTarget:input_type -> waypost.v1.CordonTargetRequest
-	37, // 39: waypost.v1.OperatorService.UncordonTarget:input_type -> waypost.v1.UncordonTargetRequest
-	9,  // 40: waypost.v1.OperatorService.ExplainWorker:input_type -> waypost.v1.ExplainWorkerRequest
-	12, // 41: waypost.v1.OperatorService.GetReuse:input_type -> waypost.v1.GetReuseRequest
-	39, // 42: waypost.v1.OperatorService.InspectWorker:input_type -> waypost.v1.InspectWorkerRequest
-	1,  // 43: waypost.v1.OperatorService.GetStatus:output_type -> waypost.v1.GetStatusResponse
-	5,  // 44: waypost.v1.OperatorService.ListWorkers:output_type -> waypost.v1.ListWorkersResponse
-	17, // 45: waypost.v1.OperatorService.ListHosts:output_type -> waypost.v1.ListHostsResponse
-	25, // 46: waypost.v1.OperatorService.ListMembers:output_type -> waypost.v1.ListMembersResponse
-	28, // 47: waypost.v1.OperatorService.ListCoordinators:output_type -> waypost.v1.ListCoordinatorsResponse
-	31, // 48: waypost.v1.OperatorService.GetFleet:output_type -> waypost.v1.GetFleetResponse
-	33, // 49: waypost.v1.OperatorService.PutFleet:output_type -> waypost.v1.PutFleetResponse
-	36, // 50: waypost.v1.OperatorService.CordonTarget:output_type -> waypost.v1.CordonTargetResponse
-	38, // 51: waypost.v1.OperatorService.UncordonTarget:output_type -> waypost.v1.UncordonTargetResponse
-	10, // 52: waypost.v1.OperatorService.ExplainWorker:output_type -> waypost.v1.ExplainWorkerResponse
-	13, // 53: waypost.v1.OperatorService.GetReuse:output_type -> waypost.v1.GetReuseResponse
-	40, // 54: waypost.v1.OperatorService.InspectWorker:output_type -> waypost.v1.InspectWorkerResponse
-	43, // [43:55] is the sub-list for method output_type
-	31, // [31:43] is the sub-list for method input_type
-	31, // [31:31] is the sub-list for extension type_name
-	31, // [31:31] is the sub-list for extension extendee
-	0,  // [0:31] is the sub-list for field type_name
+	53, // 4: waypost.v1.Worker.headers:type_name -> waypost.v1.Worker.HeadersEntry
+	37, // 5: waypost.v1.Worker.cordon:type_name -> waypost.v1.Cordon
+	7,  // 6: waypost.v1.Worker.transfer:type_name -> waypost.v1.TransferFacts
+	8,  // 7: waypost.v1.Worker.learnt:type_name -> waypost.v1.Learnt
+	9,  // 8: waypost.v1.Learnt.errors:type_name -> waypost.v1.TermError
+	6,  // 9: waypost.v1.ExplainWorkerResponse.worker:type_name -> waypost.v1.Worker
+	54, // 10: waypost.v1.ExplainWorkerResponse.lost_by:type_name -> waypost.v1.ExplainWorkerResponse.LostByEntry
+	55, // 11: waypost.v1.ExplainWorkerResponse.excluded:type_name -> waypost.v1.ExplainWorkerResponse.ExcludedEntry
+	12, // 12: waypost.v1.ExplainWorkerResponse.present:type_name -> waypost.v1.PresentPrice
+	60, // 13: waypost.v1.PresentPrice.terms:type_name -> waypost.v1.Terms
+	60, // 14: waypost.v1.PresentPrice.chosen:type_name -> waypost.v1.Terms
+	15, // 15: waypost.v1.GetReuseResponse.pools:type_name -> waypost.v1.PoolReuse
+	56, // 16: waypost.v1.PoolReuse.classes:type_name -> waypost.v1.PoolReuse.ClassesEntry
+	57, // 17: waypost.v1.PoolReuse.lost_tokens:type_name -> waypost.v1.PoolReuse.LostTokensEntry
+	16, // 18: waypost.v1.PoolReuse.worst:type_name -> waypost.v1.WorkerReuse
+	19, // 19: waypost.v1.ListHostsResponse.hosts:type_name -> waypost.v1.Host
+	22, // 20: waypost.v1.Host.gpus:type_name -> waypost.v1.Gpu
+	20, // 21: waypost.v1.Host.facts:type_name -> waypost.v1.HostFacts
+	21, // 22: waypost.v1.HostFacts.interfaces:type_name -> waypost.v1.NetworkInterface
+	23, // 23: waypost.v1.Gpu.xids:type_name -> waypost.v1.XidEvent
+	24, // 24: waypost.v1.Gpu.processes:type_name -> waypost.v1.GpuProcess
+	27, // 25: waypost.v1.ListMembersResponse.members:type_name -> waypost.v1.Member
+	30, // 26: waypost.v1.ListCoordinatorsResponse.coordinators:type_name -> waypost.v1.Coordinator
+	35, // 27: waypost.v1.PutFleetResponse.effect:type_name -> waypost.v1.FleetEffect
+	36, // 28: waypost.v1.FleetEffect.worst:type_name -> waypost.v1.EffectExample
+	37, // 29: waypost.v1.CordonTargetResponse.cordon:type_name -> waypost.v1.Cordon
+	58, // 30: waypost.v1.InspectWorkerResponse.frames:type_name -> waypost.v1.InspectWorkerResponse.FramesEntry
+	59, // 31: waypost.v1.InspectWorkerResponse.resyncs:type_name -> waypost.v1.InspectWorkerResponse.ResyncsEntry
+	44, // 32: waypost.v1.InspectWorkerResponse.comparison:type_name -> waypost.v1.StreamComparison
+	45, // 33: waypost.v1.StreamComparison.keys:type_name -> waypost.v1.DifferingKey
+	48, // 34: waypost.v1.GetTopologyResponse.hosts:type_name -> waypost.v1.TopologyHost
+	49, // 35: waypost.v1.GetTopologyResponse.links:type_name -> waypost.v1.TopologyLink
+	50, // 36: waypost.v1.GetTopologyResponse.pairs:type_name -> waypost.v1.TransferPair
+	51, // 37: waypost.v1.GetTopologyResponse.prices:type_name -> waypost.v1.TransferPrice
+	52, // 38: waypost.v1.TransferPrice.costs:type_name -> waypost.v1.TransferCost
+	0,  // 39: waypost.v1.OperatorService.GetStatus:input_type -> waypost.v1.GetStatusRequest
+	4,  // 40: waypost.v1.OperatorService.ListWorkers:input_type -> waypost.v1.ListWorkersRequest
+	17, // 41: waypost.v1.OperatorService.ListHosts:input_type -> waypost.v1.ListHostsRequest
+	25, // 42: waypost.v1.OperatorService.ListMembers:input_type -> waypost.v1.ListMembersRequest
+	28, // 43: waypost.v1.OperatorService.ListCoordinators:input_type -> waypost.v1.ListCoordinatorsRequest
+	31, // 44: waypost.v1.OperatorService.GetFleet:input_type -> waypost.v1.GetFleetRequest
+	33, // 45: waypost.v1.OperatorService.PutFleet:input_type -> waypost.v1.PutFleetRequest
+	38, // 46: waypost.v1.OperatorService.CordonTarget:input_type -> waypost.v1.CordonTargetRequest
+	40, // 47: waypost.v1.OperatorService.UncordonTarget:input_type -> waypost.v1.UncordonTargetRequest
+	10, // 48: waypost.v1.OperatorService.ExplainWorker:input_type -> waypost.v1.ExplainWorkerRequest
+	13, // 49: waypost.v1.OperatorService.GetReuse:input_type -> waypost.v1.GetReuseRequest
+	46, // 50: waypost.v1.OperatorService.GetTopology:input_type -> waypost.v1.GetTopologyRequest
+	42, // 51: waypost.v1.OperatorService.InspectWorker:input_type -> waypost.v1.InspectWorkerRequest
+	1,  // 52: waypost.v1.OperatorService.GetStatus:output_type -> waypost.v1.GetStatusResponse
+	5,  // 53: waypost.v1.OperatorService.ListWorkers:output_type -> waypost.v1.ListWorkersResponse
+	18, // 54: waypost.v1.OperatorService.ListHosts:output_type -> waypost.v1.ListHostsResponse
+	26, // 55: waypost.v1.OperatorService.ListMembers:output_type -> waypost.v1.ListMembersResponse
+	29, // 56: waypost.v1.OperatorService.ListCoordinators:output_type -> waypost.v1.ListCoordinatorsResponse
+	32, // 57: waypost.v1.OperatorService.GetFleet:output_type -> waypost.v1.GetFleetResponse
+	34, // 58: waypost.v1.OperatorService.PutFleet:output_type -> waypost.v1.PutFleetResponse
+	39, // 59: waypost.v1.OperatorService.CordonTarget:output_type -> waypost.v1.CordonTargetResponse
+	41, // 60: waypost.v1.OperatorService.UncordonTarget:output_type -> waypost.v1.UncordonTargetResponse
+	11, // 61: waypost.v1.OperatorService.ExplainWorker:output_type -> waypost.v1.ExplainWorkerResponse
+	14, // 62: waypost.v1.OperatorService.GetReuse:output_type -> waypost.v1.GetReuseResponse
+	47, // 63: waypost.v1.OperatorService.GetTopology:output_type -> waypost.v1.GetTopologyResponse
+	43, // 64: waypost.v1.OperatorService.InspectWorker:output_type -> waypost.v1.InspectWorkerResponse
+	52, // [52:65] is the sub-list for method output_type
+	39, // [39:52] is the sub-list for method input_type
+	39, // [39:39] is the sub-list for extension type_name
+	39, // [39:39] is the sub-list for extension extendee
+	0,  // [0:39] is the sub-list for field type_name
 }
 
 func init() { file_waypost_v1_operator_proto_init() }
@@ -4406,7 +5502,7 @@ func file_waypost_v1_operator_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_waypost_v1_operator_proto_rawDesc), len(file_waypost_v1_operator_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   50,
+			NumMessages:   60,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

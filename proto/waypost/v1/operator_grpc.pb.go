@@ -32,6 +32,7 @@ const (
 	OperatorService_UncordonTarget_FullMethodName   = "/waypost.v1.OperatorService/UncordonTarget"
 	OperatorService_ExplainWorker_FullMethodName    = "/waypost.v1.OperatorService/ExplainWorker"
 	OperatorService_GetReuse_FullMethodName         = "/waypost.v1.OperatorService/GetReuse"
+	OperatorService_GetTopology_FullMethodName      = "/waypost.v1.OperatorService/GetTopology"
 	OperatorService_InspectWorker_FullMethodName    = "/waypost.v1.OperatorService/InspectWorker"
 )
 
@@ -63,6 +64,9 @@ type OperatorServiceClient interface {
 	ExplainWorker(ctx context.Context, in *ExplainWorkerRequest, opts ...grpc.CallOption) (*ExplainWorkerResponse, error)
 	// GetReuse sets expected against actual reuse, per pool.
 	GetReuse(ctx context.Context, in *GetReuseRequest, opts ...grpc.CallOption) (*GetReuseResponse, error)
+	// GetTopology shows where hosts stand, the links between them, and what moving
+	// saved KV costs.
+	GetTopology(ctx context.Context, in *GetTopologyRequest, opts ...grpc.CallOption) (*GetTopologyResponse, error)
 	// InspectWorker shows a worker's prefix stream and what the index holds of it.
 	InspectWorker(ctx context.Context, in *InspectWorkerRequest, opts ...grpc.CallOption) (*InspectWorkerResponse, error)
 }
@@ -185,6 +189,16 @@ func (c *operatorServiceClient) GetReuse(ctx context.Context, in *GetReuseReques
 	return out, nil
 }
 
+func (c *operatorServiceClient) GetTopology(ctx context.Context, in *GetTopologyRequest, opts ...grpc.CallOption) (*GetTopologyResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetTopologyResponse)
+	err := c.cc.Invoke(ctx, OperatorService_GetTopology_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *operatorServiceClient) InspectWorker(ctx context.Context, in *InspectWorkerRequest, opts ...grpc.CallOption) (*InspectWorkerResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(InspectWorkerResponse)
@@ -223,6 +237,9 @@ type OperatorServiceServer interface {
 	ExplainWorker(context.Context, *ExplainWorkerRequest) (*ExplainWorkerResponse, error)
 	// GetReuse sets expected against actual reuse, per pool.
 	GetReuse(context.Context, *GetReuseRequest) (*GetReuseResponse, error)
+	// GetTopology shows where hosts stand, the links between them, and what moving
+	// saved KV costs.
+	GetTopology(context.Context, *GetTopologyRequest) (*GetTopologyResponse, error)
 	// InspectWorker shows a worker's prefix stream and what the index holds of it.
 	InspectWorker(context.Context, *InspectWorkerRequest) (*InspectWorkerResponse, error)
 	mustEmbedUnimplementedOperatorServiceServer()
@@ -267,6 +284,9 @@ func (UnimplementedOperatorServiceServer) ExplainWorker(context.Context, *Explai
 }
 func (UnimplementedOperatorServiceServer) GetReuse(context.Context, *GetReuseRequest) (*GetReuseResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetReuse not implemented")
+}
+func (UnimplementedOperatorServiceServer) GetTopology(context.Context, *GetTopologyRequest) (*GetTopologyResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetTopology not implemented")
 }
 func (UnimplementedOperatorServiceServer) InspectWorker(context.Context, *InspectWorkerRequest) (*InspectWorkerResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method InspectWorker not implemented")
@@ -490,6 +510,24 @@ func _OperatorService_GetReuse_Handler(srv interface{}, ctx context.Context, dec
 	return interceptor(ctx, in, info, handler)
 }
 
+func _OperatorService_GetTopology_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetTopologyRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServiceServer).GetTopology(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: OperatorService_GetTopology_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServiceServer).GetTopology(ctx, req.(*GetTopologyRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _OperatorService_InspectWorker_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(InspectWorkerRequest)
 	if err := dec(in); err != nil {
@@ -558,6 +596,10 @@ var OperatorService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "GetReuse",
 			Handler:    _OperatorService_GetReuse_Handler,
+		},
+		{
+			MethodName: "GetTopology",
+			Handler:    _OperatorService_GetTopology_Handler,
 		},
 		{
 			MethodName: "InspectWorker",

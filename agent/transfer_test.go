@@ -1,0 +1,76 @@
+package agent
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/testing/protocmp"
+
+	"waypost/agent/engine"
+	waypostv1 "waypost/proto/waypost/v1"
+)
+
+// What the configuration says goes before what the engine says, rank by rank.
+func TestTransferFacts(t *testing.T) {
+	told := engine.Transfer{
+		Connector: "OffloadingConnector", SideChannel: "0.0.0.0:5710", Fingerprint: "f1", ExportedTier: "host", BytesPerToken: 131072,
+	}
+	facts := func(connector, channel, fingerprint, tier string, bytes float64) *waypostv1.TransferFacts {
+		out := &waypostv1.TransferFacts{Connector: &connector, SideChannel: &channel, Fingerprint: &fingerprint, ExportedTier: &tier}
+		if bytes > 0 {
+			out.KvBytesPerToken = proto.Float64(bytes)
+		}
+		return out
+	}
+	for _, c := range []struct {
+		name    string
+		config  EngineConfig
+		engine  engine.Transfer
+		address string
+		rank    int
+		want    *waypostv1.TransferFacts
+		role    string
+	}{
+		{name: "nothing known"},
+		{name: "a role without a connector", config: EngineConfig{Role: "decode"}, role: "decode"},
+		{name: "all from the engine", engine: told, address: "10.0.0.7", want: facts("OffloadingConnector", "10.0.0.7:5710", "f1", "host", 131072)},
+		{name: "the second rank counts the port on", engine: told, address: "10.0.0.7", rank: 1, want: facts("OffloadingConnector", "10.0.0.7:5711", "f1", "host", 131072)},
+		{
+			name: "a channel of its own host only reaches nobody", address: "10.0.0.7",
+			engine: engine.Transfer{Connector: "NixlConnector", Role: "prefill", SideChannel: "localhost:5600", ExportedTier: "gpu"},
+			want:   facts("NixlConnector", "", "", "gpu", 0), role: "prefill",
+		},
+		{
+			name:   "a fleet on one host reaches it there",
+			engine: engine.Transfer{Connector: "NixlConnector", SideChannel: "127.0.0.1:5600"},
+			want:   facts("NixlConnector", "127.0.0.1:5600", "", "", 0),
+		},
+		{
+			name: "the configuration goes before the engine", engine: told, address: "10.0.0.7",
+			config: EngineConfig{Role: "prefill", KVConnector: "X", KVSideChannel: "ib0:9", KVFingerprint: "mine", KVExported: "gpu", KVBytes: 7},
+			want:   facts("X", "ib0:9", "mine", "gpu", 7), role: "prefill",
+		},
+		{name: "no port is left", engine: told, config: EngineConfig{KVSideChannel: "h:65535"}, rank: 1, want: facts("OffloadingConnector", "", "f1", "host", 131072)},
+	} {
+		got, role := transferOf(&c.config, &engine.Facts{Transfer: c.engine}, c.address, c.rank)
+		if diff := cmp.Diff(c.want, got, protocmp.Transform()); diff != "" || role != c.role {
+			t.Errorf("%s: role %q\n%s", c.name, role, diff)
+		}
+	}
+}
+
+func TestTransferConfigIsChecked(t *testing.T) {
+	for want, e := range map[string]EngineConfig{
+		"engine[0].kv_connector: ":       {KVConnector: strings.Repeat("x", 257)},
+		"engine[0].kv_fingerprint: ":     {KVFingerprint: "a\nb"},
+		"engine[0].kv_bytes_per_token: ": {KVBytes: -1},
+	} {
+		e.URL, e.Kind = "http://127.0.0.1:8000", "vllm"
+		c := Config{Engines: []EngineConfig{e}}
+		if err := c.validateEngines(); err == nil || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%v, want %s…", err, want)
+		}
+	}
+}
