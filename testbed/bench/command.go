@@ -12,9 +12,9 @@ import (
 func Command() *cobra.Command {
 	benches := &cobra.Command{
 		Use: "bench", Short: "Run a benchmark and print what it measured", Args: cobra.NoArgs,
-		Example: "  waypost testbed bench summaries --quick\n  waypost testbed bench decide --quick",
+		Example: "  waypost testbed bench summaries --quick\n  waypost testbed bench decide --quick\n  waypost testbed bench place --quick",
 	}
-	benches.AddCommand(summariesCommand(), decideCommand())
+	benches.AddCommand(summariesCommand(), decideCommand(), placeCommand())
 	return benches
 }
 
@@ -93,5 +93,32 @@ The whole takes about a quarter of an hour and up to 8 GB on two cores.`,
 	cmd.Flags().BoolVar(&s.Quick, "quick", false, "take about a minute: shorter workloads, smaller caches, less churn")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object per workload and number of workers")
 	cmd.Flags().StringVar(&s.Trace, "trace", "", "Mooncake's conversation trace `FILE`; without it the shipped sample stands in")
+	return cmd
+}
+
+func placeCommand() *cobra.Command {
+	var o Place
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "place",
+		Short: "Measure placements over gRPC and JSON",
+		Long: `Measure placements over gRPC and JSON.
+
+A production coordinator sees 64 and 1,000 simulated workers over lanes, their
+caches filled with chains of 16,000 tokens. Callers ask for prompts of 1,024 and
+16,000 token ids with a reservation and release it. Everything runs on loopback
+in clear, callers and coordinator in one process.
+
+The whole takes about three minutes on two cores.`,
+		Example: "  waypost testbed bench place --quick\n  waypost testbed bench place --json",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			o.Progress = func(what string) { fmt.Fprintln(cmd.ErrOrStderr(), what) }
+			r, err := o.Run(cmd.Context())
+			return show(cmd.OutOrStdout(), r, asJSON, err)
+		},
+	}
+	cmd.Flags().BoolVar(&o.Quick, "quick", false, "take about half a minute: shorter windows, smaller caches")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object per number of workers, prompt size and transport")
 	return cmd
 }
