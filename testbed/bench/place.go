@@ -16,6 +16,8 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/encoding"
+	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/proto"
 
 	waypostv1 "waypost/proto/waypost/v1"
@@ -236,20 +238,44 @@ func newCaller(address string, t Transport, prompts [][]uint32) (caller, error) 
 	if err != nil {
 		return nil, err
 	}
-	return &grpcCaller{conn: conn, client: waypostv1.NewPlacementServiceClient(conn), prompts: prompts}, nil
+	c := &grpcCaller{conn: conn, client: waypostv1.NewPlacementServiceClient(conn)}
+	for _, tokens := range prompts {
+		body, err := proto.Marshal(&waypostv1.PlaceRequest{Input: &waypostv1.Input{TokenIds: tokens}})
+		if err != nil {
+			return nil, errors.Join(err, conn.Close())
+		}
+		c.bodies = append(c.bodies, body)
+	}
+	return c, nil
 }
 
+// grpcCaller sends prepared requests, as the callers of JSON and the peer's
+// harness do: what is measured is the service.
 type grpcCaller struct {
-	conn    *grpc.ClientConn
-	client  waypostv1.PlacementServiceClient
-	prompts [][]uint32
+	conn   *grpc.ClientConn
+	client waypostv1.PlacementServiceClient
+	bodies [][]byte
+}
+
+// prepared is a request that is marshalled already.
+type prepared []byte
+
+// preparedCodec is gRPC's codec that lets prepared requests through.
+type preparedCodec struct{ encoding.CodecV2 }
+
+func (c preparedCodec) Marshal(v any) (mem.BufferSlice, error) {
+	if body, ok := v.(prepared); ok {
+		return mem.BufferSlice{mem.SliceBuffer(body)}, nil
+	}
+	return c.CodecV2.Marshal(v)
 }
 
 func (c *grpcCaller) close() error { return c.conn.Close() }
 
 func (c *grpcCaller) place(ctx context.Context, i int) (string, int, error) {
-	resp, err := c.client.Place(ctx, &waypostv1.PlaceRequest{Input: &waypostv1.Input{TokenIds: c.prompts[i%len(c.prompts)]}})
-	if err != nil {
+	resp := &waypostv1.PlaceResponse{}
+	request := prepared(c.bodies[i%len(c.bodies)])
+	if err := c.conn.Invoke(ctx, waypostv1.PlacementService_Place_FullMethodName, request, resp, grpc.ForceCodecV2(preparedCodec{encoding.GetCodecV2("proto")})); err != nil {
 		return "", 0, err
 	}
 	p := resp.GetPlacement()

@@ -34,10 +34,10 @@ func (r *PlaceReport) WriteJSON(w io.Writer) error {
 // WriteText writes tables for people.
 func (r *PlaceReport) WriteText(out io.Writer) error {
 	p := &printer{w: tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)}
-	p.text("Placements with a reservation over loopback; callers are in this process")
+	p.text("Placements with a reservation over loopback; callers are in this process and send prepared requests")
 	p.line("workers", "transport", "token ids", "one caller, µs p50 / p99", num(placeCallers)+" callers, places/s", "with reuse")
 	for _, x := range r.Places {
-		p.line(num(x.Workers), string(x.Transport), num(x.PromptTokens), micros(x.Place), fmt.Sprintf("%.0f", x.PlacesPerSec), fmt.Sprintf("%.0f %%", 100*x.Matched))
+		p.line(num(x.Workers), string(x.Transport), num(x.PromptTokens), fmt.Sprintf("%.0f / %.0f", x.Place.P50/1000, x.Place.P99/1000), fmt.Sprintf("%.0f", x.PlacesPerSec), fmt.Sprintf("%.0f %%", 100*x.Matched))
 	}
 	p.writeTargets(r.targets())
 	p.line("")
