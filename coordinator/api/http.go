@@ -1,6 +1,7 @@
 package api
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -90,11 +91,17 @@ func writeMessage(w http.ResponseWriter, code int, m proto.Message) {
 	_, _ = w.Write(append(b, '\n'))
 }
 
+// trustedLength is the room made for a body before any of it was read.
+const trustedLength = 256 << 10
+
 // body reads a request body within the limit.
 func (s *Server) body(w http.ResponseWriter, r *http.Request) ([]byte, bool) {
-	b, err := io.ReadAll(http.MaxBytesReader(w, r.Body, s.opt.BodyLimitBytes))
+	var b bytes.Buffer
+	// A claimed length is believed up to a point: the rest must have come.
+	b.Grow(int(min(max(r.ContentLength, 0), trustedLength)) + bytes.MinRead)
+	_, err := b.ReadFrom(http.MaxBytesReader(w, r.Body, s.opt.BodyLimitBytes))
 	if err == nil {
-		return b, true
+		return b.Bytes(), true
 	}
 	var tooLong *http.MaxBytesError
 	if errors.As(err, &tooLong) {

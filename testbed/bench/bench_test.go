@@ -99,3 +99,42 @@ func BenchmarkIndex(b *testing.B) {
 		}
 	})
 }
+
+// BenchmarkPlace is one placement and its release, one caller at a time.
+func BenchmarkPlace(b *testing.B) {
+	opt := fleetOptions{workers: 64, blocks: 2000}
+	s, err := startService(b.Context(), opt)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() {
+		if err := s.stop(); err != nil {
+			b.Error(err)
+		}
+	})
+	var prompts [][]uint32
+	for _, q := range chainQueries(opt)[:128] {
+		prompts = append(prompts, q.AppendTokens(nil))
+	}
+	for _, t := range []Transport{TransportGRPC, TransportJSON} {
+		b.Run(string(t), func(b *testing.B) {
+			c, err := newCaller(s.address(), t, prompts)
+			if err != nil {
+				b.Fatal(err)
+			}
+			b.ReportAllocs()
+			for i := 0; b.Loop(); i++ {
+				id, _, err := c.place(b.Context(), i)
+				if err != nil {
+					b.Fatal(err)
+				}
+				if err := c.release(b.Context(), id); err != nil {
+					b.Fatal(err)
+				}
+			}
+			if err := c.close(); err != nil {
+				b.Fatal(err)
+			}
+		})
+	}
+}

@@ -81,7 +81,7 @@ func (r *Report) WriteText(out io.Writer) error {
 	r.writeLookups(p)
 	r.writeIndexes(p)
 	r.writeCold(p)
-	r.writeTargets(p)
+	p.writeTargets(r.targets())
 	p.line("")
 	if r.Quick {
 		p.text("--quick: shorter workloads and less churn, and where there are 1,000 workers their caches are a quarter; leave it out for the figures that count")
