@@ -19,7 +19,6 @@ import (
 	"waypost/coordinator/api"
 	"waypost/coordinator/fleet"
 	"waypost/coordinator/placement"
-	"waypost/coordinator/prefixindex"
 	"waypost/gossip/ledger"
 	"waypost/gossip/prefix"
 	waypostv1 "waypost/proto/waypost/v1"
@@ -44,7 +43,6 @@ type work struct {
 	prompt     prompt
 	tokens     []uint32
 	candidates []placement.Candidate
-	matches    []prefixindex.Match
 	ask        fleet.Ask
 	policy     placement.Policy
 	decision   placement.Decision

@@ -198,12 +198,15 @@ func (d *Decoder) applyDelta(h *header, body []byte, at place) (Result, error) {
 	defer e.release()
 	reset := h.flags&flagClear != 0
 	if len(body) > 0 || reset {
-		d.tree.copyTo(&e.backup)
+		whole := d.tree
 		if reset {
 			d.tree.reset()
 		}
+		e.canUndo()
 		if err := e.apply(&reader{b: body}); err != nil {
-			e.backup.copyTo(&d.tree)
+			if e.undo(); reset {
+				d.tree = whole
+			}
 			return 0, err
 		}
 		e.tell(d.sink, reset)

@@ -3,8 +3,6 @@ package bench
 import (
 	"testing"
 	"time"
-
-	"waypost/coordinator/prefixindex"
 )
 
 // recordTapes is what one engine publishes, second by second.
@@ -66,19 +64,17 @@ func BenchmarkIndex(b *testing.B) {
 		b.Fatal(err)
 	}
 	x.warm()
-	dst := make([]prefixindex.Match, 0, x.opt.workers)
 	b.Run("lookup", func(b *testing.B) {
 		b.ReportAllocs()
 		for i := 0; b.Loop(); i++ {
-			dst = x.index.Match(&x.long[i%len(x.long)].probe, dst[:0])
+			x.lookup(&x.long[i%len(x.long)].probe)
 		}
 	})
 	b.Run("decide", func(b *testing.B) {
 		b.ReportAllocs()
 		for i, worker := 0, 0; b.Loop(); i++ {
 			q := x.long[i%len(x.long)]
-			dst = x.index.Match(&q.probe, dst[:0])
-			worker += argmin(x.queued, len(q.tokens), dst)
+			worker += x.decide(q)
 		}
 	})
 	b.Run("frame", func(b *testing.B) {
