@@ -10,6 +10,7 @@ import (
 	"waypost/coordinator/explain"
 	"waypost/coordinator/fleet"
 	"waypost/coordinator/placement"
+	"waypost/coordinator/prefixindex"
 	"waypost/gossip/ledger"
 )
 
@@ -205,16 +206,17 @@ func benchDecide(x *indexBench, load Load, claims int) (Decided, error) {
 
 // lookup asks the index, as a coordinator does.
 func (d *decider) lookup(i int) {
-	x := d.x
-	x.matches = x.index.Match(&x.long[i%len(x.long)].probe, x.matches[:0])
 	d.ask.Matches = d.ask.Matches[:0]
-	for _, m := range x.matches {
-		if !m.Unverified {
-			d.ask.Matches = append(d.ask.Matches, placement.Match{
-				Worker: placement.WorkerID(m.Worker), Tokens: int(m.Tokens), GPUTokens: int(m.GPUTokens), HostTokens: int(m.HostTokens), Predicted: m.Predicted,
-			})
+	d.x.index.Groups(&d.x.long[i%len(d.x.long)].probe, func(g *prefixindex.Group) {
+		if g.Unverified {
+			return
 		}
-	}
+		m := placement.Match{Tokens: int(g.Tokens), GPUTokens: int(g.GPUTokens), HostTokens: int(g.HostTokens), Predicted: g.Predicted}
+		for id := range g.Workers.All {
+			m.Worker = placement.WorkerID(id)
+			d.ask.Matches = append(d.ask.Matches, m)
+		}
+	})
 }
 
 // rule prices all workers and chooses.
