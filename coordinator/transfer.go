@@ -378,13 +378,9 @@ func (p *placements) match(w *work) (deepest int) {
 	})
 	w.ask.Matches = p.c.sketches.credit(p.c.fleet, &w.prompt.probe, w.ask.Matches)
 	for i := range w.ask.Matches {
-		m := &w.ask.Matches[i]
-		deepest = max(deepest, m.Tokens)
-		if m.Tokens >= 0 {
-			// What the engine constantly reuses less than it lists is learnt.
-			m.Tokens = max(0, m.Tokens+p.c.judges.bias(m.Worker))
-		}
+		deepest = max(deepest, w.ask.Matches[i].Tokens)
 	}
+	p.c.judges.debit(w.ask.Matches)
 	return deepest
 }
 

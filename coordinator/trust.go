@@ -1,8 +1,8 @@
 package coordinator
 
 import (
-	"maps"
 	"math"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -12,6 +12,7 @@ import (
 	"waypost/coordinator/explain"
 	"waypost/coordinator/fleet"
 	"waypost/coordinator/outcome"
+	"waypost/coordinator/placement"
 	waypostv1 "waypost/proto/waypost/v1"
 )
 
@@ -21,8 +22,9 @@ type judges struct {
 
 	mu      sync.Mutex
 	workers map[string]*judged
-	// biases are the learnt ones that are not 0, for decisions.
-	biases atomic.Pointer[map[fleet.WorkerID]int]
+	// biases are the learnt ones by worker, for decisions; empty as long as all
+	// are 0.
+	biases atomic.Pointer[[]int32]
 }
 
 // judged is one engine life.
@@ -34,7 +36,7 @@ type judged struct {
 
 func newJudges(c *Coordinator) *judges {
 	j := &judges{c: c, workers: map[string]*judged{}}
-	j.biases.Store(&map[fleet.WorkerID]int{})
+	j.biases.Store(new([]int32))
 	return j
 }
 
@@ -116,18 +118,41 @@ func observationOf(e *explain.Entry) outcome.Observation {
 
 // setBias publishes the biases anew.
 func (j *judges) setBias(id fleet.WorkerID, tokens int) {
-	next := maps.Clone(*j.biases.Load())
-	if tokens == 0 {
-		delete(next, id)
-	} else {
-		next[id] = tokens
+	next := slices.Clone(*j.biases.Load())
+	if tokens != 0 && int(id) >= len(next) {
+		next = append(next, make([]int32, int(id)+1-len(next))...)
+	}
+	if int(id) < len(next) {
+		next[id] = int32(tokens)
+	}
+	if !slices.ContainsFunc(next, func(t int32) bool { return t != 0 }) {
+		next = nil
 	}
 	j.biases.Store(&next)
 }
 
 // bias is what a worker's engine constantly reuses less than is listed, at
 // most 0.
-func (j *judges) bias(id fleet.WorkerID) int { return min((*j.biases.Load())[id], 0) }
+func (j *judges) bias(id fleet.WorkerID) int {
+	if biases := *j.biases.Load(); int(id) < len(biases) {
+		return int(min(biases[id], 0))
+	}
+	return 0
+}
+
+// debit takes from the matches what workers' engines constantly reuse less than
+// is listed.
+func (j *judges) debit(matches []placement.Match) {
+	biases := *j.biases.Load()
+	if len(biases) == 0 {
+		return
+	}
+	for i := range matches {
+		if m := &matches[i]; m.Tokens > 0 && int(m.Worker) < len(biases) {
+			m.Tokens = max(0, m.Tokens+int(min(biases[m.Worker], 0)))
+		}
+	}
+}
 
 // takeProbe asks whether a placement may go to a chosen worker.
 func (j *judges) takeProbe(now time.Time, name string, process uint64) bool {
