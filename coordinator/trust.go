@@ -162,7 +162,11 @@ func (j *judges) takeProbe(now time.Time, name string, process uint64) bool {
 	if w == nil || w.process != process {
 		return true
 	}
-	ok := w.TakeProbe(j.c.fleet.Ms(now))
+	nowMs := j.c.fleet.Ms(now)
+	if w.Breaker(nowMs) == outcome.BreakerClosed {
+		return true // as nearly always; the fleet knows
+	}
+	ok := w.TakeProbe(nowMs)
 	j.tell(now, name, w)
 	return ok
 }

@@ -1212,8 +1212,8 @@ type ExplainWorkerResponse struct {
 	// Coordinators that were asked and did not answer, with the cause.
 	Silent []string `protobuf:"bytes,9,rep,name=silent" json:"silent,omitempty"`
 	// What it and the choice would cost for the newest recorded request of its
-	// pool as things are now; unset: the newest decision priced it, or none is
-	// recorded.
+	// pool at the asked coordinator, as things are now; unset: that decision
+	// priced it, or none is recorded there.
 	Present       *PresentPrice `protobuf:"bytes,10,opt,name=present" json:"present,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
