@@ -35,6 +35,8 @@ type lanes struct {
 
 	mu   sync.Mutex
 	told map[*lane.Lane]map[uint32]position
+	// fresh tells how late frames of a lane come.
+	fresh map[*lane.Lane]*lane.Freshness
 	// up are the lanes that are up. The lock is held while a rank is told of
 	// them, so that each learns of each once.
 	up map[*lane.Lane]uint64
@@ -44,12 +46,13 @@ type lanes struct {
 	asks   chan struct{}
 	// pulls are the pulls of each lane that wait for an answer.
 	pulls map[*lane.Lane]chan *waypostv1.PrefixPull
+	began time.Time
 }
 
 func newLanes(a *Agent) *lanes {
 	return &lanes{
-		a: a, told: map[*lane.Lane]map[uint32]position{}, up: map[*lane.Lane]uint64{}, asks: make(chan struct{}, tokenizeAtOnce),
-		pulls: map[*lane.Lane]chan *waypostv1.PrefixPull{},
+		a: a, told: map[*lane.Lane]map[uint32]position{}, up: map[*lane.Lane]uint64{}, fresh: map[*lane.Lane]*lane.Freshness{},
+		asks: make(chan struct{}, tokenizeAtOnce), pulls: map[*lane.Lane]chan *waypostv1.PrefixPull{}, began: time.Now(),
 	}
 }
 
@@ -78,6 +81,7 @@ func (h *lanes) LaneUp(l *lane.Lane) {
 func (h *lanes) LaneDown(l *lane.Lane, cause error) {
 	h.mu.Lock()
 	delete(h.told, l)
+	delete(h.fresh, l)
 	delete(h.up, l)
 	for _, r := range h.a.ranks() {
 		r.laneDown(l)
@@ -94,9 +98,12 @@ func name(l *lane.Lane) string {
 
 // Frame implements lane.AgentHandler.
 func (h *lanes) Frame(l *lane.Lane, f *waypostv1.ConnectResponse) {
+	late := h.late(l, f)
 	switch fr := f.GetFrame().(type) {
 	case *waypostv1.ConnectResponse_Pull:
 		h.queuePull(l, fr.Pull)
+	case *waypostv1.ConnectResponse_Evidence:
+		h.answerEvidence(l, fr.Evidence, late)
 	case *waypostv1.ConnectResponse_Claims:
 		h.takeClaims(l, fr.Claims)
 	case *waypostv1.ConnectResponse_Marks:

@@ -193,6 +193,7 @@ func (h *lanes) answerPull(l *lane.Lane, p *waypostv1.PrefixPull) {
 	if r == nil {
 		return
 	}
+	h.resync(p, r)
 	var frames [][]byte
 	var process uint64
 	ok := false

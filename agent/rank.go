@@ -64,12 +64,18 @@ type rank struct {
 	faults   map[string]int
 	// overPool says that the engine announces copies that do not exist.
 	overPool bool
+	// began is the zero of the clock of the mirror's history.
+	began time.Time
+	// lostAt is when events were last lost, resyncedAt when the view was last
+	// read again because a coordinator was wrong about it.
+	lostAt, resyncedAt time.Time
+	asks               limiter
 }
 
 func newRank(index uint32, kind, engineName, endpoint string, number int, keys []prefix.ClusterKey, maxBlocks int) *rank {
 	return &rank{
 		index: index, kind: kind, engine: engineName, endpoint: endpoint, number: number, key: keys[0], rotated: keys[1:], maxBlocks: maxBlocks,
-		coverage: engine.CoverageNone, reason: "not reached yet", faults: map[string]int{}, lanes: map[*lane.Lane]uint64{},
+		coverage: engine.CoverageNone, reason: "not reached yet", faults: map[string]int{}, lanes: map[*lane.Lane]uint64{}, began: time.Now(),
 	}
 }
 
@@ -104,9 +110,11 @@ func processMark(endpoint string, number int, start, former uint64) uint64 {
 	return h.Sum64() | 1
 }
 
-// newTable makes an empty mirror.
+// newTable makes an empty mirror that remembers what happens to it.
 func (r *rank) newTable() *blocktable.Table {
-	return blocktable.New(blocktable.Options{Model: r.facts.Model, MaxBlocks: r.maxBlocks, PoolBlocks: r.facts.PoolBlocks, Seed: rand.Uint64()})
+	t := blocktable.New(blocktable.Options{Model: r.facts.Model, MaxBlocks: r.maxBlocks, PoolBlocks: r.facts.PoolBlocks, Seed: rand.Uint64()})
+	blocktable.NewHistory(t)
+	return t
 }
 
 // mirror makes a table the rank's mirror, with a stream of its own.
@@ -147,6 +155,7 @@ func (r *rank) count(what string, n int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.faults[what] += n
+	r.lostEvents(what, time.Now())
 }
 
 // apply mirrors one event batch. It reports false when the engine announced
@@ -163,6 +172,7 @@ func (r *rank) apply(b engine.Batch) bool {
 	if table == nil {
 		return true
 	}
+	table.History().SetNow(r.ms(b.Received.Add(-b.Age)))
 	for i := range b.Events {
 		table.Apply(&b.Events[i])
 	}

@@ -24,14 +24,14 @@ func startBench(b *testing.B, workers int) *one {
 	a := &fakeAgent{workers: workers, every: 200 * time.Millisecond}
 	a.start(b, o)
 	ready := 0
-	eventually(b, "workers ready", func() bool {
+	eventually(b, "workers ready and a member of the cluster", func() bool {
 		ready = 0
 		for _, w := range o.fleet.Workers(time.Now()) {
 			if w.State == "ready" {
 				ready++
 			}
 		}
-		return ready == workers
+		return ready == workers && o.number.Load() != 0
 	})
 	prompt := benchPrompt(0)
 	var probe prefix.Probe

@@ -98,7 +98,8 @@ type PrefixConfig struct {
 // ExplainConfig is the explain section.
 type ExplainConfig struct {
 	Keep   daemon.Duration `toml:"keep" help:"how long a decision record is kept"`
-	Memory daemon.Size     `toml:"memory" help:"bound of the records"`
+	Memory daemon.Size     `toml:"memory" help:"bound of the records in memory"`
+	Disk   daemon.Size     `toml:"disk" help:"bound of the records on disk, which survive a restart; 0: memory only"`
 }
 
 // Validate implements daemon.Validator.
@@ -108,6 +109,9 @@ func (c ExplainConfig) Validate() error {
 	}
 	if c.Memory < 1<<20 || c.Memory > 1<<36 {
 		return &daemon.FieldError{Field: "memory", Err: fmt.Errorf("%s: use 1MiB to 64GiB", c.Memory)}
+	}
+	if c.Disk != 0 && (c.Disk < 1<<20 || c.Disk > 1<<40) {
+		return &daemon.FieldError{Field: "disk", Err: fmt.Errorf("%s: use 0 for memory only, or 1MiB to 1TiB", c.Disk)}
 	}
 	return nil
 }
@@ -143,7 +147,7 @@ func DefaultConfig() Config {
 		Mesh:     MeshConfig{Listen: ":7716", Advertise: "auto", Fleet: "default"},
 		Cluster:  ClusterConfig{Listen: ":7711", Voter: true},
 		API:      APIConfig{Listen: ":7712", TLS: "auto", BodyLimit: 4 << 20},
-		Explain:  ExplainConfig{Keep: daemon.Duration(time.Hour), Memory: 64 << 20},
+		Explain:  ExplainConfig{Keep: daemon.Duration(time.Hour), Memory: 64 << 20, Disk: 256 << 20},
 		Limits:   LimitsConfig{Memory: 2 << 30, PlacesInFlight: 4096},
 		Log:      LogConfig{Level: "info", Format: "logfmt"},
 	}

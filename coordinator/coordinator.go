@@ -63,6 +63,9 @@ type Options struct {
 	// ReservationTTL is how long a reservation holds without a sign of life;
 	// 0: 60 s.
 	ReservationTTL time.Duration
+	// SettleAfter is how long evidence on a wrong prediction is waited for; 0:
+	// 3 s.
+	SettleAfter time.Duration
 }
 
 // Coordinator is the service. New wires and binds it, Start runs it, Stop
@@ -81,6 +84,10 @@ type Coordinator struct {
 	fleet          *fleet.Fleet
 	index          *prefixindex.Index
 	records        *explain.Store
+	journal        *explain.Journal // nil: the disk is unusable
+	journalError   error
+	cases          *cases
+	judges         *judges
 	transfers      *transfers
 	tenantShares   tenantShares
 	shares         tally
@@ -117,13 +124,17 @@ type Coordinator struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	tasks  sync.WaitGroup
+
+	journalTask sync.WaitGroup
+	journalDone chan struct{}
+	stopJournal sync.Once
 }
 
 // New wires a coordinator and binds its listeners; it serves nothing yet.
 func New(opt Options) (*Coordinator, error) {
 	c := &Coordinator{
 		opt: opt, cfg: opt.Config, reservationTTL: cmp.Or(opt.ReservationTTL, reservationTTL),
-		shipC: make(chan struct{}, 1), began: time.Now(), sketches: sketches{outdated: streamOutdated},
+		shipC: make(chan struct{}, 1), began: time.Now(), sketches: sketches{outdated: streamOutdated}, journalDone: make(chan struct{}),
 	}
 	if err := c.cfg.Validate(); err != nil {
 		return nil, err
@@ -217,7 +228,19 @@ func (c *Coordinator) wireView() error {
 	if err != nil {
 		return err
 	}
-	c.records, err = explain.New(explain.Options{MaxBytes: int64(c.cfg.Explain.Memory), MaxAge: c.cfg.Explain.Keep.D()})
+	c.cases, c.judges = newCases(c, cmp.Or(c.opt.SettleAfter, settleAfter)), newJudges(c)
+	if c.cfg.Explain.Disk > 0 {
+		// A disk that cannot be used must not keep placements from being
+		// answered: records are kept in memory then, and status says so.
+		c.journal, c.journalError = explain.OpenJournal(explain.JournalOptions{
+			Dir: filepath.Join(c.cfg.StateDir, "explain"), MaxBytes: int64(c.cfg.Explain.Disk), MaxAge: c.cfg.Explain.Keep.D(),
+			ReadBytes: int64(c.cfg.Explain.Memory), Logger: c.log,
+		})
+		if c.journalError != nil {
+			c.log.Error("decision records are kept in memory only", "error", c.journalError)
+		}
+	}
+	c.records, err = explain.New(explain.Options{MaxBytes: int64(c.cfg.Explain.Memory), MaxAge: c.cfg.Explain.Keep.D(), Journal: c.journal})
 	if err != nil {
 		return err
 	}
@@ -440,6 +463,18 @@ func callerOfTLS(state tls.ConnectionState) (api.Caller, error) {
 	}
 	role, err := api.ParseRole(string(certified))
 	return api.Caller{Name: name, Role: role}, err
+}
+
+// journalProblem says why decision records are not written to disk; empty: they
+// are, or need not be.
+func (c *Coordinator) journalProblem() string {
+	switch {
+	case c.journalError != nil:
+		return c.journalError.Error()
+	case c.journal != nil:
+		return c.journal.State().Problem
+	}
+	return ""
 }
 
 // ready lists what must hold before this coordinator should be asked.

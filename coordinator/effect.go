@@ -39,7 +39,7 @@ func (c *Coordinator) effectOf(now time.Time, next *registry.Fleet) (*waypostv1.
 	u := underFile{file: next, policy: policy, models: models}
 	sum := effect{}
 	recorded := 0
-	for _, r := range c.records.Reuse(since) {
+	for _, r := range c.records.Reuse(explain.Filter{Since: since}) {
 		recorded += r.Placements
 	}
 	for _, e := range c.records.List(explain.Filter{Since: since, Limit: explain.MaxList}) {

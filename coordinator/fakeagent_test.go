@@ -36,11 +36,13 @@ type one struct {
 	conn *grpc.ClientConn
 }
 
-func startOne(tb testing.TB) *one { return startOneOf(tb, "c-1", nil) }
+func startOne(tb testing.TB, change ...func(*Config)) *one {
+	return startOneOf(tb, "c-1", nil, change...)
+}
 
 // startOneOf starts a coordinator that makes a cluster of itself, or joins that
 // of another one.
-func startOneOf(tb testing.TB, name string, join *one) *one {
+func startOneOf(tb testing.TB, name string, join *one, change ...func(*Config)) *one {
 	tb.Helper()
 	dir := tb.TempDir()
 	key := filepath.Join(dir, "prefix.key")
@@ -52,6 +54,9 @@ func startOneOf(tb testing.TB, name string, join *one) *one {
 	cfg.Mesh.Listen, cfg.Cluster.Listen, cfg.API.Listen = "127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0"
 	if join != nil {
 		cfg.Cluster.Join = []daemon.HostPort{daemon.HostPort(join.ClusterAddress())}
+	}
+	for _, fn := range change {
+		fn(&cfg)
 	}
 	c, err := New(Options{Config: cfg, Bootstrap: join == nil, Version: "test", Process: rand.Uint64() | 1})
 	if err != nil {
@@ -86,6 +91,7 @@ type fakeAgent struct {
 	frame   func() []byte
 	process uint64                       // mark of the agent; 0: 0xa1
 	facts   func(*waypostv1.WorkerFacts) // changes the facts of a worker; nil: nothing
+	state   func(i int, l *ledger.Load)  // changes the report of a worker; nil: nothing
 
 	mu    sync.Mutex
 	seq   uint64
@@ -141,7 +147,11 @@ func (a *fakeAgent) load(*lane.Lane) *waypostv1.Load {
 	l := &waypostv1.Load{AgentProcess: new(cmp.Or(a.process, 0xa1)), LoadSeq: new(a.seq)}
 	a.mu.Unlock()
 	for i := range a.workers {
-		w := lane.WorkerLoadOf(uint32(i), &ledger.Load{EngineProcess: uint64(100 + i), State: ledger.StateReady, Coverage: "full"})
+		r := ledger.Load{EngineProcess: uint64(100 + i), State: ledger.StateReady, Coverage: "full"}
+		if a.state != nil {
+			a.state(i, &r)
+		}
+		w := lane.WorkerLoadOf(uint32(i), &r)
 		if i == 0 && a.frame != nil {
 			w.PrefixFrame = a.frame()
 		}

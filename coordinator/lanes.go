@@ -56,6 +56,10 @@ type stream struct {
 	// short is why the stream is not known to be whole, by what came since the
 	// latest pull was sent; empty: it is.
 	short string
+	// distrusted says that all of the view is to be read anew, not what is
+	// missing of it; distrustPull is the pull that asks for that.
+	distrusted   bool
+	distrustPull uint32
 	// peerAsked says that the peers were asked for a copy.
 	peerAsked bool
 	// untoldMs is the age of the oldest change that the agent has not told, by
@@ -157,6 +161,8 @@ func (h *lanes) Frame(s *lane.Session, f *waypostv1.ConnectRequest, late time.Du
 		hl.mu.Lock()
 		hl.report = fr.Host
 		hl.mu.Unlock()
+	case *waypostv1.ConnectRequest_Evidence:
+		h.c.cases.answered(fr.Evidence)
 	case *waypostv1.ConnectRequest_TokenizeReply:
 		// Nobody asks yet: text requests come with the text memo.
 	}

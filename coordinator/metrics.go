@@ -18,15 +18,18 @@ type metrics struct {
 	redirected   *prometheus.CounterVec
 	reuseClass   *prometheus.CounterVec
 	reuseTokens  *prometheus.CounterVec
-	verified     *prometheus.CounterVec
-	ended        *prometheus.CounterVec
-	badFrames    *prometheus.CounterVec
-	prefixFrames *prometheus.CounterVec
-	prefixBytes  *prometheus.CounterVec
-	pulls        *prometheus.CounterVec
-	places       *prometheus.CounterVec
-	peerLag      prometheus.Histogram
-	framesUnsent prometheus.Counter
+	decidingTerm *prometheus.CounterVec
+	// predictionRatio is actual over predicted time to the first token.
+	predictionRatio *prometheus.HistogramVec
+	verified        *prometheus.CounterVec
+	ended           *prometheus.CounterVec
+	badFrames       *prometheus.CounterVec
+	prefixFrames    *prometheus.CounterVec
+	prefixBytes     *prometheus.CounterVec
+	pulls           *prometheus.CounterVec
+	places          *prometheus.CounterVec
+	peerLag         prometheus.Histogram
+	framesUnsent    prometheus.Counter
 }
 
 func newMetrics(reg prometheus.Registerer, c *Coordinator) *metrics {
@@ -37,6 +40,7 @@ func newMetrics(reg prometheus.Registerer, c *Coordinator) *metrics {
 	gauge := func(name, help string, fn func() float64) {
 		f.NewGaugeFunc(prometheus.GaugeOpts{Name: "waypost_" + name, Help: help}, fn)
 	}
+	recordMetrics(f, c)
 	gauge("ledger_peers_connected", "Other coordinators that are told of placements now.", func() float64 { return float64(c.exchange.connected()) })
 	desc := func(name, help string, labels ...string) *prometheus.Desc {
 		return prometheus.NewDesc("waypost_"+name, help, labels, nil)
@@ -58,6 +62,11 @@ func newMetrics(reg prometheus.Registerer, c *Coordinator) *metrics {
 		reuseClass:   vec("reuse_class_total", "Reported outcomes by class.", "pool", "class"),
 		reuseTokens:  vec("reuse_tokens_total", "Prompt tokens of reported outcomes.", "pool", "kind"),
 		verified:     vec("prefix_verifications_total", "Comparisons of the index with an agent's whole set, by result.", "result"),
+		decidingTerm: vec("placement_deciding_term_total", "Placements by the term in which the choice led most.", "pool", "term"),
+		predictionRatio: f.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "waypost_first_token_prediction_ratio", Help: "Reported over predicted time to the first token.",
+			Buckets: []float64{.25, .5, .75, .9, 1, 1.1, 1.25, 1.5, 2, 4, 8},
+		}, []string{"pool"}),
 		ended:        vec("reservations_ended_total", "Claims that ended, by how.", "how"),
 		badFrames:    vec("lane_frames_refused_total", "Frames from agents that were refused.", "kind"),
 		prefixFrames: vec("prefix_frames_total", "Prefix frames by what became of them.", "result"),
@@ -132,6 +141,9 @@ func (c *Coordinator) note(ch fleet.Changes) {
 	c.wakeShipping()
 	for _, e := range ch.Ended {
 		c.metrics.ended.WithLabelValues(string(e.How)).Inc()
+		if e.How == fleet.EndExpired || e.How == fleet.EndWorkerLost {
+			c.cases.endedUnreported(e.Placement, time.Now())
+		}
 	}
 }
 
@@ -147,6 +159,7 @@ func (c *Coordinator) tick() {
 			c.note(c.fleet.Tick(now))
 			c.checkBoundaries(now)
 			c.readSketches(now)
+			c.judges.tick(now)
 			c.records.Trim(now)
 		}
 	}

@@ -56,6 +56,7 @@ func (c *Coordinator) workerProto(w *fleet.WorkerInfo, state *registry.State) *w
 		QueueBasis:   proto.String(string(w.QueueBasis)), Live: counted(w.Live), OpenClaims: proto.Uint32(uint32(w.OpenClaims)),
 		PendingClaims: counted(w.PendingClaims), SpeedSource: proto.String(string(w.SpeedSource)), Role: &f.Role, Transfer: transferProto(f.Transfer),
 	}
+	out.Learnt = c.judges.learnt(time.Now(), w.Name, w.Process)
 	if f.BlockTokens == 0 {
 		out.CachedTokens = nil
 	}

@@ -16,6 +16,7 @@ import (
 	"waypost/coordinator/api"
 	"waypost/coordinator/explain"
 	"waypost/coordinator/fleet"
+	"waypost/coordinator/outcome"
 	"waypost/coordinator/placement"
 	"waypost/gossip/ledger"
 	waypostv1 "waypost/proto/waypost/v1"
@@ -26,15 +27,23 @@ func (c *Coordinator) remember(w *work, req *waypostv1.PlaceRequest, request *pl
 	d := &w.decision
 	e := explain.NewEntry(request, w.candidates, sit, d)
 	e.Placement, e.Coordinator, e.MadeAt, e.Attempt, e.InputSource = answer.GetPlacementId(), c.name, now, req.GetAttempt(), w.prompt.source
+	chosen := w.candidates[d.Chosen]
+	if e.ExpectedTokens > 0 {
+		e.BiasTokens = c.judges.bias(chosen.ID)
+	}
 	if req.GetIfInfeasible() == "" {
 		request.IfInfeasible = w.ask.Policy.IfInfeasible
 	}
 	c.records.Add(now, e, func() placement.Record {
 		return placement.NewRecord(request, w.candidates, w.ask.Policy, sit, d, c.records.KeepCandidates())
 	})
+	c.cases.remember(w, req, &e, chosen.BlockTokens, now)
 	c.shares.placed(now, request.Pool, answer.GetWorker().GetName())
 	if d.Redirected() {
 		c.metrics.redirected.WithLabelValues(request.Pool).Inc()
+	}
+	if term := d.DecidingTerm(); term != "" {
+		c.metrics.decidingTerm.WithLabelValues(request.Pool, term).Inc()
 	}
 	for _, m := range d.Marks.Words() {
 		c.metrics.marks.WithLabelValues(request.Pool, m).Inc()
@@ -56,7 +65,7 @@ func (p *placements) ReportOutcome(ctx context.Context, req *waypostv1.ReportOut
 		return p.relayOutcome(ctx, number, req)
 	}
 	now := time.Now()
-	mark := map[string]ledger.Mark{explain.ResultDone: ledger.MarkDone, explain.ResultFailed: ledger.MarkFailed, explain.ResultCancelled: ledger.MarkGone}[req.GetResult()]
+	mark := map[string]ledger.Mark{outcome.ResultDone: ledger.MarkDone, outcome.ResultFailed: ledger.MarkFailed, outcome.ResultCancelled: ledger.MarkGone}[req.GetResult()]
 	// What had ended by itself is still joined to its record below.
 	changes, err := c.fleet.Mark(now, req.GetPlacementId(), mark, max(0, out.OutputTokens))
 	if err == nil {
@@ -65,48 +74,60 @@ func (p *placements) ReportOutcome(ctx context.Context, req *waypostv1.ReportOut
 	if pair, switched, off := c.transfers.outcome(now, req.GetPlacementId(), mark == ledger.MarkDone, out.CachedTokens, out.FirstTokenMs); switched {
 		c.log.Warn("pulls of a pair were switched", "off", off, "from", pair.From, "to", pair.To)
 	}
-	entry, known := c.records.Get(req.GetPlacementId())
-	first := known && entry.Outcome == nil
-	class, joined, err := c.records.Join(req.GetPlacementId(), out, c.evidence(entry))
+	joined, err := c.joinOutcome(now, req.GetPlacementId(), out)
 	if err != nil {
 		return nil, api.BadField("result", err.Error())
 	}
-	resp := &waypostv1.ReportOutcomeResponse{Joined: &joined}
-	if joined {
-		resp.ReuseClass = proto.String(string(class))
-	}
-	if first && joined {
-		c.count(now, entry, class, out.CachedTokens)
+	resp := &waypostv1.ReportOutcomeResponse{Joined: proto.Bool(joined != nil)}
+	if joined != nil {
+		resp.ReuseClass = proto.String(string(joined.Class))
 	}
 	return resp, nil
 }
 
-// count adds a reported outcome to the pool's sums.
-func (c *Coordinator) count(now time.Time, e *explain.Entry, class explain.Class, cachedTokens int) {
-	c.metrics.reuseClass.WithLabelValues(e.Pool, string(class)).Inc()
+// joinOutcome joins an outcome to its record and learns from it, now or when its
+// class is settled. It returns the record; nil: it is not kept here.
+func (c *Coordinator) joinOutcome(now time.Time, id string, out outcome.Outcome) (*explain.Entry, error) {
+	entry, known := c.records.Get(id)
+	if !known {
+		_, err := c.records.Join(id, out, outcome.Evidence{})
+		return nil, err
+	}
+	joined, err := c.records.Join(id, out, c.cases.atOnce(entry, &out, now))
+	if err != nil || !joined.News {
+		return joined.Entry, err
+	}
+	if joined.Former != "" {
+		// The agent's word was counted; who knows better is believed from now on.
+		return joined.Entry, nil
+	}
+	c.judges.ended(now, entry, &out)
+	if joined.Entry.Provisional {
+		c.cases.settleLater(id, now)
+		return joined.Entry, nil
+	}
+	c.cases.done(id)
+	c.learn(now, joined.Entry)
+	return joined.Entry, nil
+}
+
+// count adds a final outcome to the pool's sums.
+func (c *Coordinator) count(now time.Time, e *explain.Entry) {
+	c.metrics.reuseClass.WithLabelValues(e.Pool, string(e.Class)).Inc()
 	var actual *float64
-	if cachedTokens >= 0 {
-		a := float64(cachedTokens)
+	if e.Outcome.CachedTokens >= 0 {
+		a := float64(e.Outcome.CachedTokens)
 		actual = &a
 		c.metrics.reuseTokens.WithLabelValues(e.Pool, "actual").Add(a)
+		c.metrics.reuseTokens.WithLabelValues(e.Pool, "reachable").Add(max(a, float64(e.ReachableTokens)))
 	}
 	expected := float64(max(0, e.ExpectedTokens))
 	c.metrics.reuseTokens.WithLabelValues(e.Pool, "prompt").Add(float64(e.PromptTokens))
 	c.metrics.reuseTokens.WithLabelValues(e.Pool, "expected").Add(expected)
+	if ratio := e.Outcome.FirstTokenMs / e.FirstTokenMs; !math.IsNaN(ratio) && !math.IsInf(ratio, 0) {
+		c.metrics.predictionRatio.WithLabelValues(e.Pool).Observe(ratio)
+	}
 	c.shares.reported(now, e.Pool, float64(e.PromptTokens), expected, actual)
-}
-
-// evidence gathers what is known of a placement when its outcome comes.
-func (c *Coordinator) evidence(e *explain.Entry) explain.Evidence {
-	ev := explain.Evidence{ViewAgeMs: math.NaN()}
-	if e == nil {
-		return ev
-	}
-	if w, err := c.fleet.Worker(time.Now(), e.Worker); err == nil {
-		ev.BlockTokens = w.Facts.BlockTokens
-		ev.ProcessChanged = explain.AnswerOf(w.Process != e.Process)
-	}
-	return ev
 }
 
 func (p *placements) relayOutcome(ctx context.Context, number uint32, req *waypostv1.ReportOutcomeRequest) (*waypostv1.ReportOutcomeResponse, error) {
@@ -146,15 +167,15 @@ func coordinatorOf(id string) (uint32, error) {
 }
 
 // outcomeOf checks a report and puts it into the store's words.
-func outcomeOf(req *waypostv1.ReportOutcomeRequest) (explain.Outcome, error) {
+func outcomeOf(req *waypostv1.ReportOutcomeRequest) (outcome.Outcome, error) {
 	switch req.GetResult() {
-	case explain.ResultDone, explain.ResultFailed, explain.ResultCancelled:
+	case outcome.ResultDone, outcome.ResultFailed, outcome.ResultCancelled:
 	default:
-		return explain.Outcome{}, api.BadField("result", fmt.Sprintf("%.40q: use done, failed or cancelled", req.GetResult()))
+		return outcome.Outcome{}, api.BadField("result", fmt.Sprintf("%.40q: use done, failed or cancelled", req.GetResult()))
 	}
-	o := explain.NewOutcome(req.GetResult())
+	o := outcome.NewOutcome(req.GetResult())
 	switch req.GetErrorClass() {
-	case "", explain.ErrorWorker, explain.ErrorClient, explain.ErrorOverload, explain.ErrorTimeout:
+	case "", outcome.ErrorWorker, outcome.ErrorClient, outcome.ErrorOverload, outcome.ErrorTimeout:
 		o.ErrorClass = req.GetErrorClass()
 	default:
 		return o, api.BadField("error_class", fmt.Sprintf("%.40q: use worker, client, overload or timeout", req.GetErrorClass()))
@@ -239,124 +260,4 @@ func (c *Coordinator) noClaim(id string, err error) error {
 // LearnTokens implements the placement service.
 func (p *placements) LearnTokens(context.Context, *waypostv1.LearnTokensRequest) (*waypostv1.LearnTokensResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "this version places token ids and prefix keys; it keeps no memo of texts to teach")
-}
-
-// GetPlacement implements the placement service.
-func (p *placements) GetPlacement(ctx context.Context, req *waypostv1.GetPlacementRequest) (*waypostv1.GetPlacementResponse, error) {
-	c := p.c
-	number, err := coordinatorOf(req.GetPlacementId())
-	if err != nil {
-		return nil, err
-	}
-	var rec *waypostv1.PlacementRecord
-	if number == c.number.Load() {
-		rec = c.recordOf(req.GetPlacementId())
-	} else if rec, err = c.fetchRecord(ctx, number, req.GetPlacementId()); err != nil {
-		return nil, err
-	}
-	if rec == nil {
-		return nil, api.NotFound("placement_id", fmt.Sprintf("no record of %s is kept (any more); records are kept for %s", req.GetPlacementId(), c.cfg.Explain.Keep))
-	}
-	return &waypostv1.GetPlacementResponse{Record: rec}, nil
-}
-
-func (c *Coordinator) fetchRecord(ctx context.Context, number uint32, id string) (*waypostv1.PlacementRecord, error) {
-	conn, name, err := c.peerByNumber(number)
-	if err != nil {
-		return nil, api.NotFound("placement_id", err.Error())
-	}
-	resp, err := waypostv1.NewPeerServiceClient(conn).FetchPlacement(ctx, &waypostv1.FetchPlacementRequest{PlacementId: &id})
-	if status.Code(err) == codes.Unavailable {
-		return nil, api.Unavailable(fmt.Sprintf("the record is on %s, which does not answer", name))
-	}
-	if err != nil || len(resp.GetRecord()) == 0 {
-		return nil, err
-	}
-	rec := &waypostv1.PlacementRecord{}
-	if err := proto.Unmarshal(resp.GetRecord(), rec); err != nil {
-		return nil, fmt.Errorf("record from %s: %w", name, err)
-	}
-	return rec, nil
-}
-
-// ListPlacements implements the placement service.
-func (p *placements) ListPlacements(_ context.Context, req *waypostv1.ListPlacementsRequest) (*waypostv1.ListPlacementsResponse, error) {
-	f := explain.Filter{
-		RequestID: req.GetRequestId(), Worker: req.GetWorker(), Tenant: req.GetTenant(), Class: explain.Class(req.GetReuseClass()),
-		Redirected: req.GetRedirected(), Mispredicted: req.GetMispredicted(), Limit: int(req.GetLimit()),
-	}
-	if f.Limit > explain.MaxList {
-		return nil, api.BadField("limit", fmt.Sprintf("%d: use 1 to %d", f.Limit, explain.MaxList))
-	}
-	now := time.Now()
-	if req.SinceMs != nil {
-		f.Since = now.Add(-time.Duration(req.GetSinceMs() * float64(time.Millisecond)))
-	}
-	out := &waypostv1.ListPlacementsResponse{}
-	for _, e := range p.c.records.List(f) {
-		out.Records = append(out.Records, p.c.recordProto(e, now, f.Limit == 1))
-	}
-	return out, nil
-}
-
-// recordOf is the record of a placement made here; nil: not kept.
-func (c *Coordinator) recordOf(id string) *waypostv1.PlacementRecord {
-	e, ok := c.records.Get(id)
-	if !ok {
-		return nil
-	}
-	return c.recordProto(e, time.Now(), true)
-}
-
-// recordProto puts an entry into the API's words. With whole, terms and
-// counterfactuals are computed again from the record's inputs.
-func (c *Coordinator) recordProto(e *explain.Entry, now time.Time, whole bool) *waypostv1.PlacementRecord {
-	out := &waypostv1.PlacementRecord{
-		Placement: &waypostv1.Placement{
-			PlacementId: &e.Placement, Worker: &waypostv1.WorkerRef{Name: &e.Worker, Incarnation: proto.String(markHex(e.Process))}, Because: &e.Because,
-			Expected: &waypostv1.Expected{ReuseTokens: counted(e.ExpectedTokens), FirstTokenMs: finite(e.FirstTokenMs), FirstTokenP90Ms: finite(e.FirstTokenP90Ms)},
-			Basis: &waypostv1.Basis{
-				CacheView: proto.String(e.View.String()), CacheViewAgeMs: finite(e.ViewAgeMs), QueueAgeMs: finite(e.QueueAgeMs), InputSource: &e.InputSource, Marks: e.Marks.Words(),
-			},
-		},
-		RequestId: &e.RequestID, Attempt: &e.Attempt, Tenant: &e.Tenant, Pool: &e.Pool, PromptTokens: counted(e.PromptTokens), OutputTokensExpected: finite(e.OutputTokens),
-		Coordinator: &e.Coordinator, AgeMs: proto.Float64(ms(now.Sub(e.MadeAt))),
-	}
-	if e.Outcome != nil {
-		out.Outcome, out.ReuseClass = outcomeProto(e), proto.String(string(e.Class))
-	}
-	if !e.Full {
-		return out
-	}
-	sit := e.Record.Situation
-	out.Placement.Basis.Theta = finite(e.Record.Policy.Theta)
-	out.Placement.Basis.PolicyVersion, out.Placement.Basis.PolicyAgeMs = &sit.PolicyVersion, finite(sit.PolicyAgeMs)
-	if !whole {
-		return out
-	}
-	var d placement.Decision
-	if err := e.Record.Redecide(&d); err != nil {
-		c.log.Error("record cannot be decided again", "placement", e.Placement, "error", err)
-		return out
-	}
-	out.Placement.Terms = termsOf(&d, e.Record.Candidates)
-	for _, w := range e.Record.WouldChange(&d) {
-		out.WouldChange = append(out.WouldChange, w.Sentence())
-	}
-	return out
-}
-
-func outcomeProto(e *explain.Entry) *waypostv1.ReportOutcomeRequest {
-	o := e.Outcome
-	out := &waypostv1.ReportOutcomeRequest{
-		PlacementId: &e.Placement, Result: &o.Result, FirstTokenMs: finite(o.FirstTokenMs), DurationMs: finite(o.DurationMs),
-		CachedTokens: counted(o.CachedTokens), PromptTokens: counted(o.PromptTokens), OutputTokens: counted(o.OutputTokens),
-	}
-	if o.HTTPStatus > 0 {
-		out.HttpStatus = proto.Uint32(uint32(o.HTTPStatus))
-	}
-	if o.ErrorClass != "" {
-		out.ErrorClass = &o.ErrorClass
-	}
-	return out
 }

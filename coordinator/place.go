@@ -19,7 +19,6 @@ import (
 	"waypost/coordinator/api"
 	"waypost/coordinator/fleet"
 	"waypost/coordinator/placement"
-	"waypost/coordinator/prefixindex"
 	"waypost/gossip/ledger"
 	"waypost/gossip/prefix"
 	waypostv1 "waypost/proto/waypost/v1"
@@ -44,7 +43,6 @@ type work struct {
 	prompt     prompt
 	tokens     []uint32
 	candidates []placement.Candidate
-	matches    []prefixindex.Match
 	ask        fleet.Ask
 	policy     placement.Policy
 	decision   placement.Decision
@@ -154,6 +152,10 @@ func (p *placements) decide(w *work, req *waypostv1.PlaceRequest, request *place
 	if !req.GetReserve() {
 		return resp, false, nil
 	}
+	if chosen := w.candidates[d.Chosen].Worker; d.Marks&placement.MarkLastResort == 0 && !c.judges.takeProbe(now, chosen.Name, chosen.Process) {
+		// Another placement is the worker's probe.
+		return nil, true, nil
+	}
 	answer.PlacementId = proto.String(c.newPlacementID())
 	patched(answer, &w.candidates[d.Chosen], &d.Terms[d.Chosen], sit)
 	answer.ReservationTtlMs = proto.Float64(ms(c.reservationTTL))
@@ -208,7 +210,7 @@ func (c *Coordinator) answer(w *work, req *waypostv1.PlaceRequest, request *plac
 		Basis: &waypostv1.Basis{
 			PolicyVersion: &sit.PolicyVersion, PolicyAgeMs: finite(sit.PolicyAgeMs), QueueAgeMs: finite(sit.NowMs - chosen.LoadAtMs), Theta: finite(c.policy.Load().Theta),
 			CacheViewAgeMs: finite(sit.NowMs - chosen.View.AtMs), CacheView: proto.String(chosen.View.Kind.String()), InputSource: proto.String(w.prompt.source), Marks: d.Marks.Words(),
-			UnpricedWorkers: proto.Uint32(uint32(d.Survey.Unpriced)), ExcludedWorkers: excludedWorkers(d),
+			UnpricedWorkers: proto.Uint32(uint32(d.Survey.Unpriced)), ExcludedWorkers: excludedWorkers(&d.Survey),
 		},
 	}
 	if d.Terms[d.Chosen].Partner >= 0 {
@@ -261,9 +263,9 @@ func (c *Coordinator) reach(id fleet.WorkerID) *waypostv1.WorkerRef {
 func markHex(process uint64) string { return fmt.Sprintf("%016x", process) }
 
 // excludedWorkers counts who could not be chosen, by reason.
-func excludedWorkers(d *placement.Decision) map[string]uint32 {
+func excludedWorkers(survey *placement.Survey) map[string]uint32 {
 	out := map[string]uint32{}
-	for reason, n := range d.Survey.Reasons {
+	for reason, n := range survey.Reasons {
 		if r := placement.Reason(reason); r != placement.ReasonNone && n > 0 {
 			out[r.String()] = uint32(n)
 		}

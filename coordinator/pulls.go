@@ -152,12 +152,16 @@ func (p *puller) askAgent(hl *hostLane, s *lane.Session, ask pull.Ask) {
 		p.answered(ask.ID, false) // the next lane, or the next turn, asks
 		return
 	}
-	msg := &waypostv1.PrefixPull{PullId: &ask.ID, Index: &ask.Index, EngineProcess: &st.process, Reason: &ask.Reason}
-	if epoch, seq, ok := st.decoder.Have(); ok {
+	reason := ask.Reason
+	if st.distrusted {
+		reason, st.distrustPull = pullDistrust, ask.ID
+	}
+	msg := &waypostv1.PrefixPull{PullId: &ask.ID, Index: &ask.Index, EngineProcess: &st.process, Reason: &reason}
+	if epoch, seq, ok := st.decoder.Have(); ok && reason != pullDistrust {
 		msg.Epoch, msg.HaveSeq = &epoch, &seq
 	}
 	hl.mu.Unlock()
-	p.h.c.metrics.pulls.WithLabelValues(ask.Reason, string(fromAgent)).Inc()
+	p.h.c.metrics.pulls.WithLabelValues(reason, string(fromAgent)).Inc()
 	// A lane that is gone or full leaves the pull unanswered: it is repeated.
 	_ = s.Send(&waypostv1.ConnectResponse{Frame: &waypostv1.ConnectResponse_Pull{Pull: msg}})
 }

@@ -16,6 +16,10 @@ func (c *Coordinator) Start() error {
 	if err := os.MkdirAll(c.cfg.StateDir, 0o700); err != nil {
 		return fmt.Errorf("coordinator: state directory: %w", err)
 	}
+	if c.journal != nil {
+		// It writes until the last placement was answered.
+		c.journalTask.Go(func() { c.journal.Run(c.journalDone) })
+	}
 	c.serve()
 	if err := c.replica.Start(); err != nil {
 		return errors.Join(fmt.Errorf("coordinator: raft: %w", err), c.Stop(context.Background()))
@@ -29,6 +33,7 @@ func (c *Coordinator) Start() error {
 		return errors.Join(err, c.Stop(context.Background()))
 	}
 	c.tasks.Go(c.tick)
+	c.tasks.Go(c.cases.run)
 	c.tasks.Go(c.shipping)
 	c.tasks.Go(c.lanes.puller.run)
 	c.tasks.Go(func() { c.join(c.ctx) })
@@ -109,5 +114,7 @@ func (c *Coordinator) Stop(ctx context.Context) error {
 	}
 	errs = append(errs, c.clusterPort.Close(), c.apiPort.Close())
 	c.tasks.Wait()
+	c.stopJournal.Do(func() { close(c.journalDone) })
+	c.journalTask.Wait()
 	return errors.Join(errs...)
 }

@@ -154,6 +154,8 @@ func (o *operators) GetStatus(context.Context, *waypostv1.GetStatusRequest) (*wa
 	out.Hosts = proto.Uint32(uint32(len(hosts)))
 	p.check(out.GetLeader() != "", "error", "coordinators", "no leader: changes are refused, placements continue from local views", nil, "placements continue", "waypost coordinators")
 	p.check(state.FleetProblem() == nil, "error", "fleet file", fmt.Sprintf("cannot be read by this version: %v", state.FleetProblem()), nil, "the former policy stays in force", "waypost fleet show")
+	problem := c.journalProblem()
+	p.check(problem == "", "warning", "decision records", "are kept in memory only: "+problem, nil, "placements go on; records do not survive a restart", "df "+c.cfg.StateDir)
 	alive := 0
 	for _, m := range c.mesh.Members() {
 		if m.Status == mesh.StatusAlive {
@@ -179,7 +181,7 @@ func (o *operators) GetStatus(context.Context, *waypostv1.GetStatusRequest) (*wa
 	c.exchange.check(p, now)
 	c.transfers.check(p, now)
 	for _, w := range c.fleet.Workers(now) {
-		bad := strings.HasPrefix(w.State, "lost") || strings.HasPrefix(w.State, "stalled") || strings.HasPrefix(w.State, "excluded")
+		bad := strings.HasPrefix(w.State, "lost") || strings.HasPrefix(w.State, "stalled") || strings.HasPrefix(w.State, "excluded") || w.State == "failing"
 		p.check(!bad, "error", w.Name, joinWhy(w.State, w.StateWhy), nil, "0 new placements", "waypost workers "+w.Name)
 		p.check(w.Pool != "", "warning", w.Name, "belongs to no pool: "+c.fleetFile.Load().WhyNoPool(w.Name, w.Facts.Model), nil, "0 placements", "waypost fleet show")
 		fault := c.boundaryFault(w.Name)

@@ -52,7 +52,7 @@ func (h *lanes) apply(host string, index uint32, st *stream, frame []byte, from 
 	if err != nil {
 		h.c.metrics.badFrames.WithLabelValues("prefix").Inc()
 		h.c.log.Warn("prefix frame refused", "host", host, "index", index, "from", string(from), "error", err)
-		st.short = "damage"
+		h.lost(st, "damage")
 		return
 	}
 	st.frames[result.String()]++
@@ -64,9 +64,18 @@ func (h *lanes) apply(host string, index uint32, st *stream, frame []byte, from 
 		}
 	case summary.Gap:
 		st.short = "gap"
+		if !st.decoder.Anew() {
+			h.lost(st, st.short)
+		}
 	case summary.DigestMismatch:
-		st.short = "digest"
+		h.lost(st, "digest")
 	}
+}
+
+// lost notes that something of a stream was lost on its way.
+func (h *lanes) lost(st *stream, how string) {
+	st.short = how
+	h.c.cases.lost(st.worker, time.Now())
 }
 
 // answered notes that all of an answer came: what is wrong from now on may be
@@ -79,12 +88,16 @@ func (h *lanes) answered(hl *hostLane, s *lane.Session, index, pull uint32) {
 		return
 	}
 	st.pull, st.wanted = 0, false
+	st.distrusted = st.distrusted && st.distrustPull != pull
 	if _, _, ok := st.decoder.Have(); !ok && st.short == "" {
 		st.short = "missing"
 	}
 	h.puller.answered(pull, st.short == "")
-	if st.short != "" {
+	switch {
+	case st.short != "":
 		h.want(s.Host(), index, st, st.short, false)
+	case st.distrusted:
+		h.want(s.Host(), index, st, pullDistrust, false) // its turn had passed
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"waypost/coordinator/fleet"
 	"waypost/coordinator/placement"
+	"waypost/coordinator/prefixindex"
 	"waypost/coordinator/registry"
 	"waypost/gossip/ledger"
 	waypostv1 "waypost/proto/waypost/v1"
@@ -384,19 +385,21 @@ func (p *placements) match(w *work) (deepest int) {
 	if !w.prompt.keyed {
 		return 0
 	}
-	w.matches = p.c.index.Match(&w.prompt.probe, w.matches[:0])
-	for _, m := range w.matches {
-		if m.Unverified {
-			continue // its boundary is not its pool's
+	p.c.index.Groups(&w.prompt.probe, func(g *prefixindex.Group) {
+		if g.Unverified {
+			return // its boundary is not its pool's
 		}
-		w.ask.Matches = append(w.ask.Matches, placement.Match{
-			Worker: placement.WorkerID(m.Worker), Tokens: int(m.Tokens), GPUTokens: int(m.GPUTokens), HostTokens: int(m.HostTokens), Predicted: m.Predicted,
-		})
-	}
+		m := placement.Match{Tokens: int(g.Tokens), GPUTokens: int(g.GPUTokens), HostTokens: int(g.HostTokens), Predicted: g.Predicted}
+		for id := range g.Workers.All {
+			m.Worker = placement.WorkerID(id)
+			w.ask.Matches = append(w.ask.Matches, m)
+		}
+	})
 	w.ask.Matches = p.c.sketches.credit(p.c.fleet, &w.prompt.probe, w.ask.Matches)
-	for _, m := range w.ask.Matches {
-		deepest = max(deepest, m.Tokens)
+	for i := range w.ask.Matches {
+		deepest = max(deepest, w.ask.Matches[i].Tokens)
 	}
+	p.c.judges.debit(w.ask.Matches)
 	return deepest
 }
 

@@ -21,7 +21,7 @@ const module = "waypost/"
 // the simulator, so they may not know the time, the network or the log.
 var pure = []string{
 	"agent/blocktable", "agent/queue", "gossip/prefix", "gossip/summary", "gossip/ledger",
-	"coordinator/prefixindex", "coordinator/pull", "coordinator/fleet", "coordinator/placement", "coordinator/registry",
+	"coordinator/prefixindex", "coordinator/pull", "coordinator/fleet", "coordinator/placement", "coordinator/registry", "coordinator/outcome",
 }
 
 // pureLibraries are the libraries outside the standard library that pure

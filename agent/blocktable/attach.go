@@ -53,6 +53,7 @@ func (t *Table) attachOne(id uint32) {
 	if t.isUsable(id) {
 		n.flags |= flagUsable
 	}
+	t.history.listed(id)
 	t.listener.Attached(t.block(id))
 }
 
@@ -62,6 +63,7 @@ func (t *Table) detach(id uint32) {
 	for {
 		n := t.nodes.at(cur)
 		t.listener.Detached(cur)
+		t.history.unlisted(cur)
 		n.flags &^= flagAttached | flagUsable
 		t.attached--
 		if cur == id {

@@ -86,6 +86,7 @@ type Table struct {
 
 	scratch []uint32
 	stats   Stats
+	history *History // nil: nobody remembers
 }
 
 // domain is one namespace of prompts and the root of its prefixes.
@@ -196,6 +197,7 @@ func (t *Table) Clear() {
 	t.allGroups, t.required, t.windows = nil, nil, nil
 	t.rank = rankNone
 	t.stats = Stats{}
+	t.history.cleared(false)
 	if told {
 		t.listener.Cleared()
 	}
@@ -286,9 +288,16 @@ func (t *Table) storeChain(g *group, e *Event, class uint8) {
 		case parent == 0:
 		case n.flags&flagLinked == 0:
 			opaque := i < len(e.Marks) && e.Marks[i] != 0
-			t.link(id, parent, class, e.Tokens[i*size:(i+1)*size], opaque)
+			tokens := e.Tokens[i*size : (i+1)*size]
+			if t.history != nil && !opaque {
+				var room [maxTwins]uint32
+				t.history.storedOtherwise(t.appendAttached(room[:0], parent, class, tokens))
+			}
+			t.link(id, parent, class, tokens, opaque)
 		case n.parent != parent:
 			t.stats.Conflicts++
+		case n.flags&flagAttached != 0 && g.medium == MediumGPU:
+			t.history.storedAgain(id, false)
 		}
 		t.addCopy(g, id)
 		parent, last = id, id
@@ -423,6 +432,7 @@ func (t *Table) clearGPU() {
 	} else {
 		t.wipe()
 	}
+	t.history.cleared(true)
 	if told {
 		t.listener.Cleared()
 	}

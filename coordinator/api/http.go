@@ -1,6 +1,7 @@
 package api
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -30,6 +31,10 @@ func (s *Server) routes() *http.ServeMux {
 	mux.HandleFunc("POST /v1/placements/{idverb}", s.httpPlacementVerb)
 	mux.HandleFunc("GET /v1/placements/{id}", s.httpGetPlacement)
 	mux.HandleFunc("GET /v1/placements", s.httpListPlacements)
+	mux.HandleFunc("GET /v1/placements:summary", s.httpSummary)
+	mux.HandleFunc("GET /v1/watch", s.httpWatch)
+	mux.HandleFunc("GET /v1/reuse", s.httpReuse)
+	mux.HandleFunc("GET /v1/workers/{workerverb...}", s.httpExplainWorker)
 	mux.HandleFunc("GET /v1/status", s.httpStatus)
 	mux.HandleFunc("GET /v1/workers", s.httpWorkers)
 	mux.HandleFunc("GET /v1/hosts", s.httpHosts)
@@ -87,11 +92,17 @@ func writeMessage(w http.ResponseWriter, code int, m proto.Message) {
 	_, _ = w.Write(append(b, '\n'))
 }
 
+// trustedLength is the room made for a body before any of it was read.
+const trustedLength = 256 << 10
+
 // body reads a request body within the limit.
 func (s *Server) body(w http.ResponseWriter, r *http.Request) ([]byte, bool) {
-	b, err := io.ReadAll(http.MaxBytesReader(w, r.Body, s.opt.BodyLimitBytes))
+	var b bytes.Buffer
+	// A claimed length is believed up to a point: the rest must have come.
+	b.Grow(int(min(max(r.ContentLength, 0), trustedLength)) + bytes.MinRead)
+	_, err := b.ReadFrom(http.MaxBytesReader(w, r.Body, s.opt.BodyLimitBytes))
 	if err == nil {
-		return b, true
+		return b.Bytes(), true
 	}
 	var tooLong *http.MaxBytesError
 	if errors.As(err, &tooLong) {
@@ -218,6 +229,7 @@ func (s *Server) httpListPlacements(w http.ResponseWriter, r *http.Request) {
 	req := &waypostv1.ListPlacementsRequest{
 		RequestId: q.str("request_id"), Worker: q.str("worker"), ReuseClass: q.str("class"), Tenant: q.str("tenant"),
 		SinceMs: q.ms("since"), Redirected: q.flag("redirected"), Mispredicted: q.flag("mispredicted"), Limit: q.count("limit"),
+		Pool: q.str("pool"), Local: q.flag("local"),
 	}
 	if !q.ok(w) {
 		return

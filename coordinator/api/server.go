@@ -12,6 +12,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/experimental"
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
@@ -69,6 +70,13 @@ func (o *Options) Validate() error {
 	return nil
 }
 
+// streamWindow and connWindow are the bytes that a caller may send before the
+// server has read them, of one call and of all calls on a connection.
+const (
+	streamWindow = 1 << 20
+	connWindow   = 4 << 20
+)
+
 // Server serves the API on listeners that are already sorted by protocol.
 type Server struct {
 	opt    Options
@@ -83,7 +91,13 @@ func New(opt Options) (*Server, error) {
 		return nil, err
 	}
 	s := &Server{opt: opt, health: health.NewServer()}
+	buffers := newBuffers()
 	gopts := []grpc.ServerOption{
+		grpc.ForceServerCodecV2(newCodec(buffers)),
+		experimental.BufferPool(buffers),
+		// Long prompts do not wait for each other's window.
+		grpc.InitialWindowSize(streamWindow),
+		grpc.InitialConnWindowSize(connWindow),
 		grpc.ChainUnaryInterceptor(Recovering(opt.Logger), s.unaryAuth),
 		grpc.ChainStreamInterceptor(s.streamAuth),
 		grpc.MaxRecvMsgSize(int(opt.BodyLimitBytes)),

@@ -45,12 +45,24 @@ func (fakePlacement) ListPlacements(_ context.Context, r *waypostv1.ListPlacemen
 	return &waypostv1.ListPlacementsResponse{Records: []*waypostv1.PlacementRecord{{Tenant: r.Tenant, AgeMs: r.SinceMs}}}, nil
 }
 
+func (fakePlacement) SummarizePlacements(_ context.Context, r *waypostv1.SummarizePlacementsRequest) (*waypostv1.SummarizePlacementsResponse, error) {
+	return &waypostv1.SummarizePlacementsResponse{Pools: []*waypostv1.DecisionSummary{{Pool: r.Pool, Placed: proto.Uint32(uint32(r.GetSinceMs()))}}}, nil
+}
+
 type fakeOperator struct {
 	waypostv1.UnimplementedOperatorServiceServer
 }
 
 func (fakeOperator) ListWorkers(_ context.Context, r *waypostv1.ListWorkersRequest) (*waypostv1.ListWorkersResponse, error) {
 	return &waypostv1.ListWorkersResponse{Workers: []*waypostv1.Worker{{Name: proto.String("gpu-01/vllm-8000/0"), Pool: r.Pool}}}, nil
+}
+
+func (fakeOperator) GetReuse(_ context.Context, r *waypostv1.GetReuseRequest) (*waypostv1.GetReuseResponse, error) {
+	return &waypostv1.GetReuseResponse{Pools: []*waypostv1.PoolReuse{{Pool: r.Pool, Requests: proto.Uint32(uint32(r.GetSinceMs()))}}}, nil
+}
+
+func (fakeOperator) ExplainWorker(_ context.Context, r *waypostv1.ExplainWorkerRequest) (*waypostv1.ExplainWorkerResponse, error) {
+	return &waypostv1.ExplainWorkerResponse{Worker: &waypostv1.Worker{Name: r.Worker}, Considered: proto.Uint32(uint32(r.GetSinceMs()))}, nil
 }
 
 func (fakeOperator) CordonTarget(ctx context.Context, r *waypostv1.CordonTargetRequest) (*waypostv1.CordonTargetResponse, error) {
@@ -68,8 +80,13 @@ type served struct {
 
 func serve(t *testing.T, role Role, place func(context.Context, *waypostv1.PlaceRequest) (*waypostv1.PlaceResponse, error)) served {
 	t.Helper()
+	return serveWith(t, role, fakePlacement{place: place})
+}
+
+func serveWith(t *testing.T, role Role, placement waypostv1.PlacementServiceServer) served {
+	t.Helper()
 	opt := DefaultOptions()
-	opt.Placement, opt.Operator = fakePlacement{place: place}, fakeOperator{}
+	opt.Placement, opt.Operator = placement, fakeOperator{}
 	opt.Clear = Caller{Name: "tester", Role: role}
 	opt.BodyLimitBytes = 64 << 10
 	s, err := New(opt)

@@ -126,10 +126,18 @@ func ask[Req, Resp any](cmd *cobra.Command, f *flags, req Req,
 	ctx, cancel := context.WithTimeout(cmd.Context(), f.timeout)
 	defer cancel()
 	resp, err := method(conn)(ctx, req)
-	if s, ok := status.FromError(err); ok && s.Code() == codes.Unavailable && strings.Contains(s.Message(), "connection error") {
-		return zero, failed(ExitUnreachable, "%s does not answer: %s", strings.TrimPrefix(conn.Target(), "passthrough:///"), shortDialError(s.Message()))
+	if err != nil {
+		return zero, unreachable(conn, err)
 	}
-	return resp, err
+	return resp, nil
+}
+
+// unreachable explains an error of a call that never reached anybody.
+func unreachable(conn *grpc.ClientConn, err error) error {
+	if s, ok := status.FromError(err); ok && s.Code() == codes.Unavailable && strings.Contains(s.Message(), "connection error") {
+		return failed(ExitUnreachable, "%s does not answer: %s", strings.TrimPrefix(conn.Target(), "passthrough:///"), shortDialError(s.Message()))
+	}
+	return err
 }
 
 // shortDialError takes the cause out of the library's nested text.

@@ -28,7 +28,7 @@ func Commands(opt Options) []*cobra.Command {
 		f.sockets = []string{CoordinatorSocket, AgentSocket}
 	}
 	cmds := []*cobra.Command{
-		statusCommand(f), workersCommand(f), membersCommand(f), placeCommand(f), outcomeCommand(f), explainCommand(f),
+		statusCommand(f), workersCommand(f), membersCommand(f), placeCommand(f), outcomeCommand(f), explainCommand(f), whyCommand(f), reuseCommand(f),
 		cordonCommand(f), uncordonCommand(f), fleetCommand(f), coordinatorsCommand(f), hostsCommand(f),
 		inspectCommand(f), topologyCommand(f),
 	}
@@ -68,6 +68,14 @@ func completeWorkers(f *flags) cobra.CompletionFunc {
 			names = append(names, w.GetName())
 		}
 		return names, cobra.ShellCompDirectiveNoFileComp
+	}
+}
+
+// completeFlag has a flag's values completed. The error says that the command
+// has no such flag, which its author would see at once.
+func completeFlag(c *cobra.Command, flag string, fn cobra.CompletionFunc) {
+	if err := c.RegisterFlagCompletionFunc(flag, fn); err != nil {
+		panic(err)
 	}
 }
 

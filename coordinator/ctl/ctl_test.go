@@ -17,6 +17,8 @@ import (
 	"github.com/spf13/cobra"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
@@ -137,7 +139,18 @@ func (f fleet) Place(_ context.Context, r *waypostv1.PlaceRequest) (*waypostv1.P
 	return &waypostv1.PlaceResponse{Answer: &waypostv1.PlaceResponse_Placement{Placement: rec.GetPlacement()}}, nil
 }
 
-func (f fleet) GetPlacement(context.Context, *waypostv1.GetPlacementRequest) (*waypostv1.GetPlacementResponse, error) {
+func (f fleet) GetPlacement(_ context.Context, r *waypostv1.GetPlacementRequest) (*waypostv1.GetPlacementResponse, error) {
+	switch r.GetPlacementId() {
+	case "pl_c2_gone":
+		return nil, api.Unavailable("record is on c-gpu-02, lost 4 min ago")
+	case "pl_c1_old":
+		return nil, api.NotFound("placement_id", "no record of pl_c1_old is kept (any more); records are kept for 1h0m0s")
+	case "pl_c1_large":
+		rec := load(f, "record", &waypostv1.PlacementRecord{})
+		b := rec.GetPlacement().GetBasis()
+		b.UnpricedWorkers, b.ExcludedWorkers = proto.Uint32(1936), map[string]uint32{"cordoned": 12, "gpu_fault": 1}
+		return &waypostv1.GetPlacementResponse{Record: rec}, nil
+	}
 	return &waypostv1.GetPlacementResponse{Record: load(f, "record", &waypostv1.PlacementRecord{})}, nil
 }
 
@@ -146,6 +159,42 @@ func (f fleet) ListPlacements(_ context.Context, r *waypostv1.ListPlacementsRequ
 		return &waypostv1.ListPlacementsResponse{}, nil
 	}
 	return &waypostv1.ListPlacementsResponse{Records: []*waypostv1.PlacementRecord{load(f, "record", &waypostv1.PlacementRecord{})}}, nil
+}
+
+func (f fleet) SummarizePlacements(_ context.Context, r *waypostv1.SummarizePlacementsRequest) (*waypostv1.SummarizePlacementsResponse, error) {
+	if r.GetPool() == "none" {
+		return &waypostv1.SummarizePlacementsResponse{}, nil
+	}
+	return load(f, "summary", &waypostv1.SummarizePlacementsResponse{}), nil
+}
+
+func (f fleet) WatchPlacements(r *waypostv1.WatchPlacementsRequest, stream waypostv1.PlacementService_WatchPlacementsServer) error {
+	if r.GetTenant() == "crowd" {
+		return status.Error(codes.ResourceExhausted, "too many watch this coordinator already; ask another one")
+	}
+	rec := load(f, "record", &waypostv1.PlacementRecord{})
+	placed := proto.CloneOf(rec)
+	placed.Outcome, placed.ReuseClass = nil, nil
+	rec.ReuseClass, rec.Provisional, rec.Outcome.CachedTokens = proto.String("evicted_since_view"), proto.Bool(true), proto.Uint32(0)
+	return errors.Join(
+		stream.Send(&waypostv1.WatchPlacementsResponse{Kind: proto.String("placed"), Record: placed}),
+		stream.Send(&waypostv1.WatchPlacementsResponse{Kind: proto.String("outcome"), Record: rec, Missed: proto.Uint32(3)}))
+}
+
+func (f fleet) ExplainWorker(_ context.Context, r *waypostv1.ExplainWorkerRequest) (*waypostv1.ExplainWorkerResponse, error) {
+	switch r.GetWorker() {
+	case "gpu-01/vllm-8000/0":
+		return load(f, "why", &waypostv1.ExplainWorkerResponse{}), nil
+	case "gpu-02/vllm-8000/0":
+		return load(f, "failing", &waypostv1.ExplainWorkerResponse{}), nil
+	case "gpu-03/vllm-8000/0":
+		return load(f, "unpriced", &waypostv1.ExplainWorkerResponse{}), nil
+	}
+	return nil, api.NotFound("worker", "no worker "+r.GetWorker())
+}
+
+func (f fleet) GetReuse(context.Context, *waypostv1.GetReuseRequest) (*waypostv1.GetReuseResponse, error) {
+	return load(f, "reuse", &waypostv1.GetReuseResponse{}), nil
 }
 
 func (f fleet) ReportOutcome(_ context.Context, r *waypostv1.ReportOutcomeRequest) (*waypostv1.ReportOutcomeResponse, error) {
@@ -211,10 +260,28 @@ func TestScreens(t *testing.T) {
 			if stderr != "" {
 				stderr = "stderr: " + stderr
 			}
-			all := stdout + stderr + fmt.Sprintf("exit %d\n", code)
+			all := plainJSON(t, stdout) + stderr + fmt.Sprintf("exit %d\n", code)
 			return strings.ReplaceAll(all, deadAddr, "HOST:PORT")
 		})
 	})
+}
+
+// plainJSON takes out the blanks that the encoder puts in at will, so that
+// nobody relies on where they are.
+func plainJSON(t *testing.T, out string) string {
+	lines := strings.SplitAfter(out, "\n")
+	for i, line := range lines {
+		if !strings.HasPrefix(line, "{\"") {
+			continue
+		}
+		var b bytes.Buffer
+		if err := json.Compact(&b, []byte(line)); err != nil {
+			t.Errorf("%v: %s", err, line)
+			continue
+		}
+		lines[i] = b.String() + "\n"
+	}
+	return strings.Join(lines, "")
 }
 
 func TestEveryCommandHelps(t *testing.T) {

@@ -146,6 +146,10 @@ func printWorker(out io.Writer, w *waypostv1.Worker) {
 	if w.GetViewHint() != "" {
 		line("", "better: "+w.GetViewHint())
 	}
+	if w.Trust != nil {
+		line("Trust", fmt.Sprintf("%.2f on cache credit", w.GetTrust()))
+	}
+	printLearnt(line, w.GetLearnt())
 	if w.GetRole() != "" {
 		line("Role", w.GetRole()+" only")
 	}

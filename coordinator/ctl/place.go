@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -207,6 +208,31 @@ func termTable(out io.Writer, p *waypostv1.Placement, raw bool) {
 			"│", number(c.OwnMs), "│", number(c.QueueMs), number(weighted(c.GapMs, theta)), number(weighted(c.StallMs, theta)), "│", number(c.TotalMs), note)
 	}
 	t.print(out)
+	printUnlisted(out, p)
+}
+
+// printUnlisted counts the workers that the table does not list: nobody is
+// silently absent.
+func printUnlisted(out io.Writer, p *waypostv1.Placement) {
+	excluded, listed := uint32(0), 0
+	for _, n := range p.GetBasis().GetExcludedWorkers() {
+		excluded += n
+	}
+	for _, t := range p.GetTerms() {
+		if t.GetExcluded() != "" {
+			listed++
+		}
+	}
+	if n := p.GetBasis().GetUnpricedWorkers(); n > 0 {
+		fmt.Fprintf(out, "%s more could not have won by a lower bound of their price and were not priced.\n", thousands(float64(n)))
+	}
+	if int(excluded) > listed {
+		var parts []string
+		for _, k := range byCount(p.GetBasis().GetExcludedWorkers()) {
+			parts = append(parts, fmt.Sprintf("%s %s", strings.ReplaceAll(k.name, "_", " "), thousands(float64(k.n))))
+		}
+		fmt.Fprintf(out, "Excluded in all: %s.\n", strings.Join(parts, " · "))
+	}
 }
 
 func outcomeCommand(f *flags) *cobra.Command {

@@ -3,10 +3,12 @@ package explain
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 	"unsafe"
 
+	"waypost/coordinator/outcome"
 	"waypost/coordinator/placement"
 )
 
@@ -24,6 +26,9 @@ type Options struct {
 	FullPerSec float64
 	// KeepCandidates is how many candidates a full entry keeps, 64.
 	KeepCandidates int
+	// Journal keeps the entries on disk as well; nil: memory only. What it
+	// read back is taken over by New.
+	Journal *Journal
 }
 
 // Entry is one decision and what became of it.
@@ -47,10 +52,19 @@ type Entry struct {
 	Process uint64
 	// Refused is the reason of a refusal.
 	Refused placement.RefusalReason
-	// ExpectedTokens is the predicted reuse, placement.Unknown if unknown.
-	ExpectedTokens int
-	// FirstTokenMs and FirstTokenP90Ms are the prediction.
+	// ExpectedTokens is the predicted reuse, placement.Unknown if unknown;
+	// BiasTokens of it is the worker's learnt bias.
+	ExpectedTokens, BiasTokens int
+	// ReachableTokens is what the best eligible worker could have reused,
+	// placement.Unknown if nobody is known to hold anything or nothing is
+	// known; LostTo says why it was passed over, empty if it was not.
+	ReachableTokens int
+	LostTo          LostTo
+	// FirstTokenMs and FirstTokenP90Ms are the prediction, PrefillMs and GapMs
+	// terms of the chosen, UncachedTokens what it was expected to compute.
 	FirstTokenMs, FirstTokenP90Ms float64
+	PrefillMs, GapMs              float64
+	UncachedTokens                int
 	// Redirected says that the worker with most reuse was passed over.
 	Redirected bool
 	// DecidingTerm is the term in which the choice led most.
@@ -59,6 +73,8 @@ type Entry struct {
 	Because string
 	// Marks says what was not normal.
 	Marks placement.Marks
+	// PolicyVersion is that of the fleet file in force.
+	PolicyVersion uint32
 	// View is the chosen worker's cache view, with its age and that of its
 	// queue report in ms; NaN: none.
 	View                  placement.ViewKind
@@ -66,26 +82,54 @@ type Entry struct {
 	// Full says that Record holds the inputs; a summary has none.
 	Full   bool
 	Record placement.Record
-	// Outcome is what happened; nil: not reported yet. Class is its class.
-	Outcome *Outcome
-	Class   Class
+	// Outcome is what happened; nil: not told yet. Class is its class;
+	// Provisional says that evidence which could change it is waited for.
+	Outcome     *outcome.Outcome
+	Class       outcome.Class
+	Provisional bool
 }
 
+// LostTo says why reuse that an eligible worker held was passed over.
+type LostTo string
+
+// The causes.
+const (
+	LostToLoad   LostTo = "load"
+	LostToHealth LostTo = "health"
+	LostToPolicy LostTo = "policy"
+)
+
 // NewEntry summarises a decision over its inputs. Placement, Coordinator,
-// Attempt, InputSource and the record are left to the caller and the store.
+// Attempt, InputSource, BiasTokens and the record are left to the caller and
+// the store.
 func NewEntry(req *placement.Request, candidates []placement.Candidate, sit placement.Situation, d *placement.Decision) Entry {
 	e := Entry{
 		RequestID: req.ID, Tenant: req.Tenant, Pool: req.Pool,
-		PromptTokens: req.PromptTokens, OutputTokens: d.OutputTokens,
+		PromptTokens: req.PromptTokens, OutputTokens: d.OutputTokens, PolicyVersion: sit.PolicyVersion,
 		FirstTokenMs: d.FirstTokenMs, FirstTokenP90Ms: d.FirstTokenP90Ms,
 		Redirected: d.Redirected(), DecidingTerm: d.DecidingTerm(), Because: d.Because(candidates),
-		Marks: d.Marks, Refused: d.Refusal.Reason, ExpectedTokens: placement.Unknown,
+		Marks: d.Marks, Refused: d.Refusal.Reason, ExpectedTokens: placement.Unknown, ReachableTokens: placement.Unknown,
 	}
 	if d.Chosen >= 0 {
-		w := candidates[d.Chosen].Worker
+		w, t := candidates[d.Chosen].Worker, &d.Terms[d.Chosen]
 		e.Worker, e.Process = w.Name, w.Process
-		e.ExpectedTokens = d.Terms[d.Chosen].ExpectedReuseTokens()
+		e.ExpectedTokens, e.UncachedTokens = t.ExpectedReuseTokens(), t.UncachedTokens
+		e.PrefillMs, e.GapMs = t.PrefillMs, t.GapMs
 		e.View, e.ViewAgeMs, e.QueueAgeMs = w.View.Kind, sit.NowMs-w.View.AtMs, sit.NowMs-w.LoadAtMs
+		e.ReachableTokens = t.ReuseTokens
+	}
+	if d.MostReuse >= 0 {
+		most := &d.Terms[d.MostReuse]
+		e.ReachableTokens = max(e.ReachableTokens, most.ReuseTokens)
+		switch {
+		case !e.Redirected:
+		case most.Placeable:
+			e.LostTo = LostToLoad
+		case most.Reason.Firm():
+			e.LostTo = LostToPolicy
+		default:
+			e.LostTo = LostToHealth
+		}
 	}
 	return e
 }
@@ -111,6 +155,7 @@ type Store struct {
 	bucket    float64 // full entries that may be kept now
 	bucketAt  time.Time
 	counts    Counts
+	watchers  map[*Watcher]struct{}
 }
 
 // Counts are what a store did.
@@ -118,8 +163,8 @@ type Counts struct {
 	// Added counts entries, Summaries those kept without inputs, Dropped
 	// those that went for room or age.
 	Added, Summaries, Dropped uint64
-	// Joined counts outcomes that met their entry, Repeated second ones,
-	// Missed those whose entry is not here.
+	// Joined counts outcomes that met their entry, Repeated second ones of no
+	// higher source, Missed those whose entry is not here.
 	Joined, Repeated, Missed uint64
 }
 
@@ -140,10 +185,19 @@ func New(options Options) (*Store, error) {
 	if options.KeepCandidates == 0 {
 		options.KeepCandidates = 64
 	}
-	return &Store{
+	s := &Store{
 		options: options, byID: map[string]*stored{}, byRequest: map[string]*stored{},
-		bucket: options.FullPerSec,
-	}, nil
+		bucket: options.FullPerSec, watchers: map[*Watcher]struct{}{},
+	}
+	if options.Journal != nil {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		for _, e := range options.Journal.takeRead() {
+			s.insert(e)
+			s.trim(e.MadeAt)
+		}
+	}
+	return s, nil
 }
 
 // KeepCandidates is how many candidates the record of a full entry should
@@ -160,8 +214,7 @@ func (s *Store) Add(now time.Time, e Entry, record func() placement.Record) {
 	if full {
 		e.Record = record()
 	}
-	e.Outcome, e.Class = nil, ""
-	n := &stored{Entry: &e, bytes: sizeOf(&e)}
+	e.Outcome, e.Class, e.Provisional = nil, "", false
 
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -172,6 +225,15 @@ func (s *Store) Add(now time.Time, e Entry, record func() placement.Record) {
 	if !full {
 		s.counts.Summaries++
 	}
+	s.insert(&e)
+	s.trim(now)
+	s.options.Journal.put(&e, journalEntry)
+	s.tell(EventPlaced, &e)
+}
+
+// insert puts a new entry in.
+func (s *Store) insert(e *Entry) {
+	n := &stored{Entry: e, bytes: sizeOf(e)}
 	s.entries = append(s.entries, n)
 	s.byID[e.Placement] = n
 	if e.RequestID != "" {
@@ -181,7 +243,6 @@ func (s *Store) Add(now time.Time, e Entry, record func() placement.Record) {
 		s.byRequest[e.RequestID] = n
 	}
 	s.bytes += n.bytes
-	s.trim(now)
 }
 
 // takeFull reports whether one more full entry is within the rate.
@@ -248,14 +309,30 @@ func (s *Store) Get(placementID string) (*Entry, bool) {
 	return n.Entry, true
 }
 
-// ByRequest lists the entries of a request id, newest first, at most limit.
-// The entries must not be changed.
+// Find is Get, and looks on disk for an entry that left memory.
+func (s *Store) Find(placementID string) (*Entry, bool) {
+	if e, ok := s.Get(placementID); ok {
+		return e, true
+	}
+	found := s.options.Journal.find(func(e *Entry) bool { return e.Placement == placementID }, 1)
+	if len(found) == 0 {
+		return nil, false
+	}
+	return found[0], true
+}
+
+// ByRequest lists the entries of a request id, newest first, at most limit,
+// looking on disk if none is in memory. The entries must not be changed.
 func (s *Store) ByRequest(requestID string, limit int) []*Entry {
 	s.mu.RLock()
-	defer s.mu.RUnlock()
 	var found []*Entry
 	for n := s.byRequest[requestID]; n != nil && len(found) < limit; n = n.older {
 		found = append(found, n.Entry)
+	}
+	s.mu.RUnlock()
+	if len(found) == 0 {
+		found = s.options.Journal.find(func(e *Entry) bool { return e.RequestID == requestID }, limit)
+		slices.Reverse(found)
 	}
 	return found
 }
@@ -263,7 +340,7 @@ func (s *Store) ByRequest(requestID string, limit int) []*Entry {
 // Filter selects entries; zero values match all.
 type Filter struct {
 	RequestID, Worker, Tenant, Pool string
-	Class                           Class
+	Class                           outcome.Class
 	// Since matches entries made at or after it.
 	Since time.Time
 	// Redirected and Mispredicted match only such entries.
@@ -292,88 +369,24 @@ func (s *Store) List(f Filter) []*Entry {
 		limit = 20
 	}
 	limit = min(limit, MaxList)
-	s.mu.RLock()
-	defer s.mu.RUnlock()
 	var found []*Entry
-	for i := len(s.entries) - 1; i >= s.head && len(found) < limit; i-- {
-		e := s.entries[i].Entry
-		if e.MadeAt.Before(f.Since) {
-			break
-		}
-		if f.matches(e) {
-			found = append(found, e)
-		}
-	}
+	s.each(f, func(e *Entry) bool {
+		found = append(found, e)
+		return len(found) < limit
+	})
 	return found
 }
 
-// Join adds an outcome to its entry and returns the class. A second outcome
-// changes nothing and returns the first one's class; joined is false if the
-// entry is not here. Evidence is completed from the entry: expectation, view
-// and what the outcome says was reused.
-func (s *Store) Join(placementID string, o Outcome, evidence Evidence) (class Class, joined bool, err error) {
-	if err := o.Validate(); err != nil {
-		return "", false, err
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	n := s.byID[placementID]
-	switch {
-	case n == nil:
-		s.counts.Missed++
-		return "", false, nil
-	case n.Outcome != nil:
-		s.counts.Repeated++
-		return n.Class, true, nil
-	}
-	s.counts.Joined++
-	evidence.ExpectedTokens, evidence.ActualTokens = n.ExpectedTokens, o.CachedTokens
-	evidence.View, evidence.ViewAgeMs = n.View, n.ViewAgeMs
-	next := *n.Entry
-	next.Outcome, next.Class = &o, Classify(evidence)
-	n.Entry = &next
-	return next.Class, true, nil
-}
-
-// Reuse sums outcomes up.
-type Reuse struct {
-	// Placements counts entries, Reported those with an outcome that tells
-	// what was reused.
-	Placements, Reported int
-	// PromptTokens, ExpectedTokens and ActualTokens sum over the reported;
-	// an unknown expectation counts as none.
-	PromptTokens, ExpectedTokens, ActualTokens float64
-	// ByClass counts entries with an outcome per class.
-	ByClass map[Class]int
-}
-
-// Reuse sums up the entries since a moment, per pool.
-func (s *Store) Reuse(since time.Time) map[string]Reuse {
+// each calls fn for the matching entries, newest first, until it says no.
+func (s *Store) each(f Filter, fn func(*Entry) bool) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	sums := map[string]Reuse{}
 	for i := len(s.entries) - 1; i >= s.head; i-- {
 		e := s.entries[i].Entry
-		if e.MadeAt.Before(since) {
-			break
+		if e.MadeAt.Before(f.Since) || f.matches(e) && !fn(e) {
+			return
 		}
-		sum := sums[e.Pool]
-		sum.Placements++
-		if e.Outcome != nil {
-			if sum.ByClass == nil {
-				sum.ByClass = map[Class]int{}
-			}
-			sum.ByClass[e.Class]++
-			if e.Outcome.CachedTokens >= 0 {
-				sum.Reported++
-				sum.PromptTokens += float64(e.PromptTokens)
-				sum.ExpectedTokens += float64(max(e.ExpectedTokens, 0))
-				sum.ActualTokens += float64(e.Outcome.CachedTokens)
-			}
-		}
-		sums[e.Pool] = sum
 	}
-	return sums
 }
 
 // Counts returns the counts so far.
@@ -393,25 +406,63 @@ func (s *Store) Size() (entries int, bytes int64) {
 // Sizes of what entries hold, for the bound. A worker snapshot may be shared
 // by many records and counts in each: the sum is an upper bound.
 const (
-	entryBytes     = int64(unsafe.Sizeof(stored{}) + unsafe.Sizeof(Entry{}) + unsafe.Sizeof(Outcome{}))
-	candidateBytes = int64(unsafe.Sizeof(placement.Candidate{}) + unsafe.Sizeof(placement.Worker{}))
+	entryBytes     = int64(unsafe.Sizeof(stored{}) + unsafe.Sizeof(Entry{}) + unsafe.Sizeof(outcome.Outcome{}))
+	candidateBytes = int64(unsafe.Sizeof(placement.Candidate{}))
+	pathBytes      = int64(unsafe.Sizeof(placement.Path{}))
+	partnerBytes   = int64(unsafe.Sizeof(placement.Partner{}))
+	sourceBytes    = int64(unsafe.Sizeof(placement.Source{}))
+	workerBytes    = int64(unsafe.Sizeof(placement.Worker{}) + unsafe.Sizeof(placement.Transfer{}))
+	stringBytes    = int64(unsafe.Sizeof(""))
 	// indexBytes is about what two map entries and the slot cost.
 	indexBytes = 160
 )
 
 // sizeOf is the memory an entry counts as.
 func sizeOf(e *Entry) int64 {
+	r := &e.Record
 	size := entryBytes + indexBytes
-	for _, text := range [...]string{e.Placement, e.Coordinator, e.RequestID, e.Tenant, e.Pool, e.InputSource, e.Worker, e.Because} {
+	if o := e.Outcome; o != nil {
+		size += int64(len(o.Result) + len(o.ErrorClass))
+	}
+	for _, text := range [...]string{
+		e.Placement, e.Coordinator, e.RequestID, e.Tenant, e.Pool, e.InputSource, e.Worker, e.DecidingTerm, e.Because, string(e.Refused), string(e.LostTo), string(e.Class),
+		r.Request.ID, r.Request.Tenant, r.Request.Pool, r.Request.TenantBarred, r.Request.TenantOver, r.Request.TenantFull,
+		r.Request.CallerZone, r.Request.Adapter, string(r.Request.IfInfeasible), string(r.Policy.IfInfeasible),
+	} {
 		size += int64(len(text))
 	}
-	r := &e.Record
+	for i := range r.Situation.Sources {
+		size += sourceBytes + sizeOfWorker(r.Situation.Sources[i].Worker)
+	}
 	for i := range r.Candidates {
-		w := r.Candidates[i].Worker
-		size += candidateBytes + int64(len(w.Name)+len(w.BarredWhy)+len(w.DoubtedWhy))
+		c := &r.Candidates[i]
+		size += candidateBytes + sizeOfWorker(c.Worker)
+		for k := range c.Paths {
+			size += pathBytes + int64(len(c.Paths[k].Link))
+		}
+		for k := range c.Partners {
+			p := &c.Partners[k]
+			size += partnerBytes + sizeOfWorker(p.Worker) + int64(len(p.Path.Link))
+		}
 	}
-	for _, name := range r.Request.ExcludeWorkers {
-		size += int64(len(name)) + int64(unsafe.Sizeof(name))
+	return size + sizeOfTexts(r.Request.ExcludeWorkers) + 8*int64(len(r.Request.ExcludeProcesses))
+}
+
+func sizeOfWorker(w *placement.Worker) int64 {
+	size := workerBytes + sizeOfTexts(w.Served)
+	for _, text := range [...]string{w.Name, w.BarredWhy, w.DoubtedWhy, string(w.Steps.Model().Source)} {
+		size += int64(len(text))
 	}
-	return size + 8*int64(len(r.Request.ExcludeProcesses))
+	if t := w.Transfer; t != nil {
+		size += int64(len(t.Connector) + len(t.SideChannel) + len(t.Fingerprint) + len(t.ExportedTier))
+	}
+	return size
+}
+
+func sizeOfTexts(texts []string) int64 {
+	size := stringBytes * int64(len(texts))
+	for _, text := range texts {
+		size += int64(len(text))
+	}
+	return size
 }

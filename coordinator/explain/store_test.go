@@ -11,6 +11,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"waypost/coordinator/outcome"
 	"waypost/coordinator/placement"
 	"waypost/gossip/ledger"
 )
@@ -124,14 +125,14 @@ func TestListFilters(t *testing.T) {
 			}
 		}), nil)
 	}
-	o := NewOutcome(ResultDone)
+	o := outcome.NewOutcome(outcome.ResultDone)
 	o.CachedTokens = 0
-	if _, joined, err := s.Join("pl_3", o, Evidence{}); err != nil || !joined {
-		t.Fatal(joined, err)
+	if j, err := s.Join("pl_3", o, outcome.Evidence{}); err != nil || !j.News {
+		t.Fatal(j, err)
 	}
 	o.CachedTokens = 512
-	if _, joined, err := s.Join("pl_5", o, Evidence{}); err != nil || !joined {
-		t.Fatal(joined, err)
+	if j, err := s.Join("pl_5", o, outcome.Evidence{}); err != nil || !j.News {
+		t.Fatal(j, err)
 	}
 	for _, test := range []struct {
 		filter Filter
@@ -145,7 +146,7 @@ func TestListFilters(t *testing.T) {
 		{Filter{RequestID: "again"}, "pl_9 pl_8"},
 		{Filter{Redirected: true}, "pl_4"},
 		{Filter{Mispredicted: true}, "pl_3"},
-		{Filter{Class: ClassAsPredicted}, "pl_5"},
+		{Filter{Class: outcome.ClassAsPredicted}, "pl_5"},
 		{Filter{Since: at(20)}, ""},
 	} {
 		if got := ids(s.List(test.filter)); got != test.want {
@@ -158,9 +159,9 @@ func TestListFilters(t *testing.T) {
 	if got := ids(s.ByRequest("again", 1)); got != "pl_9" {
 		t.Errorf("by request, one: %q", got)
 	}
-	reuse := s.Reuse(at(3))
+	reuse := s.Reuse(Filter{Since: at(3)})
 	if q := reuse["q"]; q.Placements != 4 || q.Reported != 2 || q.PromptTokens != 2000 || q.ExpectedTokens != 1024 ||
-		q.ActualTokens != 512 || q.ByClass[ClassAsPredicted] != 1 || q.ByClass[ClassEvicted] != 1 {
+		q.ActualTokens != 512 || q.ByClass[outcome.ClassAsPredicted] != 1 || q.ByClass[outcome.ClassEvicted] != 1 {
 		t.Errorf("reuse of q: %+v", q)
 	}
 	if p := reuse["p"]; p.Placements != 3 || p.Reported != 0 {
@@ -172,20 +173,20 @@ func TestJoinOnce(t *testing.T) {
 	s := newStore(t, Options{})
 	s.Add(at(0), entry(1), nil)
 	before, _ := s.Get("pl_1")
-	o := NewOutcome(ResultDone)
+	o := outcome.NewOutcome(outcome.ResultDone)
 	o.CachedTokens = 512
-	class, joined, err := s.Join("pl_1", o, Evidence{BlockTokens: 16, ExpectedTokens: 99999})
-	if class != ClassAsPredicted || !joined || err != nil {
-		t.Errorf("%s, joined %v, %v", class, joined, err)
+	j, err := s.Join("pl_1", o, outcome.Evidence{BlockTokens: 16, ExpectedTokens: 99999})
+	if err != nil || !j.News || j.Entry.Class != outcome.ClassAsPredicted || j.Entry.Provisional {
+		t.Errorf("%+v, %v", j, err)
 	}
 	o.CachedTokens = 0
-	if class, joined, _ := s.Join("pl_1", o, Evidence{}); class != ClassAsPredicted || !joined {
-		t.Errorf("a second outcome: %s, joined %v", class, joined)
+	if j, _ := s.Join("pl_1", o, outcome.Evidence{}); j.News || j.Entry.Class != outcome.ClassAsPredicted {
+		t.Errorf("a second outcome: %+v", j)
 	}
-	if _, joined, err := s.Join("pl_2", o, Evidence{}); joined || err != nil {
-		t.Errorf("an outcome without entry: joined %v, %v", joined, err)
+	if j, err := s.Join("pl_2", o, outcome.Evidence{}); j.Entry != nil || err != nil {
+		t.Errorf("an outcome without entry: %+v, %v", j, err)
 	}
-	if _, _, err := s.Join("pl_1", Outcome{}, Evidence{}); !errors.Is(err, ErrOutcome) {
+	if _, err := s.Join("pl_1", outcome.Outcome{}, outcome.Evidence{}); !errors.Is(err, outcome.ErrOutcome) {
 		t.Errorf("a bad outcome: %v", err)
 	}
 	if got, _ := s.Get("pl_1"); got.Outcome.CachedTokens != 512 {
@@ -271,10 +272,10 @@ func TestSampling(t *testing.T) {
 	if got := full(2000, 100, 60); got != 10 {
 		t.Errorf("%d full after a long pause, want 10", got)
 	}
-	o := NewOutcome(ResultDone)
+	o := outcome.NewOutcome(outcome.ResultDone)
 	o.CachedTokens = 512
-	if class, joined, err := s.Join("pl_99", o, Evidence{}); class != ClassAsPredicted || !joined || err != nil {
-		t.Errorf("outcome of a summary: %s, %v, %v", class, joined, err)
+	if j, err := s.Join("pl_99", o, outcome.Evidence{}); err != nil || j.Entry.Class != outcome.ClassAsPredicted {
+		t.Errorf("outcome of a summary: %+v, %v", j, err)
 	}
 	if c := s.Counts(); c.Added != 300 || c.Summaries != 275 {
 		t.Errorf("counts %+v", c)
@@ -340,9 +341,9 @@ func TestConcurrentUse(t *testing.T) {
 			for i := range 300 {
 				id := g*1000 + i
 				s.Add(at(float64(i)), entry(id), func() placement.Record { return placement.Record{} })
-				o := NewOutcome(ResultDone)
+				o := outcome.NewOutcome(outcome.ResultDone)
 				o.CachedTokens = i
-				if _, _, err := s.Join(fmt.Sprint("pl_", id), o, Evidence{}); err != nil {
+				if _, err := s.Join(fmt.Sprint("pl_", id), o, outcome.Evidence{}); err != nil {
 					t.Error(err)
 				}
 				for _, e := range s.List(Filter{Limit: 5}) {
@@ -350,7 +351,7 @@ func TestConcurrentUse(t *testing.T) {
 						t.Error("an outcome without class")
 					}
 				}
-				s.Reuse(at(0))
+				s.Reuse(Filter{})
 			}
 		})
 	}

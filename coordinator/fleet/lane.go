@@ -342,7 +342,7 @@ func (f *Fleet) introduceWorker(h *host, facts *Facts, nowMs float64, changes *C
 	w = f.byName[name]
 	fresh := w == nil
 	if fresh {
-		w = f.addWorker(h, name)
+		w = f.addWorker(h, name, nowMs)
 		changes.Appeared = append(changes.Appeared, w.id)
 	}
 	old := w.facts
@@ -378,7 +378,7 @@ func copyFacts(facts *Facts) Facts {
 }
 
 // addWorker gives a new worker a slot.
-func (f *Fleet) addWorker(h *host, name string) *worker {
+func (f *Fleet) addWorker(h *host, name string, nowMs float64) *worker {
 	id := WorkerID(len(f.slots))
 	if n := len(f.free); n > 0 {
 		id, f.free = f.free[n-1], f.free[:n-1]
@@ -386,6 +386,7 @@ func (f *Fleet) addWorker(h *host, name string) *worker {
 		f.slots = append(f.slots, nil)
 	}
 	w := newWorker(id, name, h, f.claims.lastRemovedSeq)
+	w.addedMs = nowMs
 	f.slots[id], f.byName[name] = w, w
 	h.workers = append(h.workers, w)
 	clear(f.ways)
@@ -568,6 +569,6 @@ func (f *Fleet) restart(w *worker, process uint64, nowMs float64, changes *Chang
 	w.peerKeys = w.peerKeys[:0]
 	w.report, w.base = unknownReport(), ledger.Waiting{}
 	w.view = placement.View{AtMs: math.NaN(), Trust: math.NaN(), EvictionAgeMs: math.NaN()}
-	w.errorMs = ewma{}
+	w.errorMs, w.judged = ewma{}, Judgement{}
 	f.options.Predicted.Drop(w.id)
 }

@@ -20,6 +20,8 @@ type WorkerInfo struct {
 	Name, Host string
 	// Process marks its engine's life.
 	Process uint64
+	// KnownMs is for how long it has been known here.
+	KnownMs float64
 	// Pool, Zone and Rack are what intent makes of it.
 	Pool, Zone, Rack string
 	// State is the state word, StateWhy says more.
@@ -220,7 +222,7 @@ func (w *worker) own() (n int) {
 func (w *worker) info(nowMs float64) WorkerInfo {
 	r, s := &w.report, w.snapshot
 	info := WorkerInfo{
-		ID: w.id, Name: w.name, Host: w.host.name, Process: w.process,
+		ID: w.id, Name: w.name, Host: w.host.name, Process: w.process, KnownMs: nowMs - w.addedMs,
 		Pool: w.assigned.Pool, Zone: w.assigned.Zone, Rack: w.assigned.Rack,
 		State: w.state.word, StateWhy: w.state.why, Facts: copyFacts(&w.facts),
 		WaitMs: math.NaN(), Running: r.running, Waiting: r.waiting, KVUsedRatio: r.kvUsedRatio,

@@ -28,9 +28,11 @@ type worker struct {
 	stepTokens int
 	steps      ledger.Steps // at the decode load of the report
 
+	addedMs float64 // when it was first heard of
 	report  report
 	view    placement.View
 	errorMs ewma
+	judged  Judgement
 
 	seq      uint64        // last own claim seq
 	open     []*part       // claims by time made: own open ones, and peers'
@@ -206,6 +208,9 @@ func (w *worker) doubted() (placement.Reason, string) {
 	}
 	switch r.state {
 	case "", ledger.StateReady, ledger.StateLost:
+		if w.judged.Failing {
+			return placement.ReasonFailing, w.judged.Why
+		}
 		return placement.ReasonNone, ""
 	case ledger.StateStarting:
 		return placement.ReasonStarting, r.stateReason
@@ -239,6 +244,8 @@ func (w *worker) stateWord() stateWord {
 		return stateWord{s.Doubted.String(), s.DoubtedWhy}
 	case !w.report.any:
 		return stateWord{"starting", "no report yet"}
+	case w.judged.Probing:
+		return stateWord{"probing", w.judged.Why}
 	}
 	return stateWord{"ready", ""}
 }

@@ -153,7 +153,7 @@ func reusableTokens(matched, prompt, block int) int {
 func (p *pricer) stillThere(w *Worker, predicted bool) float64 {
 	trust := w.View.Trust
 	if math.IsNaN(trust) {
-		trust = p.priorTrust(w.View.Kind)
+		trust = p.policy.PriorTrust(w.View.Kind)
 	}
 	if predicted {
 		return trust
@@ -167,19 +167,6 @@ func (p *pricer) stillThere(w *Worker, predicted bool) float64 {
 		return 0
 	}
 	return trust * min(max(fresh, 0), 1)
-}
-
-// priorTrust is the trust in a view before outcomes were compared with it.
-func (p *pricer) priorTrust(kind ViewKind) float64 {
-	switch kind {
-	case ViewLive, ViewWarming:
-		return 1
-	case ViewPartial:
-		return p.policy.PartialTrust
-	case ViewStale:
-		return p.policy.StaleTrust
-	}
-	return p.policy.InferredTrust
 }
 
 // ageDoubtMs grows with the age of the load report beyond FreshMs. Without

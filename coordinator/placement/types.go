@@ -207,6 +207,7 @@ const (
 	ReasonStarting
 	ReasonSleeping
 	ReasonStalled
+	ReasonFailing
 	ReasonGPUFault
 	ReasonNotReady
 	ReasonDecodes
@@ -218,7 +219,7 @@ const (
 
 var reasonWords = [numReasons]string{
 	"", "cordoned", "excluded_by_request", "superseded", "tenant", "too_long", "no_adapter", "outside", "lost",
-	"starting", "sleeping", "stalled", "gpu_fault", "not_ready", "decode_only", "no_decode_partner", "away", "silent",
+	"starting", "sleeping", "stalled", "failing", "gpu_fault", "not_ready", "decode_only", "no_decode_partner", "away", "silent",
 }
 
 // String is the word used in refusals and counters; empty for ReasonNone.

@@ -2,6 +2,7 @@ package prefixindex
 
 import (
 	"math/bits"
+	"slices"
 
 	"waypost/gossip/prefix"
 	"waypost/gossip/summary"
@@ -77,6 +78,18 @@ func (w Workers) All(yield func(WorkerID) bool) {
 // from 64·firstWord on. It is valid as long as the search result.
 func (w Workers) Bitmap() (firstWord int, words []uint64) { return w.first, w.words }
 
+// Groups calls do for each group of workers that hold the same of the prompt
+// behind p, deepest first; see [Searcher.Search]. A group is valid during its
+// call only. It allocates nothing if p is warm.
+func (x *Index) Groups(p *prefix.Probe, do func(g *Group)) {
+	s := x.searchers.Get().(*Searcher)
+	defer x.searchers.Put(s)
+	groups := s.Search(p)
+	for i := range groups {
+		do(&groups[i])
+	}
+}
+
 // Match appends to dst what each worker holds of the prompt behind p, deepest
 // first; workers that hold nothing of it are left out. It allocates nothing if
 // dst has room and p is warm.
@@ -91,10 +104,12 @@ func (x *Index) Match(p *prefix.Probe, dst []Match) []Match {
 func AppendMatches(dst []Match, groups []Group) []Match {
 	for i := range groups {
 		g := &groups[i]
+		at := len(dst)
+		dst = slices.Grow(dst, g.Workers.Len())[:at+g.Workers.Len()]
 		for j, word := range g.Workers.words {
 			for ; word != 0; word &= word - 1 {
-				id := 64*(g.Workers.first+j) + bits.TrailingZeros64(word)
-				dst = append(dst, Match{WorkerID(id), g.Reuse})
+				dst[at] = Match{WorkerID(64*(g.Workers.first+j) + bits.TrailingZeros64(word)), g.Reuse}
+				at++
 			}
 		}
 	}

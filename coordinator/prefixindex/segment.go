@@ -33,9 +33,9 @@ const (
 // A segment is resized when more than maxLoad of its slots are in use, to
 // growLoad, or fewer than minLoad. Growing in small steps keeps it full.
 const (
-	maxLoad  = 0.83
-	growLoad = 0.74
-	minLoad  = 0.50
+	maxLoad  = 0.88
+	growLoad = 0.86
+	minLoad  = 0.72
 	minSlots = 4
 )
 

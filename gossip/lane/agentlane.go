@@ -56,9 +56,9 @@ type Lane struct {
 	done    chan struct{} // closed after LaneDown
 }
 
-func newLane(d *Dialer, address string) *Lane {
+func newLane(d *Dialer, address string, session uint64) *Lane {
 	return &Lane{
-		d: d, address: address, session: d.sessions.Add(1),
+		d: d, address: address, session: session,
 		track: newTracker(), out: newOutbox[*waypostv1.ConnectRequest](),
 		kicks: make(chan struct{}, 1), wake: make(chan struct{}, 1),
 		ending: make(chan struct{}), done: make(chan struct{}),
@@ -125,8 +125,7 @@ func (l *Lane) end(cause error) {
 
 // runLane dials, runs one lane and returns why it ended.
 func (d *Dialer) runLane(t *target) (wasUp bool, err error) {
-	l := newLane(d, t.address)
-	d.open(l)
+	l := d.open(t.address)
 	defer d.shut(l)
 	conn, err := d.connect(t.address)
 	if err != nil {

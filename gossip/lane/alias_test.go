@@ -387,9 +387,9 @@ func TestOpenSessionsAreBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range maxOpenSessions + 10 {
-		d.open(newLane(d, "test"))
+		d.open("test")
 	}
-	last := newLane(d, "test")
+	last := d.open("test")
 	older := d.openBefore(last.session)
 	if len(older) != maxOpenSessions || older[len(older)-1] != last.session-1 || older[0] != 11 {
 		t.Errorf("%d sessions told, %d to %d", len(older), older[0], older[len(older)-1])

@@ -122,11 +122,10 @@ func (o *DialerOptions) setDefaults() error {
 
 // Dialer keeps lanes to the coordinators of the fleet.
 type Dialer struct {
-	opts     DialerOptions
-	log      *slog.Logger
-	metrics  *agentMetrics
-	began    time.Time     // zero of the monotonic clock in frames
-	sessions atomic.Uint64 // number of the last session
+	opts    DialerOptions
+	log     *slog.Logger
+	metrics *agentMetrics
+	began   time.Time // zero of the monotonic clock in frames
 	// helloChanges counts the calls of HelloChanged. Every lane compares it with
 	// the count its last hello was built at, so that a change reaches lanes too
 	// that are about to be up.
@@ -137,14 +136,15 @@ type Dialer struct {
 	wg     sync.WaitGroup
 	dial   func(ctx context.Context, address string) (net.Conn, error) // nil: TCP
 
-	mu      sync.Mutex
-	started bool
-	closed  bool
-	lists   [sources][]string
-	targets map[string]*target // by address
-	up      map[string]*Lane   // by coordinator name
-	lanes   map[uint64]*Lane   // by session, from before the dial to the end
-	crowded bool               // said that there are too many addresses
+	mu       sync.Mutex
+	started  bool
+	closed   bool
+	lists    [sources][]string
+	targets  map[string]*target // by address
+	up       map[string]*Lane   // by coordinator name
+	sessions uint64             // number of the last session
+	lanes    map[uint64]*Lane   // by session, from before the dial to the end
+	crowded  bool               // said that there are too many addresses
 }
 
 // NewDialer checks the options; it starts nothing.
@@ -344,12 +344,18 @@ func (d *Dialer) Status() []LaneStatus {
 	return status
 }
 
-// open notes a lane that is about to be dialled, and shut that it has ended.
-func (d *Dialer) open(l *Lane) {
+// open makes a lane that is about to be dialled. It is numbered and noted in one
+// go: whoever has a later number names it as open.
+func (d *Dialer) open(address string) *Lane {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.sessions++
+	l := newLane(d, address, d.sessions)
 	d.lanes[l.session] = l
+	return l
 }
+
+// shut notes that a lane has ended.
 
 func (d *Dialer) shut(l *Lane) {
 	d.mu.Lock()

@@ -42,7 +42,7 @@ func paced(t *testing.T, load func(*Lane) *waypostv1.Load, test func(*Lane, *fak
 		if err != nil {
 			t.Fatal(err)
 		}
-		l := newLane(d, "test")
+		l := d.open("test")
 		s := &fakeStream{track: l.track}
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)

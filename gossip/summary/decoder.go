@@ -65,6 +65,7 @@ type Decoder struct {
 	epoch uint32
 	seq   uint64
 	age   time.Duration
+	anew  bool   // the latest gap was of a stream that had begun anew
 	ops   uint64 // applied from deltas
 
 	building *builder
@@ -125,6 +126,10 @@ func (d *Decoder) MemoryBytes() int {
 // was built.
 func (d *Decoder) Age() time.Duration { return d.age }
 
+// Anew says that the latest Gap was of a stream that had begun anew, not of
+// frames that were lost on their way.
+func (d *Decoder) Anew() bool { return d.anew }
+
 // Apply takes the next frame. An error wraps [ErrFrame] or [ErrKeyID]; then
 // nothing changed.
 func (d *Decoder) Apply(b []byte) (Result, error) {
@@ -183,21 +188,25 @@ func (d *Decoder) applyDelta(h *header, body []byte, at place) (Result, error) {
 	case d.have && h.epoch == d.epoch && h.seq <= d.seq:
 		return Duplicate, nil
 	case at.index < 0: // the cluster key followed is not served any more
-		d.have = false
+		d.have, d.anew = false, true
 		return Gap, nil
 	case h.epoch != d.epoch || h.seq > d.seq+1:
+		d.anew = h.epoch != d.epoch
 		return Gap, nil
 	}
 	e := newEditor(&d.tree, at, true)
 	defer e.release()
 	reset := h.flags&flagClear != 0
 	if len(body) > 0 || reset {
-		d.tree.copyTo(&e.backup)
+		whole := d.tree
 		if reset {
 			d.tree.reset()
 		}
+		e.canUndo()
 		if err := e.apply(&reader{b: body}); err != nil {
-			e.backup.copyTo(&d.tree)
+			if e.undo(); reset {
+				d.tree = whole
+			}
 			return 0, err
 		}
 		e.tell(d.sink, reset)
@@ -221,7 +230,7 @@ func (d *Decoder) applySnapshot(h *header, body []byte, at place) (Result, error
 	}
 	g := d.building
 	if g == nil || !g.continues(h) {
-		d.building = nil
+		d.building, d.anew = nil, false
 		return Gap, nil
 	}
 	if err := g.take(body, at); err != nil {

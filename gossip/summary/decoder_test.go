@@ -26,6 +26,9 @@ func TestOrder(t *testing.T) {
 	expect(t, d, "snapshot", snapshotFrame(4, 0, true, keyOf100.mix(), ops().record(0, 1, 100, 1, 2, 3)), Applied, 4, true)
 	expect(t, d, "old delta", deltaFrame(4, 0, 0, ops().del(1)), Duplicate, 4, true)
 	expect(t, d, "delta from the future", deltaFrame(6, 0, 0, ops().del(1)), Gap, 4, true)
+	if d.Anew() {
+		t.Error("lost frames are taken for a new stream")
+	}
 	both := keyOf100.mix() + keyOf200.mix()
 	expect(t, d, "next delta", deltaFrame(5, 0, both, ops().ext(1, 100, 4, 5, 6)), Applied, 5, true)
 	expect(t, d, "again", deltaFrame(5, 0, both, ops().ext(1, 100, 4, 5, 6)), Duplicate, 5, true)
@@ -119,6 +122,9 @@ func TestEpochs(t *testing.T) {
 	expect(t, d, "old stream", old.Snapshot()[0], Applied, 0, true)
 	expect(t, d, "old delta", old.Delta(begin), Applied, 1, true)
 	expect(t, d, "delta of the new stream", next.Delta(begin), Gap, 1, true)
+	if !d.Anew() {
+		t.Error("a new stream is taken for lost frames")
+	}
 	expect(t, d, "new stream", next.Snapshot()[0], Applied, 1, true)
 	expect(t, d, "straggler of the old stream", old.Delta(begin.Add(time.Minute)), Gap, 1, true)
 	expect(t, d, "snapshot of the old stream", old.Snapshot()[0], Applied, 2, true)

@@ -52,10 +52,12 @@ type editor struct {
 	work    int    // runs and words looked at
 	ops     uint64 // applied
 
-	words  []uint16
-	pts    []point
-	scan   []mark
-	backup tree
+	words []uint16
+	pts   []point
+	scan  []mark
+
+	undoable bool
+	journal  journal
 }
 
 // editors lends editors, so that a thousand decoders need not keep the room.
@@ -68,8 +70,26 @@ func newEditor(t *tree, at place, record bool) *editor {
 }
 
 func (e *editor) release() {
-	e.t = nil
+	if e.undoable {
+		e.journal.end()
+	}
+	e.t, e.undoable = nil, false
 	editors.Put(e)
+}
+
+// canUndo makes all that follows undoable.
+func (e *editor) canUndo() {
+	e.undoable = true
+	e.journal.begin(e.t)
+}
+
+func (e *editor) undo() { e.journal.undo(e.t) }
+
+// keep must be called before a run is changed or begun.
+func (e *editor) keep(n uint32) {
+	if e.undoable {
+		e.journal.keep(e.t, n)
+	}
 }
 
 // zigzag writes small numbers of either sign as small ones without.
@@ -113,6 +133,7 @@ func (e *editor) step(r *reader) {
 	if e.toil(r, &e.t.runs[n]); r.err != nil {
 		return
 	}
+	e.keep(n)
 	switch tag & 3 {
 	case opExtend:
 		e.extend(r, n)
@@ -279,6 +300,7 @@ func (e *editor) fork(r *reader, parent uint32) {
 		return
 	}
 	n := e.t.take()
+	e.keep(n)
 	e.number = n
 	e.t.runs[n] = newRun(base, parent, start)
 	e.grow(r, n, start+by)
@@ -393,6 +415,7 @@ func (e *editor) delete(r *reader, n uint32) {
 	for _, m := range slices.Backward(e.scan) {
 		e.remove(m)
 	}
+	e.keep(uint32(run.parent))
 	e.t.give(n)
 }
 

@@ -2,6 +2,7 @@ package summary
 
 import (
 	"math/bits"
+	"slices"
 	"sync"
 	"unsafe"
 
@@ -197,9 +198,8 @@ func growRuns(s []run, n int) []run {
 	if n <= cap(s) {
 		return s[:n]
 	}
-	out := make([]run, n, n+n/16+2)
-	copy(out, s)
-	return out
+	out := append(slices.Grow([]run(nil), n+n/32+1), s...) // the allocator rounds up
+	return out[:n]
 }
 
 // slots is one more than the highest number in use.
@@ -217,10 +217,13 @@ func (t *tree) store(r *run, w []uint16, old uint32) {
 		t.words = append(growWords(t.words, int(n-old)), w[old:]...)
 		copy(t.words[r.at:], w[:old])
 	default:
+		t.dead += int(old)
+		if len(t.words)+int(n) > cap(t.words) && t.dead > len(t.words)/32 {
+			t.repack(r)
+		}
 		t.words = growWords(t.words, int(n))
 		r.at = uint32(len(t.words))
 		t.words = append(t.words, w...)
-		t.dead += int(old)
 	}
 	t.pack()
 }
@@ -230,7 +233,7 @@ func growWords(w []uint16, more int) []uint16 {
 	if need <= cap(w) {
 		return w
 	}
-	return append(make([]uint16, 0, need+need/16+16), w...)
+	return append(slices.Grow([]uint16(nil), need+need/32), w...) // the allocator rounds up
 }
 
 // packRoom lends room to copy words to while they are packed.
@@ -238,19 +241,23 @@ var packRoom = sync.Pool{New: func() any { return new([]uint16) }}
 
 // pack drops dead words when they are a tenth of all.
 func (t *tree) pack() {
-	if t.dead <= 32+len(t.words)/10 {
-		return
+	if t.dead > 32+len(t.words)/10 {
+		t.repack(nil)
 	}
+}
+
+// repack drops dead words, and those of a run that are about to be replaced.
+func (t *tree) repack(without *run) {
 	room := packRoom.Get().(*[]uint16)
 	defer packRoom.Put(room)
 	*room = append((*room)[:0], t.words...)
 	live := len(t.words) - t.dead
 	packed := t.words[:0]
-	if cap(t.words) > live+live/4+64 {
-		packed = make([]uint16, 0, live+live/8+16)
+	if cap(t.words) > live+live/5+64 {
+		packed = slices.Grow([]uint16(nil), live+live/16+16)
 	}
 	for i := range t.runs {
-		if r := &t.runs[i]; r.end() != 0 {
+		if r := &t.runs[i]; r.end() != 0 && r != without {
 			w := (*room)[r.at : r.at+r.words()]
 			r.at = uint32(len(packed))
 			packed = append(packed, w...)

@@ -3,8 +3,6 @@ package bench
 import (
 	"testing"
 	"time"
-
-	"waypost/coordinator/prefixindex"
 )
 
 // recordTapes is what one engine publishes, second by second.
@@ -66,19 +64,17 @@ func BenchmarkIndex(b *testing.B) {
 		b.Fatal(err)
 	}
 	x.warm()
-	dst := make([]prefixindex.Match, 0, x.opt.workers)
 	b.Run("lookup", func(b *testing.B) {
 		b.ReportAllocs()
 		for i := 0; b.Loop(); i++ {
-			dst = x.index.Match(&x.long[i%len(x.long)].probe, dst[:0])
+			x.lookup(&x.long[i%len(x.long)].probe)
 		}
 	})
 	b.Run("decide", func(b *testing.B) {
 		b.ReportAllocs()
 		for i, worker := 0, 0; b.Loop(); i++ {
 			q := x.long[i%len(x.long)]
-			dst = x.index.Match(&q.probe, dst[:0])
-			worker += argmin(x.queued, len(q.tokens), dst)
+			worker += x.decide(q)
 		}
 	})
 	b.Run("frame", func(b *testing.B) {
@@ -98,4 +94,43 @@ func BenchmarkIndex(b *testing.B) {
 			}
 		}
 	})
+}
+
+// BenchmarkPlace is one placement and its release, one caller at a time.
+func BenchmarkPlace(b *testing.B) {
+	opt := fleetOptions{workers: 64, blocks: 2000}
+	s, err := startService(b.Context(), opt)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() {
+		if err := s.stop(); err != nil {
+			b.Error(err)
+		}
+	})
+	var prompts [][]uint32
+	for _, q := range chainQueries(opt)[:128] {
+		prompts = append(prompts, q.AppendTokens(nil))
+	}
+	for _, t := range []Transport{TransportGRPC, TransportJSON} {
+		b.Run(string(t), func(b *testing.B) {
+			c, err := newCaller(s.address(), t, prompts)
+			if err != nil {
+				b.Fatal(err)
+			}
+			b.ReportAllocs()
+			for i := 0; b.Loop(); i++ {
+				id, _, err := c.place(b.Context(), i)
+				if err != nil {
+					b.Fatal(err)
+				}
+				if err := c.release(b.Context(), id); err != nil {
+					b.Fatal(err)
+				}
+			}
+			if err := c.close(); err != nil {
+				b.Fatal(err)
+			}
+		})
+	}
 }

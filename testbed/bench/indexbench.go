@@ -25,6 +25,9 @@ type Index struct {
 	ChurnSeconds        float64
 	// Blocks are resident over all workers at the fill, Keys announced at the end.
 	Blocks, Keys int
+	// Runs is how many runs a worker's stream tells at the fill. The fewer blocks
+	// a run has, the more each of them costs, in memory and in updates.
+	Runs float64
 	// Refused counts requests larger than a worker's pool.
 	Refused int
 	// Queries about 1,000 blocks long, and of any length.
@@ -32,13 +35,15 @@ type Index struct {
 	// Matches are the workers that hold something of a long query, on average.
 	Matches float64
 
-	// Lookup is of long queries with their names known, LookupAny of any, and
-	// LookupTokens of long ones from their token ids, hashing included.
-	Lookup, LookupAny, LookupTokens quantiles
+	// Lookup is of long queries with their names known, answered as sets of
+	// workers that hold the same; LookupList answers worker by worker. LookupAny
+	// is of any queries, and LookupTokens of long ones from their token ids,
+	// hashing included.
+	Lookup, LookupList, LookupAny, LookupTokens quantiles
 	// LookupWriting is while WrittenPerSec frames are applied.
 	LookupWriting quantiles
 	WrittenPerSec float64
-	// Decide is a lookup and the cheapest of all workers.
+	// Decide is a lookup and the cheapest of all workers, each one looked at.
 	Decide       quantiles
 	DecideAllocs float64
 
@@ -75,7 +80,6 @@ type indexBench struct {
 	long, all     []*query
 	queued        []int32
 	churnedBlocks int
-	matches       []prefixindex.Match
 	applied       int // (worker, second) pairs of the churn
 }
 
@@ -101,6 +105,9 @@ func benchIndex(o indexOptions) (Index, []life, error) {
 	empty := heapBytes()
 	if err := b.fill(); err != nil {
 		return Index{}, nil, err
+	}
+	for _, r := range b.receivers {
+		b.out.Runs += float64(r.decoder.Runs()) / float64(o.workers)
 	}
 	b.out.HeapFill = float64(heapBytes()-empty) / float64(b.out.Blocks)
 	b.warm()
@@ -222,11 +229,10 @@ func (b *indexBench) fill() error {
 // request, whatever it does with them.
 func (b *indexBench) warm() {
 	k := benchKeyer()
-	var dst []prefixindex.Match
 	for _, list := range [][]*query{b.long, b.all} {
 		for _, q := range list {
 			q.probe.ResetTokens(q.tokens, k)
-			dst = b.index.Match(&q.probe, dst[:0])
+			b.lookup(&q.probe)
 		}
 	}
 }
@@ -240,22 +246,24 @@ func (b *indexBench) chill() {
 	}
 }
 
+// lookup asks the index for the sets of workers that hold something of a prompt.
+func (b *indexBench) lookup(p *prefix.Probe) (workers int) {
+	b.index.Groups(p, func(g *prefixindex.Group) { workers += g.Workers.Len() })
+	return workers
+}
+
 func (b *indexBench) lookups() {
-	dst := make([]prefixindex.Match, 0, b.opt.workers)
 	found := 0
 	for _, q := range b.long {
-		dst = b.index.Match(&q.probe, dst[:0])
-		found += len(dst)
+		found += b.lookup(&q.probe)
 	}
 	b.out.Matches = float64(found) / float64(len(b.long))
-	b.out.Lookup = bestOf(b.opt.window, func(i int) { dst = b.index.Match(&b.long[i%len(b.long)].probe, dst[:0]) })
-	b.out.LookupAny = bestOf(b.opt.window, func(i int) { dst = b.index.Match(&b.all[i%len(b.all)].probe, dst[:0]) })
+	b.out.Lookup = bestOf(b.opt.window, func(i int) { b.lookup(&b.long[i%len(b.long)].probe) })
+	b.out.LookupAny = bestOf(b.opt.window, func(i int) { b.lookup(&b.all[i%len(b.all)].probe) })
+	dst := make([]prefixindex.Match, 0, b.opt.workers)
+	b.out.LookupList = bestOf(b.opt.window, func(i int) { dst = b.index.Match(&b.long[i%len(b.long)].probe, dst[:0]) })
 	worker := 0
-	decide := func(i int) {
-		q := b.long[i%len(b.long)]
-		dst = b.index.Match(&q.probe, dst[:0])
-		worker += argmin(b.queued, len(q.tokens), dst)
-	}
+	decide := func(i int) { worker += b.decide(b.long[i%len(b.long)]) }
 	b.out.Decide = bestOf(b.opt.window, decide)
 	b.out.DecideAllocs = float64(allocations(func() {
 		for i := range countedDecisions {
@@ -266,25 +274,28 @@ func (b *indexBench) lookups() {
 	var probe prefix.Probe
 	b.out.LookupTokens = bestOf(b.opt.window, func(i int) {
 		probe.ResetTokens(b.long[i%len(b.long)].tokens, k)
-		dst = b.index.Match(&probe, dst[:0])
+		b.lookup(&probe)
 	})
 	runtime.KeepAlive(worker)
 }
 
-// argmin is the worker with the fewest tokens to compute before the first token
+// decide is the worker with the fewest tokens to compute before the first token
 // of a prompt, over all workers.
-func argmin(queued []int32, prompt int, matches []prefixindex.Match) int {
-	best, least := 0, queued[0]
-	for w, q := range queued {
-		if q < least {
-			best, least = w, q
+func (b *indexBench) decide(q *query) (best int) {
+	least := b.queued[0]
+	for w, n := range b.queued {
+		if n < least {
+			best, least = w, n
 		}
 	}
-	for _, m := range matches {
-		if c := queued[m.Worker] - int32(min(int(m.Tokens), prompt)); c < least {
-			best, least = int(m.Worker), c
+	b.index.Groups(&q.probe, func(g *prefixindex.Group) {
+		reused := int32(min(int(g.Tokens), len(q.tokens)))
+		for w := range g.Workers.All {
+			if c := b.queued[w] - reused; c < least {
+				best, least = int(w), c
+			}
 		}
-	}
+	})
 	return best
 }
 
@@ -354,10 +365,9 @@ func (b *indexBench) whileWriting() error {
 		stop.Store(true)
 		done <- err
 	}()
-	dst := make([]prefixindex.Match, 0, b.opt.workers)
 	var list []quantiles
 	for len(list) < repetitions {
-		q := timeFor(b.opt.window, func(i int) { dst = b.index.Match(&b.long[i%len(b.long)].probe, dst[:0]) })
+		q := timeFor(b.opt.window, func(i int) { b.lookup(&b.long[i%len(b.long)].probe) })
 		if stop.Load() && len(list) > 0 {
 			break // the writer was done before the window was
 		}

@@ -81,7 +81,7 @@ func (r *Report) WriteText(out io.Writer) error {
 	r.writeLookups(p)
 	r.writeIndexes(p)
 	r.writeCold(p)
-	r.writeTargets(p)
+	p.writeTargets(r.targets())
 	p.line("")
 	if r.Quick {
 		p.text("--quick: shorter workloads and less churn, and where there are 1,000 workers their caches are a quarter; leave it out for the figures that count")
@@ -160,7 +160,7 @@ func (r *Report) writeErrors(p *printer) {
 
 func (r *Report) writeLookups(p *printer) {
 	p.text("\nLookups, p50 / p99 µs; chains of about 1,000 blocks unless said otherwise")
-	p.line("workload", "workers", "pool", "holders", "lookup", "any length", "from token ids", "while writing (frames/s)", "with argmin", "allocs", "exact per block", "Bloom, 10 bits")
+	p.line("workload", "workers", "pool", "holders", "lookup", "as a list", "any length", "from token ids", "while writing (frames/s)", "with argmin", "allocs", "exact per block", "Bloom, 10 bits")
 	for i := range r.Indexes {
 		x := &r.Indexes[i]
 		writing, exact, filter := "–", "–", "–"
@@ -170,9 +170,10 @@ func (r *Report) writeLookups(p *printer) {
 		if x.References {
 			exact, filter = micros(x.Exact), micros(x.Bloom)
 		}
-		p.line(x.Workload, num(x.Workers), num(x.PoolBlocks), fmt.Sprintf("%.1f", x.Matches), micros(x.Lookup), micros(x.LookupAny), micros(x.LookupTokens), writing, micros(x.Decide),
+		p.line(x.Workload, num(x.Workers), num(x.PoolBlocks), fmt.Sprintf("%.1f", x.Matches), micros(x.Lookup), micros(x.LookupList), micros(x.LookupAny), micros(x.LookupTokens), writing, micros(x.Decide),
 			fmt.Sprintf("%.2g", x.DecideAllocs), exact, filter)
 	}
+	p.text("lookup: which sets of workers hold how much; as a list: worker by worker; with argmin: every worker is looked at")
 	for i := range r.Indexes {
 		for _, c := range r.Indexes[i].Cases {
 			p.text("%s, %d workers, %s: %s µs, %.0f holders", r.Indexes[i].Workload, r.Indexes[i].Workers, c.Name, micros(c.Lookup), c.Holders)
@@ -182,15 +183,19 @@ func (r *Report) writeLookups(p *printer) {
 
 func (r *Report) writeIndexes(p *printer) {
 	p.text("\nIndex: updates on one core, memory per resident block")
-	p.line("workload", "workers", "pool", "blocks", "frames/s", "ops/s", "block events/s", "heap B/block at fill", "after churn of", "heap B/block", "exact B/block", "Bloom B/block", "off > 512 tokens", "> 1 block over")
+	p.line("workload", "workers", "pool", "blocks", "runs/worker", "blocks/run", "frames/s", "ops/s", "block events/s", "events/op", "heap B/block at fill", "after churn of", "heap B/block", "exact B/block", "Bloom B/block", "off > 512 tokens", "> 1 block over")
 	for i := range r.Indexes {
 		x := &r.Indexes[i]
-		exact, filter, gross, over := "–", "–", "–", "–"
+		exact, filter, gross, over, eventsPerOp := "–", "–", "–", "–", "–"
+		if x.OpsPerSec > 0 {
+			eventsPerOp = fmt.Sprintf("%.0f", x.EventsPerSec/x.OpsPerSec)
+		}
 		if x.References {
 			exact, filter = fmt.Sprintf("%.1f", x.ExactBytes), fmt.Sprintf("%.2f", x.BloomBytes)
 			gross, over = share(x.Differs.Gross, x.Pairs), share(x.Differs.Over, x.Pairs)
 		}
-		p.line(x.Workload, num(x.Workers), num(x.PoolBlocks), millions(float64(x.Blocks)), thousands(x.FramesPerSec), thousands(x.OpsPerSec), millions(x.EventsPerSec),
+		p.line(x.Workload, num(x.Workers), num(x.PoolBlocks), millions(float64(x.Blocks)), fmt.Sprintf("%.0f", x.Runs), fmt.Sprintf("%.0f", float64(x.Blocks)/max(1, x.Runs*float64(x.Workers))),
+			thousands(x.FramesPerSec), thousands(x.OpsPerSec), millions(x.EventsPerSec), eventsPerOp,
 			fmt.Sprintf("%.2f", x.HeapFill), fmt.Sprintf("%.0f s", x.ChurnSeconds), fmt.Sprintf("%.2f", x.HeapChurned), exact, filter, gross, over)
 	}
 	for i := range r.Indexes {

@@ -244,7 +244,7 @@ func TestCommand(t *testing.T) {
 			t.Errorf("no flag --%s", flag)
 		}
 	}
-	c.SetArgs([]string{"bench", "summaries", "--quick", "--trace", "/nowhere/trace.jsonl"})
+	c.SetArgs([]string{"summaries", "--quick", "--trace", "/nowhere/trace.jsonl"})
 	c.SetOut(new(bytes.Buffer))
 	c.SetErr(new(bytes.Buffer))
 	if err := c.Execute(); err == nil || !strings.Contains(err.Error(), "/nowhere/trace.jsonl") {

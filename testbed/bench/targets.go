@@ -112,10 +112,11 @@ func (c *ColdStart) targets() []target {
 	return out
 }
 
-func (r *Report) writeTargets(p *printer) {
+// writeTargets writes the figures to reach.
+func (p *printer) writeTargets(targets []target) {
 	p.text("\nFigures to reach")
 	p.line("figure", "reach", "measured", "")
-	for _, t := range r.targets() {
+	for _, t := range targets {
 		verdict := "met"
 		if !t.met {
 			verdict = "not met"

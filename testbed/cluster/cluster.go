@@ -49,6 +49,9 @@ type Options struct {
 	PageTimeout time.Duration
 	// Reservation is how long a reservation lives; 0: the default.
 	Reservation time.Duration
+	// SettleAfter is how long evidence on a wrong prediction is waited for; 0:
+	// the default.
+	SettleAfter time.Duration
 }
 
 // Cluster is the running system.
@@ -185,7 +188,7 @@ func (c *Cluster) StartCoordinator(i int) error {
 	co, err := coordinator.New(coordinator.Options{
 		Config: c.CoordinatorConfig(i), Bootstrap: i == 0 && first, Version: c.opt.Version, Process: rand.Uint64() | 1, Logger: c.opt.Logger,
 		Timing:         replica.Timing{Heartbeat: 300 * time.Millisecond, Election: 300 * time.Millisecond, Lease: 250 * time.Millisecond},
-		ReservationTTL: c.opt.Reservation, Registerer: series, Gatherer: series,
+		ReservationTTL: c.opt.Reservation, SettleAfter: c.opt.SettleAfter, Registerer: series, Gatherer: series,
 	})
 	if err != nil {
 		return fmt.Errorf("coordinator %s: %w", CoordinatorName(i), err)

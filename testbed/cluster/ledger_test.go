@@ -238,6 +238,14 @@ func TestAgentRestartLeavesNoGhost(t *testing.T) {
 		}
 		return ""
 	})
+	// What is echoed is not offered again; the second report from now on has it.
+	heard := r.reports(0)
+	r.eventually("the coordinator does not hear of it", func() string {
+		if n := r.reports(0) - heard; n < 2 {
+			return fmt.Sprintf("%v reports", n)
+		}
+		return ""
+	})
 	if err := r.StopAgent(0); err != nil {
 		t.Fatal(err)
 	}

@@ -7,6 +7,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"waypost/gossip/prefix"
 	waypostv1 "waypost/proto/waypost/v1"
 	"waypost/testbed/emulator"
 )
@@ -27,7 +28,9 @@ func (r *rig) settled(worker string, a ask, held, blockTokens int) {
 
 // TestExpectedReuseEqualsWhatTheEngineReports is the chain's promise: growing
 // conversations, sent one at a time, are never reused less than the placement
-// said, and at rest to the token as it said.
+// said, and at rest to the token as it said by the worker that holds most. On
+// others less than a chunk more may be found: of them a search tries only the
+// known ends listed most.
 func TestExpectedReuseEqualsWhatTheEngineReports(t *testing.T) {
 	t.Parallel()
 	const conversations, rounds, block = 10, 7, 16
@@ -54,10 +57,17 @@ func TestExpectedReuseEqualsWhatTheEngineReports(t *testing.T) {
 	}
 	r.rest(prompts)
 	for i := range prompts {
-		s := r.serve(0, ask{tokens: prompts[i], output: 1})
-		if s.expected != s.actual {
-			t.Errorf("conversation %d at rest: expected %d tokens, the engine reused %d", i, s.expected, s.actual)
+		a := ask{tokens: prompts[i], output: 1}
+		most := 0
+		for e := range r.Engines {
+			most = max(most, r.expects(0, WorkerName(e, 0), a))
 		}
+		s := r.serve(0, a)
+		short := s.actual - s.expected
+		if short < 0 || short >= prefix.ChunkTokens || short > 0 && s.expected == most {
+			t.Errorf("conversation %d at rest: expected %d tokens, the engine reused %d, most is %d", i, s.expected, s.actual, most)
+		}
+		r.settled(s.placement.GetWorker().GetName(), a, len(a.tokens), block)
 	}
 	if hits < requests/2 {
 		t.Errorf("only %d of %d requests hit the cache: the test proves little", hits, requests)

@@ -9,11 +9,12 @@ import (
 // faultRequest is the body of POST /emulator/fault.
 type faultRequest struct {
 	// Fault is restart, kill-api, clear, drop-batches, stall, resume, slow,
-	// drop-connections, block-tokens, evict-silently or gauge-lag.
+	// drop-connections, block-tokens, evict-silently, gauge-lag,
+	// skew-template, ignore-salts or hide-salts.
 	Fault  string  `json:"fault"`
 	Rank   int     `json:"rank"`
 	DownMs int     `json:"downMs"` // restart
-	Count  int     `json:"count"`  // drop-batches, evict-silently, block-tokens
+	Count  int     `json:"count"`  // drop-batches, evict-silently, block-tokens, skew-template; 1: ignore-salts, hide-salts
 	Replay bool    `json:"replay"` // drop-batches: replay still has them
 	Factor float64 `json:"factor"` // slow
 	LagMs  int     `json:"lagMs"`  // gauge-lag
@@ -72,10 +73,19 @@ func (e *Engine) fault(q faultRequest) (map[string]any, error) {
 		n, err := e.EvictSilently(q.Rank, q.Count)
 		done["evicted"] = n
 		return done, err
+	case "skew-template":
+		if q.Count < 0 || q.Count > 1<<31-1 {
+			return nil, fmt.Errorf("count is %d: want a token id, or 0 for prompts as they come", q.Count)
+		}
+		return done, e.SkewTemplate(uint32(q.Count))
+	case "ignore-salts":
+		return done, e.IgnoreSalts(q.Count > 0)
+	case "hide-salts":
+		e.HideSalts(q.Count > 0)
 	case "gauge-lag":
 		return done, e.SetGaugeLag(time.Duration(q.LagMs) * time.Millisecond)
 	default:
-		return nil, fmt.Errorf("unknown fault %q: want restart, kill-api, clear, drop-batches, stall, resume, slow, drop-connections, block-tokens, evict-silently or gauge-lag", q.Fault)
+		return nil, fmt.Errorf("unknown fault %q: want restart, kill-api, clear, drop-batches, stall, resume, slow, drop-connections, block-tokens, evict-silently, gauge-lag, skew-template, ignore-salts or hide-salts", q.Fault)
 	}
 	return done, nil
 }

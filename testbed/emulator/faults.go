@@ -138,6 +138,50 @@ func (e *Engine) ClaimBlockTokens(n int) error {
 	return nil
 }
 
+// SkewTemplate renders prompts otherwise from now on: their first token is
+// replaced by this one, as a changed chat template does; 0: as they come.
+func (e *Engine) SkewTemplate(token uint32) error {
+	if int64(token) >= int64(e.opts.VocabularyTokens) {
+		return fmt.Errorf("%w: token %d: want less than %d", ErrOptions, token, e.opts.VocabularyTokens)
+	}
+	l := e.current()
+	if l == nil {
+		return ErrDown
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.skew = token
+	return nil
+}
+
+// IgnoreSalts lets requests with a cache salt share the cache of all.
+func (e *Engine) IgnoreSalts(on bool) error {
+	l := e.current()
+	if l == nil {
+		return ErrDown
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.ignoreSalt = on
+	return nil
+}
+
+// HideSalts leaves cache salts out of the events, while blocks go on to be
+// hashed with them.
+func (e *Engine) HideSalts(on bool) {
+	e.eachRank(func(r *rank) {
+		if r.pub != nil {
+			r.pub.hideSalts(on)
+		}
+	})
+}
+
+func (l *life) promptFaults() (skew uint32, ignoreSalt bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.skew, l.ignoreSalt
+}
+
 // EvictSilently forgets up to n cached blocks of a rank that no request uses,
 // least recently used first, without an event. It returns how many it forgot.
 func (e *Engine) EvictSilently(rank, n int) (int, error) {

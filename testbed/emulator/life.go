@@ -34,6 +34,8 @@ type life struct {
 	level       int // of sleep
 	paused      bool
 	blockTokens int // the block size claimed
+	skew        uint32
+	ignoreSalt  bool
 	apiDead     bool
 	handlers    int           // HTTP requests in progress
 	drained     chan struct{} // closed when apiDead and no handler is left

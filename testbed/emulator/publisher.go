@@ -136,6 +136,13 @@ func (p *publisher) claim(blockTokens int) {
 	p.encoder.BlockTokens = blockTokens
 }
 
+// hideSalts leaves salts out of the events.
+func (p *publisher) hideSalts(on bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.encoder.HideSalts = on
+}
+
 func (p *publisher) dropConnections() {
 	p.pub.DropConnections()
 	if p.router != nil {

@@ -293,7 +293,8 @@ func (l *life) serveChat(w http.ResponseWriter, r *http.Request) {
 // coreRequests are the core's requests for every choice, in order.
 func (l *life) coreRequests(r *http.Request, g *generation) []core.Request {
 	salt := ""
-	if g.common.CacheSalt != nil {
+	skew, ignoreSalt := l.promptFaults()
+	if g.common.CacheSalt != nil && !ignoreSalt {
 		salt = *g.common.CacheSalt
 	}
 	session := g.common.SessionID
@@ -303,6 +304,9 @@ func (l *life) coreRequests(r *http.Request, g *generation) []core.Request {
 	unique := strconv.FormatUint(l.requests.Add(1), 16)
 	var list []core.Request
 	for i, p := range g.prompts {
+		if skew != 0 {
+			p = append([]uint32{skew}, p[1:]...)
+		}
 		for s := range g.samples {
 			list = append(list, core.Request{
 				ID: fmt.Sprintf("%s-%d-%s", g.id, i*g.samples+s, unique), Prompt: p, MaxTokens: g.maxTokens,

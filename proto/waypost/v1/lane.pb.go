@@ -39,6 +39,7 @@ type ConnectRequest struct {
 	//	*ConnectRequest_Prefixes
 	//	*ConnectRequest_TokenizeReply
 	//	*ConnectRequest_Host
+	//	*ConnectRequest_Evidence
 	Frame         isConnectRequest_Frame `protobuf_oneof:"frame"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -133,6 +134,15 @@ func (x *ConnectRequest) GetHost() *HostReport {
 	return nil
 }
 
+func (x *ConnectRequest) GetEvidence() *EvidenceReply {
+	if x != nil {
+		if x, ok := x.Frame.(*ConnectRequest_Evidence); ok {
+			return x.Evidence
+		}
+	}
+	return nil
+}
+
 type isConnectRequest_Frame interface {
 	isConnectRequest_Frame()
 }
@@ -162,6 +172,11 @@ type ConnectRequest_Host struct {
 	Host *HostReport `protobuf:"bytes,6,opt,name=host,oneof"`
 }
 
+type ConnectRequest_Evidence struct {
+	// Answer to an evidence ask.
+	Evidence *EvidenceReply `protobuf:"bytes,20,opt,name=evidence,oneof"`
+}
+
 func (*ConnectRequest_Hello) isConnectRequest_Frame() {}
 
 func (*ConnectRequest_Load) isConnectRequest_Frame() {}
@@ -171,6 +186,8 @@ func (*ConnectRequest_Prefixes) isConnectRequest_Frame() {}
 func (*ConnectRequest_TokenizeReply) isConnectRequest_Frame() {}
 
 func (*ConnectRequest_Host) isConnectRequest_Frame() {}
+
+func (*ConnectRequest_Evidence) isConnectRequest_Frame() {}
 
 // ConnectResponse is one frame from a coordinator.
 type ConnectResponse struct {
@@ -188,6 +205,7 @@ type ConnectResponse struct {
 	//	*ConnectResponse_Marks
 	//	*ConnectResponse_Tokenize
 	//	*ConnectResponse_Render
+	//	*ConnectResponse_Evidence
 	Frame         isConnectResponse_Frame `protobuf_oneof:"frame"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -300,6 +318,15 @@ func (x *ConnectResponse) GetRender() *RenderAsk {
 	return nil
 }
 
+func (x *ConnectResponse) GetEvidence() *EvidenceAsk {
+	if x != nil {
+		if x, ok := x.Frame.(*ConnectResponse_Evidence); ok {
+			return x.Evidence
+		}
+	}
+	return nil
+}
+
 type isConnectResponse_Frame interface {
 	isConnectResponse_Frame()
 }
@@ -339,6 +366,11 @@ type ConnectResponse_Render struct {
 	Render *RenderAsk `protobuf:"bytes,8,opt,name=render,oneof"`
 }
 
+type ConnectResponse_Evidence struct {
+	// Question about what became of a prefix.
+	Evidence *EvidenceAsk `protobuf:"bytes,20,opt,name=evidence,oneof"`
+}
+
 func (*ConnectResponse_Hello) isConnectResponse_Frame() {}
 
 func (*ConnectResponse_Policy) isConnectResponse_Frame() {}
@@ -352,6 +384,8 @@ func (*ConnectResponse_Marks) isConnectResponse_Frame() {}
 func (*ConnectResponse_Tokenize) isConnectResponse_Frame() {}
 
 func (*ConnectResponse_Render) isConnectResponse_Frame() {}
+
+func (*ConnectResponse_Evidence) isConnectResponse_Frame() {}
 
 // AgentHello introduces a host.
 type AgentHello struct {
@@ -1697,7 +1731,7 @@ type PrefixPull struct {
 	Epoch *uint32 `protobuf:"varint,4,opt,name=epoch" json:"epoch,omitempty"`
 	// Last seq the asker has; a replay from here is enough. Unset: snapshot.
 	HaveSeq *uint64 `protobuf:"fixed64,5,opt,name=have_seq,json=haveSeq" json:"have_seq,omitempty"`
-	// Why it is asked, for counters: new, gap, digest, verify.
+	// Why it is asked, for counters: new, gap, digest, verify, distrust.
 	Reason        *string `protobuf:"bytes,6,opt,name=reason" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2451,6 +2485,437 @@ func (x *PlaceFrame) GetPlacementId() string {
 	return ""
 }
 
+// EvidenceAsk asks what an engine's own events say of a prefix whose reuse was
+// predicted.
+type EvidenceAsk struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Id that the reply repeats.
+	AskId *uint32 `protobuf:"varint,1,opt,name=ask_id,json=askId" json:"ask_id,omitempty"`
+	// Index from the hello.
+	Index *uint32 `protobuf:"varint,2,opt,name=index" json:"index,omitempty"`
+	// Engine process that was chosen.
+	EngineProcess *uint64 `protobuf:"fixed64,3,opt,name=engine_process,json=engineProcess" json:"engine_process,omitempty"`
+	// Age of the decision at sending, ms.
+	DecidedAgeMs *float64 `protobuf:"fixed64,4,opt,name=decided_age_ms,json=decidedAgeMs" json:"decided_age_ms,omitempty"`
+	// Age that the cache view had at the decision, ms.
+	ViewAgeMs *float64 `protobuf:"fixed64,8,opt,name=view_age_ms,json=viewAgeMs" json:"view_age_ms,omitempty"`
+	// Prefix that was expected to be held; unset: none was.
+	Expected *EvidencePoint `protobuf:"bytes,5,opt,name=expected" json:"expected,omitempty"`
+	// The prompt's last whole block.
+	Tip *EvidencePoint `protobuf:"bytes,6,opt,name=tip" json:"tip,omitempty"`
+	// The prompt's prefixes as if it had no salt, shallow first, at most 64.
+	Unsalted      []*EvidencePoint `protobuf:"bytes,7,rep,name=unsalted" json:"unsalted,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EvidenceAsk) Reset() {
+	*x = EvidenceAsk{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EvidenceAsk) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EvidenceAsk) ProtoMessage() {}
+
+func (x *EvidenceAsk) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EvidenceAsk.ProtoReflect.Descriptor instead.
+func (*EvidenceAsk) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *EvidenceAsk) GetAskId() uint32 {
+	if x != nil && x.AskId != nil {
+		return *x.AskId
+	}
+	return 0
+}
+
+func (x *EvidenceAsk) GetIndex() uint32 {
+	if x != nil && x.Index != nil {
+		return *x.Index
+	}
+	return 0
+}
+
+func (x *EvidenceAsk) GetEngineProcess() uint64 {
+	if x != nil && x.EngineProcess != nil {
+		return *x.EngineProcess
+	}
+	return 0
+}
+
+func (x *EvidenceAsk) GetDecidedAgeMs() float64 {
+	if x != nil && x.DecidedAgeMs != nil {
+		return *x.DecidedAgeMs
+	}
+	return 0
+}
+
+func (x *EvidenceAsk) GetViewAgeMs() float64 {
+	if x != nil && x.ViewAgeMs != nil {
+		return *x.ViewAgeMs
+	}
+	return 0
+}
+
+func (x *EvidenceAsk) GetExpected() *EvidencePoint {
+	if x != nil {
+		return x.Expected
+	}
+	return nil
+}
+
+func (x *EvidenceAsk) GetTip() *EvidencePoint {
+	if x != nil {
+		return x.Tip
+	}
+	return nil
+}
+
+func (x *EvidenceAsk) GetUnsalted() []*EvidencePoint {
+	if x != nil {
+		return x.Unsalted
+	}
+	return nil
+}
+
+// EvidencePoint is a prefix by its key.
+type EvidencePoint struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Depth in tokens.
+	Depth *uint32 `protobuf:"varint,1,opt,name=depth" json:"depth,omitempty"`
+	// Prefix key.
+	Key           *uint64 `protobuf:"fixed64,2,opt,name=key" json:"key,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EvidencePoint) Reset() {
+	*x = EvidencePoint{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EvidencePoint) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EvidencePoint) ProtoMessage() {}
+
+func (x *EvidencePoint) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EvidencePoint.ProtoReflect.Descriptor instead.
+func (*EvidencePoint) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *EvidencePoint) GetDepth() uint32 {
+	if x != nil && x.Depth != nil {
+		return *x.Depth
+	}
+	return 0
+}
+
+func (x *EvidencePoint) GetKey() uint64 {
+	if x != nil && x.Key != nil {
+		return *x.Key
+	}
+	return 0
+}
+
+// EvidenceReply is what an engine's events say; unset fields are unknown.
+type EvidenceReply struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Id of the ask.
+	AskId *uint32 `protobuf:"varint,1,opt,name=ask_id,json=askId" json:"ask_id,omitempty"`
+	// Process mark of the engine now.
+	EngineProcess *uint64 `protobuf:"fixed64,2,opt,name=engine_process,json=engineProcess" json:"engine_process,omitempty"`
+	// Whether the expected prefix was in the block table when it was decided.
+	Held *bool `protobuf:"varint,3,opt,name=held" json:"held,omitempty"`
+	// Whether the engine reported its removal since.
+	Removed *bool `protobuf:"varint,4,opt,name=removed" json:"removed,omitempty"`
+	// Whether the engine stored its last block once more under the same name.
+	StoredAgain *bool `protobuf:"varint,5,opt,name=stored_again,json=storedAgain" json:"stored_again,omitempty"`
+	// Whether the engine stored it once more under another name, or its events
+	// contradict its block size: they do not mean what was taken them for.
+	NamedOtherwise *bool `protobuf:"varint,6,opt,name=named_otherwise,json=namedOtherwise" json:"named_otherwise,omitempty"`
+	// Whether event batches were missing or unreadable since the view.
+	EventsLost *bool `protobuf:"varint,7,opt,name=events_lost,json=eventsLost" json:"events_lost,omitempty"`
+	// Tokens of the prompt that were held before and not stored since: what the
+	// request can have reused.
+	ReusedTokens *uint32 `protobuf:"varint,8,opt,name=reused_tokens,json=reusedTokens" json:"reused_tokens,omitempty"`
+	// Depth to which the prompt without its salt was held when it was decided.
+	UnsaltedTokens *uint32 `protobuf:"varint,9,opt,name=unsalted_tokens,json=unsaltedTokens" json:"unsalted_tokens,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *EvidenceReply) Reset() {
+	*x = EvidenceReply{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EvidenceReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EvidenceReply) ProtoMessage() {}
+
+func (x *EvidenceReply) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EvidenceReply.ProtoReflect.Descriptor instead.
+func (*EvidenceReply) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *EvidenceReply) GetAskId() uint32 {
+	if x != nil && x.AskId != nil {
+		return *x.AskId
+	}
+	return 0
+}
+
+func (x *EvidenceReply) GetEngineProcess() uint64 {
+	if x != nil && x.EngineProcess != nil {
+		return *x.EngineProcess
+	}
+	return 0
+}
+
+func (x *EvidenceReply) GetHeld() bool {
+	if x != nil && x.Held != nil {
+		return *x.Held
+	}
+	return false
+}
+
+func (x *EvidenceReply) GetRemoved() bool {
+	if x != nil && x.Removed != nil {
+		return *x.Removed
+	}
+	return false
+}
+
+func (x *EvidenceReply) GetStoredAgain() bool {
+	if x != nil && x.StoredAgain != nil {
+		return *x.StoredAgain
+	}
+	return false
+}
+
+func (x *EvidenceReply) GetNamedOtherwise() bool {
+	if x != nil && x.NamedOtherwise != nil {
+		return *x.NamedOtherwise
+	}
+	return false
+}
+
+func (x *EvidenceReply) GetEventsLost() bool {
+	if x != nil && x.EventsLost != nil {
+		return *x.EventsLost
+	}
+	return false
+}
+
+func (x *EvidenceReply) GetReusedTokens() uint32 {
+	if x != nil && x.ReusedTokens != nil {
+		return *x.ReusedTokens
+	}
+	return 0
+}
+
+func (x *EvidenceReply) GetUnsaltedTokens() uint32 {
+	if x != nil && x.UnsaltedTokens != nil {
+		return *x.UnsaltedTokens
+	}
+	return 0
+}
+
+// AskRecordsRequest holds one question.
+type AskRecordsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Records that match.
+	List *ListPlacementsRequest `protobuf:"bytes,1,opt,name=list" json:"list,omitempty"`
+	// Decisions by deciding term.
+	Summarize *SummarizePlacementsRequest `protobuf:"bytes,2,opt,name=summarize" json:"summarize,omitempty"`
+	// Expected against actual reuse.
+	Reuse *GetReuseRequest `protobuf:"bytes,3,opt,name=reuse" json:"reuse,omitempty"`
+	// Decisions that one worker took part in.
+	Worker        *ExplainWorkerRequest `protobuf:"bytes,4,opt,name=worker" json:"worker,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AskRecordsRequest) Reset() {
+	*x = AskRecordsRequest{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AskRecordsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AskRecordsRequest) ProtoMessage() {}
+
+func (x *AskRecordsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AskRecordsRequest.ProtoReflect.Descriptor instead.
+func (*AskRecordsRequest) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *AskRecordsRequest) GetList() *ListPlacementsRequest {
+	if x != nil {
+		return x.List
+	}
+	return nil
+}
+
+func (x *AskRecordsRequest) GetSummarize() *SummarizePlacementsRequest {
+	if x != nil {
+		return x.Summarize
+	}
+	return nil
+}
+
+func (x *AskRecordsRequest) GetReuse() *GetReuseRequest {
+	if x != nil {
+		return x.Reuse
+	}
+	return nil
+}
+
+func (x *AskRecordsRequest) GetWorker() *ExplainWorkerRequest {
+	if x != nil {
+		return x.Worker
+	}
+	return nil
+}
+
+// AskRecordsResponse answers what was asked.
+type AskRecordsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Records.
+	List *ListPlacementsResponse `protobuf:"bytes,1,opt,name=list" json:"list,omitempty"`
+	// Decisions by deciding term.
+	Summarize *SummarizePlacementsResponse `protobuf:"bytes,2,opt,name=summarize" json:"summarize,omitempty"`
+	// Expected against actual reuse.
+	Reuse *GetReuseResponse `protobuf:"bytes,3,opt,name=reuse" json:"reuse,omitempty"`
+	// Decisions that one worker took part in; without the worker itself.
+	Worker        *ExplainWorkerResponse `protobuf:"bytes,4,opt,name=worker" json:"worker,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AskRecordsResponse) Reset() {
+	*x = AskRecordsResponse{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AskRecordsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AskRecordsResponse) ProtoMessage() {}
+
+func (x *AskRecordsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AskRecordsResponse.ProtoReflect.Descriptor instead.
+func (*AskRecordsResponse) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *AskRecordsResponse) GetList() *ListPlacementsResponse {
+	if x != nil {
+		return x.List
+	}
+	return nil
+}
+
+func (x *AskRecordsResponse) GetSummarize() *SummarizePlacementsResponse {
+	if x != nil {
+		return x.Summarize
+	}
+	return nil
+}
+
+func (x *AskRecordsResponse) GetReuse() *GetReuseResponse {
+	if x != nil {
+		return x.Reuse
+	}
+	return nil
+}
+
+func (x *AskRecordsResponse) GetWorker() *ExplainWorkerResponse {
+	if x != nil {
+		return x.Worker
+	}
+	return nil
+}
+
 // ForwardWriteRequest is a registry command as its proposer encoded it.
 type ForwardWriteRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2462,7 +2927,7 @@ type ForwardWriteRequest struct {
 
 func (x *ForwardWriteRequest) Reset() {
 	*x = ForwardWriteRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[23]
+	mi := &file_waypost_v1_lane_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2474,7 +2939,7 @@ func (x *ForwardWriteRequest) String() string {
 func (*ForwardWriteRequest) ProtoMessage() {}
 
 func (x *ForwardWriteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[23]
+	mi := &file_waypost_v1_lane_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2487,7 +2952,7 @@ func (x *ForwardWriteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForwardWriteRequest.ProtoReflect.Descriptor instead.
 func (*ForwardWriteRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{23}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ForwardWriteRequest) GetCommand() []byte {
@@ -2512,7 +2977,7 @@ type ForwardWriteResponse struct {
 
 func (x *ForwardWriteResponse) Reset() {
 	*x = ForwardWriteResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[24]
+	mi := &file_waypost_v1_lane_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2524,7 +2989,7 @@ func (x *ForwardWriteResponse) String() string {
 func (*ForwardWriteResponse) ProtoMessage() {}
 
 func (x *ForwardWriteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[24]
+	mi := &file_waypost_v1_lane_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2537,7 +3002,7 @@ func (x *ForwardWriteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForwardWriteResponse.ProtoReflect.Descriptor instead.
 func (*ForwardWriteResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{24}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ForwardWriteResponse) GetIndex() uint64 {
@@ -2582,7 +3047,7 @@ type JoinClusterRequest struct {
 
 func (x *JoinClusterRequest) Reset() {
 	*x = JoinClusterRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[25]
+	mi := &file_waypost_v1_lane_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2594,7 +3059,7 @@ func (x *JoinClusterRequest) String() string {
 func (*JoinClusterRequest) ProtoMessage() {}
 
 func (x *JoinClusterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[25]
+	mi := &file_waypost_v1_lane_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2607,7 +3072,7 @@ func (x *JoinClusterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinClusterRequest.ProtoReflect.Descriptor instead.
 func (*JoinClusterRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{25}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *JoinClusterRequest) GetId() string {
@@ -2665,7 +3130,7 @@ type JoinClusterResponse struct {
 
 func (x *JoinClusterResponse) Reset() {
 	*x = JoinClusterResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[26]
+	mi := &file_waypost_v1_lane_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2677,7 +3142,7 @@ func (x *JoinClusterResponse) String() string {
 func (*JoinClusterResponse) ProtoMessage() {}
 
 func (x *JoinClusterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[26]
+	mi := &file_waypost_v1_lane_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2690,7 +3155,7 @@ func (x *JoinClusterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinClusterResponse.ProtoReflect.Descriptor instead.
 func (*JoinClusterResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{26}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *JoinClusterResponse) GetNumber() uint32 {
@@ -2720,7 +3185,7 @@ type WaitAppliedRequest struct {
 
 func (x *WaitAppliedRequest) Reset() {
 	*x = WaitAppliedRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[27]
+	mi := &file_waypost_v1_lane_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2732,7 +3197,7 @@ func (x *WaitAppliedRequest) String() string {
 func (*WaitAppliedRequest) ProtoMessage() {}
 
 func (x *WaitAppliedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[27]
+	mi := &file_waypost_v1_lane_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2745,7 +3210,7 @@ func (x *WaitAppliedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitAppliedRequest.ProtoReflect.Descriptor instead.
 func (*WaitAppliedRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{27}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *WaitAppliedRequest) GetIndex() uint64 {
@@ -2775,7 +3240,7 @@ type WaitAppliedResponse struct {
 
 func (x *WaitAppliedResponse) Reset() {
 	*x = WaitAppliedResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[28]
+	mi := &file_waypost_v1_lane_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2787,7 +3252,7 @@ func (x *WaitAppliedResponse) String() string {
 func (*WaitAppliedResponse) ProtoMessage() {}
 
 func (x *WaitAppliedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[28]
+	mi := &file_waypost_v1_lane_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2800,7 +3265,7 @@ func (x *WaitAppliedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitAppliedResponse.ProtoReflect.Descriptor instead.
 func (*WaitAppliedResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{28}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *WaitAppliedResponse) GetAppliedIndex() uint64 {
@@ -2829,7 +3294,7 @@ type PeerInspectRequest struct {
 
 func (x *PeerInspectRequest) Reset() {
 	*x = PeerInspectRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[29]
+	mi := &file_waypost_v1_lane_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2841,7 +3306,7 @@ func (x *PeerInspectRequest) String() string {
 func (*PeerInspectRequest) ProtoMessage() {}
 
 func (x *PeerInspectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[29]
+	mi := &file_waypost_v1_lane_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2854,7 +3319,7 @@ func (x *PeerInspectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerInspectRequest.ProtoReflect.Descriptor instead.
 func (*PeerInspectRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{29}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *PeerInspectRequest) GetInspect() *InspectWorkerRequest {
@@ -2875,7 +3340,7 @@ type PeerInspectResponse struct {
 
 func (x *PeerInspectResponse) Reset() {
 	*x = PeerInspectResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[30]
+	mi := &file_waypost_v1_lane_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2887,7 +3352,7 @@ func (x *PeerInspectResponse) String() string {
 func (*PeerInspectResponse) ProtoMessage() {}
 
 func (x *PeerInspectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[30]
+	mi := &file_waypost_v1_lane_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2900,7 +3365,7 @@ func (x *PeerInspectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerInspectResponse.ProtoReflect.Descriptor instead.
 func (*PeerInspectResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{30}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *PeerInspectResponse) GetInspect() *InspectWorkerResponse {
@@ -2921,7 +3386,7 @@ type FetchPlacementRequest struct {
 
 func (x *FetchPlacementRequest) Reset() {
 	*x = FetchPlacementRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[31]
+	mi := &file_waypost_v1_lane_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2933,7 +3398,7 @@ func (x *FetchPlacementRequest) String() string {
 func (*FetchPlacementRequest) ProtoMessage() {}
 
 func (x *FetchPlacementRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[31]
+	mi := &file_waypost_v1_lane_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2946,7 +3411,7 @@ func (x *FetchPlacementRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchPlacementRequest.ProtoReflect.Descriptor instead.
 func (*FetchPlacementRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{31}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *FetchPlacementRequest) GetPlacementId() string {
@@ -2967,7 +3432,7 @@ type FetchPlacementResponse struct {
 
 func (x *FetchPlacementResponse) Reset() {
 	*x = FetchPlacementResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[32]
+	mi := &file_waypost_v1_lane_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2979,7 +3444,7 @@ func (x *FetchPlacementResponse) String() string {
 func (*FetchPlacementResponse) ProtoMessage() {}
 
 func (x *FetchPlacementResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[32]
+	mi := &file_waypost_v1_lane_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2992,7 +3457,7 @@ func (x *FetchPlacementResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchPlacementResponse.ProtoReflect.Descriptor instead.
 func (*FetchPlacementResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{32}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *FetchPlacementResponse) GetRecord() []byte {
@@ -3013,7 +3478,7 @@ type RelayOutcomeRequest struct {
 
 func (x *RelayOutcomeRequest) Reset() {
 	*x = RelayOutcomeRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[33]
+	mi := &file_waypost_v1_lane_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3025,7 +3490,7 @@ func (x *RelayOutcomeRequest) String() string {
 func (*RelayOutcomeRequest) ProtoMessage() {}
 
 func (x *RelayOutcomeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[33]
+	mi := &file_waypost_v1_lane_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3038,7 +3503,7 @@ func (x *RelayOutcomeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayOutcomeRequest.ProtoReflect.Descriptor instead.
 func (*RelayOutcomeRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{33}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *RelayOutcomeRequest) GetOutcome() *ReportOutcomeRequest {
@@ -3059,7 +3524,7 @@ type RelayOutcomeResponse struct {
 
 func (x *RelayOutcomeResponse) Reset() {
 	*x = RelayOutcomeResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[34]
+	mi := &file_waypost_v1_lane_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3071,7 +3536,7 @@ func (x *RelayOutcomeResponse) String() string {
 func (*RelayOutcomeResponse) ProtoMessage() {}
 
 func (x *RelayOutcomeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[34]
+	mi := &file_waypost_v1_lane_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3084,7 +3549,7 @@ func (x *RelayOutcomeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayOutcomeResponse.ProtoReflect.Descriptor instead.
 func (*RelayOutcomeResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{34}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *RelayOutcomeResponse) GetOutcome() *ReportOutcomeResponse {
@@ -3111,7 +3576,7 @@ type RelayReservationRequest struct {
 
 func (x *RelayReservationRequest) Reset() {
 	*x = RelayReservationRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[35]
+	mi := &file_waypost_v1_lane_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3123,7 +3588,7 @@ func (x *RelayReservationRequest) String() string {
 func (*RelayReservationRequest) ProtoMessage() {}
 
 func (x *RelayReservationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[35]
+	mi := &file_waypost_v1_lane_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3136,7 +3601,7 @@ func (x *RelayReservationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayReservationRequest.ProtoReflect.Descriptor instead.
 func (*RelayReservationRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{35}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *RelayReservationRequest) GetWhat() isRelayReservationRequest_What {
@@ -3198,7 +3663,7 @@ type RelayReservationResponse struct {
 
 func (x *RelayReservationResponse) Reset() {
 	*x = RelayReservationResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[36]
+	mi := &file_waypost_v1_lane_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3210,7 +3675,7 @@ func (x *RelayReservationResponse) String() string {
 func (*RelayReservationResponse) ProtoMessage() {}
 
 func (x *RelayReservationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[36]
+	mi := &file_waypost_v1_lane_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3223,7 +3688,7 @@ func (x *RelayReservationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayReservationResponse.ProtoReflect.Descriptor instead.
 func (*RelayReservationResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{36}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *RelayReservationResponse) GetWhat() isRelayReservationResponse_What {
@@ -3278,7 +3743,7 @@ type PeerMembersRequest struct {
 
 func (x *PeerMembersRequest) Reset() {
 	*x = PeerMembersRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[37]
+	mi := &file_waypost_v1_lane_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3290,7 +3755,7 @@ func (x *PeerMembersRequest) String() string {
 func (*PeerMembersRequest) ProtoMessage() {}
 
 func (x *PeerMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[37]
+	mi := &file_waypost_v1_lane_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3303,7 +3768,7 @@ func (x *PeerMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerMembersRequest.ProtoReflect.Descriptor instead.
 func (*PeerMembersRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{37}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{42}
 }
 
 // PeerMembersResponse is a coordinator's own view of the mesh.
@@ -3317,7 +3782,7 @@ type PeerMembersResponse struct {
 
 func (x *PeerMembersResponse) Reset() {
 	*x = PeerMembersResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[38]
+	mi := &file_waypost_v1_lane_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3329,7 +3794,7 @@ func (x *PeerMembersResponse) String() string {
 func (*PeerMembersResponse) ProtoMessage() {}
 
 func (x *PeerMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[38]
+	mi := &file_waypost_v1_lane_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3342,7 +3807,7 @@ func (x *PeerMembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerMembersResponse.ProtoReflect.Descriptor instead.
 func (*PeerMembersResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{38}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *PeerMembersResponse) GetMembers() *ListMembersResponse {
@@ -3365,7 +3830,7 @@ type CopyPrefixesRequest struct {
 
 func (x *CopyPrefixesRequest) Reset() {
 	*x = CopyPrefixesRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[39]
+	mi := &file_waypost_v1_lane_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3377,7 +3842,7 @@ func (x *CopyPrefixesRequest) String() string {
 func (*CopyPrefixesRequest) ProtoMessage() {}
 
 func (x *CopyPrefixesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[39]
+	mi := &file_waypost_v1_lane_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3390,7 +3855,7 @@ func (x *CopyPrefixesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyPrefixesRequest.ProtoReflect.Descriptor instead.
 func (*CopyPrefixesRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{39}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *CopyPrefixesRequest) GetWorker() string {
@@ -3420,7 +3885,7 @@ type CopyPrefixesResponse struct {
 
 func (x *CopyPrefixesResponse) Reset() {
 	*x = CopyPrefixesResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[40]
+	mi := &file_waypost_v1_lane_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3432,7 +3897,7 @@ func (x *CopyPrefixesResponse) String() string {
 func (*CopyPrefixesResponse) ProtoMessage() {}
 
 func (x *CopyPrefixesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[40]
+	mi := &file_waypost_v1_lane_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3445,7 +3910,7 @@ func (x *CopyPrefixesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyPrefixesResponse.ProtoReflect.Descriptor instead.
 func (*CopyPrefixesResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{40}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *CopyPrefixesResponse) GetFrames() [][]byte {
@@ -3467,7 +3932,7 @@ var File_waypost_v1_lane_proto protoreflect.FileDescriptor
 const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\n" +
 	"\x15waypost/v1/lane.proto\x12\n" +
-	"waypost.v1\x1a\x19waypost/v1/operator.proto\x1a\x1awaypost/v1/placement.proto\"\xbd\x02\n" +
+	"waypost.v1\x1a\x19waypost/v1/operator.proto\x1a\x1awaypost/v1/placement.proto\"\xf6\x02\n" +
 	"\x0eConnectRequest\x12 \n" +
 	"\fsent_mono_ns\x18\x01 \x01(\x06R\n" +
 	"sentMonoNs\x12.\n" +
@@ -3475,8 +3940,9 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\x04load\x18\x03 \x01(\v2\x10.waypost.v1.LoadH\x00R\x04load\x126\n" +
 	"\bprefixes\x18\x04 \x01(\v2\x18.waypost.v1.PrefixFramesH\x00R\bprefixes\x12B\n" +
 	"\x0etokenize_reply\x18\x05 \x01(\v2\x19.waypost.v1.TokenizeReplyH\x00R\rtokenizeReply\x12,\n" +
-	"\x04host\x18\x06 \x01(\v2\x16.waypost.v1.HostReportH\x00R\x04hostB\a\n" +
-	"\x05frame\"\x9b\x03\n" +
+	"\x04host\x18\x06 \x01(\v2\x16.waypost.v1.HostReportH\x00R\x04host\x127\n" +
+	"\bevidence\x18\x14 \x01(\v2\x19.waypost.v1.EvidenceReplyH\x00R\bevidenceB\a\n" +
+	"\x05frame\"\xd2\x03\n" +
 	"\x0fConnectResponse\x12 \n" +
 	"\fsent_mono_ns\x18\x01 \x01(\x06R\n" +
 	"sentMonoNs\x124\n" +
@@ -3486,7 +3952,8 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\x06claims\x18\x05 \x01(\v2\x16.waypost.v1.ClaimFrameH\x00R\x06claims\x12-\n" +
 	"\x05marks\x18\x06 \x01(\v2\x15.waypost.v1.MarkFrameH\x00R\x05marks\x125\n" +
 	"\btokenize\x18\a \x01(\v2\x17.waypost.v1.TokenizeAskH\x00R\btokenize\x12/\n" +
-	"\x06render\x18\b \x01(\v2\x15.waypost.v1.RenderAskH\x00R\x06renderB\a\n" +
+	"\x06render\x18\b \x01(\v2\x15.waypost.v1.RenderAskH\x00R\x06render\x125\n" +
+	"\bevidence\x18\x14 \x01(\v2\x17.waypost.v1.EvidenceAskH\x00R\bevidenceB\a\n" +
 	"\x05frame\"\x95\x03\n" +
 	"\n" +
 	"AgentHello\x12\x12\n" +
@@ -3679,7 +4146,40 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\n" +
 	"request_id\x18\x04 \x01(\tR\trequestId\x12\x18\n" +
 	"\aattempt\x18\x05 \x01(\rR\aattempt\x12!\n" +
-	"\fplacement_id\x18\x06 \x01(\tR\vplacementId\"/\n" +
+	"\fplacement_id\x18\x06 \x01(\tR\vplacementId\"\xc2\x02\n" +
+	"\vEvidenceAsk\x12\x15\n" +
+	"\x06ask_id\x18\x01 \x01(\rR\x05askId\x12\x14\n" +
+	"\x05index\x18\x02 \x01(\rR\x05index\x12%\n" +
+	"\x0eengine_process\x18\x03 \x01(\x06R\rengineProcess\x12$\n" +
+	"\x0edecided_age_ms\x18\x04 \x01(\x01R\fdecidedAgeMs\x12\x1e\n" +
+	"\vview_age_ms\x18\b \x01(\x01R\tviewAgeMs\x125\n" +
+	"\bexpected\x18\x05 \x01(\v2\x19.waypost.v1.EvidencePointR\bexpected\x12+\n" +
+	"\x03tip\x18\x06 \x01(\v2\x19.waypost.v1.EvidencePointR\x03tip\x125\n" +
+	"\bunsalted\x18\a \x03(\v2\x19.waypost.v1.EvidencePointR\bunsalted\"7\n" +
+	"\rEvidencePoint\x12\x14\n" +
+	"\x05depth\x18\x01 \x01(\rR\x05depth\x12\x10\n" +
+	"\x03key\x18\x02 \x01(\x06R\x03key\"\xb6\x02\n" +
+	"\rEvidenceReply\x12\x15\n" +
+	"\x06ask_id\x18\x01 \x01(\rR\x05askId\x12%\n" +
+	"\x0eengine_process\x18\x02 \x01(\x06R\rengineProcess\x12\x12\n" +
+	"\x04held\x18\x03 \x01(\bR\x04held\x12\x18\n" +
+	"\aremoved\x18\x04 \x01(\bR\aremoved\x12!\n" +
+	"\fstored_again\x18\x05 \x01(\bR\vstoredAgain\x12'\n" +
+	"\x0fnamed_otherwise\x18\x06 \x01(\bR\x0enamedOtherwise\x12\x1f\n" +
+	"\vevents_lost\x18\a \x01(\bR\n" +
+	"eventsLost\x12#\n" +
+	"\rreused_tokens\x18\b \x01(\rR\freusedTokens\x12'\n" +
+	"\x0funsalted_tokens\x18\t \x01(\rR\x0eunsaltedTokens\"\xfd\x01\n" +
+	"\x11AskRecordsRequest\x125\n" +
+	"\x04list\x18\x01 \x01(\v2!.waypost.v1.ListPlacementsRequestR\x04list\x12D\n" +
+	"\tsummarize\x18\x02 \x01(\v2&.waypost.v1.SummarizePlacementsRequestR\tsummarize\x121\n" +
+	"\x05reuse\x18\x03 \x01(\v2\x1b.waypost.v1.GetReuseRequestR\x05reuse\x128\n" +
+	"\x06worker\x18\x04 \x01(\v2 .waypost.v1.ExplainWorkerRequestR\x06worker\"\x82\x02\n" +
+	"\x12AskRecordsResponse\x126\n" +
+	"\x04list\x18\x01 \x01(\v2\".waypost.v1.ListPlacementsResponseR\x04list\x12E\n" +
+	"\tsummarize\x18\x02 \x01(\v2'.waypost.v1.SummarizePlacementsResponseR\tsummarize\x122\n" +
+	"\x05reuse\x18\x03 \x01(\v2\x1c.waypost.v1.GetReuseResponseR\x05reuse\x129\n" +
+	"\x06worker\x18\x04 \x01(\v2!.waypost.v1.ExplainWorkerResponseR\x06worker\"/\n" +
 	"\x13ForwardWriteRequest\x12\x18\n" +
 	"\acommand\x18\x01 \x01(\fR\acommand\"k\n" +
 	"\x14ForwardWriteResponse\x12\x14\n" +
@@ -3735,7 +4235,7 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\x06frames\x18\x01 \x03(\fR\x06frames\x12\x15\n" +
 	"\x06age_ms\x18\x02 \x01(\x01R\x05ageMs2U\n" +
 	"\vLaneService\x12F\n" +
-	"\aConnect\x12\x1a.waypost.v1.ConnectRequest\x1a\x1b.waypost.v1.ConnectResponse(\x010\x012\xe9\x06\n" +
+	"\aConnect\x12\x1a.waypost.v1.ConnectRequest\x1a\x1b.waypost.v1.ConnectResponse(\x010\x012\xb6\a\n" +
 	"\vPeerService\x12g\n" +
 	"\x12ExchangePlacements\x12%.waypost.v1.ExchangePlacementsRequest\x1a&.waypost.v1.ExchangePlacementsResponse(\x010\x01\x12Q\n" +
 	"\fForwardWrite\x12\x1f.waypost.v1.ForwardWriteRequest\x1a .waypost.v1.ForwardWriteResponse\x12N\n" +
@@ -3744,7 +4244,9 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\vPeerInspect\x12\x1e.waypost.v1.PeerInspectRequest\x1a\x1f.waypost.v1.PeerInspectResponse\x12W\n" +
 	"\x0eFetchPlacement\x12!.waypost.v1.FetchPlacementRequest\x1a\".waypost.v1.FetchPlacementResponse\x12Q\n" +
 	"\fRelayOutcome\x12\x1f.waypost.v1.RelayOutcomeRequest\x1a .waypost.v1.RelayOutcomeResponse\x12]\n" +
-	"\x10RelayReservation\x12#.waypost.v1.RelayReservationRequest\x1a$.waypost.v1.RelayReservationResponse\x12N\n" +
+	"\x10RelayReservation\x12#.waypost.v1.RelayReservationRequest\x1a$.waypost.v1.RelayReservationResponse\x12K\n" +
+	"\n" +
+	"AskRecords\x12\x1d.waypost.v1.AskRecordsRequest\x1a\x1e.waypost.v1.AskRecordsResponse\x12N\n" +
 	"\vPeerMembers\x12\x1e.waypost.v1.PeerMembersRequest\x1a\x1f.waypost.v1.PeerMembersResponse\x12S\n" +
 	"\fCopyPrefixes\x12\x1f.waypost.v1.CopyPrefixesRequest\x1a .waypost.v1.CopyPrefixesResponse0\x01B$Z\"waypost/proto/waypost/v1;waypostv1b\beditionsp\xe8\a"
 
@@ -3760,63 +4262,76 @@ func file_waypost_v1_lane_proto_rawDescGZIP() []byte {
 	return file_waypost_v1_lane_proto_rawDescData
 }
 
-var file_waypost_v1_lane_proto_msgTypes = make([]protoimpl.MessageInfo, 42)
+var file_waypost_v1_lane_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
 var file_waypost_v1_lane_proto_goTypes = []any{
-	(*ConnectRequest)(nil),             // 0: waypost.v1.ConnectRequest
-	(*ConnectResponse)(nil),            // 1: waypost.v1.ConnectResponse
-	(*AgentHello)(nil),                 // 2: waypost.v1.AgentHello
-	(*WorkerFacts)(nil),                // 3: waypost.v1.WorkerFacts
-	(*StepModel)(nil),                  // 4: waypost.v1.StepModel
-	(*Load)(nil),                       // 5: waypost.v1.Load
-	(*WorkerLoad)(nil),                 // 6: waypost.v1.WorkerLoad
-	(*Echo)(nil),                       // 7: waypost.v1.Echo
-	(*PrefixFrames)(nil),               // 8: waypost.v1.PrefixFrames
-	(*TokenizeReply)(nil),              // 9: waypost.v1.TokenizeReply
-	(*HostReport)(nil),                 // 10: waypost.v1.HostReport
-	(*CoordinatorHello)(nil),           // 11: waypost.v1.CoordinatorHello
-	(*PolicyPush)(nil),                 // 12: waypost.v1.PolicyPush
-	(*PrefixPull)(nil),                 // 13: waypost.v1.PrefixPull
-	(*ClaimFrame)(nil),                 // 14: waypost.v1.ClaimFrame
-	(*Claim)(nil),                      // 15: waypost.v1.Claim
-	(*MarkFrame)(nil),                  // 16: waypost.v1.MarkFrame
-	(*Mark)(nil),                       // 17: waypost.v1.Mark
-	(*TokenizeAsk)(nil),                // 18: waypost.v1.TokenizeAsk
-	(*RenderAsk)(nil),                  // 19: waypost.v1.RenderAsk
-	(*ExchangePlacementsRequest)(nil),  // 20: waypost.v1.ExchangePlacementsRequest
-	(*ExchangePlacementsResponse)(nil), // 21: waypost.v1.ExchangePlacementsResponse
-	(*PlaceFrame)(nil),                 // 22: waypost.v1.PlaceFrame
-	(*ForwardWriteRequest)(nil),        // 23: waypost.v1.ForwardWriteRequest
-	(*ForwardWriteResponse)(nil),       // 24: waypost.v1.ForwardWriteResponse
-	(*JoinClusterRequest)(nil),         // 25: waypost.v1.JoinClusterRequest
-	(*JoinClusterResponse)(nil),        // 26: waypost.v1.JoinClusterResponse
-	(*WaitAppliedRequest)(nil),         // 27: waypost.v1.WaitAppliedRequest
-	(*WaitAppliedResponse)(nil),        // 28: waypost.v1.WaitAppliedResponse
-	(*PeerInspectRequest)(nil),         // 29: waypost.v1.PeerInspectRequest
-	(*PeerInspectResponse)(nil),        // 30: waypost.v1.PeerInspectResponse
-	(*FetchPlacementRequest)(nil),      // 31: waypost.v1.FetchPlacementRequest
-	(*FetchPlacementResponse)(nil),     // 32: waypost.v1.FetchPlacementResponse
-	(*RelayOutcomeRequest)(nil),        // 33: waypost.v1.RelayOutcomeRequest
-	(*RelayOutcomeResponse)(nil),       // 34: waypost.v1.RelayOutcomeResponse
-	(*RelayReservationRequest)(nil),    // 35: waypost.v1.RelayReservationRequest
-	(*RelayReservationResponse)(nil),   // 36: waypost.v1.RelayReservationResponse
-	(*PeerMembersRequest)(nil),         // 37: waypost.v1.PeerMembersRequest
-	(*PeerMembersResponse)(nil),        // 38: waypost.v1.PeerMembersResponse
-	(*CopyPrefixesRequest)(nil),        // 39: waypost.v1.CopyPrefixesRequest
-	(*CopyPrefixesResponse)(nil),       // 40: waypost.v1.CopyPrefixesResponse
-	nil,                                // 41: waypost.v1.WorkerFacts.HeadersEntry
-	(*TransferFacts)(nil),              // 42: waypost.v1.TransferFacts
-	(*HostFacts)(nil),                  // 43: waypost.v1.HostFacts
-	(*Gpu)(nil),                        // 44: waypost.v1.Gpu
-	(*Cordon)(nil),                     // 45: waypost.v1.Cordon
-	(*InspectWorkerRequest)(nil),       // 46: waypost.v1.InspectWorkerRequest
-	(*InspectWorkerResponse)(nil),      // 47: waypost.v1.InspectWorkerResponse
-	(*ReportOutcomeRequest)(nil),       // 48: waypost.v1.ReportOutcomeRequest
-	(*ReportOutcomeResponse)(nil),      // 49: waypost.v1.ReportOutcomeResponse
-	(*RenewPlacementRequest)(nil),      // 50: waypost.v1.RenewPlacementRequest
-	(*ReleasePlacementRequest)(nil),    // 51: waypost.v1.ReleasePlacementRequest
-	(*RenewPlacementResponse)(nil),     // 52: waypost.v1.RenewPlacementResponse
-	(*ReleasePlacementResponse)(nil),   // 53: waypost.v1.ReleasePlacementResponse
-	(*ListMembersResponse)(nil),        // 54: waypost.v1.ListMembersResponse
+	(*ConnectRequest)(nil),              // 0: waypost.v1.ConnectRequest
+	(*ConnectResponse)(nil),             // 1: waypost.v1.ConnectResponse
+	(*AgentHello)(nil),                  // 2: waypost.v1.AgentHello
+	(*WorkerFacts)(nil),                 // 3: waypost.v1.WorkerFacts
+	(*StepModel)(nil),                   // 4: waypost.v1.StepModel
+	(*Load)(nil),                        // 5: waypost.v1.Load
+	(*WorkerLoad)(nil),                  // 6: waypost.v1.WorkerLoad
+	(*Echo)(nil),                        // 7: waypost.v1.Echo
+	(*PrefixFrames)(nil),                // 8: waypost.v1.PrefixFrames
+	(*TokenizeReply)(nil),               // 9: waypost.v1.TokenizeReply
+	(*HostReport)(nil),                  // 10: waypost.v1.HostReport
+	(*CoordinatorHello)(nil),            // 11: waypost.v1.CoordinatorHello
+	(*PolicyPush)(nil),                  // 12: waypost.v1.PolicyPush
+	(*PrefixPull)(nil),                  // 13: waypost.v1.PrefixPull
+	(*ClaimFrame)(nil),                  // 14: waypost.v1.ClaimFrame
+	(*Claim)(nil),                       // 15: waypost.v1.Claim
+	(*MarkFrame)(nil),                   // 16: waypost.v1.MarkFrame
+	(*Mark)(nil),                        // 17: waypost.v1.Mark
+	(*TokenizeAsk)(nil),                 // 18: waypost.v1.TokenizeAsk
+	(*RenderAsk)(nil),                   // 19: waypost.v1.RenderAsk
+	(*ExchangePlacementsRequest)(nil),   // 20: waypost.v1.ExchangePlacementsRequest
+	(*ExchangePlacementsResponse)(nil),  // 21: waypost.v1.ExchangePlacementsResponse
+	(*PlaceFrame)(nil),                  // 22: waypost.v1.PlaceFrame
+	(*EvidenceAsk)(nil),                 // 23: waypost.v1.EvidenceAsk
+	(*EvidencePoint)(nil),               // 24: waypost.v1.EvidencePoint
+	(*EvidenceReply)(nil),               // 25: waypost.v1.EvidenceReply
+	(*AskRecordsRequest)(nil),           // 26: waypost.v1.AskRecordsRequest
+	(*AskRecordsResponse)(nil),          // 27: waypost.v1.AskRecordsResponse
+	(*ForwardWriteRequest)(nil),         // 28: waypost.v1.ForwardWriteRequest
+	(*ForwardWriteResponse)(nil),        // 29: waypost.v1.ForwardWriteResponse
+	(*JoinClusterRequest)(nil),          // 30: waypost.v1.JoinClusterRequest
+	(*JoinClusterResponse)(nil),         // 31: waypost.v1.JoinClusterResponse
+	(*WaitAppliedRequest)(nil),          // 32: waypost.v1.WaitAppliedRequest
+	(*WaitAppliedResponse)(nil),         // 33: waypost.v1.WaitAppliedResponse
+	(*PeerInspectRequest)(nil),          // 34: waypost.v1.PeerInspectRequest
+	(*PeerInspectResponse)(nil),         // 35: waypost.v1.PeerInspectResponse
+	(*FetchPlacementRequest)(nil),       // 36: waypost.v1.FetchPlacementRequest
+	(*FetchPlacementResponse)(nil),      // 37: waypost.v1.FetchPlacementResponse
+	(*RelayOutcomeRequest)(nil),         // 38: waypost.v1.RelayOutcomeRequest
+	(*RelayOutcomeResponse)(nil),        // 39: waypost.v1.RelayOutcomeResponse
+	(*RelayReservationRequest)(nil),     // 40: waypost.v1.RelayReservationRequest
+	(*RelayReservationResponse)(nil),    // 41: waypost.v1.RelayReservationResponse
+	(*PeerMembersRequest)(nil),          // 42: waypost.v1.PeerMembersRequest
+	(*PeerMembersResponse)(nil),         // 43: waypost.v1.PeerMembersResponse
+	(*CopyPrefixesRequest)(nil),         // 44: waypost.v1.CopyPrefixesRequest
+	(*CopyPrefixesResponse)(nil),        // 45: waypost.v1.CopyPrefixesResponse
+	nil,                                 // 46: waypost.v1.WorkerFacts.HeadersEntry
+	(*TransferFacts)(nil),               // 47: waypost.v1.TransferFacts
+	(*HostFacts)(nil),                   // 48: waypost.v1.HostFacts
+	(*Gpu)(nil),                         // 49: waypost.v1.Gpu
+	(*Cordon)(nil),                      // 50: waypost.v1.Cordon
+	(*ListPlacementsRequest)(nil),       // 51: waypost.v1.ListPlacementsRequest
+	(*SummarizePlacementsRequest)(nil),  // 52: waypost.v1.SummarizePlacementsRequest
+	(*GetReuseRequest)(nil),             // 53: waypost.v1.GetReuseRequest
+	(*ExplainWorkerRequest)(nil),        // 54: waypost.v1.ExplainWorkerRequest
+	(*ListPlacementsResponse)(nil),      // 55: waypost.v1.ListPlacementsResponse
+	(*SummarizePlacementsResponse)(nil), // 56: waypost.v1.SummarizePlacementsResponse
+	(*GetReuseResponse)(nil),            // 57: waypost.v1.GetReuseResponse
+	(*ExplainWorkerResponse)(nil),       // 58: waypost.v1.ExplainWorkerResponse
+	(*InspectWorkerRequest)(nil),        // 59: waypost.v1.InspectWorkerRequest
+	(*InspectWorkerResponse)(nil),       // 60: waypost.v1.InspectWorkerResponse
+	(*ReportOutcomeRequest)(nil),        // 61: waypost.v1.ReportOutcomeRequest
+	(*ReportOutcomeResponse)(nil),       // 62: waypost.v1.ReportOutcomeResponse
+	(*RenewPlacementRequest)(nil),       // 63: waypost.v1.RenewPlacementRequest
+	(*ReleasePlacementRequest)(nil),     // 64: waypost.v1.ReleasePlacementRequest
+	(*RenewPlacementResponse)(nil),      // 65: waypost.v1.RenewPlacementResponse
+	(*ReleasePlacementResponse)(nil),    // 66: waypost.v1.ReleasePlacementResponse
+	(*ListMembersResponse)(nil),         // 67: waypost.v1.ListMembersResponse
 }
 var file_waypost_v1_lane_proto_depIdxs = []int32{
 	2,  // 0: waypost.v1.ConnectRequest.hello:type_name -> waypost.v1.AgentHello
@@ -3824,62 +4339,77 @@ var file_waypost_v1_lane_proto_depIdxs = []int32{
 	8,  // 2: waypost.v1.ConnectRequest.prefixes:type_name -> waypost.v1.PrefixFrames
 	9,  // 3: waypost.v1.ConnectRequest.tokenize_reply:type_name -> waypost.v1.TokenizeReply
 	10, // 4: waypost.v1.ConnectRequest.host:type_name -> waypost.v1.HostReport
-	11, // 5: waypost.v1.ConnectResponse.hello:type_name -> waypost.v1.CoordinatorHello
-	12, // 6: waypost.v1.ConnectResponse.policy:type_name -> waypost.v1.PolicyPush
-	13, // 7: waypost.v1.ConnectResponse.pull:type_name -> waypost.v1.PrefixPull
-	14, // 8: waypost.v1.ConnectResponse.claims:type_name -> waypost.v1.ClaimFrame
-	16, // 9: waypost.v1.ConnectResponse.marks:type_name -> waypost.v1.MarkFrame
-	18, // 10: waypost.v1.ConnectResponse.tokenize:type_name -> waypost.v1.TokenizeAsk
-	19, // 11: waypost.v1.ConnectResponse.render:type_name -> waypost.v1.RenderAsk
-	3,  // 12: waypost.v1.AgentHello.workers:type_name -> waypost.v1.WorkerFacts
-	41, // 13: waypost.v1.WorkerFacts.headers:type_name -> waypost.v1.WorkerFacts.HeadersEntry
-	4,  // 14: waypost.v1.WorkerFacts.step_model:type_name -> waypost.v1.StepModel
-	42, // 15: waypost.v1.WorkerFacts.transfer:type_name -> waypost.v1.TransferFacts
-	6,  // 16: waypost.v1.Load.workers:type_name -> waypost.v1.WorkerLoad
-	7,  // 17: waypost.v1.WorkerLoad.echo:type_name -> waypost.v1.Echo
-	43, // 18: waypost.v1.HostReport.facts:type_name -> waypost.v1.HostFacts
-	44, // 19: waypost.v1.HostReport.gpus:type_name -> waypost.v1.Gpu
-	45, // 20: waypost.v1.PolicyPush.cordons:type_name -> waypost.v1.Cordon
-	15, // 21: waypost.v1.ClaimFrame.claims:type_name -> waypost.v1.Claim
-	17, // 22: waypost.v1.MarkFrame.marks:type_name -> waypost.v1.Mark
-	22, // 23: waypost.v1.ExchangePlacementsRequest.places:type_name -> waypost.v1.PlaceFrame
-	15, // 24: waypost.v1.PlaceFrame.claim:type_name -> waypost.v1.Claim
-	46, // 25: waypost.v1.PeerInspectRequest.inspect:type_name -> waypost.v1.InspectWorkerRequest
-	47, // 26: waypost.v1.PeerInspectResponse.inspect:type_name -> waypost.v1.InspectWorkerResponse
-	48, // 27: waypost.v1.RelayOutcomeRequest.outcome:type_name -> waypost.v1.ReportOutcomeRequest
-	49, // 28: waypost.v1.RelayOutcomeResponse.outcome:type_name -> waypost.v1.ReportOutcomeResponse
-	50, // 29: waypost.v1.RelayReservationRequest.renew:type_name -> waypost.v1.RenewPlacementRequest
-	51, // 30: waypost.v1.RelayReservationRequest.release:type_name -> waypost.v1.ReleasePlacementRequest
-	52, // 31: waypost.v1.RelayReservationResponse.renew:type_name -> waypost.v1.RenewPlacementResponse
-	53, // 32: waypost.v1.RelayReservationResponse.release:type_name -> waypost.v1.ReleasePlacementResponse
-	54, // 33: waypost.v1.PeerMembersResponse.members:type_name -> waypost.v1.ListMembersResponse
-	0,  // 34: waypost.v1.LaneService.Connect:input_type -> waypost.v1.ConnectRequest
-	20, // 35: waypost.v1.PeerService.ExchangePlacements:input_type -> waypost.v1.ExchangePlacementsRequest
-	23, // 36: waypost.v1.PeerService.ForwardWrite:input_type -> waypost.v1.ForwardWriteRequest
-	25, // 37: waypost.v1.PeerService.JoinCluster:input_type -> waypost.v1.JoinClusterRequest
-	27, // 38: waypost.v1.PeerService.WaitApplied:input_type -> waypost.v1.WaitAppliedRequest
-	29, // 39: waypost.v1.PeerService.PeerInspect:input_type -> waypost.v1.PeerInspectRequest
-	31, // 40: waypost.v1.PeerService.FetchPlacement:input_type -> waypost.v1.FetchPlacementRequest
-	33, // 41: waypost.v1.PeerService.RelayOutcome:input_type -> waypost.v1.RelayOutcomeRequest
-	35, // 42: waypost.v1.PeerService.RelayReservation:input_type -> waypost.v1.RelayReservationRequest
-	37, // 43: waypost.v1.PeerService.PeerMembers:input_type -> waypost.v1.PeerMembersRequest
-	39, // 44: waypost.v1.PeerService.CopyPrefixes:input_type -> waypost.v1.CopyPrefixesRequest
-	1,  // 45: waypost.v1.LaneService.Connect:output_type -> waypost.v1.ConnectResponse
-	21, // 46: waypost.v1.PeerService.ExchangePlacements:output_type -> waypost.v1.ExchangePlacementsResponse
-	24, // 47: waypost.v1.PeerService.ForwardWrite:output_type -> waypost.v1.ForwardWriteResponse
-	26, // 48: waypost.v1.PeerService.JoinCluster:output_type -> waypost.v1.JoinClusterResponse
-	28, // 49: waypost.v1.PeerService.WaitApplied:output_type -> waypost.v1.WaitAppliedResponse
-	30, // 50: waypost.v1.PeerService.PeerInspect:output_type -> waypost.v1.PeerInspectResponse
-	32, // 51: waypost.v1.PeerService.FetchPlacement:output_type -> waypost.v1.FetchPlacementResponse
-	34, // 52: waypost.v1.PeerService.RelayOutcome:output_type -> waypost.v1.RelayOutcomeResponse
-	36, // 53: waypost.v1.PeerService.RelayReservation:output_type -> waypost.v1.RelayReservationResponse
-	38, // 54: waypost.v1.PeerService.PeerMembers:output_type -> waypost.v1.PeerMembersResponse
-	40, // 55: waypost.v1.PeerService.CopyPrefixes:output_type -> waypost.v1.CopyPrefixesResponse
-	45, // [45:56] is the sub-list for method output_type
-	34, // [34:45] is the sub-list for method input_type
-	34, // [34:34] is the sub-list for extension type_name
-	34, // [34:34] is the sub-list for extension extendee
-	0,  // [0:34] is the sub-list for field type_name
+	25, // 5: waypost.v1.ConnectRequest.evidence:type_name -> waypost.v1.EvidenceReply
+	11, // 6: waypost.v1.ConnectResponse.hello:type_name -> waypost.v1.CoordinatorHello
+	12, // 7: waypost.v1.ConnectResponse.policy:type_name -> waypost.v1.PolicyPush
+	13, // 8: waypost.v1.ConnectResponse.pull:type_name -> waypost.v1.PrefixPull
+	14, // 9: waypost.v1.ConnectResponse.claims:type_name -> waypost.v1.ClaimFrame
+	16, // 10: waypost.v1.ConnectResponse.marks:type_name -> waypost.v1.MarkFrame
+	18, // 11: waypost.v1.ConnectResponse.tokenize:type_name -> waypost.v1.TokenizeAsk
+	19, // 12: waypost.v1.ConnectResponse.render:type_name -> waypost.v1.RenderAsk
+	23, // 13: waypost.v1.ConnectResponse.evidence:type_name -> waypost.v1.EvidenceAsk
+	3,  // 14: waypost.v1.AgentHello.workers:type_name -> waypost.v1.WorkerFacts
+	46, // 15: waypost.v1.WorkerFacts.headers:type_name -> waypost.v1.WorkerFacts.HeadersEntry
+	4,  // 16: waypost.v1.WorkerFacts.step_model:type_name -> waypost.v1.StepModel
+	47, // 17: waypost.v1.WorkerFacts.transfer:type_name -> waypost.v1.TransferFacts
+	6,  // 18: waypost.v1.Load.workers:type_name -> waypost.v1.WorkerLoad
+	7,  // 19: waypost.v1.WorkerLoad.echo:type_name -> waypost.v1.Echo
+	48, // 20: waypost.v1.HostReport.facts:type_name -> waypost.v1.HostFacts
+	49, // 21: waypost.v1.HostReport.gpus:type_name -> waypost.v1.Gpu
+	50, // 22: waypost.v1.PolicyPush.cordons:type_name -> waypost.v1.Cordon
+	15, // 23: waypost.v1.ClaimFrame.claims:type_name -> waypost.v1.Claim
+	17, // 24: waypost.v1.MarkFrame.marks:type_name -> waypost.v1.Mark
+	22, // 25: waypost.v1.ExchangePlacementsRequest.places:type_name -> waypost.v1.PlaceFrame
+	15, // 26: waypost.v1.PlaceFrame.claim:type_name -> waypost.v1.Claim
+	24, // 27: waypost.v1.EvidenceAsk.expected:type_name -> waypost.v1.EvidencePoint
+	24, // 28: waypost.v1.EvidenceAsk.tip:type_name -> waypost.v1.EvidencePoint
+	24, // 29: waypost.v1.EvidenceAsk.unsalted:type_name -> waypost.v1.EvidencePoint
+	51, // 30: waypost.v1.AskRecordsRequest.list:type_name -> waypost.v1.ListPlacementsRequest
+	52, // 31: waypost.v1.AskRecordsRequest.summarize:type_name -> waypost.v1.SummarizePlacementsRequest
+	53, // 32: waypost.v1.AskRecordsRequest.reuse:type_name -> waypost.v1.GetReuseRequest
+	54, // 33: waypost.v1.AskRecordsRequest.worker:type_name -> waypost.v1.ExplainWorkerRequest
+	55, // 34: waypost.v1.AskRecordsResponse.list:type_name -> waypost.v1.ListPlacementsResponse
+	56, // 35: waypost.v1.AskRecordsResponse.summarize:type_name -> waypost.v1.SummarizePlacementsResponse
+	57, // 36: waypost.v1.AskRecordsResponse.reuse:type_name -> waypost.v1.GetReuseResponse
+	58, // 37: waypost.v1.AskRecordsResponse.worker:type_name -> waypost.v1.ExplainWorkerResponse
+	59, // 38: waypost.v1.PeerInspectRequest.inspect:type_name -> waypost.v1.InspectWorkerRequest
+	60, // 39: waypost.v1.PeerInspectResponse.inspect:type_name -> waypost.v1.InspectWorkerResponse
+	61, // 40: waypost.v1.RelayOutcomeRequest.outcome:type_name -> waypost.v1.ReportOutcomeRequest
+	62, // 41: waypost.v1.RelayOutcomeResponse.outcome:type_name -> waypost.v1.ReportOutcomeResponse
+	63, // 42: waypost.v1.RelayReservationRequest.renew:type_name -> waypost.v1.RenewPlacementRequest
+	64, // 43: waypost.v1.RelayReservationRequest.release:type_name -> waypost.v1.ReleasePlacementRequest
+	65, // 44: waypost.v1.RelayReservationResponse.renew:type_name -> waypost.v1.RenewPlacementResponse
+	66, // 45: waypost.v1.RelayReservationResponse.release:type_name -> waypost.v1.ReleasePlacementResponse
+	67, // 46: waypost.v1.PeerMembersResponse.members:type_name -> waypost.v1.ListMembersResponse
+	0,  // 47: waypost.v1.LaneService.Connect:input_type -> waypost.v1.ConnectRequest
+	20, // 48: waypost.v1.PeerService.ExchangePlacements:input_type -> waypost.v1.ExchangePlacementsRequest
+	28, // 49: waypost.v1.PeerService.ForwardWrite:input_type -> waypost.v1.ForwardWriteRequest
+	30, // 50: waypost.v1.PeerService.JoinCluster:input_type -> waypost.v1.JoinClusterRequest
+	32, // 51: waypost.v1.PeerService.WaitApplied:input_type -> waypost.v1.WaitAppliedRequest
+	34, // 52: waypost.v1.PeerService.PeerInspect:input_type -> waypost.v1.PeerInspectRequest
+	36, // 53: waypost.v1.PeerService.FetchPlacement:input_type -> waypost.v1.FetchPlacementRequest
+	38, // 54: waypost.v1.PeerService.RelayOutcome:input_type -> waypost.v1.RelayOutcomeRequest
+	40, // 55: waypost.v1.PeerService.RelayReservation:input_type -> waypost.v1.RelayReservationRequest
+	26, // 56: waypost.v1.PeerService.AskRecords:input_type -> waypost.v1.AskRecordsRequest
+	42, // 57: waypost.v1.PeerService.PeerMembers:input_type -> waypost.v1.PeerMembersRequest
+	44, // 58: waypost.v1.PeerService.CopyPrefixes:input_type -> waypost.v1.CopyPrefixesRequest
+	1,  // 59: waypost.v1.LaneService.Connect:output_type -> waypost.v1.ConnectResponse
+	21, // 60: waypost.v1.PeerService.ExchangePlacements:output_type -> waypost.v1.ExchangePlacementsResponse
+	29, // 61: waypost.v1.PeerService.ForwardWrite:output_type -> waypost.v1.ForwardWriteResponse
+	31, // 62: waypost.v1.PeerService.JoinCluster:output_type -> waypost.v1.JoinClusterResponse
+	33, // 63: waypost.v1.PeerService.WaitApplied:output_type -> waypost.v1.WaitAppliedResponse
+	35, // 64: waypost.v1.PeerService.PeerInspect:output_type -> waypost.v1.PeerInspectResponse
+	37, // 65: waypost.v1.PeerService.FetchPlacement:output_type -> waypost.v1.FetchPlacementResponse
+	39, // 66: waypost.v1.PeerService.RelayOutcome:output_type -> waypost.v1.RelayOutcomeResponse
+	41, // 67: waypost.v1.PeerService.RelayReservation:output_type -> waypost.v1.RelayReservationResponse
+	27, // 68: waypost.v1.PeerService.AskRecords:output_type -> waypost.v1.AskRecordsResponse
+	43, // 69: waypost.v1.PeerService.PeerMembers:output_type -> waypost.v1.PeerMembersResponse
+	45, // 70: waypost.v1.PeerService.CopyPrefixes:output_type -> waypost.v1.CopyPrefixesResponse
+	59, // [59:71] is the sub-list for method output_type
+	47, // [47:59] is the sub-list for method input_type
+	47, // [47:47] is the sub-list for extension type_name
+	47, // [47:47] is the sub-list for extension extendee
+	0,  // [0:47] is the sub-list for field type_name
 }
 
 func init() { file_waypost_v1_lane_proto_init() }
@@ -3895,6 +4425,7 @@ func file_waypost_v1_lane_proto_init() {
 		(*ConnectRequest_Prefixes)(nil),
 		(*ConnectRequest_TokenizeReply)(nil),
 		(*ConnectRequest_Host)(nil),
+		(*ConnectRequest_Evidence)(nil),
 	}
 	file_waypost_v1_lane_proto_msgTypes[1].OneofWrappers = []any{
 		(*ConnectResponse_Hello)(nil),
@@ -3904,12 +4435,13 @@ func file_waypost_v1_lane_proto_init() {
 		(*ConnectResponse_Marks)(nil),
 		(*ConnectResponse_Tokenize)(nil),
 		(*ConnectResponse_Render)(nil),
+		(*ConnectResponse_Evidence)(nil),
 	}
-	file_waypost_v1_lane_proto_msgTypes[35].OneofWrappers = []any{
+	file_waypost_v1_lane_proto_msgTypes[40].OneofWrappers = []any{
 		(*RelayReservationRequest_Renew)(nil),
 		(*RelayReservationRequest_Release)(nil),
 	}
-	file_waypost_v1_lane_proto_msgTypes[36].OneofWrappers = []any{
+	file_waypost_v1_lane_proto_msgTypes[41].OneofWrappers = []any{
 		(*RelayReservationResponse_Renew)(nil),
 		(*RelayReservationResponse_Release)(nil),
 	}
@@ -3919,7 +4451,7 @@ func file_waypost_v1_lane_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_waypost_v1_lane_proto_rawDesc), len(file_waypost_v1_lane_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   42,
+			NumMessages:   47,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -133,6 +133,7 @@ const (
 	PeerService_FetchPlacement_FullMethodName     = "/waypost.v1.PeerService/FetchPlacement"
 	PeerService_RelayOutcome_FullMethodName       = "/waypost.v1.PeerService/RelayOutcome"
 	PeerService_RelayReservation_FullMethodName   = "/waypost.v1.PeerService/RelayReservation"
+	PeerService_AskRecords_FullMethodName         = "/waypost.v1.PeerService/AskRecords"
 	PeerService_PeerMembers_FullMethodName        = "/waypost.v1.PeerService/PeerMembers"
 	PeerService_CopyPrefixes_FullMethodName       = "/waypost.v1.PeerService/CopyPrefixes"
 )
@@ -161,6 +162,8 @@ type PeerServiceClient interface {
 	// RelayReservation hands a renewal or release to the coordinator that made the
 	// placement.
 	RelayReservation(ctx context.Context, in *RelayReservationRequest, opts ...grpc.CallOption) (*RelayReservationResponse, error)
+	// AskRecords answers from the decision records of this coordinator alone.
+	AskRecords(ctx context.Context, in *AskRecordsRequest, opts ...grpc.CallOption) (*AskRecordsResponse, error)
 	// PeerMembers lists the gossip members as this coordinator sees them.
 	PeerMembers(ctx context.Context, in *PeerMembersRequest, opts ...grpc.CallOption) (*PeerMembersResponse, error)
 	// CopyPrefixes sends what this coordinator knows of a worker's cache, as
@@ -260,6 +263,16 @@ func (c *peerServiceClient) RelayReservation(ctx context.Context, in *RelayReser
 	return out, nil
 }
 
+func (c *peerServiceClient) AskRecords(ctx context.Context, in *AskRecordsRequest, opts ...grpc.CallOption) (*AskRecordsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(AskRecordsResponse)
+	err := c.cc.Invoke(ctx, PeerService_AskRecords_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *peerServiceClient) PeerMembers(ctx context.Context, in *PeerMembersRequest, opts ...grpc.CallOption) (*PeerMembersResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(PeerMembersResponse)
@@ -313,6 +326,8 @@ type PeerServiceServer interface {
 	// RelayReservation hands a renewal or release to the coordinator that made the
 	// placement.
 	RelayReservation(context.Context, *RelayReservationRequest) (*RelayReservationResponse, error)
+	// AskRecords answers from the decision records of this coordinator alone.
+	AskRecords(context.Context, *AskRecordsRequest) (*AskRecordsResponse, error)
 	// PeerMembers lists the gossip members as this coordinator sees them.
 	PeerMembers(context.Context, *PeerMembersRequest) (*PeerMembersResponse, error)
 	// CopyPrefixes sends what this coordinator knows of a worker's cache, as
@@ -352,6 +367,9 @@ func (UnimplementedPeerServiceServer) RelayOutcome(context.Context, *RelayOutcom
 }
 func (UnimplementedPeerServiceServer) RelayReservation(context.Context, *RelayReservationRequest) (*RelayReservationResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method RelayReservation not implemented")
+}
+func (UnimplementedPeerServiceServer) AskRecords(context.Context, *AskRecordsRequest) (*AskRecordsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method AskRecords not implemented")
 }
 func (UnimplementedPeerServiceServer) PeerMembers(context.Context, *PeerMembersRequest) (*PeerMembersResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method PeerMembers not implemented")
@@ -513,6 +531,24 @@ func _PeerService_RelayReservation_Handler(srv interface{}, ctx context.Context,
 	return interceptor(ctx, in, info, handler)
 }
 
+func _PeerService_AskRecords_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AskRecordsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PeerServiceServer).AskRecords(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: PeerService_AskRecords_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PeerServiceServer).AskRecords(ctx, req.(*AskRecordsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _PeerService_PeerMembers_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(PeerMembersRequest)
 	if err := dec(in); err != nil {
@@ -576,6 +612,10 @@ var PeerService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "RelayReservation",
 			Handler:    _PeerService_RelayReservation_Handler,
+		},
+		{
+			MethodName: "AskRecords",
+			Handler:    _PeerService_AskRecords_Handler,
 		},
 		{
 			MethodName: "PeerMembers",

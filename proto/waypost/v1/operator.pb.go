@@ -588,7 +588,9 @@ type Worker struct {
 	// What it serves of a request: prefill or decode; empty: all of it.
 	Role *string `protobuf:"bytes,45,opt,name=role" json:"role,omitempty"`
 	// How its saved KV may travel; unset: not at all.
-	Transfer      *TransferFacts `protobuf:"bytes,46,opt,name=transfer" json:"transfer,omitempty"`
+	Transfer *TransferFacts `protobuf:"bytes,46,opt,name=transfer" json:"transfer,omitempty"`
+	// What outcomes taught about it; unset: nothing yet.
+	Learnt        *Learnt `protobuf:"bytes,47,opt,name=learnt" json:"learnt,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -868,6 +870,13 @@ func (x *Worker) GetTransfer() *TransferFacts {
 	return nil
 }
 
+func (x *Worker) GetLearnt() *Learnt {
+	if x != nil {
+		return x.Learnt
+	}
+	return nil
+}
+
 // TransferFacts says how saved KV of a worker may reach another.
 type TransferFacts struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -951,6 +960,786 @@ func (x *TransferFacts) GetKvBytesPerToken() float64 {
 	return 0
 }
 
+// Learnt is what the outcomes of one engine life taught this coordinator.
+type Learnt struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Outcomes behind trust, old ones counting less.
+	Outcomes *float64 `protobuf:"fixed64,1,opt,name=outcomes" json:"outcomes,omitempty"`
+	// Constant difference of actual and expected reuse, tokens.
+	BiasTokens *int32 `protobuf:"zigzag32,2,opt,name=bias_tokens,json=biasTokens" json:"bias_tokens,omitempty"`
+	// Error of the predictions per term.
+	Errors []*TermError `protobuf:"bytes,3,rep,name=errors" json:"errors,omitempty"`
+	// Views asked for anew because predictions went wrong.
+	Resyncs *uint32 `protobuf:"varint,4,opt,name=resyncs" json:"resyncs,omitempty"`
+	// closed, open or probing.
+	Breaker *string `protobuf:"bytes,5,opt,name=breaker" json:"breaker,omitempty"`
+	// Since when the breaker is not closed, ms; unset: it is closed.
+	FailingMs *float64 `protobuf:"fixed64,6,opt,name=failing_ms,json=failingMs" json:"failing_ms,omitempty"`
+	// Time until the next probe placement, ms; unset: none is waited for.
+	NextProbeMs   *float64 `protobuf:"fixed64,7,opt,name=next_probe_ms,json=nextProbeMs" json:"next_probe_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Learnt) Reset() {
+	*x = Learnt{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Learnt) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Learnt) ProtoMessage() {}
+
+func (x *Learnt) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Learnt.ProtoReflect.Descriptor instead.
+func (*Learnt) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *Learnt) GetOutcomes() float64 {
+	if x != nil && x.Outcomes != nil {
+		return *x.Outcomes
+	}
+	return 0
+}
+
+func (x *Learnt) GetBiasTokens() int32 {
+	if x != nil && x.BiasTokens != nil {
+		return *x.BiasTokens
+	}
+	return 0
+}
+
+func (x *Learnt) GetErrors() []*TermError {
+	if x != nil {
+		return x.Errors
+	}
+	return nil
+}
+
+func (x *Learnt) GetResyncs() uint32 {
+	if x != nil && x.Resyncs != nil {
+		return *x.Resyncs
+	}
+	return 0
+}
+
+func (x *Learnt) GetBreaker() string {
+	if x != nil && x.Breaker != nil {
+		return *x.Breaker
+	}
+	return ""
+}
+
+func (x *Learnt) GetFailingMs() float64 {
+	if x != nil && x.FailingMs != nil {
+		return *x.FailingMs
+	}
+	return 0
+}
+
+func (x *Learnt) GetNextProbeMs() float64 {
+	if x != nil && x.NextProbeMs != nil {
+		return *x.NextProbeMs
+	}
+	return 0
+}
+
+// TermError is the error of the predictions of one term.
+type TermError struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// reuse, wait, first token or gap.
+	Term *string `protobuf:"bytes,1,opt,name=term" json:"term,omitempty"`
+	// Mean of actual minus predicted, ms.
+	BiasMs *float64 `protobuf:"fixed64,2,opt,name=bias_ms,json=biasMs" json:"bias_ms,omitempty"`
+	// Mean size of the difference, ms.
+	MeanMs *float64 `protobuf:"fixed64,3,opt,name=mean_ms,json=meanMs" json:"mean_ms,omitempty"`
+	// Outcomes behind it, old ones counting less.
+	Outcomes      *float64 `protobuf:"fixed64,4,opt,name=outcomes" json:"outcomes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TermError) Reset() {
+	*x = TermError{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TermError) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TermError) ProtoMessage() {}
+
+func (x *TermError) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TermError.ProtoReflect.Descriptor instead.
+func (*TermError) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *TermError) GetTerm() string {
+	if x != nil && x.Term != nil {
+		return *x.Term
+	}
+	return ""
+}
+
+func (x *TermError) GetBiasMs() float64 {
+	if x != nil && x.BiasMs != nil {
+		return *x.BiasMs
+	}
+	return 0
+}
+
+func (x *TermError) GetMeanMs() float64 {
+	if x != nil && x.MeanMs != nil {
+		return *x.MeanMs
+	}
+	return 0
+}
+
+func (x *TermError) GetOutcomes() float64 {
+	if x != nil && x.Outcomes != nil {
+		return *x.Outcomes
+	}
+	return 0
+}
+
+// ExplainWorkerRequest names a worker.
+type ExplainWorkerRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// host/engine/rank.
+	Worker *string `protobuf:"bytes,1,opt,name=worker" json:"worker,omitempty"`
+	// How far back to look, ms; unset: 10 minutes.
+	SinceMs       *float64 `protobuf:"fixed64,2,opt,name=since_ms,json=sinceMs" json:"since_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExplainWorkerRequest) Reset() {
+	*x = ExplainWorkerRequest{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainWorkerRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainWorkerRequest) ProtoMessage() {}
+
+func (x *ExplainWorkerRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainWorkerRequest.ProtoReflect.Descriptor instead.
+func (*ExplainWorkerRequest) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *ExplainWorkerRequest) GetWorker() string {
+	if x != nil && x.Worker != nil {
+		return *x.Worker
+	}
+	return ""
+}
+
+func (x *ExplainWorkerRequest) GetSinceMs() float64 {
+	if x != nil && x.SinceMs != nil {
+		return *x.SinceMs
+	}
+	return 0
+}
+
+// ExplainWorkerResponse is why a worker gets traffic or not.
+type ExplainWorkerResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The worker as it is now.
+	Worker *Worker `protobuf:"bytes,1,opt,name=worker" json:"worker,omitempty"`
+	// How far back was looked, ms.
+	SinceMs *float64 `protobuf:"fixed64,2,opt,name=since_ms,json=sinceMs" json:"since_ms,omitempty"`
+	// Recorded decisions of its pool while it was known, priced or not.
+	Considered *uint32 `protobuf:"varint,3,opt,name=considered" json:"considered,omitempty"`
+	// Of these, those that chose it.
+	Chosen *uint32 `protobuf:"varint,4,opt,name=chosen" json:"chosen,omitempty"`
+	// Its share if all candidates were alike, 0 to 1; unset: not considered.
+	EvenShare *float64 `protobuf:"fixed64,5,opt,name=even_share,json=evenShare" json:"even_share,omitempty"`
+	// Of those it lost, by the cause: a term, own-time limit, a budget, tie, or
+	// not_priced: a lower bound of its price was above all that could win.
+	LostBy map[string]uint32 `protobuf:"bytes,6,rep,name=lost_by,json=lostBy" json:"lost_by,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	// Of those it lost, by what excluded it; several: it was not recorded, and
+	// others were excluded for several reasons.
+	Excluded map[string]uint32 `protobuf:"bytes,7,rep,name=excluded" json:"excluded,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	// What would bring it more traffic, one sentence each.
+	ToChange []string `protobuf:"bytes,8,rep,name=to_change,json=toChange" json:"to_change,omitempty"`
+	// Coordinators that were asked and did not answer, with the cause.
+	Silent []string `protobuf:"bytes,9,rep,name=silent" json:"silent,omitempty"`
+	// What it and the choice would cost for the newest recorded request of its
+	// pool at the asked coordinator, as things are now; unset: that decision
+	// priced it, or none is recorded there.
+	Present       *PresentPrice `protobuf:"bytes,10,opt,name=present" json:"present,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExplainWorkerResponse) Reset() {
+	*x = ExplainWorkerResponse{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainWorkerResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainWorkerResponse) ProtoMessage() {}
+
+func (x *ExplainWorkerResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainWorkerResponse.ProtoReflect.Descriptor instead.
+func (*ExplainWorkerResponse) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *ExplainWorkerResponse) GetWorker() *Worker {
+	if x != nil {
+		return x.Worker
+	}
+	return nil
+}
+
+func (x *ExplainWorkerResponse) GetSinceMs() float64 {
+	if x != nil && x.SinceMs != nil {
+		return *x.SinceMs
+	}
+	return 0
+}
+
+func (x *ExplainWorkerResponse) GetConsidered() uint32 {
+	if x != nil && x.Considered != nil {
+		return *x.Considered
+	}
+	return 0
+}
+
+func (x *ExplainWorkerResponse) GetChosen() uint32 {
+	if x != nil && x.Chosen != nil {
+		return *x.Chosen
+	}
+	return 0
+}
+
+func (x *ExplainWorkerResponse) GetEvenShare() float64 {
+	if x != nil && x.EvenShare != nil {
+		return *x.EvenShare
+	}
+	return 0
+}
+
+func (x *ExplainWorkerResponse) GetLostBy() map[string]uint32 {
+	if x != nil {
+		return x.LostBy
+	}
+	return nil
+}
+
+func (x *ExplainWorkerResponse) GetExcluded() map[string]uint32 {
+	if x != nil {
+		return x.Excluded
+	}
+	return nil
+}
+
+func (x *ExplainWorkerResponse) GetToChange() []string {
+	if x != nil {
+		return x.ToChange
+	}
+	return nil
+}
+
+func (x *ExplainWorkerResponse) GetSilent() []string {
+	if x != nil {
+		return x.Silent
+	}
+	return nil
+}
+
+func (x *ExplainWorkerResponse) GetPresent() *PresentPrice {
+	if x != nil {
+		return x.Present
+	}
+	return nil
+}
+
+// PresentPrice is a worker's price for a recorded request as things are now.
+// What it holds of the prompt is not recorded: its reuse counts as none.
+type PresentPrice struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The placement whose request it is.
+	PlacementId *string `protobuf:"bytes,1,opt,name=placement_id,json=placementId" json:"placement_id,omitempty"`
+	// Prompt tokens of the request.
+	PromptTokens *uint32 `protobuf:"varint,2,opt,name=prompt_tokens,json=promptTokens" json:"prompt_tokens,omitempty"`
+	// The worker's terms.
+	Terms *Terms `protobuf:"bytes,3,opt,name=terms" json:"terms,omitempty"`
+	// Terms of who would be chosen; unset: the worker itself, or nobody.
+	Chosen *Terms `protobuf:"bytes,4,opt,name=chosen" json:"chosen,omitempty"`
+	// By what it would lose, as in lost_by; unset: it would not, or is excluded.
+	LostBy        *string `protobuf:"bytes,5,opt,name=lost_by,json=lostBy" json:"lost_by,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PresentPrice) Reset() {
+	*x = PresentPrice{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PresentPrice) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PresentPrice) ProtoMessage() {}
+
+func (x *PresentPrice) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PresentPrice.ProtoReflect.Descriptor instead.
+func (*PresentPrice) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *PresentPrice) GetPlacementId() string {
+	if x != nil && x.PlacementId != nil {
+		return *x.PlacementId
+	}
+	return ""
+}
+
+func (x *PresentPrice) GetPromptTokens() uint32 {
+	if x != nil && x.PromptTokens != nil {
+		return *x.PromptTokens
+	}
+	return 0
+}
+
+func (x *PresentPrice) GetTerms() *Terms {
+	if x != nil {
+		return x.Terms
+	}
+	return nil
+}
+
+func (x *PresentPrice) GetChosen() *Terms {
+	if x != nil {
+		return x.Chosen
+	}
+	return nil
+}
+
+func (x *PresentPrice) GetLostBy() string {
+	if x != nil && x.LostBy != nil {
+		return *x.LostBy
+	}
+	return ""
+}
+
+// GetReuseRequest filters; unset fields match all.
+type GetReuseRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Only decisions at most this old, ms; unset: 1 hour.
+	SinceMs *float64 `protobuf:"fixed64,1,opt,name=since_ms,json=sinceMs" json:"since_ms,omitempty"`
+	// Pool.
+	Pool          *string `protobuf:"bytes,2,opt,name=pool" json:"pool,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetReuseRequest) Reset() {
+	*x = GetReuseRequest{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetReuseRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetReuseRequest) ProtoMessage() {}
+
+func (x *GetReuseRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetReuseRequest.ProtoReflect.Descriptor instead.
+func (*GetReuseRequest) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *GetReuseRequest) GetSinceMs() float64 {
+	if x != nil && x.SinceMs != nil {
+		return *x.SinceMs
+	}
+	return 0
+}
+
+func (x *GetReuseRequest) GetPool() string {
+	if x != nil && x.Pool != nil {
+		return *x.Pool
+	}
+	return ""
+}
+
+// GetReuseResponse is expected against actual reuse.
+type GetReuseResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Pools by name.
+	Pools []*PoolReuse `protobuf:"bytes,1,rep,name=pools" json:"pools,omitempty"`
+	// Coordinators that were asked and did not answer, with the cause.
+	Silent        []string `protobuf:"bytes,2,rep,name=silent" json:"silent,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetReuseResponse) Reset() {
+	*x = GetReuseResponse{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetReuseResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetReuseResponse) ProtoMessage() {}
+
+func (x *GetReuseResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetReuseResponse.ProtoReflect.Descriptor instead.
+func (*GetReuseResponse) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *GetReuseResponse) GetPools() []*PoolReuse {
+	if x != nil {
+		return x.Pools
+	}
+	return nil
+}
+
+func (x *GetReuseResponse) GetSilent() []string {
+	if x != nil {
+		return x.Silent
+	}
+	return nil
+}
+
+// PoolReuse is the reuse of one pool. Requests with an outcome are
+// as_predicted, cold (a miss, nobody's error), one of the six classes of
+// prediction error, or not_reported; the classes sum to the outcomes.
+type PoolReuse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Pool.
+	Pool *string `protobuf:"bytes,1,opt,name=pool" json:"pool,omitempty"`
+	// Decisions that named a worker.
+	Requests *uint32 `protobuf:"varint,2,opt,name=requests" json:"requests,omitempty"`
+	// Of these, those with an outcome.
+	Outcomes *uint32 `protobuf:"varint,3,opt,name=outcomes" json:"outcomes,omitempty"`
+	// Outcomes by class.
+	Classes map[string]uint32 `protobuf:"bytes,4,rep,name=classes" json:"classes,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	// Prompt tokens of the outcomes that tell their reuse:
+	// prompt = actual + short + miss.
+	PromptTokens *float64 `protobuf:"fixed64,5,opt,name=prompt_tokens,json=promptTokens" json:"prompt_tokens,omitempty"`
+	// Of these, expected to be reused.
+	ExpectedTokens *float64 `protobuf:"fixed64,6,opt,name=expected_tokens,json=expectedTokens" json:"expected_tokens,omitempty"`
+	// Of these, reused.
+	ActualTokens *float64 `protobuf:"fixed64,7,opt,name=actual_tokens,json=actualTokens" json:"actual_tokens,omitempty"`
+	// Of these, what the best eligible worker could have reused.
+	ReachableTokens *float64 `protobuf:"fixed64,8,opt,name=reachable_tokens,json=reachableTokens" json:"reachable_tokens,omitempty"`
+	// Of these, expected and not found: prediction error.
+	ShortTokens *float64 `protobuf:"fixed64,9,opt,name=short_tokens,json=shortTokens" json:"short_tokens,omitempty"`
+	// Of these, neither expected nor found: misses.
+	MissTokens *float64 `protobuf:"fixed64,10,opt,name=miss_tokens,json=missTokens" json:"miss_tokens,omitempty"`
+	// Reachable tokens that were passed over, by why: load, health or policy.
+	LostTokens map[string]float64 `protobuf:"bytes,11,rep,name=lost_tokens,json=lostTokens" json:"lost_tokens,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"fixed64,2,opt,name=value"`
+	// The worker whose expectation was most wrong in all; unset: none was.
+	Worst         *WorkerReuse `protobuf:"bytes,12,opt,name=worst" json:"worst,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PoolReuse) Reset() {
+	*x = PoolReuse{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PoolReuse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PoolReuse) ProtoMessage() {}
+
+func (x *PoolReuse) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PoolReuse.ProtoReflect.Descriptor instead.
+func (*PoolReuse) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *PoolReuse) GetPool() string {
+	if x != nil && x.Pool != nil {
+		return *x.Pool
+	}
+	return ""
+}
+
+func (x *PoolReuse) GetRequests() uint32 {
+	if x != nil && x.Requests != nil {
+		return *x.Requests
+	}
+	return 0
+}
+
+func (x *PoolReuse) GetOutcomes() uint32 {
+	if x != nil && x.Outcomes != nil {
+		return *x.Outcomes
+	}
+	return 0
+}
+
+func (x *PoolReuse) GetClasses() map[string]uint32 {
+	if x != nil {
+		return x.Classes
+	}
+	return nil
+}
+
+func (x *PoolReuse) GetPromptTokens() float64 {
+	if x != nil && x.PromptTokens != nil {
+		return *x.PromptTokens
+	}
+	return 0
+}
+
+func (x *PoolReuse) GetExpectedTokens() float64 {
+	if x != nil && x.ExpectedTokens != nil {
+		return *x.ExpectedTokens
+	}
+	return 0
+}
+
+func (x *PoolReuse) GetActualTokens() float64 {
+	if x != nil && x.ActualTokens != nil {
+		return *x.ActualTokens
+	}
+	return 0
+}
+
+func (x *PoolReuse) GetReachableTokens() float64 {
+	if x != nil && x.ReachableTokens != nil {
+		return *x.ReachableTokens
+	}
+	return 0
+}
+
+func (x *PoolReuse) GetShortTokens() float64 {
+	if x != nil && x.ShortTokens != nil {
+		return *x.ShortTokens
+	}
+	return 0
+}
+
+func (x *PoolReuse) GetMissTokens() float64 {
+	if x != nil && x.MissTokens != nil {
+		return *x.MissTokens
+	}
+	return 0
+}
+
+func (x *PoolReuse) GetLostTokens() map[string]float64 {
+	if x != nil {
+		return x.LostTokens
+	}
+	return nil
+}
+
+func (x *PoolReuse) GetWorst() *WorkerReuse {
+	if x != nil {
+		return x.Worst
+	}
+	return nil
+}
+
+// WorkerReuse is the reuse of one worker.
+type WorkerReuse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// host/engine/rank.
+	Worker *string `protobuf:"bytes,1,opt,name=worker" json:"worker,omitempty"`
+	// Outcomes that tell their reuse.
+	Outcomes *uint32 `protobuf:"varint,2,opt,name=outcomes" json:"outcomes,omitempty"`
+	// Their prompt tokens, and of these the expected and the actual reuse.
+	PromptTokens   *float64 `protobuf:"fixed64,3,opt,name=prompt_tokens,json=promptTokens" json:"prompt_tokens,omitempty"`
+	ExpectedTokens *float64 `protobuf:"fixed64,4,opt,name=expected_tokens,json=expectedTokens" json:"expected_tokens,omitempty"`
+	ActualTokens   *float64 `protobuf:"fixed64,5,opt,name=actual_tokens,json=actualTokens" json:"actual_tokens,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *WorkerReuse) Reset() {
+	*x = WorkerReuse{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WorkerReuse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WorkerReuse) ProtoMessage() {}
+
+func (x *WorkerReuse) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WorkerReuse.ProtoReflect.Descriptor instead.
+func (*WorkerReuse) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *WorkerReuse) GetWorker() string {
+	if x != nil && x.Worker != nil {
+		return *x.Worker
+	}
+	return ""
+}
+
+func (x *WorkerReuse) GetOutcomes() uint32 {
+	if x != nil && x.Outcomes != nil {
+		return *x.Outcomes
+	}
+	return 0
+}
+
+func (x *WorkerReuse) GetPromptTokens() float64 {
+	if x != nil && x.PromptTokens != nil {
+		return *x.PromptTokens
+	}
+	return 0
+}
+
+func (x *WorkerReuse) GetExpectedTokens() float64 {
+	if x != nil && x.ExpectedTokens != nil {
+		return *x.ExpectedTokens
+	}
+	return 0
+}
+
+func (x *WorkerReuse) GetActualTokens() float64 {
+	if x != nil && x.ActualTokens != nil {
+		return *x.ActualTokens
+	}
+	return 0
+}
+
 // ListHostsRequest filters hosts.
 type ListHostsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -962,7 +1751,7 @@ type ListHostsRequest struct {
 
 func (x *ListHostsRequest) Reset() {
 	*x = ListHostsRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[8]
+	mi := &file_waypost_v1_operator_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -974,7 +1763,7 @@ func (x *ListHostsRequest) String() string {
 func (*ListHostsRequest) ProtoMessage() {}
 
 func (x *ListHostsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[8]
+	mi := &file_waypost_v1_operator_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -987,7 +1776,7 @@ func (x *ListHostsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHostsRequest.ProtoReflect.Descriptor instead.
 func (*ListHostsRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{8}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ListHostsRequest) GetName() string {
@@ -1008,7 +1797,7 @@ type ListHostsResponse struct {
 
 func (x *ListHostsResponse) Reset() {
 	*x = ListHostsResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[9]
+	mi := &file_waypost_v1_operator_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1020,7 +1809,7 @@ func (x *ListHostsResponse) String() string {
 func (*ListHostsResponse) ProtoMessage() {}
 
 func (x *ListHostsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[9]
+	mi := &file_waypost_v1_operator_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1033,7 +1822,7 @@ func (x *ListHostsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHostsResponse.ProtoReflect.Descriptor instead.
 func (*ListHostsResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{9}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ListHostsResponse) GetHosts() []*Host {
@@ -1072,7 +1861,7 @@ type Host struct {
 
 func (x *Host) Reset() {
 	*x = Host{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[10]
+	mi := &file_waypost_v1_operator_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1084,7 +1873,7 @@ func (x *Host) String() string {
 func (*Host) ProtoMessage() {}
 
 func (x *Host) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[10]
+	mi := &file_waypost_v1_operator_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1097,7 +1886,7 @@ func (x *Host) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Host.ProtoReflect.Descriptor instead.
 func (*Host) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{10}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Host) GetName() string {
@@ -1193,7 +1982,7 @@ type HostFacts struct {
 
 func (x *HostFacts) Reset() {
 	*x = HostFacts{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[11]
+	mi := &file_waypost_v1_operator_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1205,7 +1994,7 @@ func (x *HostFacts) String() string {
 func (*HostFacts) ProtoMessage() {}
 
 func (x *HostFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[11]
+	mi := &file_waypost_v1_operator_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1218,7 +2007,7 @@ func (x *HostFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostFacts.ProtoReflect.Descriptor instead.
 func (*HostFacts) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{11}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *HostFacts) GetCpus() uint32 {
@@ -1287,7 +2076,7 @@ type NetworkInterface struct {
 
 func (x *NetworkInterface) Reset() {
 	*x = NetworkInterface{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[12]
+	mi := &file_waypost_v1_operator_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1299,7 +2088,7 @@ func (x *NetworkInterface) String() string {
 func (*NetworkInterface) ProtoMessage() {}
 
 func (x *NetworkInterface) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[12]
+	mi := &file_waypost_v1_operator_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1312,7 +2101,7 @@ func (x *NetworkInterface) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkInterface.ProtoReflect.Descriptor instead.
 func (*NetworkInterface) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{12}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *NetworkInterface) GetName() string {
@@ -1392,7 +2181,7 @@ type Gpu struct {
 
 func (x *Gpu) Reset() {
 	*x = Gpu{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[13]
+	mi := &file_waypost_v1_operator_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1404,7 +2193,7 @@ func (x *Gpu) String() string {
 func (*Gpu) ProtoMessage() {}
 
 func (x *Gpu) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[13]
+	mi := &file_waypost_v1_operator_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1417,7 +2206,7 @@ func (x *Gpu) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Gpu.ProtoReflect.Descriptor instead.
 func (*Gpu) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{13}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Gpu) GetIndex() uint32 {
@@ -1573,7 +2362,7 @@ type XidEvent struct {
 
 func (x *XidEvent) Reset() {
 	*x = XidEvent{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[14]
+	mi := &file_waypost_v1_operator_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1585,7 +2374,7 @@ func (x *XidEvent) String() string {
 func (*XidEvent) ProtoMessage() {}
 
 func (x *XidEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[14]
+	mi := &file_waypost_v1_operator_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1598,7 +2387,7 @@ func (x *XidEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use XidEvent.ProtoReflect.Descriptor instead.
 func (*XidEvent) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{14}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *XidEvent) GetXid() uint32 {
@@ -1628,7 +2417,7 @@ type GpuProcess struct {
 
 func (x *GpuProcess) Reset() {
 	*x = GpuProcess{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[15]
+	mi := &file_waypost_v1_operator_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1640,7 +2429,7 @@ func (x *GpuProcess) String() string {
 func (*GpuProcess) ProtoMessage() {}
 
 func (x *GpuProcess) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[15]
+	mi := &file_waypost_v1_operator_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1653,7 +2442,7 @@ func (x *GpuProcess) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GpuProcess.ProtoReflect.Descriptor instead.
 func (*GpuProcess) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{15}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *GpuProcess) GetPid() uint32 {
@@ -1681,7 +2470,7 @@ type ListMembersRequest struct {
 
 func (x *ListMembersRequest) Reset() {
 	*x = ListMembersRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[16]
+	mi := &file_waypost_v1_operator_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1693,7 +2482,7 @@ func (x *ListMembersRequest) String() string {
 func (*ListMembersRequest) ProtoMessage() {}
 
 func (x *ListMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[16]
+	mi := &file_waypost_v1_operator_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1706,7 +2495,7 @@ func (x *ListMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMembersRequest.ProtoReflect.Descriptor instead.
 func (*ListMembersRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{16}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ListMembersRequest) GetFrom() string {
@@ -1729,7 +2518,7 @@ type ListMembersResponse struct {
 
 func (x *ListMembersResponse) Reset() {
 	*x = ListMembersResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[17]
+	mi := &file_waypost_v1_operator_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1741,7 +2530,7 @@ func (x *ListMembersResponse) String() string {
 func (*ListMembersResponse) ProtoMessage() {}
 
 func (x *ListMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[17]
+	mi := &file_waypost_v1_operator_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1754,7 +2543,7 @@ func (x *ListMembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMembersResponse.ProtoReflect.Descriptor instead.
 func (*ListMembersResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{17}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ListMembersResponse) GetMembers() []*Member {
@@ -1802,7 +2591,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[18]
+	mi := &file_waypost_v1_operator_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1814,7 +2603,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[18]
+	mi := &file_waypost_v1_operator_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1827,7 +2616,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{18}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Member) GetName() string {
@@ -1916,7 +2705,7 @@ type ListCoordinatorsRequest struct {
 
 func (x *ListCoordinatorsRequest) Reset() {
 	*x = ListCoordinatorsRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[19]
+	mi := &file_waypost_v1_operator_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1928,7 +2717,7 @@ func (x *ListCoordinatorsRequest) String() string {
 func (*ListCoordinatorsRequest) ProtoMessage() {}
 
 func (x *ListCoordinatorsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[19]
+	mi := &file_waypost_v1_operator_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1941,7 +2730,7 @@ func (x *ListCoordinatorsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCoordinatorsRequest.ProtoReflect.Descriptor instead.
 func (*ListCoordinatorsRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{19}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{28}
 }
 
 // ListCoordinatorsResponse is the coordinators by number.
@@ -1955,7 +2744,7 @@ type ListCoordinatorsResponse struct {
 
 func (x *ListCoordinatorsResponse) Reset() {
 	*x = ListCoordinatorsResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[20]
+	mi := &file_waypost_v1_operator_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1967,7 +2756,7 @@ func (x *ListCoordinatorsResponse) String() string {
 func (*ListCoordinatorsResponse) ProtoMessage() {}
 
 func (x *ListCoordinatorsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[20]
+	mi := &file_waypost_v1_operator_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1980,7 +2769,7 @@ func (x *ListCoordinatorsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCoordinatorsResponse.ProtoReflect.Descriptor instead.
 func (*ListCoordinatorsResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{20}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ListCoordinatorsResponse) GetCoordinators() []*Coordinator {
@@ -2013,7 +2802,7 @@ type Coordinator struct {
 
 func (x *Coordinator) Reset() {
 	*x = Coordinator{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[21]
+	mi := &file_waypost_v1_operator_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2025,7 +2814,7 @@ func (x *Coordinator) String() string {
 func (*Coordinator) ProtoMessage() {}
 
 func (x *Coordinator) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[21]
+	mi := &file_waypost_v1_operator_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2038,7 +2827,7 @@ func (x *Coordinator) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Coordinator.ProtoReflect.Descriptor instead.
 func (*Coordinator) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{21}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Coordinator) GetName() string {
@@ -2099,7 +2888,7 @@ type GetFleetRequest struct {
 
 func (x *GetFleetRequest) Reset() {
 	*x = GetFleetRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[22]
+	mi := &file_waypost_v1_operator_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2111,7 +2900,7 @@ func (x *GetFleetRequest) String() string {
 func (*GetFleetRequest) ProtoMessage() {}
 
 func (x *GetFleetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[22]
+	mi := &file_waypost_v1_operator_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2124,7 +2913,7 @@ func (x *GetFleetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFleetRequest.ProtoReflect.Descriptor instead.
 func (*GetFleetRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{22}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{31}
 }
 
 // GetFleetResponse is the fleet file in force.
@@ -2146,7 +2935,7 @@ type GetFleetResponse struct {
 
 func (x *GetFleetResponse) Reset() {
 	*x = GetFleetResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[23]
+	mi := &file_waypost_v1_operator_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2158,7 +2947,7 @@ func (x *GetFleetResponse) String() string {
 func (*GetFleetResponse) ProtoMessage() {}
 
 func (x *GetFleetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[23]
+	mi := &file_waypost_v1_operator_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2171,7 +2960,7 @@ func (x *GetFleetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFleetResponse.ProtoReflect.Descriptor instead.
 func (*GetFleetResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{23}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *GetFleetResponse) GetVersion() uint32 {
@@ -2228,7 +3017,7 @@ type PutFleetRequest struct {
 
 func (x *PutFleetRequest) Reset() {
 	*x = PutFleetRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[24]
+	mi := &file_waypost_v1_operator_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2240,7 +3029,7 @@ func (x *PutFleetRequest) String() string {
 func (*PutFleetRequest) ProtoMessage() {}
 
 func (x *PutFleetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[24]
+	mi := &file_waypost_v1_operator_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2253,7 +3042,7 @@ func (x *PutFleetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutFleetRequest.ProtoReflect.Descriptor instead.
 func (*PutFleetRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{24}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *PutFleetRequest) GetToml() string {
@@ -2310,7 +3099,7 @@ type PutFleetResponse struct {
 
 func (x *PutFleetResponse) Reset() {
 	*x = PutFleetResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[25]
+	mi := &file_waypost_v1_operator_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2322,7 +3111,7 @@ func (x *PutFleetResponse) String() string {
 func (*PutFleetResponse) ProtoMessage() {}
 
 func (x *PutFleetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[25]
+	mi := &file_waypost_v1_operator_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2335,7 +3124,7 @@ func (x *PutFleetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutFleetResponse.ProtoReflect.Descriptor instead.
 func (*PutFleetResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{25}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *PutFleetResponse) GetVersion() uint32 {
@@ -2403,7 +3192,7 @@ type FleetEffect struct {
 
 func (x *FleetEffect) Reset() {
 	*x = FleetEffect{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[26]
+	mi := &file_waypost_v1_operator_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2415,7 +3204,7 @@ func (x *FleetEffect) String() string {
 func (*FleetEffect) ProtoMessage() {}
 
 func (x *FleetEffect) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[26]
+	mi := &file_waypost_v1_operator_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2428,7 +3217,7 @@ func (x *FleetEffect) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetEffect.ProtoReflect.Descriptor instead.
 func (*FleetEffect) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{26}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *FleetEffect) GetWindowMs() float64 {
@@ -2515,7 +3304,7 @@ type EffectExample struct {
 
 func (x *EffectExample) Reset() {
 	*x = EffectExample{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[27]
+	mi := &file_waypost_v1_operator_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2527,7 +3316,7 @@ func (x *EffectExample) String() string {
 func (*EffectExample) ProtoMessage() {}
 
 func (x *EffectExample) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[27]
+	mi := &file_waypost_v1_operator_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2540,7 +3329,7 @@ func (x *EffectExample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EffectExample.ProtoReflect.Descriptor instead.
 func (*EffectExample) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{27}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *EffectExample) GetPlacementId() string {
@@ -2604,7 +3393,7 @@ type Cordon struct {
 
 func (x *Cordon) Reset() {
 	*x = Cordon{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[28]
+	mi := &file_waypost_v1_operator_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2616,7 +3405,7 @@ func (x *Cordon) String() string {
 func (*Cordon) ProtoMessage() {}
 
 func (x *Cordon) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[28]
+	mi := &file_waypost_v1_operator_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2629,7 +3418,7 @@ func (x *Cordon) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cordon.ProtoReflect.Descriptor instead.
 func (*Cordon) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{28}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Cordon) GetSelector() string {
@@ -2684,7 +3473,7 @@ type CordonTargetRequest struct {
 
 func (x *CordonTargetRequest) Reset() {
 	*x = CordonTargetRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[29]
+	mi := &file_waypost_v1_operator_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2696,7 +3485,7 @@ func (x *CordonTargetRequest) String() string {
 func (*CordonTargetRequest) ProtoMessage() {}
 
 func (x *CordonTargetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[29]
+	mi := &file_waypost_v1_operator_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2709,7 +3498,7 @@ func (x *CordonTargetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonTargetRequest.ProtoReflect.Descriptor instead.
 func (*CordonTargetRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{29}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *CordonTargetRequest) GetSelector() string {
@@ -2757,7 +3546,7 @@ type CordonTargetResponse struct {
 
 func (x *CordonTargetResponse) Reset() {
 	*x = CordonTargetResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[30]
+	mi := &file_waypost_v1_operator_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2769,7 +3558,7 @@ func (x *CordonTargetResponse) String() string {
 func (*CordonTargetResponse) ProtoMessage() {}
 
 func (x *CordonTargetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[30]
+	mi := &file_waypost_v1_operator_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2782,7 +3571,7 @@ func (x *CordonTargetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonTargetResponse.ProtoReflect.Descriptor instead.
 func (*CordonTargetResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{30}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *CordonTargetResponse) GetCordon() *Cordon {
@@ -2830,7 +3619,7 @@ type UncordonTargetRequest struct {
 
 func (x *UncordonTargetRequest) Reset() {
 	*x = UncordonTargetRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[31]
+	mi := &file_waypost_v1_operator_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2842,7 +3631,7 @@ func (x *UncordonTargetRequest) String() string {
 func (*UncordonTargetRequest) ProtoMessage() {}
 
 func (x *UncordonTargetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[31]
+	mi := &file_waypost_v1_operator_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2855,7 +3644,7 @@ func (x *UncordonTargetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UncordonTargetRequest.ProtoReflect.Descriptor instead.
 func (*UncordonTargetRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{31}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *UncordonTargetRequest) GetSelector() string {
@@ -2899,7 +3688,7 @@ type UncordonTargetResponse struct {
 
 func (x *UncordonTargetResponse) Reset() {
 	*x = UncordonTargetResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[32]
+	mi := &file_waypost_v1_operator_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2911,7 +3700,7 @@ func (x *UncordonTargetResponse) String() string {
 func (*UncordonTargetResponse) ProtoMessage() {}
 
 func (x *UncordonTargetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[32]
+	mi := &file_waypost_v1_operator_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2924,7 +3713,7 @@ func (x *UncordonTargetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UncordonTargetResponse.ProtoReflect.Descriptor instead.
 func (*UncordonTargetResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{32}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *UncordonTargetResponse) GetRemoved() bool {
@@ -2954,7 +3743,7 @@ type InspectWorkerRequest struct {
 
 func (x *InspectWorkerRequest) Reset() {
 	*x = InspectWorkerRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[33]
+	mi := &file_waypost_v1_operator_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2966,7 +3755,7 @@ func (x *InspectWorkerRequest) String() string {
 func (*InspectWorkerRequest) ProtoMessage() {}
 
 func (x *InspectWorkerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[33]
+	mi := &file_waypost_v1_operator_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2979,7 +3768,7 @@ func (x *InspectWorkerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectWorkerRequest.ProtoReflect.Descriptor instead.
 func (*InspectWorkerRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{33}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *InspectWorkerRequest) GetWorker() string {
@@ -3053,7 +3842,7 @@ type InspectWorkerResponse struct {
 
 func (x *InspectWorkerResponse) Reset() {
 	*x = InspectWorkerResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[34]
+	mi := &file_waypost_v1_operator_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3065,7 +3854,7 @@ func (x *InspectWorkerResponse) String() string {
 func (*InspectWorkerResponse) ProtoMessage() {}
 
 func (x *InspectWorkerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[34]
+	mi := &file_waypost_v1_operator_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3078,7 +3867,7 @@ func (x *InspectWorkerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectWorkerResponse.ProtoReflect.Descriptor instead.
 func (*InspectWorkerResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{34}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *InspectWorkerResponse) GetWorker() string {
@@ -3269,7 +4058,7 @@ type StreamComparison struct {
 
 func (x *StreamComparison) Reset() {
 	*x = StreamComparison{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[35]
+	mi := &file_waypost_v1_operator_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3281,7 +4070,7 @@ func (x *StreamComparison) String() string {
 func (*StreamComparison) ProtoMessage() {}
 
 func (x *StreamComparison) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[35]
+	mi := &file_waypost_v1_operator_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3294,7 +4083,7 @@ func (x *StreamComparison) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamComparison.ProtoReflect.Descriptor instead.
 func (*StreamComparison) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{35}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *StreamComparison) GetEqual() uint32 {
@@ -3368,7 +4157,7 @@ type DifferingKey struct {
 
 func (x *DifferingKey) Reset() {
 	*x = DifferingKey{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[36]
+	mi := &file_waypost_v1_operator_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3380,7 +4169,7 @@ func (x *DifferingKey) String() string {
 func (*DifferingKey) ProtoMessage() {}
 
 func (x *DifferingKey) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[36]
+	mi := &file_waypost_v1_operator_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3393,7 +4182,7 @@ func (x *DifferingKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DifferingKey.ProtoReflect.Descriptor instead.
 func (*DifferingKey) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{36}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *DifferingKey) GetHow() string {
@@ -3430,7 +4219,7 @@ type GetTopologyRequest struct {
 
 func (x *GetTopologyRequest) Reset() {
 	*x = GetTopologyRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[37]
+	mi := &file_waypost_v1_operator_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3442,7 +4231,7 @@ func (x *GetTopologyRequest) String() string {
 func (*GetTopologyRequest) ProtoMessage() {}
 
 func (x *GetTopologyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[37]
+	mi := &file_waypost_v1_operator_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3455,7 +4244,7 @@ func (x *GetTopologyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTopologyRequest.ProtoReflect.Descriptor instead.
 func (*GetTopologyRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{37}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *GetTopologyRequest) GetFrom() string {
@@ -3493,7 +4282,7 @@ type GetTopologyResponse struct {
 
 func (x *GetTopologyResponse) Reset() {
 	*x = GetTopologyResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[38]
+	mi := &file_waypost_v1_operator_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3505,7 +4294,7 @@ func (x *GetTopologyResponse) String() string {
 func (*GetTopologyResponse) ProtoMessage() {}
 
 func (x *GetTopologyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[38]
+	mi := &file_waypost_v1_operator_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3518,7 +4307,7 @@ func (x *GetTopologyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTopologyResponse.ProtoReflect.Descriptor instead.
 func (*GetTopologyResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{38}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *GetTopologyResponse) GetHosts() []*TopologyHost {
@@ -3582,7 +4371,7 @@ type TopologyHost struct {
 
 func (x *TopologyHost) Reset() {
 	*x = TopologyHost{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[39]
+	mi := &file_waypost_v1_operator_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3594,7 +4383,7 @@ func (x *TopologyHost) String() string {
 func (*TopologyHost) ProtoMessage() {}
 
 func (x *TopologyHost) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[39]
+	mi := &file_waypost_v1_operator_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3607,7 +4396,7 @@ func (x *TopologyHost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopologyHost.ProtoReflect.Descriptor instead.
 func (*TopologyHost) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{39}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *TopologyHost) GetName() string {
@@ -3678,7 +4467,7 @@ type TopologyLink struct {
 
 func (x *TopologyLink) Reset() {
 	*x = TopologyLink{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[40]
+	mi := &file_waypost_v1_operator_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3690,7 +4479,7 @@ func (x *TopologyLink) String() string {
 func (*TopologyLink) ProtoMessage() {}
 
 func (x *TopologyLink) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[40]
+	mi := &file_waypost_v1_operator_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3703,7 +4492,7 @@ func (x *TopologyLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopologyLink.ProtoReflect.Descriptor instead.
 func (*TopologyLink) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{40}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *TopologyLink) GetName() string {
@@ -3815,7 +4604,7 @@ type TransferPair struct {
 
 func (x *TransferPair) Reset() {
 	*x = TransferPair{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[41]
+	mi := &file_waypost_v1_operator_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3827,7 +4616,7 @@ func (x *TransferPair) String() string {
 func (*TransferPair) ProtoMessage() {}
 
 func (x *TransferPair) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[41]
+	mi := &file_waypost_v1_operator_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3840,7 +4629,7 @@ func (x *TransferPair) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferPair.ProtoReflect.Descriptor instead.
 func (*TransferPair) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{41}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *TransferPair) GetFrom() string {
@@ -3928,7 +4717,7 @@ type TransferPrice struct {
 
 func (x *TransferPrice) Reset() {
 	*x = TransferPrice{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[42]
+	mi := &file_waypost_v1_operator_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3940,7 +4729,7 @@ func (x *TransferPrice) String() string {
 func (*TransferPrice) ProtoMessage() {}
 
 func (x *TransferPrice) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[42]
+	mi := &file_waypost_v1_operator_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3953,7 +4742,7 @@ func (x *TransferPrice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferPrice.ProtoReflect.Descriptor instead.
 func (*TransferPrice) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{42}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *TransferPrice) GetFrom() string {
@@ -4041,7 +4830,7 @@ type TransferCost struct {
 
 func (x *TransferCost) Reset() {
 	*x = TransferCost{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[43]
+	mi := &file_waypost_v1_operator_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4053,7 +4842,7 @@ func (x *TransferCost) String() string {
 func (*TransferCost) ProtoMessage() {}
 
 func (x *TransferCost) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[43]
+	mi := &file_waypost_v1_operator_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4066,7 +4855,7 @@ func (x *TransferCost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferCost.ProtoReflect.Descriptor instead.
 func (*TransferCost) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{43}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *TransferCost) GetTokens() uint32 {
@@ -4095,7 +4884,7 @@ var File_waypost_v1_operator_proto protoreflect.FileDescriptor
 const file_waypost_v1_operator_proto_rawDesc = "" +
 	"\n" +
 	"\x19waypost/v1/operator.proto\x12\n" +
-	"waypost.v1\"\x12\n" +
+	"waypost.v1\x1a\x1awaypost/v1/placement.proto\"\x12\n" +
 	"\x10GetStatusRequest\"\xdf\x03\n" +
 	"\x11GetStatusResponse\x12\x14\n" +
 	"\x05fleet\x18\x01 \x01(\tR\x05fleet\x12\x14\n" +
@@ -4134,7 +4923,7 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"\x04host\x18\x03 \x01(\tR\x04host\x12\x14\n" +
 	"\x05state\x18\x04 \x01(\tR\x05state\"C\n" +
 	"\x13ListWorkersResponse\x12,\n" +
-	"\aworkers\x18\x01 \x03(\v2\x12.waypost.v1.WorkerR\aworkers\"\xf2\b\n" +
+	"\aworkers\x18\x01 \x03(\v2\x12.waypost.v1.WorkerR\aworkers\"\x9e\t\n" +
 	"\x06Worker\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04pool\x18\x02 \x01(\tR\x04pool\x12\x14\n" +
@@ -4175,7 +4964,8 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"\x0epending_claims\x18+ \x01(\rR\rpendingClaims\x12!\n" +
 	"\fspeed_source\x18, \x01(\tR\vspeedSource\x12\x12\n" +
 	"\x04role\x18- \x01(\tR\x04role\x125\n" +
-	"\btransfer\x18. \x01(\v2\x19.waypost.v1.TransferFactsR\btransfer\x1a:\n" +
+	"\btransfer\x18. \x01(\v2\x19.waypost.v1.TransferFactsR\btransfer\x12*\n" +
+	"\x06learnt\x18/ \x01(\v2\x12.waypost.v1.LearntR\x06learnt\x1a:\n" +
 	"\fHeadersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xc4\x01\n" +
@@ -4184,7 +4974,86 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"\fside_channel\x18\x02 \x01(\tR\vsideChannel\x12 \n" +
 	"\vfingerprint\x18\x03 \x01(\tR\vfingerprint\x12#\n" +
 	"\rexported_tier\x18\x04 \x01(\tR\fexportedTier\x12+\n" +
-	"\x12kv_bytes_per_token\x18\x05 \x01(\x01R\x0fkvBytesPerToken\"&\n" +
+	"\x12kv_bytes_per_token\x18\x05 \x01(\x01R\x0fkvBytesPerToken\"\xeb\x01\n" +
+	"\x06Learnt\x12\x1a\n" +
+	"\boutcomes\x18\x01 \x01(\x01R\boutcomes\x12\x1f\n" +
+	"\vbias_tokens\x18\x02 \x01(\x11R\n" +
+	"biasTokens\x12-\n" +
+	"\x06errors\x18\x03 \x03(\v2\x15.waypost.v1.TermErrorR\x06errors\x12\x18\n" +
+	"\aresyncs\x18\x04 \x01(\rR\aresyncs\x12\x18\n" +
+	"\abreaker\x18\x05 \x01(\tR\abreaker\x12\x1d\n" +
+	"\n" +
+	"failing_ms\x18\x06 \x01(\x01R\tfailingMs\x12\"\n" +
+	"\rnext_probe_ms\x18\a \x01(\x01R\vnextProbeMs\"m\n" +
+	"\tTermError\x12\x12\n" +
+	"\x04term\x18\x01 \x01(\tR\x04term\x12\x17\n" +
+	"\abias_ms\x18\x02 \x01(\x01R\x06biasMs\x12\x17\n" +
+	"\amean_ms\x18\x03 \x01(\x01R\x06meanMs\x12\x1a\n" +
+	"\boutcomes\x18\x04 \x01(\x01R\boutcomes\"I\n" +
+	"\x14ExplainWorkerRequest\x12\x16\n" +
+	"\x06worker\x18\x01 \x01(\tR\x06worker\x12\x19\n" +
+	"\bsince_ms\x18\x02 \x01(\x01R\asinceMs\"\xab\x04\n" +
+	"\x15ExplainWorkerResponse\x12*\n" +
+	"\x06worker\x18\x01 \x01(\v2\x12.waypost.v1.WorkerR\x06worker\x12\x19\n" +
+	"\bsince_ms\x18\x02 \x01(\x01R\asinceMs\x12\x1e\n" +
+	"\n" +
+	"considered\x18\x03 \x01(\rR\n" +
+	"considered\x12\x16\n" +
+	"\x06chosen\x18\x04 \x01(\rR\x06chosen\x12\x1d\n" +
+	"\n" +
+	"even_share\x18\x05 \x01(\x01R\tevenShare\x12F\n" +
+	"\alost_by\x18\x06 \x03(\v2-.waypost.v1.ExplainWorkerResponse.LostByEntryR\x06lostBy\x12K\n" +
+	"\bexcluded\x18\a \x03(\v2/.waypost.v1.ExplainWorkerResponse.ExcludedEntryR\bexcluded\x12\x1b\n" +
+	"\tto_change\x18\b \x03(\tR\btoChange\x12\x16\n" +
+	"\x06silent\x18\t \x03(\tR\x06silent\x122\n" +
+	"\apresent\x18\n" +
+	" \x01(\v2\x18.waypost.v1.PresentPriceR\apresent\x1a9\n" +
+	"\vLostByEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\rR\x05value:\x028\x01\x1a;\n" +
+	"\rExcludedEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\rR\x05value:\x028\x01\"\xc3\x01\n" +
+	"\fPresentPrice\x12!\n" +
+	"\fplacement_id\x18\x01 \x01(\tR\vplacementId\x12#\n" +
+	"\rprompt_tokens\x18\x02 \x01(\rR\fpromptTokens\x12'\n" +
+	"\x05terms\x18\x03 \x01(\v2\x11.waypost.v1.TermsR\x05terms\x12)\n" +
+	"\x06chosen\x18\x04 \x01(\v2\x11.waypost.v1.TermsR\x06chosen\x12\x17\n" +
+	"\alost_by\x18\x05 \x01(\tR\x06lostBy\"@\n" +
+	"\x0fGetReuseRequest\x12\x19\n" +
+	"\bsince_ms\x18\x01 \x01(\x01R\asinceMs\x12\x12\n" +
+	"\x04pool\x18\x02 \x01(\tR\x04pool\"W\n" +
+	"\x10GetReuseResponse\x12+\n" +
+	"\x05pools\x18\x01 \x03(\v2\x15.waypost.v1.PoolReuseR\x05pools\x12\x16\n" +
+	"\x06silent\x18\x02 \x03(\tR\x06silent\"\xe9\x04\n" +
+	"\tPoolReuse\x12\x12\n" +
+	"\x04pool\x18\x01 \x01(\tR\x04pool\x12\x1a\n" +
+	"\brequests\x18\x02 \x01(\rR\brequests\x12\x1a\n" +
+	"\boutcomes\x18\x03 \x01(\rR\boutcomes\x12<\n" +
+	"\aclasses\x18\x04 \x03(\v2\".waypost.v1.PoolReuse.ClassesEntryR\aclasses\x12#\n" +
+	"\rprompt_tokens\x18\x05 \x01(\x01R\fpromptTokens\x12'\n" +
+	"\x0fexpected_tokens\x18\x06 \x01(\x01R\x0eexpectedTokens\x12#\n" +
+	"\ractual_tokens\x18\a \x01(\x01R\factualTokens\x12)\n" +
+	"\x10reachable_tokens\x18\b \x01(\x01R\x0freachableTokens\x12!\n" +
+	"\fshort_tokens\x18\t \x01(\x01R\vshortTokens\x12\x1f\n" +
+	"\vmiss_tokens\x18\n" +
+	" \x01(\x01R\n" +
+	"missTokens\x12F\n" +
+	"\vlost_tokens\x18\v \x03(\v2%.waypost.v1.PoolReuse.LostTokensEntryR\n" +
+	"lostTokens\x12-\n" +
+	"\x05worst\x18\f \x01(\v2\x17.waypost.v1.WorkerReuseR\x05worst\x1a:\n" +
+	"\fClassesEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\rR\x05value:\x028\x01\x1a=\n" +
+	"\x0fLostTokensEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"\xb4\x01\n" +
+	"\vWorkerReuse\x12\x16\n" +
+	"\x06worker\x18\x01 \x01(\tR\x06worker\x12\x1a\n" +
+	"\boutcomes\x18\x02 \x01(\rR\boutcomes\x12#\n" +
+	"\rprompt_tokens\x18\x03 \x01(\x01R\fpromptTokens\x12'\n" +
+	"\x0fexpected_tokens\x18\x04 \x01(\x01R\x0eexpectedTokens\x12#\n" +
+	"\ractual_tokens\x18\x05 \x01(\x01R\factualTokens\"&\n" +
 	"\x10ListHostsRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\";\n" +
 	"\x11ListHostsResponse\x12&\n" +
@@ -4467,7 +5336,7 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"\vtransfer_ms\x18\x02 \x01(\x01R\n" +
 	"transferMs\x12\x1d\n" +
 	"\n" +
-	"compute_ms\x18\x03 \x01(\x01R\tcomputeMs2\x84\a\n" +
+	"compute_ms\x18\x03 \x01(\x01R\tcomputeMs2\xa1\b\n" +
 	"\x0fOperatorService\x12H\n" +
 	"\tGetStatus\x12\x1c.waypost.v1.GetStatusRequest\x1a\x1d.waypost.v1.GetStatusResponse\x12N\n" +
 	"\vListWorkers\x12\x1e.waypost.v1.ListWorkersRequest\x1a\x1f.waypost.v1.ListWorkersResponse\x12H\n" +
@@ -4477,7 +5346,9 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"\bGetFleet\x12\x1b.waypost.v1.GetFleetRequest\x1a\x1c.waypost.v1.GetFleetResponse\x12E\n" +
 	"\bPutFleet\x12\x1b.waypost.v1.PutFleetRequest\x1a\x1c.waypost.v1.PutFleetResponse\x12Q\n" +
 	"\fCordonTarget\x12\x1f.waypost.v1.CordonTargetRequest\x1a .waypost.v1.CordonTargetResponse\x12W\n" +
-	"\x0eUncordonTarget\x12!.waypost.v1.UncordonTargetRequest\x1a\".waypost.v1.UncordonTargetResponse\x12N\n" +
+	"\x0eUncordonTarget\x12!.waypost.v1.UncordonTargetRequest\x1a\".waypost.v1.UncordonTargetResponse\x12T\n" +
+	"\rExplainWorker\x12 .waypost.v1.ExplainWorkerRequest\x1a!.waypost.v1.ExplainWorkerResponse\x12E\n" +
+	"\bGetReuse\x12\x1b.waypost.v1.GetReuseRequest\x1a\x1c.waypost.v1.GetReuseResponse\x12N\n" +
 	"\vGetTopology\x12\x1e.waypost.v1.GetTopologyRequest\x1a\x1f.waypost.v1.GetTopologyResponse\x12T\n" +
 	"\rInspectWorker\x12 .waypost.v1.InspectWorkerRequest\x1a!.waypost.v1.InspectWorkerResponseB$Z\"waypost/proto/waypost/v1;waypostv1b\beditionsp\xe8\a"
 
@@ -4493,7 +5364,7 @@ func file_waypost_v1_operator_proto_rawDescGZIP() []byte {
 	return file_waypost_v1_operator_proto_rawDescData
 }
 
-var file_waypost_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
+var file_waypost_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 60)
 var file_waypost_v1_operator_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),         // 0: waypost.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),        // 1: waypost.v1.GetStatusResponse
@@ -4503,101 +5374,131 @@ var file_waypost_v1_operator_proto_goTypes = []any{
 	(*ListWorkersResponse)(nil),      // 5: waypost.v1.ListWorkersResponse
 	(*Worker)(nil),                   // 6: waypost.v1.Worker
 	(*TransferFacts)(nil),            // 7: waypost.v1.TransferFacts
-	(*ListHostsRequest)(nil),         // 8: waypost.v1.ListHostsRequest
-	(*ListHostsResponse)(nil),        // 9: waypost.v1.ListHostsResponse
-	(*Host)(nil),                     // 10: waypost.v1.Host
-	(*HostFacts)(nil),                // 11: waypost.v1.HostFacts
-	(*NetworkInterface)(nil),         // 12: waypost.v1.NetworkInterface
-	(*Gpu)(nil),                      // 13: waypost.v1.Gpu
-	(*XidEvent)(nil),                 // 14: waypost.v1.XidEvent
-	(*GpuProcess)(nil),               // 15: waypost.v1.GpuProcess
-	(*ListMembersRequest)(nil),       // 16: waypost.v1.ListMembersRequest
-	(*ListMembersResponse)(nil),      // 17: waypost.v1.ListMembersResponse
-	(*Member)(nil),                   // 18: waypost.v1.Member
-	(*ListCoordinatorsRequest)(nil),  // 19: waypost.v1.ListCoordinatorsRequest
-	(*ListCoordinatorsResponse)(nil), // 20: waypost.v1.ListCoordinatorsResponse
-	(*Coordinator)(nil),              // 21: waypost.v1.Coordinator
-	(*GetFleetRequest)(nil),          // 22: waypost.v1.GetFleetRequest
-	(*GetFleetResponse)(nil),         // 23: waypost.v1.GetFleetResponse
-	(*PutFleetRequest)(nil),          // 24: waypost.v1.PutFleetRequest
-	(*PutFleetResponse)(nil),         // 25: waypost.v1.PutFleetResponse
-	(*FleetEffect)(nil),              // 26: waypost.v1.FleetEffect
-	(*EffectExample)(nil),            // 27: waypost.v1.EffectExample
-	(*Cordon)(nil),                   // 28: waypost.v1.Cordon
-	(*CordonTargetRequest)(nil),      // 29: waypost.v1.CordonTargetRequest
-	(*CordonTargetResponse)(nil),     // 30: waypost.v1.CordonTargetResponse
-	(*UncordonTargetRequest)(nil),    // 31: waypost.v1.UncordonTargetRequest
-	(*UncordonTargetResponse)(nil),   // 32: waypost.v1.UncordonTargetResponse
-	(*InspectWorkerRequest)(nil),     // 33: waypost.v1.InspectWorkerRequest
-	(*InspectWorkerResponse)(nil),    // 34: waypost.v1.InspectWorkerResponse
-	(*StreamComparison)(nil),         // 35: waypost.v1.StreamComparison
-	(*DifferingKey)(nil),             // 36: waypost.v1.DifferingKey
-	(*GetTopologyRequest)(nil),       // 37: waypost.v1.GetTopologyRequest
-	(*GetTopologyResponse)(nil),      // 38: waypost.v1.GetTopologyResponse
-	(*TopologyHost)(nil),             // 39: waypost.v1.TopologyHost
-	(*TopologyLink)(nil),             // 40: waypost.v1.TopologyLink
-	(*TransferPair)(nil),             // 41: waypost.v1.TransferPair
-	(*TransferPrice)(nil),            // 42: waypost.v1.TransferPrice
-	(*TransferCost)(nil),             // 43: waypost.v1.TransferCost
-	nil,                              // 44: waypost.v1.Worker.HeadersEntry
-	nil,                              // 45: waypost.v1.InspectWorkerResponse.FramesEntry
-	nil,                              // 46: waypost.v1.InspectWorkerResponse.ResyncsEntry
+	(*Learnt)(nil),                   // 8: waypost.v1.Learnt
+	(*TermError)(nil),                // 9: waypost.v1.TermError
+	(*ExplainWorkerRequest)(nil),     // 10: waypost.v1.ExplainWorkerRequest
+	(*ExplainWorkerResponse)(nil),    // 11: waypost.v1.ExplainWorkerResponse
+	(*PresentPrice)(nil),             // 12: waypost.v1.PresentPrice
+	(*GetReuseRequest)(nil),          // 13: waypost.v1.GetReuseRequest
+	(*GetReuseResponse)(nil),         // 14: waypost.v1.GetReuseResponse
+	(*PoolReuse)(nil),                // 15: waypost.v1.PoolReuse
+	(*WorkerReuse)(nil),              // 16: waypost.v1.WorkerReuse
+	(*ListHostsRequest)(nil),         // 17: waypost.v1.ListHostsRequest
+	(*ListHostsResponse)(nil),        // 18: waypost.v1.ListHostsResponse
+	(*Host)(nil),                     // 19: waypost.v1.Host
+	(*HostFacts)(nil),                // 20: waypost.v1.HostFacts
+	(*NetworkInterface)(nil),         // 21: waypost.v1.NetworkInterface
+	(*Gpu)(nil),                      // 22: waypost.v1.Gpu
+	(*XidEvent)(nil),                 // 23: waypost.v1.XidEvent
+	(*GpuProcess)(nil),               // 24: waypost.v1.GpuProcess
+	(*ListMembersRequest)(nil),       // 25: waypost.v1.ListMembersRequest
+	(*ListMembersResponse)(nil),      // 26: waypost.v1.ListMembersResponse
+	(*Member)(nil),                   // 27: waypost.v1.Member
+	(*ListCoordinatorsRequest)(nil),  // 28: waypost.v1.ListCoordinatorsRequest
+	(*ListCoordinatorsResponse)(nil), // 29: waypost.v1.ListCoordinatorsResponse
+	(*Coordinator)(nil),              // 30: waypost.v1.Coordinator
+	(*GetFleetRequest)(nil),          // 31: waypost.v1.GetFleetRequest
+	(*GetFleetResponse)(nil),         // 32: waypost.v1.GetFleetResponse
+	(*PutFleetRequest)(nil),          // 33: waypost.v1.PutFleetRequest
+	(*PutFleetResponse)(nil),         // 34: waypost.v1.PutFleetResponse
+	(*FleetEffect)(nil),              // 35: waypost.v1.FleetEffect
+	(*EffectExample)(nil),            // 36: waypost.v1.EffectExample
+	(*Cordon)(nil),                   // 37: waypost.v1.Cordon
+	(*CordonTargetRequest)(nil),      // 38: waypost.v1.CordonTargetRequest
+	(*CordonTargetResponse)(nil),     // 39: waypost.v1.CordonTargetResponse
+	(*UncordonTargetRequest)(nil),    // 40: waypost.v1.UncordonTargetRequest
+	(*UncordonTargetResponse)(nil),   // 41: waypost.v1.UncordonTargetResponse
+	(*InspectWorkerRequest)(nil),     // 42: waypost.v1.InspectWorkerRequest
+	(*InspectWorkerResponse)(nil),    // 43: waypost.v1.InspectWorkerResponse
+	(*StreamComparison)(nil),         // 44: waypost.v1.StreamComparison
+	(*DifferingKey)(nil),             // 45: waypost.v1.DifferingKey
+	(*GetTopologyRequest)(nil),       // 46: waypost.v1.GetTopologyRequest
+	(*GetTopologyResponse)(nil),      // 47: waypost.v1.GetTopologyResponse
+	(*TopologyHost)(nil),             // 48: waypost.v1.TopologyHost
+	(*TopologyLink)(nil),             // 49: waypost.v1.TopologyLink
+	(*TransferPair)(nil),             // 50: waypost.v1.TransferPair
+	(*TransferPrice)(nil),            // 51: waypost.v1.TransferPrice
+	(*TransferCost)(nil),             // 52: waypost.v1.TransferCost
+	nil,                              // 53: waypost.v1.Worker.HeadersEntry
+	nil,                              // 54: waypost.v1.ExplainWorkerResponse.LostByEntry
+	nil,                              // 55: waypost.v1.ExplainWorkerResponse.ExcludedEntry
+	nil,                              // 56: waypost.v1.PoolReuse.ClassesEntry
+	nil,                              // 57: waypost.v1.PoolReuse.LostTokensEntry
+	nil,                              // 58: waypost.v1.InspectWorkerResponse.FramesEntry
+	nil,                              // 59: waypost.v1.InspectWorkerResponse.ResyncsEntry
+	(*Terms)(nil),                    // 60: waypost.v1.Terms
 }
 var file_waypost_v1_operator_proto_depIdxs = []int32{
 	2,  // 0: waypost.v1.GetStatusResponse.pools:type_name -> waypost.v1.PoolStatus
 	3,  // 1: waypost.v1.GetStatusResponse.problems:type_name -> waypost.v1.Problem
-	28, // 2: waypost.v1.GetStatusResponse.cordons:type_name -> waypost.v1.Cordon
+	37, // 2: waypost.v1.GetStatusResponse.cordons:type_name -> waypost.v1.Cordon
 	6,  // 3: waypost.v1.ListWorkersResponse.workers:type_name -> waypost.v1.Worker
-	44, // 4: waypost.v1.Worker.headers:type_name -> waypost.v1.Worker.HeadersEntry
-	28, // 5: waypost.v1.Worker.cordon:type_name -> waypost.v1.Cordon
+	53, // 4: waypost.v1.Worker.headers:type_name -> waypost.v1.Worker.HeadersEntry
+	37, // 5: waypost.v1.Worker.cordon:type_name -> waypost.v1.Cordon
 	7,  // 6: waypost.v1.Worker.transfer:type_name -> waypost.v1.TransferFacts
-	10, // 7: waypost.v1.ListHostsResponse.hosts:type_name -> waypost.v1.Host
-	13, // 8: waypost.v1.Host.gpus:type_name -> waypost.v1.Gpu
-	11, // 9: waypost.v1.Host.facts:type_name -> waypost.v1.HostFacts
-	12, // 10: waypost.v1.HostFacts.interfaces:type_name -> waypost.v1.NetworkInterface
-	14, // 11: waypost.v1.Gpu.xids:type_name -> waypost.v1.XidEvent
-	15, // 12: waypost.v1.Gpu.processes:type_name -> waypost.v1.GpuProcess
-	18, // 13: waypost.v1.ListMembersResponse.members:type_name -> waypost.v1.Member
-	21, // 14: waypost.v1.ListCoordinatorsResponse.coordinators:type_name -> waypost.v1.Coordinator
-	26, // 15: waypost.v1.PutFleetResponse.effect:type_name -> waypost.v1.FleetEffect
-	27, // 16: waypost.v1.FleetEffect.worst:type_name -> waypost.v1.EffectExample
-	28, // 17: waypost.v1.CordonTargetResponse.cordon:type_name -> waypost.v1.Cordon
-	45, // 18: waypost.v1.InspectWorkerResponse.frames:type_name -> waypost.v1.InspectWorkerResponse.FramesEntry
-	46, // 19: waypost.v1.InspectWorkerResponse.resyncs:type_name -> waypost.v1.InspectWorkerResponse.ResyncsEntry
-	35, // 20: waypost.v1.InspectWorkerResponse.comparison:type_name -> waypost.v1.StreamComparison
-	36, // 21: waypost.v1.StreamComparison.keys:type_name -> waypost.v1.DifferingKey
-	39, // 22: waypost.v1.GetTopologyResponse.hosts:type_name -> waypost.v1.TopologyHost
-	40, // 23: waypost.v1.GetTopologyResponse.links:type_name -> waypost.v1.TopologyLink
-	41, // 24: waypost.v1.GetTopologyResponse.pairs:type_name -> waypost.v1.TransferPair
-	42, // 25: waypost.v1.GetTopologyResponse.prices:type_name -> waypost.v1.TransferPrice
-	43, // 26: waypost.v1.TransferPrice.costs:type_name -> waypost.v1.TransferCost
-	0,  // 27: waypost.v1.OperatorService.GetStatus:input_type -> waypost.v1.GetStatusRequest
-	4,  // 28: waypost.v1.OperatorService.ListWorkers:input_type -> waypost.v1.ListWorkersRequest
-	8,  // 29: waypost.v1.OperatorService.ListHosts:input_type -> waypost.v1.ListHostsRequest
-	16, // 30: waypost.v1.OperatorService.ListMembers:input_type -> waypost.v1.ListMembersRequest
-	19, // 31: waypost.v1.OperatorService.ListCoordinators:input_type -> waypost.v1.ListCoordinatorsRequest
-	22, // 32: waypost.v1.OperatorService.GetFleet:input_type -> waypost.v1.GetFleetRequest
-	24, // 33: waypost.v1.OperatorService.PutFleet:input_type -> waypost.v1.PutFleetRequest
-	29, // 34: waypost.v1.OperatorService.CordonTarget:input_type -> waypost.v1.CordonTargetRequest
-	31, // 35: waypost.v1.OperatorService.UncordonTarget:input_type -> waypost.v1.UncordonTargetRequest
-	37, // 36: waypost.v1.OperatorService.GetTopology:input_type -> waypost.v1.GetTopologyRequest
-	33, // 37: waypost.v1.OperatorService.InspectWorker:input_type -> waypost.v1.InspectWorkerRequest
-	1,  // 38: waypost.v1.OperatorService.GetStatus:output_type -> waypost.v1.GetStatusResponse
-	5,  // 39: waypost.v1.OperatorService.ListWorkers:output_type -> waypost.v1.ListWorkersResponse
-	9,  // 40: waypost.v1.OperatorService.ListHosts:output_type -> waypost.v1.ListHostsResponse
-	17, // 41: waypost.v1.OperatorService.ListMembers:output_type -> waypost.v1.ListMembersResponse
-	20, // 42: waypost.v1.OperatorService.ListCoordinators:output_type -> waypost.v1.ListCoordinatorsResponse
-	23, // 43: waypost.v1.OperatorService.GetFleet:output_type -> waypost.v1.GetFleetResponse
-	25, // 44: waypost.v1.OperatorService.PutFleet:output_type -> waypost.v1.PutFleetResponse
-	30, // 45: waypost.v1.OperatorService.CordonTarget:output_type -> waypost.v1.CordonTargetResponse
-	32, // 46: waypost.v1.OperatorService.UncordonTarget:output_type -> waypost.v1.UncordonTargetResponse
-	38, // 47: waypost.v1.OperatorService.GetTopology:output_type -> waypost.v1.GetTopologyResponse
-	34, // 48: waypost.v1.OperatorService.InspectWorker:output_type -> waypost.v1.InspectWorkerResponse
-	38, // [38:49] is the sub-list for method output_type
-	27, // [27:38] is the sub-list for method input_type
-	27, // [27:27] is the sub-list for extension type_name
-	27, // [27:27] is the sub-list for extension extendee
-	0,  // [0:27] is the sub-list for field type_name
+	8,  // 7: waypost.v1.Worker.learnt:type_name -> waypost.v1.Learnt
+	9,  // 8: waypost.v1.Learnt.errors:type_name -> waypost.v1.TermError
+	6,  // 9: waypost.v1.ExplainWorkerResponse.worker:type_name -> waypost.v1.Worker
+	54, // 10: waypost.v1.ExplainWorkerResponse.lost_by:type_name -> waypost.v1.ExplainWorkerResponse.LostByEntry
+	55, // 11: waypost.v1.ExplainWorkerResponse.excluded:type_name -> waypost.v1.ExplainWorkerResponse.ExcludedEntry
+	12, // 12: waypost.v1.ExplainWorkerResponse.present:type_name -> waypost.v1.PresentPrice
+	60, // 13: waypost.v1.PresentPrice.terms:type_name -> waypost.v1.Terms
+	60, // 14: waypost.v1.PresentPrice.chosen:type_name -> waypost.v1.Terms
+	15, // 15: waypost.v1.GetReuseResponse.pools:type_name -> waypost.v1.PoolReuse
+	56, // 16: waypost.v1.PoolReuse.classes:type_name -> waypost.v1.PoolReuse.ClassesEntry
+	57, // 17: waypost.v1.PoolReuse.lost_tokens:type_name -> waypost.v1.PoolReuse.LostTokensEntry
+	16, // 18: waypost.v1.PoolReuse.worst:type_name -> waypost.v1.WorkerReuse
+	19, // 19: waypost.v1.ListHostsResponse.hosts:type_name -> waypost.v1.Host
+	22, // 20: waypost.v1.Host.gpus:type_name -> waypost.v1.Gpu
+	20, // 21: waypost.v1.Host.facts:type_name -> waypost.v1.HostFacts
+	21, // 22: waypost.v1.HostFacts.interfaces:type_name -> waypost.v1.NetworkInterface
+	23, // 23: waypost.v1.Gpu.xids:type_name -> waypost.v1.XidEvent
+	24, // 24: waypost.v1.Gpu.processes:type_name -> waypost.v1.GpuProcess
+	27, // 25: waypost.v1.ListMembersResponse.members:type_name -> waypost.v1.Member
+	30, // 26: waypost.v1.ListCoordinatorsResponse.coordinators:type_name -> waypost.v1.Coordinator
+	35, // 27: waypost.v1.PutFleetResponse.effect:type_name -> waypost.v1.FleetEffect
+	36, // 28: waypost.v1.FleetEffect.worst:type_name -> waypost.v1.EffectExample
+	37, // 29: waypost.v1.CordonTargetResponse.cordon:type_name -> waypost.v1.Cordon
+	58, // 30: waypost.v1.InspectWorkerResponse.frames:type_name -> waypost.v1.InspectWorkerResponse.FramesEntry
+	59, // 31: waypost.v1.InspectWorkerResponse.resyncs:type_name -> waypost.v1.InspectWorkerResponse.ResyncsEntry
+	44, // 32: waypost.v1.InspectWorkerResponse.comparison:type_name -> waypost.v1.StreamComparison
+	45, // 33: waypost.v1.StreamComparison.keys:type_name -> waypost.v1.DifferingKey
+	48, // 34: waypost.v1.GetTopologyResponse.hosts:type_name -> waypost.v1.TopologyHost
+	49, // 35: waypost.v1.GetTopologyResponse.links:type_name -> waypost.v1.TopologyLink
+	50, // 36: waypost.v1.GetTopologyResponse.pairs:type_name -> waypost.v1.TransferPair
+	51, // 37: waypost.v1.GetTopologyResponse.prices:type_name -> waypost.v1.TransferPrice
+	52, // 38: waypost.v1.TransferPrice.costs:type_name -> waypost.v1.TransferCost
+	0,  // 39: waypost.v1.OperatorService.GetStatus:input_type -> waypost.v1.GetStatusRequest
+	4,  // 40: waypost.v1.OperatorService.ListWorkers:input_type -> waypost.v1.ListWorkersRequest
+	17, // 41: waypost.v1.OperatorService.ListHosts:input_type -> waypost.v1.ListHostsRequest
+	25, // 42: waypost.v1.OperatorService.ListMembers:input_type -> waypost.v1.ListMembersRequest
+	28, // 43: waypost.v1.OperatorService.ListCoordinators:input_type -> waypost.v1.ListCoordinatorsRequest
+	31, // 44: waypost.v1.OperatorService.GetFleet:input_type -> waypost.v1.GetFleetRequest
+	33, // 45: waypost.v1.OperatorService.PutFleet:input_type -> waypost.v1.PutFleetRequest
+	38, // 46: waypost.v1.OperatorService.CordonTarget:input_type -> waypost.v1.CordonTargetRequest
+	40, // 47: waypost.v1.OperatorService.UncordonTarget:input_type -> waypost.v1.UncordonTargetRequest
+	10, // 48: waypost.v1.OperatorService.ExplainWorker:input_type -> waypost.v1.ExplainWorkerRequest
+	13, // 49: waypost.v1.OperatorService.GetReuse:input_type -> waypost.v1.GetReuseRequest
+	46, // 50: waypost.v1.OperatorService.GetTopology:input_type -> waypost.v1.GetTopologyRequest
+	42, // 51: waypost.v1.OperatorService.InspectWorker:input_type -> waypost.v1.InspectWorkerRequest
+	1,  // 52: waypost.v1.OperatorService.GetStatus:output_type -> waypost.v1.GetStatusResponse
+	5,  // 53: waypost.v1.OperatorService.ListWorkers:output_type -> waypost.v1.ListWorkersResponse
+	18, // 54: waypost.v1.OperatorService.ListHosts:output_type -> waypost.v1.ListHostsResponse
+	26, // 55: waypost.v1.OperatorService.ListMembers:output_type -> waypost.v1.ListMembersResponse
+	29, // 56: waypost.v1.OperatorService.ListCoordinators:output_type -> waypost.v1.ListCoordinatorsResponse
+	32, // 57: waypost.v1.OperatorService.GetFleet:output_type -> waypost.v1.GetFleetResponse
+	34, // 58: waypost.v1.OperatorService.PutFleet:output_type -> waypost.v1.PutFleetResponse
+	39, // 59: waypost.v1.OperatorService.CordonTarget:output_type -> waypost.v1.CordonTargetResponse
+	41, // 60: waypost.v1.OperatorService.UncordonTarget:output_type -> waypost.v1.UncordonTargetResponse
+	11, // 61: waypost.v1.OperatorService.ExplainWorker:output_type -> waypost.v1.ExplainWorkerResponse
+	14, // 62: waypost.v1.OperatorService.GetReuse:output_type -> waypost.v1.GetReuseResponse
+	47, // 63: waypost.v1.OperatorService.GetTopology:output_type -> waypost.v1.GetTopologyResponse
+	43, // 64: waypost.v1.OperatorService.InspectWorker:output_type -> waypost.v1.InspectWorkerResponse
+	52, // [52:65] is the sub-list for method output_type
+	39, // [39:52] is the sub-list for method input_type
+	39, // [39:39] is the sub-list for extension type_name
+	39, // [39:39] is the sub-list for extension extendee
+	0,  // [0:39] is the sub-list for field type_name
 }
 
 func init() { file_waypost_v1_operator_proto_init() }
@@ -4605,13 +5506,14 @@ func file_waypost_v1_operator_proto_init() {
 	if File_waypost_v1_operator_proto != nil {
 		return
 	}
+	file_waypost_v1_placement_proto_init()
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_waypost_v1_operator_proto_rawDesc), len(file_waypost_v1_operator_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   47,
+			NumMessages:   60,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -30,6 +30,8 @@ const (
 	OperatorService_PutFleet_FullMethodName         = "/waypost.v1.OperatorService/PutFleet"
 	OperatorService_CordonTarget_FullMethodName     = "/waypost.v1.OperatorService/CordonTarget"
 	OperatorService_UncordonTarget_FullMethodName   = "/waypost.v1.OperatorService/UncordonTarget"
+	OperatorService_ExplainWorker_FullMethodName    = "/waypost.v1.OperatorService/ExplainWorker"
+	OperatorService_GetReuse_FullMethodName         = "/waypost.v1.OperatorService/GetReuse"
 	OperatorService_GetTopology_FullMethodName      = "/waypost.v1.OperatorService/GetTopology"
 	OperatorService_InspectWorker_FullMethodName    = "/waypost.v1.OperatorService/InspectWorker"
 )
@@ -58,6 +60,10 @@ type OperatorServiceClient interface {
 	CordonTarget(ctx context.Context, in *CordonTargetRequest, opts ...grpc.CallOption) (*CordonTargetResponse, error)
 	// UncordonTarget takes a cordon back.
 	UncordonTarget(ctx context.Context, in *UncordonTargetRequest, opts ...grpc.CallOption) (*UncordonTargetResponse, error)
+	// ExplainWorker says why a worker gets, or does not get, traffic.
+	ExplainWorker(ctx context.Context, in *ExplainWorkerRequest, opts ...grpc.CallOption) (*ExplainWorkerResponse, error)
+	// GetReuse sets expected against actual reuse, per pool.
+	GetReuse(ctx context.Context, in *GetReuseRequest, opts ...grpc.CallOption) (*GetReuseResponse, error)
 	// GetTopology shows where hosts stand, the links between them, and what moving
 	// saved KV costs.
 	GetTopology(ctx context.Context, in *GetTopologyRequest, opts ...grpc.CallOption) (*GetTopologyResponse, error)
@@ -163,6 +169,26 @@ func (c *operatorServiceClient) UncordonTarget(ctx context.Context, in *Uncordon
 	return out, nil
 }
 
+func (c *operatorServiceClient) ExplainWorker(ctx context.Context, in *ExplainWorkerRequest, opts ...grpc.CallOption) (*ExplainWorkerResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ExplainWorkerResponse)
+	err := c.cc.Invoke(ctx, OperatorService_ExplainWorker_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *operatorServiceClient) GetReuse(ctx context.Context, in *GetReuseRequest, opts ...grpc.CallOption) (*GetReuseResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetReuseResponse)
+	err := c.cc.Invoke(ctx, OperatorService_GetReuse_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *operatorServiceClient) GetTopology(ctx context.Context, in *GetTopologyRequest, opts ...grpc.CallOption) (*GetTopologyResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(GetTopologyResponse)
@@ -207,6 +233,10 @@ type OperatorServiceServer interface {
 	CordonTarget(context.Context, *CordonTargetRequest) (*CordonTargetResponse, error)
 	// UncordonTarget takes a cordon back.
 	UncordonTarget(context.Context, *UncordonTargetRequest) (*UncordonTargetResponse, error)
+	// ExplainWorker says why a worker gets, or does not get, traffic.
+	ExplainWorker(context.Context, *ExplainWorkerRequest) (*ExplainWorkerResponse, error)
+	// GetReuse sets expected against actual reuse, per pool.
+	GetReuse(context.Context, *GetReuseRequest) (*GetReuseResponse, error)
 	// GetTopology shows where hosts stand, the links between them, and what moving
 	// saved KV costs.
 	GetTopology(context.Context, *GetTopologyRequest) (*GetTopologyResponse, error)
@@ -248,6 +278,12 @@ func (UnimplementedOperatorServiceServer) CordonTarget(context.Context, *CordonT
 }
 func (UnimplementedOperatorServiceServer) UncordonTarget(context.Context, *UncordonTargetRequest) (*UncordonTargetResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method UncordonTarget not implemented")
+}
+func (UnimplementedOperatorServiceServer) ExplainWorker(context.Context, *ExplainWorkerRequest) (*ExplainWorkerResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ExplainWorker not implemented")
+}
+func (UnimplementedOperatorServiceServer) GetReuse(context.Context, *GetReuseRequest) (*GetReuseResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetReuse not implemented")
 }
 func (UnimplementedOperatorServiceServer) GetTopology(context.Context, *GetTopologyRequest) (*GetTopologyResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetTopology not implemented")
@@ -438,6 +474,42 @@ func _OperatorService_UncordonTarget_Handler(srv interface{}, ctx context.Contex
 	return interceptor(ctx, in, info, handler)
 }
 
+func _OperatorService_ExplainWorker_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ExplainWorkerRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServiceServer).ExplainWorker(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: OperatorService_ExplainWorker_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServiceServer).ExplainWorker(ctx, req.(*ExplainWorkerRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _OperatorService_GetReuse_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetReuseRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServiceServer).GetReuse(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: OperatorService_GetReuse_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServiceServer).GetReuse(ctx, req.(*GetReuseRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _OperatorService_GetTopology_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(GetTopologyRequest)
 	if err := dec(in); err != nil {
@@ -516,6 +588,14 @@ var OperatorService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "UncordonTarget",
 			Handler:    _OperatorService_UncordonTarget_Handler,
+		},
+		{
+			MethodName: "ExplainWorker",
+			Handler:    _OperatorService_ExplainWorker_Handler,
+		},
+		{
+			MethodName: "GetReuse",
+			Handler:    _OperatorService_GetReuse_Handler,
 		},
 		{
 			MethodName: "GetTopology",

@@ -1955,7 +1955,11 @@ type ListPlacementsRequest struct {
 	// Only outcomes that differ from the prediction.
 	Mispredicted *bool `protobuf:"varint,7,opt,name=mispredicted" json:"mispredicted,omitempty"`
 	// Largest number of records, 1 to 1000; unset: 20.
-	Limit         *uint32 `protobuf:"varint,8,opt,name=limit" json:"limit,omitempty"`
+	Limit *uint32 `protobuf:"varint,8,opt,name=limit" json:"limit,omitempty"`
+	// Pool.
+	Pool *string `protobuf:"bytes,9,opt,name=pool" json:"pool,omitempty"`
+	// Whether to leave the other coordinators out.
+	Local         *bool `protobuf:"varint,10,opt,name=local" json:"local,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2046,11 +2050,27 @@ func (x *ListPlacementsRequest) GetLimit() uint32 {
 	return 0
 }
 
+func (x *ListPlacementsRequest) GetPool() string {
+	if x != nil && x.Pool != nil {
+		return *x.Pool
+	}
+	return ""
+}
+
+func (x *ListPlacementsRequest) GetLocal() bool {
+	if x != nil && x.Local != nil {
+		return *x.Local
+	}
+	return false
+}
+
 // ListPlacementsResponse is the matching records, newest first.
 type ListPlacementsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The records.
-	Records       []*PlacementRecord `protobuf:"bytes,1,rep,name=records" json:"records,omitempty"`
+	Records []*PlacementRecord `protobuf:"bytes,1,rep,name=records" json:"records,omitempty"`
+	// Coordinators that were asked and did not answer, with the cause.
+	Silent        []string `protobuf:"bytes,2,rep,name=silent" json:"silent,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2092,6 +2112,368 @@ func (x *ListPlacementsResponse) GetRecords() []*PlacementRecord {
 	return nil
 }
 
+func (x *ListPlacementsResponse) GetSilent() []string {
+	if x != nil {
+		return x.Silent
+	}
+	return nil
+}
+
+// SummarizePlacementsRequest filters decisions; unset fields match all.
+type SummarizePlacementsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Only decisions at most this old, ms; unset: 10 minutes.
+	SinceMs *float64 `protobuf:"fixed64,1,opt,name=since_ms,json=sinceMs" json:"since_ms,omitempty"`
+	// Pool.
+	Pool          *string `protobuf:"bytes,2,opt,name=pool" json:"pool,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SummarizePlacementsRequest) Reset() {
+	*x = SummarizePlacementsRequest{}
+	mi := &file_waypost_v1_placement_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SummarizePlacementsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SummarizePlacementsRequest) ProtoMessage() {}
+
+func (x *SummarizePlacementsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_placement_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SummarizePlacementsRequest.ProtoReflect.Descriptor instead.
+func (*SummarizePlacementsRequest) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_placement_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *SummarizePlacementsRequest) GetSinceMs() float64 {
+	if x != nil && x.SinceMs != nil {
+		return *x.SinceMs
+	}
+	return 0
+}
+
+func (x *SummarizePlacementsRequest) GetPool() string {
+	if x != nil && x.Pool != nil {
+		return *x.Pool
+	}
+	return ""
+}
+
+// SummarizePlacementsResponse is decisions by deciding term.
+type SummarizePlacementsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Pools by name.
+	Pools []*DecisionSummary `protobuf:"bytes,1,rep,name=pools" json:"pools,omitempty"`
+	// Coordinators that were asked and did not answer, with the cause.
+	Silent        []string `protobuf:"bytes,2,rep,name=silent" json:"silent,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SummarizePlacementsResponse) Reset() {
+	*x = SummarizePlacementsResponse{}
+	mi := &file_waypost_v1_placement_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SummarizePlacementsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SummarizePlacementsResponse) ProtoMessage() {}
+
+func (x *SummarizePlacementsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_placement_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SummarizePlacementsResponse.ProtoReflect.Descriptor instead.
+func (*SummarizePlacementsResponse) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_placement_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *SummarizePlacementsResponse) GetPools() []*DecisionSummary {
+	if x != nil {
+		return x.Pools
+	}
+	return nil
+}
+
+func (x *SummarizePlacementsResponse) GetSilent() []string {
+	if x != nil {
+		return x.Silent
+	}
+	return nil
+}
+
+// DecisionSummary counts the decisions of one pool.
+type DecisionSummary struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Pool.
+	Pool *string `protobuf:"bytes,1,opt,name=pool" json:"pool,omitempty"`
+	// Decisions that named a worker.
+	Placed *uint32 `protobuf:"varint,2,opt,name=placed" json:"placed,omitempty"`
+	// Of these, those that passed over the worker with most reuse.
+	Redirected *uint32 `protobuf:"varint,3,opt,name=redirected" json:"redirected,omitempty"`
+	// Of these, by the term in which the choice led most; "" had no rival.
+	DecidingTerms map[string]uint32 `protobuf:"bytes,4,rep,name=deciding_terms,json=decidingTerms" json:"deciding_terms,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	// By what was not normal.
+	Marks map[string]uint32 `protobuf:"bytes,5,rep,name=marks" json:"marks,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	// Decisions with an outcome, and of these those mispredicted.
+	Reported      *uint32 `protobuf:"varint,6,opt,name=reported" json:"reported,omitempty"`
+	Mispredicted  *uint32 `protobuf:"varint,7,opt,name=mispredicted" json:"mispredicted,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DecisionSummary) Reset() {
+	*x = DecisionSummary{}
+	mi := &file_waypost_v1_placement_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DecisionSummary) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DecisionSummary) ProtoMessage() {}
+
+func (x *DecisionSummary) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_placement_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DecisionSummary.ProtoReflect.Descriptor instead.
+func (*DecisionSummary) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_placement_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *DecisionSummary) GetPool() string {
+	if x != nil && x.Pool != nil {
+		return *x.Pool
+	}
+	return ""
+}
+
+func (x *DecisionSummary) GetPlaced() uint32 {
+	if x != nil && x.Placed != nil {
+		return *x.Placed
+	}
+	return 0
+}
+
+func (x *DecisionSummary) GetRedirected() uint32 {
+	if x != nil && x.Redirected != nil {
+		return *x.Redirected
+	}
+	return 0
+}
+
+func (x *DecisionSummary) GetDecidingTerms() map[string]uint32 {
+	if x != nil {
+		return x.DecidingTerms
+	}
+	return nil
+}
+
+func (x *DecisionSummary) GetMarks() map[string]uint32 {
+	if x != nil {
+		return x.Marks
+	}
+	return nil
+}
+
+func (x *DecisionSummary) GetReported() uint32 {
+	if x != nil && x.Reported != nil {
+		return *x.Reported
+	}
+	return 0
+}
+
+func (x *DecisionSummary) GetMispredicted() uint32 {
+	if x != nil && x.Mispredicted != nil {
+		return *x.Mispredicted
+	}
+	return 0
+}
+
+// WatchPlacementsRequest filters the stream; unset fields match all.
+type WatchPlacementsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Pool.
+	Pool *string `protobuf:"bytes,1,opt,name=pool" json:"pool,omitempty"`
+	// Tenant.
+	Tenant *string `protobuf:"bytes,2,opt,name=tenant" json:"tenant,omitempty"`
+	// Chosen worker.
+	Worker *string `protobuf:"bytes,3,opt,name=worker" json:"worker,omitempty"`
+	// Only placements that passed over the worker with most reuse.
+	Redirected *bool `protobuf:"varint,4,opt,name=redirected" json:"redirected,omitempty"`
+	// Only outcomes that differ from the prediction; decisions are left out.
+	Mispredicted  *bool `protobuf:"varint,5,opt,name=mispredicted" json:"mispredicted,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchPlacementsRequest) Reset() {
+	*x = WatchPlacementsRequest{}
+	mi := &file_waypost_v1_placement_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchPlacementsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchPlacementsRequest) ProtoMessage() {}
+
+func (x *WatchPlacementsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_placement_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchPlacementsRequest.ProtoReflect.Descriptor instead.
+func (*WatchPlacementsRequest) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_placement_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *WatchPlacementsRequest) GetPool() string {
+	if x != nil && x.Pool != nil {
+		return *x.Pool
+	}
+	return ""
+}
+
+func (x *WatchPlacementsRequest) GetTenant() string {
+	if x != nil && x.Tenant != nil {
+		return *x.Tenant
+	}
+	return ""
+}
+
+func (x *WatchPlacementsRequest) GetWorker() string {
+	if x != nil && x.Worker != nil {
+		return *x.Worker
+	}
+	return ""
+}
+
+func (x *WatchPlacementsRequest) GetRedirected() bool {
+	if x != nil && x.Redirected != nil {
+		return *x.Redirected
+	}
+	return false
+}
+
+func (x *WatchPlacementsRequest) GetMispredicted() bool {
+	if x != nil && x.Mispredicted != nil {
+		return *x.Mispredicted
+	}
+	return false
+}
+
+// WatchPlacementsResponse is one decision, or what became of it.
+type WatchPlacementsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// placed, or outcome for a decision whose outcome came or was settled.
+	Kind *string `protobuf:"bytes,1,opt,name=kind" json:"kind,omitempty"`
+	// The record, without terms.
+	Record *PlacementRecord `protobuf:"bytes,2,opt,name=record" json:"record,omitempty"`
+	// Events that a slow reader missed before this one.
+	Missed        *uint32 `protobuf:"varint,3,opt,name=missed" json:"missed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchPlacementsResponse) Reset() {
+	*x = WatchPlacementsResponse{}
+	mi := &file_waypost_v1_placement_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchPlacementsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchPlacementsResponse) ProtoMessage() {}
+
+func (x *WatchPlacementsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_placement_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchPlacementsResponse.ProtoReflect.Descriptor instead.
+func (*WatchPlacementsResponse) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_placement_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *WatchPlacementsResponse) GetKind() string {
+	if x != nil && x.Kind != nil {
+		return *x.Kind
+	}
+	return ""
+}
+
+func (x *WatchPlacementsResponse) GetRecord() *PlacementRecord {
+	if x != nil {
+		return x.Record
+	}
+	return nil
+}
+
+func (x *WatchPlacementsResponse) GetMissed() uint32 {
+	if x != nil && x.Missed != nil {
+		return *x.Missed
+	}
+	return 0
+}
+
 // PlacementRecord is a decision as it was taken and what became of it.
 type PlacementRecord struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2118,14 +2500,24 @@ type PlacementRecord struct {
 	// What happened; unset: not reported yet.
 	Outcome *ReportOutcomeRequest `protobuf:"bytes,11,opt,name=outcome" json:"outcome,omitempty"`
 	// Class of the outcome; empty: not reported yet.
-	ReuseClass    *string `protobuf:"bytes,12,opt,name=reuse_class,json=reuseClass" json:"reuse_class,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	ReuseClass *string `protobuf:"bytes,12,opt,name=reuse_class,json=reuseClass" json:"reuse_class,omitempty"`
+	// Who told the outcome: front_door, caller or agent.
+	OutcomeSource *string `protobuf:"bytes,13,opt,name=outcome_source,json=outcomeSource" json:"outcome_source,omitempty"`
+	// Whether evidence that could change the class is still waited for.
+	Provisional *bool `protobuf:"varint,14,opt,name=provisional" json:"provisional,omitempty"`
+	// The term in which the choice led most; empty: it had no rival.
+	DecidingTerm *string `protobuf:"bytes,15,opt,name=deciding_term,json=decidingTerm" json:"deciding_term,omitempty"`
+	// Whether the worker with most reuse was passed over.
+	Redirected *bool `protobuf:"varint,16,opt,name=redirected" json:"redirected,omitempty"`
+	// Prompt tokens the best eligible worker could have reused; unset: unknown.
+	ReachableTokens *uint32 `protobuf:"varint,17,opt,name=reachable_tokens,json=reachableTokens" json:"reachable_tokens,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *PlacementRecord) Reset() {
 	*x = PlacementRecord{}
-	mi := &file_waypost_v1_placement_proto_msgTypes[26]
+	mi := &file_waypost_v1_placement_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2137,7 +2529,7 @@ func (x *PlacementRecord) String() string {
 func (*PlacementRecord) ProtoMessage() {}
 
 func (x *PlacementRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_placement_proto_msgTypes[26]
+	mi := &file_waypost_v1_placement_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2150,7 +2542,7 @@ func (x *PlacementRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacementRecord.ProtoReflect.Descriptor instead.
 func (*PlacementRecord) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_placement_proto_rawDescGZIP(), []int{26}
+	return file_waypost_v1_placement_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *PlacementRecord) GetPlacement() *Placement {
@@ -2235,6 +2627,41 @@ func (x *PlacementRecord) GetReuseClass() string {
 		return *x.ReuseClass
 	}
 	return ""
+}
+
+func (x *PlacementRecord) GetOutcomeSource() string {
+	if x != nil && x.OutcomeSource != nil {
+		return *x.OutcomeSource
+	}
+	return ""
+}
+
+func (x *PlacementRecord) GetProvisional() bool {
+	if x != nil && x.Provisional != nil {
+		return *x.Provisional
+	}
+	return false
+}
+
+func (x *PlacementRecord) GetDecidingTerm() string {
+	if x != nil && x.DecidingTerm != nil {
+		return *x.DecidingTerm
+	}
+	return ""
+}
+
+func (x *PlacementRecord) GetRedirected() bool {
+	if x != nil && x.Redirected != nil {
+		return *x.Redirected
+	}
+	return false
+}
+
+func (x *PlacementRecord) GetReachableTokens() uint32 {
+	if x != nil && x.ReachableTokens != nil {
+		return *x.ReachableTokens
+	}
+	return 0
 }
 
 var File_waypost_v1_placement_proto protoreflect.FileDescriptor
@@ -2407,7 +2834,7 @@ const file_waypost_v1_placement_proto_rawDesc = "" +
 	"\x13GetPlacementRequest\x12!\n" +
 	"\fplacement_id\x18\x01 \x01(\tR\vplacementId\"K\n" +
 	"\x14GetPlacementResponse\x123\n" +
-	"\x06record\x18\x01 \x01(\v2\x1b.waypost.v1.PlacementRecordR\x06record\"\xfc\x01\n" +
+	"\x06record\x18\x01 \x01(\v2\x1b.waypost.v1.PlacementRecordR\x06record\"\xa6\x02\n" +
 	"\x15ListPlacementsRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x16\n" +
@@ -2420,9 +2847,48 @@ const file_waypost_v1_placement_proto_rawDesc = "" +
 	"redirected\x18\x06 \x01(\bR\n" +
 	"redirected\x12\"\n" +
 	"\fmispredicted\x18\a \x01(\bR\fmispredicted\x12\x14\n" +
-	"\x05limit\x18\b \x01(\rR\x05limit\"O\n" +
+	"\x05limit\x18\b \x01(\rR\x05limit\x12\x12\n" +
+	"\x04pool\x18\t \x01(\tR\x04pool\x12\x14\n" +
+	"\x05local\x18\n" +
+	" \x01(\bR\x05local\"g\n" +
 	"\x16ListPlacementsResponse\x125\n" +
-	"\arecords\x18\x01 \x03(\v2\x1b.waypost.v1.PlacementRecordR\arecords\"\xbf\x03\n" +
+	"\arecords\x18\x01 \x03(\v2\x1b.waypost.v1.PlacementRecordR\arecords\x12\x16\n" +
+	"\x06silent\x18\x02 \x03(\tR\x06silent\"K\n" +
+	"\x1aSummarizePlacementsRequest\x12\x19\n" +
+	"\bsince_ms\x18\x01 \x01(\x01R\asinceMs\x12\x12\n" +
+	"\x04pool\x18\x02 \x01(\tR\x04pool\"h\n" +
+	"\x1bSummarizePlacementsResponse\x121\n" +
+	"\x05pools\x18\x01 \x03(\v2\x1b.waypost.v1.DecisionSummaryR\x05pools\x12\x16\n" +
+	"\x06silent\x18\x02 \x03(\tR\x06silent\"\xae\x03\n" +
+	"\x0fDecisionSummary\x12\x12\n" +
+	"\x04pool\x18\x01 \x01(\tR\x04pool\x12\x16\n" +
+	"\x06placed\x18\x02 \x01(\rR\x06placed\x12\x1e\n" +
+	"\n" +
+	"redirected\x18\x03 \x01(\rR\n" +
+	"redirected\x12U\n" +
+	"\x0edeciding_terms\x18\x04 \x03(\v2..waypost.v1.DecisionSummary.DecidingTermsEntryR\rdecidingTerms\x12<\n" +
+	"\x05marks\x18\x05 \x03(\v2&.waypost.v1.DecisionSummary.MarksEntryR\x05marks\x12\x1a\n" +
+	"\breported\x18\x06 \x01(\rR\breported\x12\"\n" +
+	"\fmispredicted\x18\a \x01(\rR\fmispredicted\x1a@\n" +
+	"\x12DecidingTermsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\rR\x05value:\x028\x01\x1a8\n" +
+	"\n" +
+	"MarksEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\rR\x05value:\x028\x01\"\xa0\x01\n" +
+	"\x16WatchPlacementsRequest\x12\x12\n" +
+	"\x04pool\x18\x01 \x01(\tR\x04pool\x12\x16\n" +
+	"\x06tenant\x18\x02 \x01(\tR\x06tenant\x12\x16\n" +
+	"\x06worker\x18\x03 \x01(\tR\x06worker\x12\x1e\n" +
+	"\n" +
+	"redirected\x18\x04 \x01(\bR\n" +
+	"redirected\x12\"\n" +
+	"\fmispredicted\x18\x05 \x01(\bR\fmispredicted\"z\n" +
+	"\x17WatchPlacementsResponse\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x123\n" +
+	"\x06record\x18\x02 \x01(\v2\x1b.waypost.v1.PlacementRecordR\x06record\x12\x16\n" +
+	"\x06missed\x18\x03 \x01(\rR\x06missed\"\xf8\x04\n" +
 	"\x0fPlacementRecord\x123\n" +
 	"\tplacement\x18\x01 \x01(\v2\x15.waypost.v1.PlacementR\tplacement\x12\x1d\n" +
 	"\n" +
@@ -2438,7 +2904,14 @@ const file_waypost_v1_placement_proto_rawDesc = "" +
 	" \x03(\tR\vwouldChange\x12:\n" +
 	"\aoutcome\x18\v \x01(\v2 .waypost.v1.ReportOutcomeRequestR\aoutcome\x12\x1f\n" +
 	"\vreuse_class\x18\f \x01(\tR\n" +
-	"reuseClass2\xa7\x05\n" +
+	"reuseClass\x12%\n" +
+	"\x0eoutcome_source\x18\r \x01(\tR\routcomeSource\x12 \n" +
+	"\vprovisional\x18\x0e \x01(\bR\vprovisional\x12#\n" +
+	"\rdeciding_term\x18\x0f \x01(\tR\fdecidingTerm\x12\x1e\n" +
+	"\n" +
+	"redirected\x18\x10 \x01(\bR\n" +
+	"redirected\x12)\n" +
+	"\x10reachable_tokens\x18\x11 \x01(\rR\x0freachableTokens2\xed\x06\n" +
 	"\x10PlacementService\x12<\n" +
 	"\x05Place\x12\x18.waypost.v1.PlaceRequest\x1a\x19.waypost.v1.PlaceResponse\x12K\n" +
 	"\n" +
@@ -2448,7 +2921,9 @@ const file_waypost_v1_placement_proto_rawDesc = "" +
 	"\x10ReleasePlacement\x12#.waypost.v1.ReleasePlacementRequest\x1a$.waypost.v1.ReleasePlacementResponse\x12N\n" +
 	"\vLearnTokens\x12\x1e.waypost.v1.LearnTokensRequest\x1a\x1f.waypost.v1.LearnTokensResponse\x12Q\n" +
 	"\fGetPlacement\x12\x1f.waypost.v1.GetPlacementRequest\x1a .waypost.v1.GetPlacementResponse\x12W\n" +
-	"\x0eListPlacements\x12!.waypost.v1.ListPlacementsRequest\x1a\".waypost.v1.ListPlacementsResponseB$Z\"waypost/proto/waypost/v1;waypostv1b\beditionsp\xe8\a"
+	"\x0eListPlacements\x12!.waypost.v1.ListPlacementsRequest\x1a\".waypost.v1.ListPlacementsResponse\x12f\n" +
+	"\x13SummarizePlacements\x12&.waypost.v1.SummarizePlacementsRequest\x1a'.waypost.v1.SummarizePlacementsResponse\x12\\\n" +
+	"\x0fWatchPlacements\x12\".waypost.v1.WatchPlacementsRequest\x1a#.waypost.v1.WatchPlacementsResponse0\x01B$Z\"waypost/proto/waypost/v1;waypostv1b\beditionsp\xe8\a"
 
 var (
 	file_waypost_v1_placement_proto_rawDescOnce sync.Once
@@ -2462,43 +2937,50 @@ func file_waypost_v1_placement_proto_rawDescGZIP() []byte {
 	return file_waypost_v1_placement_proto_rawDescData
 }
 
-var file_waypost_v1_placement_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
+var file_waypost_v1_placement_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
 var file_waypost_v1_placement_proto_goTypes = []any{
-	(*Input)(nil),                    // 0: waypost.v1.Input
-	(*PrefixKeys)(nil),               // 1: waypost.v1.PrefixKeys
-	(*PrefixPoint)(nil),              // 2: waypost.v1.PrefixPoint
-	(*PlaceRequest)(nil),             // 3: waypost.v1.PlaceRequest
-	(*PlaceResponse)(nil),            // 4: waypost.v1.PlaceResponse
-	(*Placement)(nil),                // 5: waypost.v1.Placement
-	(*WorkerRef)(nil),                // 6: waypost.v1.WorkerRef
-	(*Expected)(nil),                 // 7: waypost.v1.Expected
-	(*PullPlan)(nil),                 // 8: waypost.v1.PullPlan
-	(*Basis)(nil),                    // 9: waypost.v1.Basis
-	(*Terms)(nil),                    // 10: waypost.v1.Terms
-	(*Refusal)(nil),                  // 11: waypost.v1.Refusal
-	(*PlaceBatchRequest)(nil),        // 12: waypost.v1.PlaceBatchRequest
-	(*PlaceBatchResponse)(nil),       // 13: waypost.v1.PlaceBatchResponse
-	(*ReportOutcomeRequest)(nil),     // 14: waypost.v1.ReportOutcomeRequest
-	(*ReportOutcomeResponse)(nil),    // 15: waypost.v1.ReportOutcomeResponse
-	(*RenewPlacementRequest)(nil),    // 16: waypost.v1.RenewPlacementRequest
-	(*RenewPlacementResponse)(nil),   // 17: waypost.v1.RenewPlacementResponse
-	(*ReleasePlacementRequest)(nil),  // 18: waypost.v1.ReleasePlacementRequest
-	(*ReleasePlacementResponse)(nil), // 19: waypost.v1.ReleasePlacementResponse
-	(*LearnTokensRequest)(nil),       // 20: waypost.v1.LearnTokensRequest
-	(*LearnTokensResponse)(nil),      // 21: waypost.v1.LearnTokensResponse
-	(*GetPlacementRequest)(nil),      // 22: waypost.v1.GetPlacementRequest
-	(*GetPlacementResponse)(nil),     // 23: waypost.v1.GetPlacementResponse
-	(*ListPlacementsRequest)(nil),    // 24: waypost.v1.ListPlacementsRequest
-	(*ListPlacementsResponse)(nil),   // 25: waypost.v1.ListPlacementsResponse
-	(*PlacementRecord)(nil),          // 26: waypost.v1.PlacementRecord
-	nil,                              // 27: waypost.v1.WorkerRef.HeadersEntry
-	nil,                              // 28: waypost.v1.Basis.ExcludedWorkersEntry
-	nil,                              // 29: waypost.v1.Refusal.WorkersEntry
-	(*structpb.Struct)(nil),          // 30: google.protobuf.Struct
+	(*Input)(nil),                       // 0: waypost.v1.Input
+	(*PrefixKeys)(nil),                  // 1: waypost.v1.PrefixKeys
+	(*PrefixPoint)(nil),                 // 2: waypost.v1.PrefixPoint
+	(*PlaceRequest)(nil),                // 3: waypost.v1.PlaceRequest
+	(*PlaceResponse)(nil),               // 4: waypost.v1.PlaceResponse
+	(*Placement)(nil),                   // 5: waypost.v1.Placement
+	(*WorkerRef)(nil),                   // 6: waypost.v1.WorkerRef
+	(*Expected)(nil),                    // 7: waypost.v1.Expected
+	(*PullPlan)(nil),                    // 8: waypost.v1.PullPlan
+	(*Basis)(nil),                       // 9: waypost.v1.Basis
+	(*Terms)(nil),                       // 10: waypost.v1.Terms
+	(*Refusal)(nil),                     // 11: waypost.v1.Refusal
+	(*PlaceBatchRequest)(nil),           // 12: waypost.v1.PlaceBatchRequest
+	(*PlaceBatchResponse)(nil),          // 13: waypost.v1.PlaceBatchResponse
+	(*ReportOutcomeRequest)(nil),        // 14: waypost.v1.ReportOutcomeRequest
+	(*ReportOutcomeResponse)(nil),       // 15: waypost.v1.ReportOutcomeResponse
+	(*RenewPlacementRequest)(nil),       // 16: waypost.v1.RenewPlacementRequest
+	(*RenewPlacementResponse)(nil),      // 17: waypost.v1.RenewPlacementResponse
+	(*ReleasePlacementRequest)(nil),     // 18: waypost.v1.ReleasePlacementRequest
+	(*ReleasePlacementResponse)(nil),    // 19: waypost.v1.ReleasePlacementResponse
+	(*LearnTokensRequest)(nil),          // 20: waypost.v1.LearnTokensRequest
+	(*LearnTokensResponse)(nil),         // 21: waypost.v1.LearnTokensResponse
+	(*GetPlacementRequest)(nil),         // 22: waypost.v1.GetPlacementRequest
+	(*GetPlacementResponse)(nil),        // 23: waypost.v1.GetPlacementResponse
+	(*ListPlacementsRequest)(nil),       // 24: waypost.v1.ListPlacementsRequest
+	(*ListPlacementsResponse)(nil),      // 25: waypost.v1.ListPlacementsResponse
+	(*SummarizePlacementsRequest)(nil),  // 26: waypost.v1.SummarizePlacementsRequest
+	(*SummarizePlacementsResponse)(nil), // 27: waypost.v1.SummarizePlacementsResponse
+	(*DecisionSummary)(nil),             // 28: waypost.v1.DecisionSummary
+	(*WatchPlacementsRequest)(nil),      // 29: waypost.v1.WatchPlacementsRequest
+	(*WatchPlacementsResponse)(nil),     // 30: waypost.v1.WatchPlacementsResponse
+	(*PlacementRecord)(nil),             // 31: waypost.v1.PlacementRecord
+	nil,                                 // 32: waypost.v1.WorkerRef.HeadersEntry
+	nil,                                 // 33: waypost.v1.Basis.ExcludedWorkersEntry
+	nil,                                 // 34: waypost.v1.Refusal.WorkersEntry
+	nil,                                 // 35: waypost.v1.DecisionSummary.DecidingTermsEntry
+	nil,                                 // 36: waypost.v1.DecisionSummary.MarksEntry
+	(*structpb.Struct)(nil),             // 37: google.protobuf.Struct
 }
 var file_waypost_v1_placement_proto_depIdxs = []int32{
-	30, // 0: waypost.v1.Input.messages:type_name -> google.protobuf.Struct
-	30, // 1: waypost.v1.Input.tools:type_name -> google.protobuf.Struct
+	37, // 0: waypost.v1.Input.messages:type_name -> google.protobuf.Struct
+	37, // 1: waypost.v1.Input.tools:type_name -> google.protobuf.Struct
 	1,  // 2: waypost.v1.Input.prefix_keys:type_name -> waypost.v1.PrefixKeys
 	2,  // 3: waypost.v1.PrefixKeys.points:type_name -> waypost.v1.PrefixPoint
 	0,  // 4: waypost.v1.PlaceRequest.input:type_name -> waypost.v1.Input
@@ -2511,38 +2993,46 @@ var file_waypost_v1_placement_proto_depIdxs = []int32{
 	9,  // 11: waypost.v1.Placement.basis:type_name -> waypost.v1.Basis
 	10, // 12: waypost.v1.Placement.terms:type_name -> waypost.v1.Terms
 	6,  // 13: waypost.v1.Placement.prefill_worker:type_name -> waypost.v1.WorkerRef
-	27, // 14: waypost.v1.WorkerRef.headers:type_name -> waypost.v1.WorkerRef.HeadersEntry
-	30, // 15: waypost.v1.WorkerRef.body_patch:type_name -> google.protobuf.Struct
+	32, // 14: waypost.v1.WorkerRef.headers:type_name -> waypost.v1.WorkerRef.HeadersEntry
+	37, // 15: waypost.v1.WorkerRef.body_patch:type_name -> google.protobuf.Struct
 	6,  // 16: waypost.v1.PullPlan.source:type_name -> waypost.v1.WorkerRef
-	28, // 17: waypost.v1.Basis.excluded_workers:type_name -> waypost.v1.Basis.ExcludedWorkersEntry
-	29, // 18: waypost.v1.Refusal.workers:type_name -> waypost.v1.Refusal.WorkersEntry
+	33, // 17: waypost.v1.Basis.excluded_workers:type_name -> waypost.v1.Basis.ExcludedWorkersEntry
+	34, // 18: waypost.v1.Refusal.workers:type_name -> waypost.v1.Refusal.WorkersEntry
 	3,  // 19: waypost.v1.PlaceBatchRequest.requests:type_name -> waypost.v1.PlaceRequest
 	4,  // 20: waypost.v1.PlaceBatchResponse.responses:type_name -> waypost.v1.PlaceResponse
-	26, // 21: waypost.v1.GetPlacementResponse.record:type_name -> waypost.v1.PlacementRecord
-	26, // 22: waypost.v1.ListPlacementsResponse.records:type_name -> waypost.v1.PlacementRecord
-	5,  // 23: waypost.v1.PlacementRecord.placement:type_name -> waypost.v1.Placement
-	14, // 24: waypost.v1.PlacementRecord.outcome:type_name -> waypost.v1.ReportOutcomeRequest
-	3,  // 25: waypost.v1.PlacementService.Place:input_type -> waypost.v1.PlaceRequest
-	12, // 26: waypost.v1.PlacementService.PlaceBatch:input_type -> waypost.v1.PlaceBatchRequest
-	14, // 27: waypost.v1.PlacementService.ReportOutcome:input_type -> waypost.v1.ReportOutcomeRequest
-	16, // 28: waypost.v1.PlacementService.RenewPlacement:input_type -> waypost.v1.RenewPlacementRequest
-	18, // 29: waypost.v1.PlacementService.ReleasePlacement:input_type -> waypost.v1.ReleasePlacementRequest
-	20, // 30: waypost.v1.PlacementService.LearnTokens:input_type -> waypost.v1.LearnTokensRequest
-	22, // 31: waypost.v1.PlacementService.GetPlacement:input_type -> waypost.v1.GetPlacementRequest
-	24, // 32: waypost.v1.PlacementService.ListPlacements:input_type -> waypost.v1.ListPlacementsRequest
-	4,  // 33: waypost.v1.PlacementService.Place:output_type -> waypost.v1.PlaceResponse
-	13, // 34: waypost.v1.PlacementService.PlaceBatch:output_type -> waypost.v1.PlaceBatchResponse
-	15, // 35: waypost.v1.PlacementService.ReportOutcome:output_type -> waypost.v1.ReportOutcomeResponse
-	17, // 36: waypost.v1.PlacementService.RenewPlacement:output_type -> waypost.v1.RenewPlacementResponse
-	19, // 37: waypost.v1.PlacementService.ReleasePlacement:output_type -> waypost.v1.ReleasePlacementResponse
-	21, // 38: waypost.v1.PlacementService.LearnTokens:output_type -> waypost.v1.LearnTokensResponse
-	23, // 39: waypost.v1.PlacementService.GetPlacement:output_type -> waypost.v1.GetPlacementResponse
-	25, // 40: waypost.v1.PlacementService.ListPlacements:output_type -> waypost.v1.ListPlacementsResponse
-	33, // [33:41] is the sub-list for method output_type
-	25, // [25:33] is the sub-list for method input_type
-	25, // [25:25] is the sub-list for extension type_name
-	25, // [25:25] is the sub-list for extension extendee
-	0,  // [0:25] is the sub-list for field type_name
+	31, // 21: waypost.v1.GetPlacementResponse.record:type_name -> waypost.v1.PlacementRecord
+	31, // 22: waypost.v1.ListPlacementsResponse.records:type_name -> waypost.v1.PlacementRecord
+	28, // 23: waypost.v1.SummarizePlacementsResponse.pools:type_name -> waypost.v1.DecisionSummary
+	35, // 24: waypost.v1.DecisionSummary.deciding_terms:type_name -> waypost.v1.DecisionSummary.DecidingTermsEntry
+	36, // 25: waypost.v1.DecisionSummary.marks:type_name -> waypost.v1.DecisionSummary.MarksEntry
+	31, // 26: waypost.v1.WatchPlacementsResponse.record:type_name -> waypost.v1.PlacementRecord
+	5,  // 27: waypost.v1.PlacementRecord.placement:type_name -> waypost.v1.Placement
+	14, // 28: waypost.v1.PlacementRecord.outcome:type_name -> waypost.v1.ReportOutcomeRequest
+	3,  // 29: waypost.v1.PlacementService.Place:input_type -> waypost.v1.PlaceRequest
+	12, // 30: waypost.v1.PlacementService.PlaceBatch:input_type -> waypost.v1.PlaceBatchRequest
+	14, // 31: waypost.v1.PlacementService.ReportOutcome:input_type -> waypost.v1.ReportOutcomeRequest
+	16, // 32: waypost.v1.PlacementService.RenewPlacement:input_type -> waypost.v1.RenewPlacementRequest
+	18, // 33: waypost.v1.PlacementService.ReleasePlacement:input_type -> waypost.v1.ReleasePlacementRequest
+	20, // 34: waypost.v1.PlacementService.LearnTokens:input_type -> waypost.v1.LearnTokensRequest
+	22, // 35: waypost.v1.PlacementService.GetPlacement:input_type -> waypost.v1.GetPlacementRequest
+	24, // 36: waypost.v1.PlacementService.ListPlacements:input_type -> waypost.v1.ListPlacementsRequest
+	26, // 37: waypost.v1.PlacementService.SummarizePlacements:input_type -> waypost.v1.SummarizePlacementsRequest
+	29, // 38: waypost.v1.PlacementService.WatchPlacements:input_type -> waypost.v1.WatchPlacementsRequest
+	4,  // 39: waypost.v1.PlacementService.Place:output_type -> waypost.v1.PlaceResponse
+	13, // 40: waypost.v1.PlacementService.PlaceBatch:output_type -> waypost.v1.PlaceBatchResponse
+	15, // 41: waypost.v1.PlacementService.ReportOutcome:output_type -> waypost.v1.ReportOutcomeResponse
+	17, // 42: waypost.v1.PlacementService.RenewPlacement:output_type -> waypost.v1.RenewPlacementResponse
+	19, // 43: waypost.v1.PlacementService.ReleasePlacement:output_type -> waypost.v1.ReleasePlacementResponse
+	21, // 44: waypost.v1.PlacementService.LearnTokens:output_type -> waypost.v1.LearnTokensResponse
+	23, // 45: waypost.v1.PlacementService.GetPlacement:output_type -> waypost.v1.GetPlacementResponse
+	25, // 46: waypost.v1.PlacementService.ListPlacements:output_type -> waypost.v1.ListPlacementsResponse
+	27, // 47: waypost.v1.PlacementService.SummarizePlacements:output_type -> waypost.v1.SummarizePlacementsResponse
+	30, // 48: waypost.v1.PlacementService.WatchPlacements:output_type -> waypost.v1.WatchPlacementsResponse
+	39, // [39:49] is the sub-list for method output_type
+	29, // [29:39] is the sub-list for method input_type
+	29, // [29:29] is the sub-list for extension type_name
+	29, // [29:29] is the sub-list for extension extendee
+	0,  // [0:29] is the sub-list for field type_name
 }
 
 func init() { file_waypost_v1_placement_proto_init() }
@@ -2560,7 +3050,7 @@ func file_waypost_v1_placement_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_waypost_v1_placement_proto_rawDesc), len(file_waypost_v1_placement_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   30,
+			NumMessages:   37,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

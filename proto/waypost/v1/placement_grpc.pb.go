@@ -23,14 +23,16 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	PlacementService_Place_FullMethodName            = "/waypost.v1.PlacementService/Place"
-	PlacementService_PlaceBatch_FullMethodName       = "/waypost.v1.PlacementService/PlaceBatch"
-	PlacementService_ReportOutcome_FullMethodName    = "/waypost.v1.PlacementService/ReportOutcome"
-	PlacementService_RenewPlacement_FullMethodName   = "/waypost.v1.PlacementService/RenewPlacement"
-	PlacementService_ReleasePlacement_FullMethodName = "/waypost.v1.PlacementService/ReleasePlacement"
-	PlacementService_LearnTokens_FullMethodName      = "/waypost.v1.PlacementService/LearnTokens"
-	PlacementService_GetPlacement_FullMethodName     = "/waypost.v1.PlacementService/GetPlacement"
-	PlacementService_ListPlacements_FullMethodName   = "/waypost.v1.PlacementService/ListPlacements"
+	PlacementService_Place_FullMethodName               = "/waypost.v1.PlacementService/Place"
+	PlacementService_PlaceBatch_FullMethodName          = "/waypost.v1.PlacementService/PlaceBatch"
+	PlacementService_ReportOutcome_FullMethodName       = "/waypost.v1.PlacementService/ReportOutcome"
+	PlacementService_RenewPlacement_FullMethodName      = "/waypost.v1.PlacementService/RenewPlacement"
+	PlacementService_ReleasePlacement_FullMethodName    = "/waypost.v1.PlacementService/ReleasePlacement"
+	PlacementService_LearnTokens_FullMethodName         = "/waypost.v1.PlacementService/LearnTokens"
+	PlacementService_GetPlacement_FullMethodName        = "/waypost.v1.PlacementService/GetPlacement"
+	PlacementService_ListPlacements_FullMethodName      = "/waypost.v1.PlacementService/ListPlacements"
+	PlacementService_SummarizePlacements_FullMethodName = "/waypost.v1.PlacementService/SummarizePlacements"
+	PlacementService_WatchPlacements_FullMethodName     = "/waypost.v1.PlacementService/WatchPlacements"
 )
 
 // PlacementServiceClient is the client API for PlacementService service.
@@ -54,8 +56,12 @@ type PlacementServiceClient interface {
 	LearnTokens(ctx context.Context, in *LearnTokensRequest, opts ...grpc.CallOption) (*LearnTokensResponse, error)
 	// GetPlacement returns the stored decision record of one placement.
 	GetPlacement(ctx context.Context, in *GetPlacementRequest, opts ...grpc.CallOption) (*GetPlacementResponse, error)
-	// ListPlacements returns stored decision records, newest first.
+	// ListPlacements returns stored decision records of all coordinators, newest first.
 	ListPlacements(ctx context.Context, in *ListPlacementsRequest, opts ...grpc.CallOption) (*ListPlacementsResponse, error)
+	// SummarizePlacements counts decisions of all coordinators by their deciding term.
+	SummarizePlacements(ctx context.Context, in *SummarizePlacementsRequest, opts ...grpc.CallOption) (*SummarizePlacementsResponse, error)
+	// WatchPlacements streams the decisions of the asked coordinator as they are taken.
+	WatchPlacements(ctx context.Context, in *WatchPlacementsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchPlacementsResponse], error)
 }
 
 type placementServiceClient struct {
@@ -146,6 +152,35 @@ func (c *placementServiceClient) ListPlacements(ctx context.Context, in *ListPla
 	return out, nil
 }
 
+func (c *placementServiceClient) SummarizePlacements(ctx context.Context, in *SummarizePlacementsRequest, opts ...grpc.CallOption) (*SummarizePlacementsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SummarizePlacementsResponse)
+	err := c.cc.Invoke(ctx, PlacementService_SummarizePlacements_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *placementServiceClient) WatchPlacements(ctx context.Context, in *WatchPlacementsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchPlacementsResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &PlacementService_ServiceDesc.Streams[0], PlacementService_WatchPlacements_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[WatchPlacementsRequest, WatchPlacementsResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type PlacementService_WatchPlacementsClient = grpc.ServerStreamingClient[WatchPlacementsResponse]
+
 // PlacementServiceServer is the server API for PlacementService service.
 // All implementations must embed UnimplementedPlacementServiceServer
 // for forward compatibility.
@@ -167,8 +202,12 @@ type PlacementServiceServer interface {
 	LearnTokens(context.Context, *LearnTokensRequest) (*LearnTokensResponse, error)
 	// GetPlacement returns the stored decision record of one placement.
 	GetPlacement(context.Context, *GetPlacementRequest) (*GetPlacementResponse, error)
-	// ListPlacements returns stored decision records, newest first.
+	// ListPlacements returns stored decision records of all coordinators, newest first.
 	ListPlacements(context.Context, *ListPlacementsRequest) (*ListPlacementsResponse, error)
+	// SummarizePlacements counts decisions of all coordinators by their deciding term.
+	SummarizePlacements(context.Context, *SummarizePlacementsRequest) (*SummarizePlacementsResponse, error)
+	// WatchPlacements streams the decisions of the asked coordinator as they are taken.
+	WatchPlacements(*WatchPlacementsRequest, grpc.ServerStreamingServer[WatchPlacementsResponse]) error
 	mustEmbedUnimplementedPlacementServiceServer()
 }
 
@@ -202,6 +241,12 @@ func (UnimplementedPlacementServiceServer) GetPlacement(context.Context, *GetPla
 }
 func (UnimplementedPlacementServiceServer) ListPlacements(context.Context, *ListPlacementsRequest) (*ListPlacementsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListPlacements not implemented")
+}
+func (UnimplementedPlacementServiceServer) SummarizePlacements(context.Context, *SummarizePlacementsRequest) (*SummarizePlacementsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method SummarizePlacements not implemented")
+}
+func (UnimplementedPlacementServiceServer) WatchPlacements(*WatchPlacementsRequest, grpc.ServerStreamingServer[WatchPlacementsResponse]) error {
+	return status.Error(codes.Unimplemented, "method WatchPlacements not implemented")
 }
 func (UnimplementedPlacementServiceServer) mustEmbedUnimplementedPlacementServiceServer() {}
 func (UnimplementedPlacementServiceServer) testEmbeddedByValue()                          {}
@@ -368,6 +413,35 @@ func _PlacementService_ListPlacements_Handler(srv interface{}, ctx context.Conte
 	return interceptor(ctx, in, info, handler)
 }
 
+func _PlacementService_SummarizePlacements_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SummarizePlacementsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PlacementServiceServer).SummarizePlacements(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: PlacementService_SummarizePlacements_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PlacementServiceServer).SummarizePlacements(ctx, req.(*SummarizePlacementsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _PlacementService_WatchPlacements_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(WatchPlacementsRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(PlacementServiceServer).WatchPlacements(m, &grpc.GenericServerStream[WatchPlacementsRequest, WatchPlacementsResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type PlacementService_WatchPlacementsServer = grpc.ServerStreamingServer[WatchPlacementsResponse]
+
 // PlacementService_ServiceDesc is the grpc.ServiceDesc for PlacementService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -407,7 +481,17 @@ var PlacementService_ServiceDesc = grpc.ServiceDesc{
 			MethodName: "ListPlacements",
 			Handler:    _PlacementService_ListPlacements_Handler,
 		},
+		{
+			MethodName: "SummarizePlacements",
+			Handler:    _PlacementService_SummarizePlacements_Handler,
+		},
 	},
-	Streams:  []grpc.StreamDesc{},
+	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "WatchPlacements",
+			Handler:       _PlacementService_WatchPlacements_Handler,
+			ServerStreams: true,
+		},
+	},
 	Metadata: "waypost/v1/placement.proto",
 }

@@ -28,6 +28,8 @@ type Encoder struct {
 	Bytes bool
 	// BlockTokens is the block size the events claim.
 	BlockTokens int
+	// HideSalts leaves the salts of requests out.
+	HideSalts bool
 }
 
 const (
@@ -87,7 +89,7 @@ func (e Encoder) appendMap(dst []byte, v *core.Event) []byte {
 		key("lora_name")
 		dst = appendAdapterName(dst, v.Adapter)
 		key("extra_keys")
-		dst = appendExtraKeys(dst, v)
+		dst = e.appendExtraKeys(dst, v)
 	}
 	key("group_idx")
 	dst = msgp.AppendUint64(dst, 0)
@@ -125,7 +127,7 @@ func (e Encoder) appendArray(dst []byte, v *core.Event) []byte {
 	dst = msgp.AppendString(dst, medium)
 	if v.Op == core.OpStored {
 		dst = appendAdapterName(dst, v.Adapter)
-		dst = appendExtraKeys(dst, v)
+		dst = e.appendExtraKeys(dst, v)
 	}
 	dst = msgp.AppendUint64(dst, 0)
 	if v.Op == core.OpStored {
@@ -181,10 +183,10 @@ func appendAdapterName(dst []byte, a *core.Adapter) []byte {
 
 // appendExtraKeys writes one entry per block: null, or the adapter's name and,
 // on the first block of the prompt, the salt.
-func appendExtraKeys(dst []byte, v *core.Event) []byte {
+func (e Encoder) appendExtraKeys(dst []byte, v *core.Event) []byte {
 	dst = msgp.AppendArrayHeader(dst, uint32(len(v.Hashes)))
 	for i := range v.Hashes {
-		salted := v.Salt != "" && v.FirstBlock+i == 0
+		salted := v.Salt != "" && v.FirstBlock+i == 0 && !e.HideSalts
 		n := uint32(0)
 		if v.Adapter != nil {
 			n++

@@ -1,4 +1,4 @@
-package explain
+package outcome
 
 import (
 	"errors"
@@ -11,10 +11,12 @@ import (
 // ErrOutcome is wrapped by errors about a field of an outcome.
 var ErrOutcome = errors.New("bad outcome")
 
-// Outcome is what a caller reports of a placement. Times are ms and NaN if
+// Outcome is what is told of a placement. Times are ms and NaN if
 // unknown, counts placement.Unknown.
 type Outcome struct {
-	// Result is done, failed or cancelled.
+	// Source says who tells it.
+	Source Source
+	// Result is done, failed or cancelled; of SourceAgent it is ended.
 	Result string
 	// HTTPStatus is what the engine answered with, 100 to 599; 0: unknown.
 	HTTPStatus int
@@ -28,11 +30,31 @@ type Outcome struct {
 	ErrorClass string
 }
 
+// Source is who tells an outcome; the higher one is believed.
+type Source uint8
+
+// The sources, in rank.
+const (
+	// SourceAgent: the worker's agent concluded it from what the engine stored.
+	SourceAgent Source = iota
+	// SourceCaller: the caller reported it.
+	SourceCaller
+	// SourceFrontDoor: a front door of ours read it in the engine's answer.
+	SourceFrontDoor
+)
+
+var sourceWords = [...]string{"agent", "caller", "front_door"}
+
+// String is its name in the API.
+func (s Source) String() string { return sourceWords[min(int(s), len(sourceWords)-1)] }
+
 // The results and error classes of outcomes.
 const (
 	ResultDone      = "done"
 	ResultFailed    = "failed"
 	ResultCancelled = "cancelled"
+	// ResultEnded: it ended, and nobody said how.
+	ResultEnded = "ended"
 
 	ErrorWorker   = "worker"
 	ErrorClient   = "client"
@@ -40,10 +62,25 @@ const (
 	ErrorTimeout  = "timeout"
 )
 
-// NewOutcome is an outcome of which only the result is known.
+// WorkerFault reports whether the worker is to blame: an overload, the client's
+// own mistake and a client that left are not its fault.
+func (o *Outcome) WorkerFault() bool {
+	if o.Result != ResultFailed {
+		return false
+	}
+	switch o.ErrorClass {
+	case ErrorWorker, ErrorTimeout:
+		return true
+	case "":
+		return o.HTTPStatus == 0 || o.HTTPStatus >= 500 && o.HTTPStatus != 503
+	}
+	return false
+}
+
+// NewOutcome is a caller's outcome of which only the result is known.
 func NewOutcome(result string) Outcome {
 	return Outcome{
-		Result: result, FirstTokenMs: math.NaN(), DurationMs: math.NaN(),
+		Source: SourceCaller, Result: result, FirstTokenMs: math.NaN(), DurationMs: math.NaN(),
 		CachedTokens: placement.Unknown, PromptTokens: placement.Unknown, OutputTokens: placement.Unknown,
 	}
 }
@@ -57,6 +94,10 @@ func (o *Outcome) Validate() error {
 	}
 	switch o.Result {
 	case ResultDone, ResultFailed, ResultCancelled:
+	case ResultEnded:
+		if o.Source != SourceAgent {
+			return bad("result", "ended is what an agent concludes; report done, failed or cancelled")
+		}
 	default:
 		return bad("result", "%q is not done, failed or cancelled", o.Result)
 	}

@@ -1,4 +1,4 @@
-package explain
+package outcome
 
 import (
 	"math"
@@ -77,20 +77,50 @@ type Evidence struct {
 	BlockTokens int
 	// ProcessChanged: another engine life served the request than was chosen.
 	ProcessChanged Answer
-	// BoundaryDiffers: the worker's boundary is known to differ.
+	// BoundaryDiffers: prompts and blocks are known to mean other things to
+	// the engine than to us: it counted other prompt tokens, its events do not
+	// fit its block size, or it names equal content differently.
 	BoundaryDiffers Answer
 	// EvictedSince: the worker reported blocks of the prefix as removed after
 	// the view that was decided on.
 	EvictedSince Answer
-	// StreamLost: prefix frames of the worker were lost around the decision.
+	// StreamLost: events of the engine or prefix frames of the worker were
+	// lost around the decision.
 	StreamLost Answer
 	// WorkerHeld: the worker's own block table held the prefix when the
-	// request came.
+	// request was placed.
 	WorkerHeld Answer
+	// StoredAgain: the engine stored blocks of the prefix once more under the
+	// names they were listed by, so that they were gone without a word.
+	StoredAgain Answer
 	// View is the view that was decided on, ViewAgeMs its age; NaN: unknown.
 	View      placement.ViewKind
 	ViewAgeMs float64
 }
+
+// Conclusive reports whether what is still unknown could not change the class:
+// evidence that comes later need not be waited for.
+func (e *Evidence) Conclusive() bool {
+	if e.ActualTokens < 0 || !e.less() && e.BoundaryDiffers != NotKnown {
+		return true
+	}
+	if e.asExpected() || e.ExpectedTokens <= 0 && e.ActualTokens == 0 {
+		return true
+	}
+	return e.less() && (e.ProcessChanged == Yes ||
+		e.ProcessChanged == No && (e.BoundaryDiffers == Yes ||
+			e.BoundaryDiffers == No && e.EvictedSince == Yes))
+}
+
+// asExpected reports whether what was found is within one block of the
+// prediction.
+func (e *Evidence) asExpected() bool {
+	off := e.ActualTokens - e.ExpectedTokens
+	return e.ExpectedTokens > 0 && e.ActualTokens > 0 && off >= -e.BlockTokens && off <= e.BlockTokens
+}
+
+// less reports whether less was found than expected.
+func (e *Evidence) less() bool { return e.ActualTokens < e.ExpectedTokens }
 
 // staleViewMs is the age from which a view counts as old: prefix frames come
 // every second.
@@ -98,47 +128,48 @@ const staleViewMs = 5_000
 
 // Classify gives an outcome its class. The first line that applies decides:
 //
-//	nothing reported                              not_reported
-//	nothing found, nothing (known) expected       cold
-//	something found, nothing (known) expected     under_predicted
-//	found within one block of the expected        as_predicted
-//	more found                                    under_predicted
-//	less found: other engine process              restarted
-//	            boundary known to differ          boundary
-//	            removal reported since the view   evicted_since_view
-//	            frames lost, view incomplete
-//	            or older than 5 s                 view_stale
-//	            worker's own table had it not     false_positive
-//	            worker's own table had it         boundary
-//	            nothing more known                evicted_since_view
+//	nothing reported                                   not_reported
+//	nothing found, nothing (known) expected            cold
+//	found within one block of the expected             as_predicted
+//	less found: by another engine process              restarted
+//	boundary known to differ                           boundary
+//	more found, or something where nothing (known)
+//	was expected                                       under_predicted
+//	less found: removal reported since the view        evicted_since_view
+//	            frames or events lost, view incomplete
+//	            or older than 5 s                      view_stale
+//	            worker's own table had it not          false_positive
+//	            engine stored the same blocks anew     evicted_since_view
+//	            worker's own table had it, and the
+//	            engine stored nothing of it anew       boundary
+//	            nothing more known                     evicted_since_view
 //
-// The last line takes the everyday cause where the facts to tell are missing.
+// A known difference of the boundary goes before more and less alike: it is
+// the cause of either. The last line takes the everyday cause where the facts
+// to tell are missing.
 func Classify(e Evidence) Class {
 	switch {
 	case e.ActualTokens < 0:
 		return ClassNotReported
 	case e.ExpectedTokens <= 0 && e.ActualTokens == 0:
 		return ClassCold
-	case e.ExpectedTokens <= 0:
-		return ClassUnderPredicted
-	}
-	off := e.ActualTokens - e.ExpectedTokens
-	switch {
-	case off >= -e.BlockTokens && off <= e.BlockTokens && e.ActualTokens > 0:
+	case e.asExpected():
 		return ClassAsPredicted
-	case off > 0:
-		return ClassUnderPredicted
-	case e.ProcessChanged == Yes:
+	case e.less() && e.ProcessChanged == Yes:
 		return ClassRestarted
 	case e.BoundaryDiffers == Yes:
 		return ClassBoundary
+	case !e.less():
+		return ClassUnderPredicted
 	case e.EvictedSince == Yes:
 		return ClassEvicted
 	case e.StreamLost == Yes, incomplete(e.View), !math.IsNaN(e.ViewAgeMs) && e.ViewAgeMs > staleViewMs:
 		return ClassViewStale
 	case e.WorkerHeld == No:
 		return ClassFalsePositive
-	case e.WorkerHeld == Yes:
+	case e.StoredAgain == Yes:
+		return ClassEvicted
+	case e.WorkerHeld == Yes && e.StoredAgain == No:
 		return ClassBoundary
 	}
 	return ClassEvicted

@@ -1,4 +1,4 @@
-package explain
+package outcome
 
 import (
 	"errors"
@@ -31,6 +31,15 @@ func TestClassify(t *testing.T) {
 		{"restart goes before all", func(e *Evidence) {
 			e.ActualTokens, e.ProcessChanged, e.BoundaryDiffers, e.EvictedSince, e.StreamLost = 0, Yes, Yes, Yes, Yes
 		}, ClassRestarted},
+		{"silently gone: the engine stores the same again", func(e *Evidence) { e.ActualTokens, e.WorkerHeld, e.StoredAgain = 0, Yes, Yes }, ClassEvicted},
+		{"events lost goes before stored again", func(e *Evidence) {
+			e.ActualTokens, e.WorkerHeld, e.StoredAgain, e.StreamLost = 0, Yes, Yes, Yes
+		}, ClassViewStale},
+		{"never held goes before stored again", func(e *Evidence) { e.ActualTokens, e.WorkerHeld, e.StoredAgain = 0, No, Yes }, ClassFalsePositive},
+		{"a known boundary explains more as well", func(e *Evidence) { e.ExpectedTokens, e.BoundaryDiffers = 0, Yes }, ClassBoundary},
+		{"nothing is wrong with a cold request", func(e *Evidence) { e.ExpectedTokens, e.ActualTokens, e.BoundaryDiffers = 0, 0, Yes }, ClassCold},
+		{"found as predicted whatever differs", func(e *Evidence) { e.BoundaryDiffers, e.ProcessChanged = Yes, Yes }, ClassAsPredicted},
+		{"a restart does not explain more", func(e *Evidence) { e.ExpectedTokens, e.ProcessChanged = 16, Yes }, ClassUnderPredicted},
 		{"known boundary goes before removal", func(e *Evidence) {
 			e.ActualTokens, e.BoundaryDiffers, e.EvictedSince = 0, Yes, Yes
 		}, ClassBoundary},
@@ -42,7 +51,8 @@ func TestClassify(t *testing.T) {
 		{"view of unknown age", func(e *Evidence) { e.ActualTokens, e.ViewAgeMs, e.WorkerHeld = 0, math.NaN(), No }, ClassFalsePositive},
 		{"inferred view", func(e *Evidence) { e.ActualTokens, e.View = 0, placement.ViewInferred }, ClassViewStale},
 		{"the worker never held it", func(e *Evidence) { e.ActualTokens, e.WorkerHeld = 0, No }, ClassFalsePositive},
-		{"the worker held it, unused", func(e *Evidence) { e.ActualTokens, e.WorkerHeld = 0, Yes }, ClassBoundary},
+		{"the worker held it, unused", func(e *Evidence) { e.ActualTokens, e.WorkerHeld, e.StoredAgain = 0, Yes, No }, ClassBoundary},
+		{"the worker held it, and whether it was stored anew is not known", func(e *Evidence) { e.ActualTokens, e.WorkerHeld = 0, Yes }, ClassEvicted},
 		{"known to be neither", func(e *Evidence) {
 			e.ActualTokens, e.ProcessChanged, e.BoundaryDiffers, e.EvictedSince, e.StreamLost = 0, No, No, No, No
 		}, ClassEvicted},

@@ -1,0 +1,171 @@
+package blocktable
+
+import (
+	"testing"
+
+	"waypost/gossip/prefix"
+)
+
+var historyKey = prefix.ClusterKey{7}
+
+// script is a table with its history and a prompt of blocks of 16 tokens.
+type script struct {
+	t     *testing.T
+	table *Table
+	h     *History
+}
+
+func newScript(t *testing.T) *script {
+	table := New(Options{Model: "m"})
+	return &script{t, table, NewHistory(table)}
+}
+
+func promptOf(blocks int) []uint32 {
+	out := make([]uint32, 16*blocks)
+	for i := range out {
+		out[i] = uint32(1000 + i)
+	}
+	return out
+}
+
+// store stores blocks from..to of the prompt at a moment, under hashes that
+// begin at base.
+func (s *script) store(ms float64, base uint64, from, to int, salt string) {
+	e := Event{Op: OpStore, BlockTokens: 16, Tokens: promptOf(to)[16*from:], Salt: salt}
+	for i := from; i < to; i++ {
+		e.Hashes = append(e.Hashes, base+uint64(i))
+	}
+	if from > 0 {
+		e.HasParent, e.Parent = true, base+uint64(from-1)
+	}
+	s.h.SetNow(ms)
+	s.table.Apply(&e)
+}
+
+func (s *script) remove(ms float64, hashes ...uint64) {
+	s.h.SetNow(ms)
+	s.table.Apply(&Event{Op: OpRemove, Hashes: hashes})
+}
+
+func placeOf(blocks int, salt string) Place {
+	var p prefix.Probe
+	p.ResetTokens(promptOf(blocks), prefix.NewKeyer(historyKey, prefix.Domain{Model: "m", Salt: salt}))
+	k, _ := p.At(16 * blocks)
+	return Place{DepthTokens: uint32(16 * blocks), Key: k}
+}
+
+// ask is asked of a prompt of 8 blocks of which 6 were expected, decided at
+// 100 on a view of 90. What is stored again before that is long ago.
+func (s *script) ask() Told {
+	return s.h.Ask(&Asked{Key: historyKey, ViewMs: 90, DecidedMs: 100, Expected: placeOf(6, ""), Tip: placeOf(8, "")})
+}
+
+func is(p *bool) string {
+	switch {
+	case p == nil:
+		return "?"
+	case *p:
+		return "yes"
+	}
+	return "no"
+}
+
+func TestHistoryTellsWhatHappened(t *testing.T) {
+	for _, test := range []struct {
+		name                               string
+		play                               func(*script)
+		held, removed, again, other        string
+		reused                             int
+		askBeforeHistory, forgetEverything bool
+	}{
+		{name: "held and reused", play: func(s *script) {
+			s.store(50, 1, 0, 6, "")
+			s.store(110, 1, 6, 8, "")
+		}, held: "yes", removed: "no", again: "no", other: "no", reused: 96},
+		{name: "held and not used: nothing of it is stored again", play: func(s *script) {
+			s.store(50, 1, 0, 6, "")
+		}, held: "yes", removed: "no", again: "no", other: "no", reused: Unknown},
+		{name: "never held", play: func(s *script) {
+			s.store(110, 1, 0, 8, "")
+		}, held: "no", removed: "no", again: "no", other: "no", reused: 0},
+		{name: "removed before the decision but after the view", play: func(s *script) {
+			s.store(50, 1, 0, 6, "")
+			s.remove(95, 6, 5, 4)
+			s.store(110, 1, 3, 8, "")
+		}, held: "yes", removed: "yes", again: "no", other: "no", reused: 48},
+		{name: "removed before the view", play: func(s *script) {
+			s.store(50, 1, 0, 6, "")
+			s.remove(80, 6, 5, 4)
+		}, held: "no", removed: "no", again: "?", other: "no", reused: Unknown},
+		{name: "gone without a word: stored again", play: func(s *script) {
+			s.store(50, 1, 0, 6, "")
+			s.store(110, 1, 2, 8, "")
+		}, held: "yes", removed: "no", again: "yes", other: "no", reused: 32},
+		{name: "equal content under other names", play: func(s *script) {
+			s.store(50, 1, 0, 6, "")
+			s.store(110, 500, 0, 8, "")
+		}, held: "yes", removed: "no", again: "no", other: "yes", reused: 0},
+		{name: "the cache was cleared", play: func(s *script) {
+			s.store(50, 1, 0, 6, "")
+			s.h.SetNow(105)
+			s.table.Apply(&Event{Op: OpClear})
+			s.store(110, 1, 0, 8, "")
+		}, held: "yes", removed: "yes", again: "?", other: "?", reused: Unknown},
+		{name: "events that contradict their block size", play: func(s *script) {
+			s.table.Apply(&Event{Op: OpStore, BlockTokens: 32, Hashes: []uint64{1, 2}, Tokens: promptOf(2)})
+			s.h.SetNow(60)
+		}, held: "no", removed: "no", again: "?", other: "yes", reused: Unknown},
+		{name: "the view began anew: nothing can be said of before", play: func(s *script) {
+			s.store(50, 1, 0, 6, "")
+			s.h.SetNow(95)
+			s.table.Clear()
+			s.store(110, 1, 0, 8, "")
+		}, held: "?", removed: "?", again: "?", other: "?", reused: 0},
+	} {
+		s := newScript(t)
+		test.play(s)
+		got := s.ask()
+		if is(got.Held) != test.held || is(got.Removed) != test.removed || is(got.StoredAgain) != test.again ||
+			is(got.NamedOtherwise) != test.other || got.ReusedTokens != test.reused {
+			t.Errorf("%s: held %s, removed %s, stored again %s, named otherwise %s, reused %d", test.name,
+				is(got.Held), is(got.Removed), is(got.StoredAgain), is(got.NamedOtherwise), got.ReusedTokens)
+		}
+	}
+}
+
+func TestHistoryKnowsThePromptWithoutItsSalt(t *testing.T) {
+	s := newScript(t)
+	s.store(50, 1, 0, 5, "")
+	got := s.h.Ask(&Asked{
+		Key: historyKey, ViewMs: 90, DecidedMs: 100, Expected: placeOf(3, "x"),
+		Unsalted: []Place{placeOf(2, ""), placeOf(4, ""), placeOf(7, "")},
+	})
+	if got.UnsaltedTokens != 64 || is(got.Held) != "no" {
+		t.Errorf("%+v", got)
+	}
+}
+
+// What is remembered is bounded, and what was forgotten is unknown, not no.
+func TestHistoryIsBounded(t *testing.T) {
+	s := newScript(t)
+	s.store(50, 1, 0, 6, "")
+	for i := range historyLength + 10 {
+		s.store(101, 1, 5, 6, "")
+		if i%2 == 0 {
+			s.remove(102, 6)
+			s.remove(102, 6)
+			s.remove(102, 6)
+		}
+	}
+	if n := len(s.h.stored.items) + len(s.h.removed.items); n > 2*historyLength {
+		t.Errorf("%d items", n)
+	}
+	s.remove(103, 1, 2, 3, 4, 5, 6, 6, 6)
+	for range historyLength {
+		s.store(104, 900, 0, 1, "")
+		s.remove(104, 900)
+	}
+	if got := s.ask(); is(got.Held) != "?" || is(got.Removed) != "?" {
+		t.Errorf("of what was forgotten: held %s, removed %s", is(got.Held), is(got.Removed))
+	}
+}
