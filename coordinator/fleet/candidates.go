@@ -33,8 +33,9 @@ func (f *Fleet) Candidates(now time.Time, q Query, dst []placement.Candidate) ([
 	}
 	for _, id := range p.workers {
 		c := placement.Candidate{Worker: f.slots[id].snapshot, DistanceMs: math.NaN()}
-		if int(id) < len(ways) {
-			c.DistanceMs, c.SurchargeMs, c.Outside = ways[id].RoundTripMs, ways[id].SurchargeMs, ways[id].Outside
+		if int(id) < len(ways.list) {
+			way := &ways.list[id]
+			c.DistanceMs, c.SurchargeMs, c.Outside = way.RoundTripMs, way.SurchargeMs, way.Outside
 		}
 		dst = append(dst, c)
 	}
@@ -54,17 +55,17 @@ func (p *pool) situation(sit placement.Situation) placement.Situation {
 
 // poolAndWays are the pool a query names and the ways to its workers; the read
 // lock is held before and after.
-func (f *Fleet) poolAndWays(q Query) (*pool, []Way, error) {
+func (f *Fleet) poolAndWays(q Query) (*pool, zoneWays, error) {
 	p, err := f.pool(q.Pool)
 	if err != nil {
-		return nil, nil, err
+		return nil, zoneWays{}, err
 	}
 	ways := f.ways[q.CallerZone]
-	if ways == nil && f.intent.Way != nil {
+	if ways.list == nil && f.intent.Way != nil {
 		ways = f.waysFrom(q.CallerZone)
 		// The lock was given up in between; the pool may have changed.
 		if p, err = f.pool(q.Pool); err != nil {
-			return nil, nil, err
+			return nil, zoneWays{}, err
 		}
 	}
 	return p, ways, nil
@@ -102,7 +103,7 @@ func (f *Fleet) Decide(now time.Time, ask *Ask, dst []placement.Candidate, d *pl
 		return dst[:0], sit, err
 	}
 	sit = p.situation(sit)
-	q := placement.Query{Matches: ask.Matches, MatchUnknown: ask.MatchUnknown, Ways: ways, FastestBytesPerMs: ask.FastestBytesPerMs, Whole: ask.Whole}
+	q := placement.Query{Matches: ask.Matches, MatchUnknown: ask.MatchUnknown, Ways: ways.list, WaysOpen: ways.open, FastestBytesPerMs: ask.FastestBytesPerMs, Whole: ask.Whole}
 	q.Way = ask.Path
 	if ask.Path != nil && !ask.MatchUnknown {
 		sit.Sources = p.board.AppendSources(nil, ask.Request, ask.Matches, ask.Sending)
@@ -119,11 +120,11 @@ func (f *Fleet) Decide(now time.Time, ask *Ask, dst []placement.Candidate, d *pl
 
 // waysFrom builds the ways from a zone; the read lock is held before and
 // after.
-func (f *Fleet) waysFrom(zone string) []Way {
+func (f *Fleet) waysFrom(zone string) zoneWays {
 	f.mu.RUnlock()
 	f.mu.Lock()
 	ways := f.ways[zone]
-	if ways == nil {
+	if ways.list == nil {
 		ways = f.buildWays(zone)
 	}
 	f.mu.Unlock()

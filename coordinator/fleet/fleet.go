@@ -149,8 +149,8 @@ type Fleet struct {
 	free   []WorkerID
 	pools  map[string]*pool
 	intent Intent
-	ways   map[string][]Way // by caller zone, then slot
-	lanes  uint64           // last lane handed out
+	ways   map[string]zoneWays // by caller zone
+	lanes  uint64              // last lane handed out
 	counts Counts
 	claims claims
 	outbox []*worker // with claims or marks to send
@@ -170,7 +170,7 @@ func New(options Options) (*Fleet, error) {
 		hosts:   map[string]*host{},
 		byName:  map[string]*worker{},
 		pools:   map[string]*pool{},
-		ways:    map[string][]Way{},
+		ways:    map[string]zoneWays{},
 		learnt:  map[ledger.Class]bool{},
 		graceMs: echoGraceMs,
 	}

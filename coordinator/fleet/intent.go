@@ -53,6 +53,13 @@ type Assignment struct {
 // Way is the price of the way to a worker.
 type Way = placement.Way
 
+// zoneWays are the ways from a zone by slot; open: all workers' are known and
+// none is Outside.
+type zoneWays struct {
+	list []Way
+	open bool
+}
+
 // maxCallerZones bounds the zones that ways are kept for.
 const maxCallerZones = 64
 
@@ -136,24 +143,26 @@ func (w *worker) selectedBy(selector string) bool {
 
 // waysFrom are the ways from a caller's zone by slot; nil if they are not
 // kept yet. The caller holds the lock.
-func (f *Fleet) buildWays(zone string) []Way {
+func (f *Fleet) buildWays(zone string) zoneWays {
 	if len(f.ways) >= maxCallerZones {
 		clear(f.ways)
 	}
-	ways := make([]Way, len(f.slots))
+	list, open := make([]Way, len(f.slots)), f.intent.Way != nil
 	for i, w := range f.slots {
-		ways[i] = Way{RoundTripMs: math.NaN()}
+		list[i] = Way{RoundTripMs: math.NaN()}
 		if w != nil && f.intent.Way != nil {
 			way := f.intent.Way(zone, w.identity())
 			if way.SurchargeMs > 0 {
-				ways[i].SurchargeMs = way.SurchargeMs
+				list[i].SurchargeMs = way.SurchargeMs
 			}
 			if way.RoundTripMs >= 0 {
-				ways[i].RoundTripMs = way.RoundTripMs
+				list[i].RoundTripMs = way.RoundTripMs
 			}
-			ways[i].Outside = way.Outside
+			list[i].Outside = way.Outside
+			open = open && way.RoundTripMs >= 0 && !way.Outside
 		}
 	}
+	ways := zoneWays{list, open}
 	f.ways[zone] = ways
 	return ways
 }

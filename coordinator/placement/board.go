@@ -25,6 +25,8 @@ type Board struct {
 	pulling int // rows with a connector
 	outputs outputSum
 	roles   int // workers that serve a part of a request only
+	// groups are the rows taken blockRows at a time.
+	groups []rowGroup
 	// largestBlock is at least the largest KV block of all workers, in tokens.
 	largestBlock int32
 }
@@ -50,6 +52,39 @@ type row struct {
 	reason    Reason
 	flags     rowFlags
 	unknown   unknownFacts
+}
+
+// rowGroup is the least of each number of some rows: if even a row made of these
+// costs too much, none of them needs a look.
+type rowGroup struct {
+	endMs, decodeMs, live, gapMs, seenMs float64
+	class, maxTokens                     int32
+	// plain says that all rows are of the class, heard of, without a reason
+	// against them and with all facts known.
+	plain bool
+}
+
+// regroup makes the group of a row anew.
+func (b *Board) regroup(i int) {
+	k := i / blockRows
+	from := k * blockRows
+	if from >= len(b.rows) {
+		b.groups = b.groups[:k]
+		return
+	}
+	if k == len(b.groups) {
+		b.groups = append(b.groups, rowGroup{})
+	}
+	part := b.rows[from:min(from+blockRows, len(b.rows))]
+	r := &part[0]
+	g := rowGroup{r.endMs, r.decodeMs, r.live, r.gapMs, r.seenMs, r.class, r.maxTokens, true}
+	for i := range part {
+		r := &part[i]
+		g.endMs, g.decodeMs, g.live = min(g.endMs, r.endMs), min(g.decodeMs, r.decodeMs), min(g.live, r.live)
+		g.gapMs, g.seenMs, g.maxTokens = min(g.gapMs, r.gapMs), min(g.seenMs, r.seenMs), min(g.maxTokens, r.maxTokens)
+		g.plain = g.plain && r.class == g.class && r.reason == ReasonNone && r.unknown == 0 && r.flags&rowAway == 0
+	}
+	b.groups[k] = g
 }
 
 // coldRow is read for few workers only.
@@ -172,6 +207,7 @@ func (b *Board) Set(w *Worker) {
 	}
 	b.workers[i] = w
 	b.fill(i, w)
+	b.regroup(i)
 }
 
 // Remove takes a worker out; one that is not there is no mistake.
@@ -188,6 +224,8 @@ func (b *Board) Remove(id WorkerID) {
 	b.at[id] = 0
 	b.workers[last] = nil
 	b.rows, b.cold, b.workers = b.rows[:last], b.cold[:last], b.workers[:last]
+	b.regroup(last)
+	b.regroup(i)
 }
 
 // forget takes a row out of the sums; its class stays counted.

@@ -17,13 +17,22 @@ type classMemo struct {
 	price  classPrice
 }
 
+// foldShare is how many times the workers with a match there must be workers for
+// the rows to be bounded by groups first.
+const foldShare = 8
+
 // blockRows is the number of rows whose least bounds are kept, so that later
 // passes look at few rows.
 const blockRows = 16
 
 // block holds the least bounds of some rows, as the bits of numbers that are
 // not negative: these compare like the numbers.
-type block struct{ total, own int64 }
+type block struct {
+	total, own int64
+	// folded says that the rows' own bounds are not computed yet: these are the
+	// group's.
+	folded bool
+}
 
 // bound computes the lower bounds of all workers. It returns which facts of
 // placeable workers are unknown.
@@ -37,8 +46,15 @@ func (s *search) bound(survey *Survey, firsts *[numReasons]int32) (unknown unkno
 	tokens := int32(min(p.promptTokens, math.MaxInt32))
 	prices, rows := s.prices, b.rows
 	excluded := 0
+	// Where many hold something, most groups would be opened for them.
+	fold := !special && !pulls && (!anyWays || s.q.WaysOpen) && len(matches)*foldShare <= len(rows)
 	for k := range s.blocks {
-		least := block{math.MaxInt64, math.MaxInt64}
+		if g := &b.groups[k]; fold && g.plain && tokens < g.maxTokens && now-g.seenMs <= p.policy.SilentMs {
+			total, own := prices[g.class].own.at(g.endMs, g.decodeMs, g.live, g.gapMs, now, theta)
+			s.blocks[k] = block{int64(math.Float64bits(total)), int64(math.Float64bits(own)), true}
+			continue
+		}
+		least := block{math.MaxInt64, math.MaxInt64, false}
 		from := k * blockRows
 		to := min(from+blockRows, len(rows))
 		part, totals, owns, matchOf := rows[from:to], s.totals[from:to], s.owns[from:to], s.matchOf[from:to]
@@ -66,15 +82,9 @@ func (s *search) bound(survey *Survey, firsts *[numReasons]int32) (unknown unkno
 					price = s.matchPrice(r, match)
 				}
 			}
-			start := r.endMs - now
-			if idle := r.decodeMs / 2; start < idle {
-				start = idle
-			}
-			l := &price.own
-			own := start + r.decodeMs*l.steps
-			total := l.a*own + l.perLive*r.live + l.baseMs + theta*r.gapMs
-			own += l.ownMs
+			total, own := price.own.at(r.endMs, r.decodeMs, r.live, r.gapMs, now, theta)
 			if pulls && r.flags&rowPulls != 0 {
+				start := max(r.endMs-now, r.decodeMs/2)
 				total, own = price.pulled.under(start, r, theta, total, own)
 			}
 			if anyWays {
@@ -94,12 +104,76 @@ func (s *search) bound(survey *Survey, firsts *[numReasons]int32) (unknown unkno
 		s.blocks[k] = least
 	}
 	survey.Reasons[ReasonNone] = len(rows) - excluded
+	// What a row holds of the prompt is not in its group's numbers.
+	for m := range matches {
+		i := b.position(matches[m].Worker)
+		if i < 0 || !s.blocks[i/blockRows].folded {
+			continue
+		}
+		total, own := s.openRow(i)
+		k := &s.blocks[i/blockRows]
+		k.total, k.own = min(k.total, int64(math.Float64bits(total))), min(k.own, int64(math.Float64bits(own)))
+	}
 	return unknown, farUnknown
+}
+
+// at is the bound of a row, or of a group of rows: each number may only make it
+// larger, also in its last digit.
+func (l *linear) at(endMs, decodeMs, live, gapMs, nowMs, theta float64) (total, own float64) {
+	start := endMs - nowMs
+	if idle := decodeMs / 2; start < idle {
+		start = idle
+	}
+	own = start + decodeMs*l.steps
+	return l.a*own + l.perLive*live + l.baseMs + theta*gapMs, own + l.ownMs
+}
+
+// openRow is the bound of a row of a folded block.
+func (s *search) openRow(i int) (total, own float64) {
+	r := &s.board.rows[i]
+	price := &s.prices[r.class]
+	if m := s.matchOf[i]; m != 0 {
+		price = s.matchPrice(r, &s.q.Matches[m-1])
+	}
+	total, own = price.own.at(r.endMs, r.decodeMs, r.live, r.gapMs, s.p.sit.NowMs, s.p.policy.Theta)
+	if int(r.id) < len(s.q.Ways) {
+		if far := s.q.Ways[r.id].RoundTripMs + s.q.Ways[r.id].SurchargeMs; far > 0 {
+			total, own = total+far, own+far
+		}
+	}
+	return total, own
+}
+
+// unfold computes the bounds of a block's rows.
+func (s *search) unfold(k int) {
+	if !s.blocks[k].folded {
+		return
+	}
+	least := block{math.MaxInt64, math.MaxInt64, false}
+	from := k * blockRows
+	to := min(from+blockRows, len(s.totals))
+	part, totals, owns, matchOf := s.board.rows[from:to], s.totals[from:to], s.owns[from:to], s.matchOf[from:to]
+	line, now, theta, ways := s.prices[part[0].class].own, s.p.sit.NowMs, s.p.policy.Theta, s.q.Ways
+	for i := range part {
+		r := &part[i]
+		total, own := line.at(r.endMs, r.decodeMs, r.live, r.gapMs, now, theta)
+		if matchOf[i] != 0 {
+			total, own = s.openRow(from + i)
+		} else if int(r.id) < len(ways) {
+			if far := ways[r.id].RoundTripMs + ways[r.id].SurchargeMs; far > 0 {
+				total, own = total+far, own+far
+			}
+		}
+		totals[i], owns[i] = total, own
+		least.total = min(least.total, int64(math.Float64bits(total)))
+		least.own = min(least.own, int64(math.Float64bits(own)))
+	}
+	s.blocks[k] = least
 }
 
 // seeds are the positions of the least bounds of total and own time.
 func (s *search) seeds() (total, own int) {
-	least, blocks := block{math.MaxInt64, math.MaxInt64}, [2]int{}
+	least, blocks := block{math.MaxInt64, math.MaxInt64, false}, [2]int{}
 	for k := range s.blocks {
 		if s.blocks[k].total < least.total {
 			least.total, blocks[0] = s.blocks[k].total, k
@@ -108,6 +182,8 @@ func (s *search) seeds() (total, own int) {
 			least.own, blocks[1] = s.blocks[k].own, k
 		}
 	}
+	s.unfold(blocks[0])
+	s.unfold(blocks[1])
 	return indexOfLeast(s.totals, blocks[0]), indexOfLeast(s.owns, blocks[1])
 }
 

@@ -37,6 +37,9 @@ type Query struct {
 	MatchUnknown bool
 	// Ways are the ways from the caller by slot; what lies beyond is unknown.
 	Ways []Way
+	// WaysOpen says that all ways are there, known, and none is Outside: then
+	// the nearest workers are found without a look at the others.
+	WaysOpen bool
 	// Paths appends the ways from Situation.Sources to a worker, in their
 	// order; nil: nothing may be pulled.
 	Paths func(to *Worker, dst []Path) []Path
@@ -335,6 +338,7 @@ func (s *search) findBestOwn() {
 		if s.blocks[k].own > int64(math.Float64bits(least)) {
 			continue
 		}
+		s.unfold(k)
 		from := k * blockRows
 		for i := from; i < min(from+blockRows, len(s.owns)); i++ {
 			if !s.open(i) || s.owns[i] > least {
@@ -365,6 +369,7 @@ func (s *search) findTotals() {
 		if s.blocks[k].total > int64(math.Float64bits(bound)) {
 			continue
 		}
+		s.unfold(k)
 		from := k * blockRows
 		for i := from; i < min(from+blockRows, len(s.totals)); i++ {
 			if !s.open(i) || s.totals[i] > bound {

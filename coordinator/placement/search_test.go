@@ -5,6 +5,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -29,6 +30,8 @@ const worldNowMs = 5e5
 type mix struct {
 	idle, alike, unknown, excluded, matched, far, pulling float64
 	budgets                                               bool
+	// same gives all one step budget and a fresh report.
+	same bool
 }
 
 func newBoardWorld(r *rand.Rand, n int, m mix) *boardWorld {
@@ -61,8 +64,10 @@ func newBoardWorld(r *rand.Rand, n int, m mix) *boardWorld {
 	common := r.IntN(w.req.PromptTokens + 50)
 	if chance(m.far) {
 		w.query.Ways = make([]Way, n-r.IntN(2))
+		w.query.WaysOpen = len(w.query.Ways) == n
 		for i := range w.query.Ways {
 			w.query.Ways[i] = Way{RoundTripMs: maybe([]float64{0, 0, 12}[r.IntN(3)]), SurchargeMs: []float64{0, 15}[r.IntN(2)], Outside: chance(m.excluded)}
+			w.query.WaysOpen = w.query.WaysOpen && w.query.Ways[i].RoundTripMs >= 0 && !w.query.Ways[i].Outside
 		}
 	}
 	for i := range n {
@@ -84,7 +89,11 @@ func newBoardWorld(r *rand.Rand, n int, m mix) *boardWorld {
 			worker.LoadAtMs = maybe(worldNowMs - []float64{100, 400, 5000}[r.IntN(3)])
 			worker.View.AtMs = worldNowMs - r.Float64()*2e5
 		}
-		worker.Steps = ledger.NewSteps(model, []int{2048, 8192}[r.IntN(2)], model.DecodeMs(positive(worker.Decoding), positive(worker.ContextTokens), 320_000))
+		budget := []int{2048, 8192}[r.IntN(2)]
+		if m.same {
+			budget, worker.LoadAtMs = 8192, max(worker.LoadAtMs, worldNowMs-400)
+		}
+		worker.Steps = ledger.NewSteps(model, budget, model.DecodeMs(positive(worker.Decoding), positive(worker.ContextTokens), 320_000))
 		queue := 0.0
 		if !chance(m.idle) {
 			queue = maybe([]float64{1, 40, 300 * r.Float64(), 5000 * r.Float64()}[r.IntN(4)])
@@ -204,7 +213,7 @@ func TestSearchEqualsFullScan(t *testing.T) {
 		share := func(name string, shares ...float64) float64 { return rapid.SampledFrom(shares).Draw(t, name) }
 		w := newBoardWorld(r, rapid.IntRange(1, 250).Draw(t, "workers"), mix{
 			idle: share("idle", 0, .3, 1), alike: share("alike", 0, 1), unknown: share("unknown", 0, 0, .02, .3),
-			excluded: share("excluded", 0, 0, .1, .6), matched: share("matched", 0, .02, 1), far: share("far", 0, 1),
+			excluded: share("excluded", 0, 0, .1, .6), matched: share("matched", 0, .02, .06, 1), far: share("far", 0, 1), same: rapid.Bool().Draw(t, "same"),
 			pulling: share("pulling", 0, 0, 1), budgets: rapid.Bool().Draw(t, "budgets"),
 		})
 		var full, bounded Decision
@@ -249,7 +258,8 @@ func TestBoundsAreLower(t *testing.T) {
 		share := func(name string, shares ...float64) float64 { return rapid.SampledFrom(shares).Draw(t, name) }
 		w := newBoardWorld(r, 80, mix{
 			idle: share("idle", 0, .3), alike: share("alike", 0, 1), unknown: share("unknown", 0, .1), excluded: share("excluded", 0, .1),
-			matched: share("matched", 0, .5), far: share("far", 0, 1), pulling: share("pulling", 0, 1),
+			matched: share("matched", 0, .05, .05, .5), far: share("far", 0, 1), pulling: share("pulling", 0, 1),
+			same: rapid.Bool().Draw(t, "same"),
 		})
 		var d, full Decision
 		all := w.all()
@@ -260,6 +270,9 @@ func TestBoundsAreLower(t *testing.T) {
 		s := search{board: &w.board, p: &p, q: &w.query, d: &d, scratch: new(scratch)}
 		s.begin(len(w.board.workers), len(w.board.classes))
 		s.run()
+		for k := range s.blocks {
+			s.unfold(k)
+		}
 		for i := range all {
 			price := &full.Terms[i]
 			if price.Reason != ReasonNone {
@@ -272,6 +285,38 @@ func TestBoundsAreLower(t *testing.T) {
 		}
 	})
 	t.Logf("bounds are %.3f of the price in the mean", tight/float64(n))
+}
+
+// A group is left out rightly: its bound is not above that of any of its rows,
+// those included that hold something.
+func TestGroupsAreLower(t *testing.T) {
+	folded, holders := 0, 0
+	for seed := range uint64(100) {
+		w := newBoardWorld(rand.New(rand.NewPCG(seed, 10)), 200, mix{alike: 1, same: true, idle: .3, matched: .05, far: float64(seed % 2)})
+		var d Decision
+		p := newPricer(&w.req, &w.policy, w.sit)
+		s := search{board: &w.board, p: &p, q: &w.query, d: &d, scratch: new(scratch)}
+		s.begin(len(w.board.workers), len(w.board.classes))
+		s.run()
+		survey, firsts := emptySurvey(len(w.workers)), [numReasons]int32{}
+		s.bound(&survey, &firsts) // again, since the search opened groups
+		for k := range s.blocks {
+			group := s.blocks[k]
+			if group.folded {
+				folded++
+				for _, m := range s.matchOf[k*blockRows : min((k+1)*blockRows, len(s.matchOf))] {
+					holders += min(int(m), 1)
+				}
+			}
+			s.unfold(k)
+			if exact := s.blocks[k]; group.total > exact.total || group.own > exact.own {
+				t.Fatalf("seed %d: a group's bounds %v are above its rows' %v", seed, group, exact)
+			}
+		}
+	}
+	if folded < 100 || holders < 100 {
+		t.Errorf("%d groups with %d holders: too few to tell anything", folded, holders)
+	}
 }
 
 // A board that changed worker by worker is one that was made of the last.
@@ -305,6 +350,9 @@ func TestBoardFollowsChanges(t *testing.T) {
 		if got, want := verdict(&a, first), verdict(&b, second); got != want {
 			t.Fatalf("after changes %s\nfresh %s", got, want)
 		}
+		if got, want := groupsOf(&w.board), groupsOf(&fresh); got != want {
+			t.Fatalf("groups after changes\n%s\nfresh\n%s", got, want)
+		}
 		if w.board.errors != fresh.errors || w.board.pulling != fresh.pulling || len(w.board.classAt) != len(fresh.classAt) {
 			t.Fatalf("sums %d %d %d, fresh %d %d %d", w.board.errors.known, w.board.pulling, len(w.board.classAt), fresh.errors.known, fresh.pulling, len(fresh.classAt))
 		}
@@ -315,6 +363,17 @@ func TestBoardFollowsChanges(t *testing.T) {
 			t.Fatalf("an emptied board holds %d workers, %d classes", w.board.Len(), len(w.board.classAt))
 		}
 	})
+}
+
+// groupsOf writes a board's groups; classes have no numbers of their own.
+func groupsOf(b *Board) string {
+	var out strings.Builder
+	for _, g := range b.groups {
+		budget := b.classes[g.class].steps.BudgetTokens()
+		g.class = 0
+		fmt.Fprintln(&out, budget, g)
+	}
+	return out.String()
 }
 
 // fleetsForFigures are the fleets of the figures: busy as at half load, with a

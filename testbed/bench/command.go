@@ -14,7 +14,7 @@ func Command() *cobra.Command {
 		Use: "bench", Short: "Run a benchmark and print what it measured", Args: cobra.NoArgs,
 		Example: "  waypost testbed bench summaries --quick\n  waypost testbed bench decide --quick\n  waypost testbed bench place --quick",
 	}
-	benches.AddCommand(summariesCommand(), decideCommand(), placeCommand())
+	benches.AddCommand(summariesCommand(), decideCommand(), placeCommand(), coordinatorsCommand())
 	return benches
 }
 
@@ -120,5 +120,33 @@ The whole takes about three minutes on two cores.`,
 	}
 	cmd.Flags().BoolVar(&o.Quick, "quick", false, "take about half a minute: shorter windows, smaller caches")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object per number of workers, prompt size and transport")
+	return cmd
+}
+
+func coordinatorsCommand() *cobra.Command {
+	var o Coordinators
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "coordinators",
+		Short: "Compare several coordinators behind round robin with one",
+		Long: `Compare several coordinators behind round robin with one.
+
+The same arrivals go to emulated engines with their agents, placed by one
+coordinator, by four in turn, and by four that cannot tell each other what they
+placed. All parts are the production ones, over mutual TLS on loopback, in real
+time: let nothing else run meanwhile. Given is the mean time to the first token,
+placing included.
+
+The whole takes about a quarter of an hour.`,
+		Example: "  waypost testbed bench coordinators --quick\n  waypost testbed bench coordinators --json",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			o.Progress = func(what string) { fmt.Fprintln(cmd.ErrOrStderr(), what) }
+			r, err := o.Run(cmd.Context())
+			return show(cmd.OutOrStdout(), r, asJSON, err)
+		},
+	}
+	cmd.Flags().BoolVar(&o.Quick, "quick", false, "take about three minutes: one short round")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print one JSON object per number of coordinators")
 	return cmd
 }

@@ -11,10 +11,8 @@ import (
 	"time"
 )
 
-// smallDecision is one fleet of 70 workers, of which some hold parts of the
-// prompts.
-func smallDecision(t *testing.T, load Load, claims int) Decided {
-	t.Helper()
+// One fleet of 70 workers, of which some hold parts of the prompts.
+func TestDecide(t *testing.T) {
 	x := &indexBench{opt: indexOptions{smallFleet(0), 2 * time.Millisecond}}
 	for _, step := range []func() error{x.live, x.prepareQueries, x.fill} {
 		if err := step(); err != nil {
@@ -22,16 +20,11 @@ func smallDecision(t *testing.T, load Load, claims int) Decided {
 		}
 	}
 	x.warm()
-	one, err := benchDecide(x, load, claims)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return one
-}
-
-func TestDecide(t *testing.T) {
 	for _, load := range []Load{LoadBusy, LoadMixed, LoadIdle} {
-		one := smallDecision(t, load, 2)
+		one, err := benchDecide(x, load, 2)
+		if err != nil {
+			t.Fatal(err)
+		}
 		t.Logf("%+v", one)
 		if one.Workers != 70 || one.Load != load || one.ClaimsPerWorker != 2 || one.Matches <= 1 || one.Priced < 2 {
 			t.Errorf("%+v: not what was asked, or too little to tell anything", one)

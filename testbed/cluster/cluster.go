@@ -32,7 +32,7 @@ type Options struct {
 	Dir string
 	// Engines are the emulated engines, one agent each.
 	Engines []emulator.Options
-	// Coordinators is the number of coordinators, all voters.
+	// Coordinators is the number of coordinators; 1, 3 or 5 of them vote.
 	Coordinators int
 	// APIAddress is where the first coordinator's API is, if the port is
 	// free; empty: any port.
@@ -313,8 +313,12 @@ func poll(ctx context.Context, what string, fn func(context.Context) (done bool,
 	}
 }
 
-// WaitCluster waits until all running coordinators agree on one leader and all
-// vote.
+// votersOf is how many of some coordinators vote: 1, 3 or 5, since an even
+// number stops as soon as an odd one less.
+func votersOf(coordinators int) int { return min(5, coordinators-1|1) }
+
+// WaitCluster waits until all running coordinators agree on one leader, and as
+// many vote as should.
 func (c *Cluster) WaitCluster(ctx context.Context) error {
 	return poll(ctx, "coordinators did not form a cluster", func(ctx context.Context) (bool, string) {
 		for i, co := range c.Coordinators {
@@ -341,8 +345,8 @@ func (c *Cluster) WaitCluster(ctx context.Context) error {
 			if !co.Joined() {
 				return false, CoordinatorName(i) + " does not know its number yet"
 			}
-			if leaders != 1 || voters != len(c.Coordinators) {
-				return false, fmt.Sprintf("%d leaders, %d of %d voters at %s", leaders, voters, len(c.Coordinators), CoordinatorName(i))
+			if want := votersOf(len(c.Coordinators)); leaders != 1 || voters != want {
+				return false, fmt.Sprintf("%d leaders, %d of %d voters at %s", leaders, voters, want, CoordinatorName(i))
 			}
 		}
 		return true, ""

@@ -152,7 +152,7 @@ func (o *Options) drive(ctx context.Context, s *system, requests []workload.Requ
 			o.show(showing, res, s)
 		}
 	}()
-	(&load{s: s, client: client, res: res}).run(ctx, requests)
+	(&load{s: s.Cluster, baseline: s.baseline, client: client, res: res}).run(ctx, requests)
 	stopShowing()
 	<-shown
 	final := res.summary()

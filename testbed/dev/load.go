@@ -11,6 +11,8 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	waypostv1 "waypost/proto/waypost/v1"
+	"waypost/testbed/cluster"
+	"waypost/testbed/emulator"
 	"waypost/testbed/workload"
 )
 
@@ -91,17 +93,42 @@ func quantilesOf(v []float64) quantiles {
 	return quantiles{P50: at(0.5), P99: at(0.99)}
 }
 
-// load sends a workload to both sets of engines.
+// load sends a workload to the engines of a cluster, and to another set.
 type load struct {
-	s      *system
-	client *engineClient
-	res    *results
+	s        *cluster.Cluster
+	baseline []*emulator.Engine
+	client   *engineClient
+	res      *results
+}
+
+// Driven is what became of a workload.
+type Driven struct {
+	// Placements, Failed and Refused count requests.
+	Placements, Failed, Refused int
+	// PromptTokens are those of the answered requests, ReusedTokens what their
+	// engines reused of them.
+	PromptTokens, ReusedTokens int
+	// TTFTMs are the times to the first token, placing included.
+	TTFTMs []float64
+	// Problem is the last thing that went wrong.
+	Problem string
+}
+
+// Drive sends each request at its time, placed by the coordinators in turn,
+// until all have been answered or ctx ends.
+func Drive(ctx context.Context, c *cluster.Cluster, model string, requests []workload.Request) Driven {
+	client := newEngineClient(model)
+	defer client.close()
+	l := &load{s: c, client: client, res: newResults(func(outcome) {})}
+	l.run(ctx, requests)
+	s := l.res.summary()
+	return Driven{s.Placements, s.Failed, s.Refused, s.PromptTokens, s.ActualReuseTokens, l.res.ttft, l.res.lastErr}
 }
 
 // maxInFlight bounds the requests under way on each set.
 const maxInFlight = 2048
 
-// run sends each request at its time, to both sets at once, until ctx ends. It
+// run sends each request at its time, to all sets at once, until ctx ends. It
 // returns when all have been answered.
 func (l *load) run(ctx context.Context, requests []workload.Request) {
 	start := time.Now()
@@ -118,7 +145,9 @@ func (l *load) run(ctx context.Context, requests []workload.Request) {
 			defer func() { <-slots }()
 			l.placed(ctx, i, tokens, r.OutputTokens)
 		})
-		wg.Go(func() { l.roundRobin(ctx, i, tokens, r.OutputTokens) })
+		if len(l.baseline) > 0 {
+			wg.Go(func() { l.roundRobin(ctx, i, tokens, r.OutputTokens) })
+		}
 	}
 	wg.Wait()
 }
@@ -173,7 +202,7 @@ func msOf(d time.Duration) *float64 {
 
 // roundRobin sends the same request to the other set.
 func (l *load) roundRobin(ctx context.Context, i int, tokens []uint32, outputTokens int) {
-	e := l.s.baseline[i%len(l.s.baseline)]
+	e := l.baseline[i%len(l.baseline)]
 	a, err := l.client.complete(ctx, e.URL(), nil, tokens, outputTokens, time.Now())
 	if ctx.Err() != nil {
 		return
