@@ -179,16 +179,29 @@ func (s *segment) isFull() bool {
 	return float32(s.used) >= maxLoad*float32(s.slots.Load())-1 || s.first.Load() == nil
 }
 
+// The allocator rounds large pieces up to whole pages.
+const (
+	largeWords = 4096
+	largeStep  = 1024
+)
+
 // isSparse reports whether resizing would free memory worth the work.
 func (s *segment) isSparse() bool {
 	slots := s.slots.Load()
-	return slots > 2*minSlots && float32(s.used) < minLoad*float32(slots)
+	if slots <= 4*minSlots || float32(s.used) >= minLoad*float32(slots) {
+		return false
+	}
+	words := int(slots * s.stride)
+	return words <= largeWords || s.fitting()*int(s.stride) <= words-largeStep
 }
+
+// fitting is how many slots the segment should have, with one more in use.
+func (s *segment) fitting() int { return max(minSlots, int(float64(s.used+1)/growLoad)+1) }
 
 // resize makes room for one more, or gives back what is too much.
 func (s *segment) resize() {
 	old := s.view()
-	slots := max(minSlots, int(float64(s.used+1)/growLoad)+1)
+	slots := s.fitting()
 	words := slices.Grow([]uint64(nil), slots*old.stride) // the allocator rounds up
 	slots = cap(words) / old.stride
 	v := view{words[:slots*old.stride], old.stride, slots}
