@@ -75,7 +75,7 @@ func TestSparseSegmentsShrink(t *testing.T) {
 			if s.isFull() {
 				s.resize()
 			}
-			slot[0] = n * 0x9e3779b97f4a7c15 & tagMask | 1
+			slot[0] = n*0x9e3779b97f4a7c15&tagMask | 1
 			s.put(slot...)
 		}
 		for i := 0; s.used > 0; {
