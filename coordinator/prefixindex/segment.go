@@ -100,7 +100,7 @@ func (v *view) store(i int, word uint64) { atomic.StoreUint64(&v.words[i], word)
 // of mask, and that word; -1 if there is none. mask has at least the tag's bits.
 func (v *view) find(want, mask uint64) (i int, word uint64) {
 	i = v.home(want)
-	for range v.slots {
+	for steps := 0; steps < len(v.words); steps += v.stride {
 		word = v.load(i)
 		if word == 0 {
 			return -1, 0
@@ -108,35 +108,53 @@ func (v *view) find(want, mask uint64) (i int, word uint64) {
 		if (word^want)&mask == 0 {
 			return i, word
 		}
+		if v.steps(i, word) < steps {
+			return -1, 0 // it would be here
+		}
 		i = v.next(i)
 	}
 	return -1, 0
 }
 
-// free is the index of the slot that a new first word is to take.
-func (v *view) free(word uint64) int {
-	i := v.home(word)
-	for v.words[i] != 0 {
-		i = v.next(i)
+// steps is how many words the slot at i is behind where its first word belongs.
+func (v *view) steps(i int, word uint64) int {
+	n := i - v.home(word)
+	if n < 0 {
+		n += len(v.words)
 	}
-	return i
+	return n
 }
 
-// distance is how many words lie from i forward to j.
-func (v *view) distance(i, j int) int {
-	if d := j - i; d >= 0 {
-		return d
+// put stores a new slot, for which there must be room; it is overwritten. Slots
+// stand in the order in which they belong, which bounds what is looked at for one
+// that is not there, and what closing a gap moves.
+func (v *view) put(slot []uint64) {
+	i := v.home(slot[0])
+	for steps := 0; ; steps += v.stride {
+		word := v.words[i]
+		if word == 0 {
+			break
+		}
+		if n := v.steps(i, word); n < steps {
+			steps = n
+			v.swap(i, slot)
+		}
+		i = v.next(i)
 	}
-	return j - i + len(v.words)
+	v.swap(i, slot)
+}
+
+func (v *view) swap(i int, slot []uint64) {
+	for n, word := range slot {
+		slot[n] = v.words[i+n]
+		v.store(i+n, word)
+	}
 }
 
 // put stores a new slot between begin and end; there must be room.
 func (s *segment) put(slot ...uint64) {
 	v := s.view()
-	i := v.free(slot[0])
-	for n, word := range slot {
-		v.store(i+n, word)
-	}
+	v.put(slot)
 	s.used++
 }
 
@@ -144,13 +162,11 @@ func (s *segment) put(slot ...uint64) {
 // it.
 func (s *segment) remove(i int) {
 	v := s.view()
-	for j := v.next(i); v.words[j] != 0; j = v.next(j) {
-		if v.distance(v.home(v.words[j]), j) >= v.distance(i, j) {
-			for n := range v.stride {
-				v.store(i+n, v.words[j+n])
-			}
-			i = j
+	for j := v.next(i); v.words[j] != 0 && v.steps(j, v.words[j]) > 0; j = v.next(j) {
+		for n := range v.stride {
+			v.store(i+n, v.words[j+n])
 		}
+		i = j
 	}
 	for n := range v.stride {
 		v.store(i+n, 0)
@@ -163,22 +179,36 @@ func (s *segment) isFull() bool {
 	return float32(s.used) >= maxLoad*float32(s.slots.Load())-1 || s.first.Load() == nil
 }
 
+// The allocator rounds large pieces up to whole pages.
+const (
+	largeWords = 4096
+	largeStep  = 1024
+)
+
 // isSparse reports whether resizing would free memory worth the work.
 func (s *segment) isSparse() bool {
 	slots := s.slots.Load()
-	return slots > 2*minSlots && float32(s.used) < minLoad*float32(slots)
+	if slots <= 4*minSlots || float32(s.used) >= minLoad*float32(slots) {
+		return false
+	}
+	words := int(slots * s.stride)
+	return words <= largeWords || s.fitting()*int(s.stride) <= words-largeStep
 }
+
+// fitting is how many slots the segment should have, with one more in use.
+func (s *segment) fitting() int { return max(minSlots, int(float64(s.used+1)/growLoad)+1) }
 
 // resize makes room for one more, or gives back what is too much.
 func (s *segment) resize() {
 	old := s.view()
-	slots := max(minSlots, int(float64(s.used+1)/growLoad)+1)
+	slots := s.fitting()
 	words := slices.Grow([]uint64(nil), slots*old.stride) // the allocator rounds up
 	slots = cap(words) / old.stride
 	v := view{words[:slots*old.stride], old.stride, slots}
+	var slot [detailStride]uint64 // readers still look at the old one
 	for i := 0; i < len(old.words); i += old.stride {
 		if old.words[i] != 0 {
-			copy(v.words[v.free(old.words[i]):], old.words[i:i+old.stride])
+			v.put(append(slot[:0], old.words[i:i+old.stride]...))
 		}
 	}
 	s.begin()

@@ -65,6 +65,37 @@ func TestSegmentIsAMap(t *testing.T) {
 	})
 }
 
+// TestSparseSegmentsShrink: who is told to resize gets a smaller segment, else
+// each further removal would copy all for nothing.
+func TestSparseSegmentsShrink(t *testing.T) {
+	for _, stride := range []uint32{1, detailStride} {
+		s := segment{stride: stride}
+		slot, shrunk := make([]uint64, stride), 0
+		for n := range uint64(20_000) {
+			if s.isFull() {
+				s.resize()
+			}
+			slot[0] = n*0x9e3779b97f4a7c15&tagMask | 1
+			s.put(slot...)
+		}
+		for i := 0; s.used > 0; {
+			for v := s.view(); v.words[i] == 0; {
+				i = v.next(i)
+			}
+			s.remove(i)
+			if slots := s.slots.Load(); s.isSparse() {
+				s.resize()
+				if shrunk, i = shrunk+1, 0; s.slots.Load() >= slots {
+					t.Errorf("stride %d, %d used: %d slots, %d before", stride, s.used, s.slots.Load(), slots)
+				}
+			}
+		}
+		if slots := s.slots.Load(); shrunk < 20 || slots > 4*minSlots {
+			t.Errorf("stride %d: shrunk %d times to %d slots", stride, shrunk, slots)
+		}
+	}
+}
+
 // TestMembersAreASet drives members beside a map through all their forms, and
 // intersects them as a search does.
 func TestMembersAreASet(t *testing.T) {

@@ -187,7 +187,7 @@ func (t *tree) give(n uint32) {
 	for last := len(t.runs) - 1; last > 0 && t.runs[last].end() == 0; last-- {
 		t.runs = t.runs[:last]
 	}
-	if cap(t.runs) > len(t.runs)+len(t.runs)/4+16 {
+	if cap(t.runs) > len(t.runs)+len(t.runs)/8+16 {
 		t.runs = growRuns(t.runs[:len(t.runs):len(t.runs)], len(t.runs)+1)[:len(t.runs)]
 	}
 	t.pack()
@@ -198,7 +198,7 @@ func growRuns(s []run, n int) []run {
 	if n <= cap(s) {
 		return s[:n]
 	}
-	out := append(slices.Grow([]run(nil), n+n/32+1), s...) // the allocator rounds up
+	out := append(slices.Grow([]run(nil), n+n/64), s...) // the allocator rounds up
 	return out[:n]
 }
 
