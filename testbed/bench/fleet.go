@@ -62,7 +62,7 @@ const (
 // livesOf simulates a fleet on all processors. full is told the blocks of each
 // worker when its cache is full, one worker at a time.
 func livesOf(o fleetOptions, full func(worker int, hashes []uint64)) ([]life, error) {
-	g, err := workload.NewGenerator(workload.Mix, o.seed)
+	g, err := workload.NewFleetGenerator(workload.Mix, o.seed, o.workers)
 	if err != nil {
 		return nil, err
 	}

@@ -35,9 +35,12 @@ func (p Profile) String() string {
 // The catalogues that sessions draw from.
 const (
 	systemPrompts = 200
-	documents     = 4000
+	documents     = 4000 // read on shapeWorkers
 	agentKinds    = 24
 )
+
+// shapeWorkers is the number of workers for which the profiles are shaped.
+const shapeWorkers = 16
 
 // item is a text that many sessions begin with. Items of all catalogues are
 // numbered through.
@@ -63,7 +66,9 @@ type Generator struct {
 	profile Profile
 	shape   profile
 	seed    uint64
-	items   []item
+	// documents is the size of their catalogue.
+	documents int
+	items     []item
 	// cumulated shares of the items
 	upTo               []float64
 	requestsPerSession float64
@@ -76,15 +81,23 @@ const (
 	SyntheticCount = 64000
 )
 
-// NewGenerator returns the generator of a profile. The same seed gives the same
-// items and the same sessions.
+// NewGenerator returns the generator of a profile for 16 workers. The same seed
+// gives the same items and the same sessions.
 func NewGenerator(p Profile, seed uint64) (*Generator, error) {
+	return NewFleetGenerator(p, seed, shapeWorkers)
+}
+
+// NewFleetGenerator returns the generator of a profile for a number of workers.
+// Above 16 the documents grow with it, so that what one worker reads and holds
+// stays alike: the same 4,000 documents would nearly all fit in the caches of a
+// thousand workers.
+func NewFleetGenerator(p Profile, seed uint64, workers int) (*Generator, error) {
 	if p != Mix && p != Chat {
 		return nil, fmt.Errorf("%w: profile %d: want Mix or Chat", ErrOptions, p)
 	}
-	g := &Generator{profile: p, shape: profiles[p], seed: seed}
+	g := &Generator{profile: p, shape: profiles[p], seed: seed, documents: documents * max(workers, shapeWorkers) / shapeWorkers}
 	g.addItems(chatKind, systemPrompts, g.shape.chats, g.shape.system)
-	g.addItems(documentKind, documents, g.shape.documents, g.shape.document)
+	g.addItems(documentKind, g.documents, g.shape.documents, g.shape.document)
 	g.addItems(agentKind, agentKinds, 1-g.shape.chats-g.shape.documents, g.shape.tools)
 	sum := 0.0
 	for _, it := range g.items {
@@ -105,11 +118,11 @@ func (g *Generator) Items() int { return len(g.items) }
 func (g *Generator) Share(item int) float64 { return g.items[item].share }
 
 // IsDocument tells documents from system prompts and agents' first texts.
-func (g *Generator) IsDocument(item int) bool { return kindOf(item) == documentKind }
+func (g *Generator) IsDocument(item int) bool { return g.kindOf(item) == documentKind }
 
 // Cost is a rough number of requests that a session with an item has.
 func (g *Generator) Cost(item int) float64 {
-	switch kindOf(item) {
+	switch g.kindOf(item) {
 	case chatKind:
 		return g.shape.turns * (1 + g.shape.retry)
 	case documentKind:
@@ -127,11 +140,11 @@ const (
 )
 
 // kindOf tells the catalogue of an item.
-func kindOf(item int) kind {
+func (g *Generator) kindOf(item int) kind {
 	switch {
 	case item < systemPrompts:
 		return chatKind
-	case item < systemPrompts+documents:
+	case item < systemPrompts+g.documents:
 		return documentKind
 	}
 	return agentKind
@@ -242,7 +255,7 @@ func (g *Generator) Append(dst []Request, s Session) []Request {
 		g: g, s: s, rng: rand.New(rand.NewPCG(s.ID, 6)), dst: dst,
 		branch: branch{context: []Segment{g.items[s.Item].text}, ms: s.StartMs},
 	}
-	switch kindOf(s.Item) {
+	switch g.kindOf(s.Item) {
 	case chatKind:
 		w.chat()
 	case documentKind:

@@ -69,7 +69,7 @@ func TestSessionsShareTheirContext(t *testing.T) {
 	kinds := map[kind]int{}
 	grown, forked := 0, 0
 	for s := range g.Sessions(20, 60*time.Second) {
-		kinds[kindOf(s.Item)]++
+		kinds[g.kindOf(s.Item)]++
 		item := g.items[s.Item].text
 		var texts [][]uint32
 		for i, r := range g.Append(nil, s) {
@@ -106,6 +106,18 @@ func longestCommon(texts [][]uint32, tokens []uint32) int {
 		most = max(most, n)
 	}
 	return most
+}
+
+func TestDocumentsGrowWithTheFleet(t *testing.T) {
+	for workers, want := range map[int]int{1: documents, 16: documents, 100: 25_000, 1000: 250_000} {
+		g, err := NewFleetGenerator(Mix, 1, workers)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := g.Items() - systemPrompts - agentKinds; n != want || !g.IsDocument(systemPrompts+want-1) || g.IsDocument(systemPrompts+want) {
+			t.Errorf("%d documents for %d workers, want %d", n, workers, want)
+		}
+	}
 }
 
 func TestItemsFollowZipf(t *testing.T) {
