@@ -253,6 +253,8 @@ func newDecider(x *indexBench, load Load, claims int) (*decider, error) {
 	if d.fleet, err = fleet.New(fleet.Options{Epoch: epochStart, Process: 1, MaxClaims: max(1, claims) * x.opt.workers}); err != nil {
 		return nil, err
 	}
+	// As in a fleet file without zones: no way is nearer than another.
+	d.fleet.SetIntent(epochStart, fleet.Intent{Version: 1, Assign: func(id fleet.Identity) fleet.Assignment { return fleet.Assignment{Pool: id.Model} }, Way: func(string, fleet.Identity) fleet.Way { return fleet.Way{} }})
 	rng := rand.New(rand.NewPCG(x.opt.seed, 13))
 	for first := 0; first < x.opt.workers; first += workersPerHost {
 		if err := d.addHost(first, min(workersPerHost, x.opt.workers-first), load, rng); err != nil {

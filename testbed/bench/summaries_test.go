@@ -235,13 +235,18 @@ func TestRunStops(t *testing.T) {
 
 func TestCommand(t *testing.T) {
 	c := Command()
-	found, _, err := c.Find([]string{"summaries"})
-	if err != nil || found.Name() != "summaries" {
-		t.Fatalf("command %v, error %v", found, err)
-	}
-	for _, flag := range []string{"quick", "json", "trace"} {
-		if found.Flags().Lookup(flag) == nil {
-			t.Errorf("no flag --%s", flag)
+	for name, flags := range map[string][]string{"summaries": {"quick", "json", "trace"}, "decide": {"quick", "json"}, "place": {"quick", "json"}, "coordinators": {"quick", "json"}} {
+		found, _, err := c.Find([]string{name})
+		if err != nil || found.Name() != name {
+			t.Fatalf("command %v, error %v", found, err)
+		}
+		for _, flag := range flags {
+			if found.Flags().Lookup(flag) == nil {
+				t.Errorf("%s has no flag --%s", name, flag)
+			}
+		}
+		if !strings.Contains(found.Example, "waypost testbed bench "+name) {
+			t.Errorf("%s has no example", name)
 		}
 	}
 	c.SetArgs([]string{"summaries", "--quick", "--trace", "/nowhere/trace.jsonl"})
