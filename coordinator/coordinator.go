@@ -32,6 +32,7 @@ import (
 	"waypost/gossip/mesh"
 	"waypost/gossip/oneport"
 	"waypost/gossip/prefix"
+	"waypost/gossip/summary"
 	waypostv1 "waypost/proto/waypost/v1"
 	"waypost/systemd/daemon"
 )
@@ -210,8 +211,8 @@ func (c *Coordinator) wireIdentity() error {
 // predicted hands the ledger's predicted keys to the index.
 type predicted struct{ index *prefixindex.Index }
 
-func (p predicted) AddPredicted(w fleet.WorkerID, claim uint64, keys []prefix.Key, depths []uint32) {
-	p.index.AddPredicted(prefixindex.WorkerID(w), claim, keys, depths)
+func (p predicted) AddPredicted(w fleet.WorkerID, claim, after uint64, keys []prefix.Key, depths []uint32) {
+	p.index.AddPredicted(prefixindex.WorkerID(w), claim, summary.IndexKey(after), keys, depths)
 }
 
 func (p predicted) RemovePredicted(w fleet.WorkerID, claim uint64) {

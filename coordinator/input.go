@@ -10,6 +10,7 @@ import (
 	"waypost/coordinator/api"
 	"waypost/coordinator/placement"
 	"waypost/gossip/prefix"
+	"waypost/gossip/summary"
 	waypostv1 "waypost/proto/waypost/v1"
 )
 
@@ -213,6 +214,22 @@ func (p *prompt) newPart(heldTokens, blockTokens int, keys []prefix.Key, depths 
 		add(k, ok, tip)
 	}
 	return keys, depths
+}
+
+// after is the index key of the last checkpoint that a worker holds of the
+// prompt, on which the new part hangs; 0: none.
+func (p *prompt) after(heldTokens int) (key summary.IndexKey) {
+	if !p.keyed {
+		return 0
+	}
+	for j := 1; j <= heldTokens/prefix.ChunkTokens; j++ {
+		k, ok := p.probe.Checkpoint(j)
+		if !ok {
+			return 0
+		}
+		key = summary.CheckpointKey(key, uint32(j*prefix.ChunkTokens), k)
+	}
+	return key
 }
 
 // deepestKey names the deepest prefix of the prompt that any worker holds.

@@ -68,8 +68,10 @@ type stream struct {
 	// viewKind is what was seen of the cache last, viewAt when it was true.
 	viewKind placement.ViewKind
 	viewAt   time.Time
-	// coverage is what the agent says the engine's events show.
-	coverage string
+	// coverage is what the agent says the engine's events show; retainedTokens
+	// how much of what was placed the index keeps where that is not all.
+	coverage       string
+	retainedTokens uint64
 	// frames, resyncs and bytes are what `inspect` tells.
 	frames, resyncs          map[string]uint32
 	streamBytes, pulledBytes uint64

@@ -313,3 +313,30 @@ func TestUntoldPeerIsAProblem(t *testing.T) {
 	delete(o.exchange.links, "127.0.0.1:1")
 	o.exchange.mu.Unlock()
 }
+
+// What a placement adds to a long prompt that a worker holds is expected there
+// as soon as it is placed, though the claim names the new part only.
+func TestNewPartOfAHeldPromptIsExpected(t *testing.T) {
+	o := startOne(t)
+	c := newCache(1)
+	prompt := c.grow(200)
+	a := &fakeAgent{workers: 1, pulled: func(*waypostv1.PrefixPull) [][]byte { return c.snapshot() }}
+	c.delta()
+	a.start(t, o)
+	eventually(t, "the stream is known", func() bool { return o.held(prompt) == len(prompt) && o.Joined() })
+	longer := append(prompt, ascending(1600)...)
+	ask := func(id string, reserve bool) uint32 {
+		p := o.place(t, &waypostv1.PlaceRequest{RequestId: &id, Reserve: &reserve, Input: &waypostv1.Input{TokenIds: append(longer, 7)}})
+		return p.GetExpected().GetReuseTokens()
+	}
+	if got := ask("first", true); got != 3200 {
+		t.Fatalf("%d tokens expected of the 3200 that the stream lists", got)
+	}
+	if got := ask("second", false); got != 4800 {
+		t.Errorf("%d tokens expected after the placement, want 4800", got)
+	}
+	eventually(t, "the claim is offered", func() bool { return len(a.offered()) > 0 })
+	if c := a.offered()[0].GetClaims()[0]; c.GetAfterKey() == 0 || c.GetKeyDepths()[0] != 3216 {
+		t.Errorf("claim %v", c)
+	}
+}

@@ -139,7 +139,9 @@ func (c *Coordinator) note(ch fleet.Changes) {
 		c.log.Info("worker state", "event", event, "worker", s.Name, "from", s.From, "to", s.To, "cause", s.Why)
 	}
 	c.wakeShipping()
-	for _, e := range ch.Ended {
+	for i := range ch.Ended {
+		e := &ch.Ended[i]
+		c.unretain(e)
 		c.metrics.ended.WithLabelValues(string(e.How)).Inc()
 		if e.How == fleet.EndExpired || e.How == fleet.EndWorkerLost {
 			c.cases.endedUnreported(e.Placement, time.Now())

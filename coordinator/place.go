@@ -166,7 +166,7 @@ func (p *placements) decide(w *work, req *waypostv1.PlaceRequest, request *place
 		Key: key, Attempt: req.GetAttempt(), Placement: answer.GetPlacementId(), Worker: chosen.ID,
 		Claim: ledger.Claim{
 			EngineProcess: chosen.Process, PromptTokens: request.PromptTokens + request.GeneratedTokens, UncachedTokens: terms.UncachedTokens,
-			OutputTokens: c.expectedOutput(request, sit), Sequences: 1, Keys: slices.Clone(w.keys), KeyDepths: slices.Clone(w.depths),
+			OutputTokens: c.expectedOutput(request, sit), Sequences: 1, Keys: slices.Clone(w.keys), KeyDepths: slices.Clone(w.depths), AfterKey: uint64(w.prompt.after(held)),
 		},
 		Decode:          decodeClaim(&chosen, terms, request, c.expectedOutput(request, sit)),
 		ExpectedFirstMs: d.FirstTokenMs, Answer: resp,

@@ -4,7 +4,9 @@ import (
 	"strings"
 	"time"
 
+	"waypost/coordinator/fleet"
 	"waypost/coordinator/placement"
+	"waypost/coordinator/prefixindex"
 	"waypost/gossip/lane"
 	"waypost/gossip/summary"
 	waypostv1 "waypost/proto/waypost/v1"
@@ -125,7 +127,32 @@ func (h *lanes) covered(hl *hostLane, s *lane.Session, w *waypostv1.WorkerLoad) 
 	defer hl.mu.Unlock()
 	if st := h.streamOf(hl, s, w.GetIndex()); st != nil {
 		st.coverage, st.untoldMs = w.GetCoverage(), w.PrefixAgeMs
+		h.retain(st)
 	}
+}
+
+// retain has the index keep what was placed on a worker of whose cache not all
+// is seen, least recently used out first, as long as it fits what the engine
+// says it can hold. Of an engine that does not say, nothing is kept.
+func (h *lanes) retain(st *stream) {
+	tokens := uint64(0)
+	if st.coverage == "none" || st.coverage == "partial" {
+		tokens = h.c.fleet.CapacityTokens(st.worker)
+	}
+	if tokens != st.retainedTokens {
+		st.retainedTokens = tokens
+		h.c.index.Retain(prefixindex.WorkerID(st.worker), tokens)
+	}
+}
+
+// unretain forgets what is retained of a prompt that did not come to its end:
+// nobody saw it prefilled. One that ran stands in the cache, whatever the engine
+// found of it when it came; one of which nothing was heard is taken to have run.
+func (c *Coordinator) unretain(e *fleet.EndedClaim) {
+	if e.First || e.How != fleet.EndFailed && e.How != fleet.EndGone && e.How != fleet.EndSuperseded {
+		return
+	}
+	c.index.Shorten(prefixindex.WorkerID(e.Worker), summary.IndexKey(e.AfterKey), e.Keys, e.KeyDepths, uint32(e.ReusedTokens()))
 }
 
 // view tells the fleet how good the worker's cache view is as of the report that

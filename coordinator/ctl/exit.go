@@ -108,7 +108,10 @@ func Execute(ctx context.Context, root *cobra.Command, args []string, stderr io.
 		return Usage("%w; see: %s --help", err, cmd.CommandPath())
 	})
 	root.SetArgs(args)
-	cmd, err := root.ExecuteContextC(ctx)
+	cmd, err := unknownSubcommand(root, args)
+	if err == nil {
+		cmd, err = root.ExecuteContextC(ctx)
+	}
 	if err == nil {
 		return ExitOK
 	}
@@ -116,4 +119,20 @@ func Execute(ctx context.Context, root *cobra.Command, args []string, stderr io.
 		fmt.Fprintf(stderr, "%s: %s\n", cmd.CommandPath(), msg)
 	}
 	return ExitCode(err)
+}
+
+// unknownSubcommand refuses a word that is none of the commands below one that
+// does nothing by itself; help alone would look like an answer to a script.
+func unknownSubcommand(root *cobra.Command, args []string) (*cobra.Command, error) {
+	cmd, rest, err := root.Find(args)
+	if err != nil || cmd == root || cmd.Runnable() || len(rest) == 0 || strings.HasPrefix(rest[0], "-") {
+		return nil, nil // cobra's own checks follow
+	}
+	var names []string
+	for _, c := range cmd.Commands() {
+		if c.IsAvailableCommand() {
+			names = append(names, c.Name())
+		}
+	}
+	return cmd, Usage("unknown command %q; use one of: %s", rest[0], strings.Join(names, ", "))
 }

@@ -342,8 +342,8 @@ func (f *Fleet) add(workers []*worker, n *NewClaim, excluded []uint64, nowMs flo
 		} else {
 			c.Decode = &DecodeClaim{Worker: w.id, Claim: made}
 		}
-		if len(made.Keys) > 0 {
-			f.options.Predicted.AddPredicted(w.id, c.Number, made.Keys, made.KeyDepths)
+		if len(made.Keys) > 0 || made.AfterKey != 0 {
+			f.options.Predicted.AddPredicted(w.id, c.Number, made.AfterKey, made.Keys, made.KeyDepths)
 		}
 		f.insert(w, p)
 		f.tell(p)

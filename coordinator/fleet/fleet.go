@@ -53,8 +53,9 @@ var (
 // calls are made under the fleet's lock, in order; an implementation must not
 // call the fleet. Predicted keys live exactly as long as their claim.
 type PredictedKeys interface {
-	// AddPredicted says that the worker will hold the keys.
-	AddPredicted(w WorkerID, claim uint64, keys []prefix.Key, depths []uint32)
+	// AddPredicted says that the worker will hold the keys, which hang on the
+	// checkpoint with the index key after (see ledger.Claim).
+	AddPredicted(w WorkerID, claim, after uint64, keys []prefix.Key, depths []uint32)
 	// RemovePredicted takes a claim's keys back.
 	RemovePredicted(w WorkerID, claim uint64)
 	// Drop says that nothing the worker held is there any more.
@@ -134,9 +135,9 @@ func (o *Options) setDefaults() error {
 // noKeys is a PredictedKeys that nobody reads.
 type noKeys struct{}
 
-func (noKeys) AddPredicted(WorkerID, uint64, []prefix.Key, []uint32) {}
-func (noKeys) RemovePredicted(WorkerID, uint64)                      {}
-func (noKeys) Drop(WorkerID)                                         {}
+func (noKeys) AddPredicted(WorkerID, uint64, uint64, []prefix.Key, []uint32) {}
+func (noKeys) RemovePredicted(WorkerID, uint64)                              {}
+func (noKeys) Drop(WorkerID)                                                 {}
 
 // Fleet is the view of all workers and the ledger of claims.
 type Fleet struct {

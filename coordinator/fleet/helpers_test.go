@@ -189,7 +189,7 @@ func newKeyBook(t fataler) *keyBook {
 	return &keyBook{t: t, held: map[WorkerID]map[uint64][]prefix.Key{}}
 }
 
-func (b *keyBook) AddPredicted(w WorkerID, claim uint64, keys []prefix.Key, _ []uint32) {
+func (b *keyBook) AddPredicted(w WorkerID, claim, _ uint64, keys []prefix.Key, _ []uint32) {
 	if b.held[w] == nil {
 		b.held[w] = map[uint64][]prefix.Key{}
 	}

@@ -206,6 +206,18 @@ func (f *Fleet) ViewOf(id WorkerID) (kind placement.ViewKind, process uint64, ok
 	return w.view.Kind, w.process, true
 }
 
+// CapacityTokens is how many tokens of KV cache a worker's engine says it has;
+// 0: it does not say.
+func (f *Fleet) CapacityTokens(id WorkerID) uint64 {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	w := f.worker(id)
+	if w == nil {
+		return 0
+	}
+	return uint64(w.facts.PoolBlocks) * uint64(w.facts.BlockTokens)
+}
+
 // worker is the worker of a slot; nil if it is free.
 func (f *Fleet) worker(id WorkerID) *worker {
 	if int(id) >= len(f.slots) {

@@ -115,7 +115,7 @@ func (f *Fleet) addPeer(w *worker, coordinator uint64, placed *ledger.Placed, no
 	if f.claims.peerParts > f.options.MaxClaims {
 		f.foldOldestPeer(w)
 	}
-	if len(c.Keys) > 0 {
+	if len(c.Keys) > 0 || c.AfterKey != 0 {
 		f.predictPeer(w, p.number, &c, nowMs)
 	}
 	f.publish(w, nowMs, changes)
@@ -139,7 +139,7 @@ func (f *Fleet) predictPeer(w *worker, number uint64, c *ledger.Claim, nowMs flo
 	}
 	wait := max(w.waiting.QueueMs(nowMs), w.steps.PrefillMs(c.ReusedTokens(), c.UncachedTokens))
 	w.peerKeys = append(w.peerKeys, peerKeys{number, nowMs + keyFactor*wait + keyRestMs})
-	f.options.Predicted.AddPredicted(w.id, number, c.Keys, c.KeyDepths)
+	f.options.Predicted.AddPredicted(w.id, number, c.AfterKey, c.Keys, c.KeyDepths)
 }
 
 // echoOf is the newest echo of a coordinator's claims.

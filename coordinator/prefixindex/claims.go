@@ -7,56 +7,52 @@ import (
 	"waypost/gossip/summary"
 )
 
-// listedKey is a prefix of a path; its parent is an earlier one of the path.
-type listedKey struct {
-	key   summary.IndexKey
-	depth uint32
-}
-
 // path names the prefixes of one prompt, in ascending depth.
-type path []listedKey
+type path []name
 
-// pathOf chains keys, which must ascend in depth. What lies behind a missing
-// checkpoint cannot be found by a search and is left out.
-func pathOf(keys []prefix.Key, depths []uint32) path {
+// pathOf chains keys, which must ascend in depth, to the checkpoint after, the
+// last one before them. What lies behind a missing checkpoint cannot be found by
+// a search and is left out.
+func pathOf(after summary.IndexKey, keys []prefix.Key, depths []uint32) path {
 	out := make(path, 0, len(keys))
-	var last listedKey // the latest checkpoint
+	var last name // the latest checkpoint
+	if len(depths) > 0 && depths[0] > prefix.ChunkTokens && after != 0 {
+		last = name{key: after, depth: (depths[0] - 1) / prefix.ChunkTokens * prefix.ChunkTokens}
+	}
 	for i, k := range keys {
 		d := depths[i]
 		switch {
 		case k == 0 || d > summary.MaxDepthTokens || len(out) > 0 && d <= out[len(out)-1].depth:
 			continue
 		case d%prefix.ChunkTokens != 0 && d-d%prefix.ChunkTokens == last.depth:
-			out = append(out, listedKey{summary.PointKey(last.key, d, k), d})
+			out = append(out, name{key: summary.PointKey(last.key, d, k), parent: last.key, depth: d})
 		case d%prefix.ChunkTokens == 0 && d == last.depth+prefix.ChunkTokens:
-			last = listedKey{summary.CheckpointKey(last.key, d, k), d}
+			last = name{key: summary.CheckpointKey(last.key, d, k), parent: last.key, depth: d}
 			out = append(out, last)
 		}
 	}
 	return out
 }
 
-// name is the i-th prefix with its parent.
-func (p path) name(i int) name {
-	n := name{key: p[i].key, depth: p[i].depth}
-	up := (n.depth - 1) / prefix.ChunkTokens * prefix.ChunkTokens
-	for i--; i >= 0 && p[i].depth >= up; i-- {
-		if p[i].depth == up {
-			n.parent = p[i].key
-		}
+// base is the checkpoint that a path hangs on; after if it is empty.
+func (p path) base(after summary.IndexKey) summary.IndexKey {
+	if len(p) > 0 {
+		return p[0].parent
 	}
-	return n
+	return after
 }
 
 // AddPredicted lists keys[i], depths[i] tokens deep, for a worker that will
-// hold them once the request of a claim is prefilled there. Depths must ascend;
-// what lies behind a missing checkpoint is left out. A second call for the same
+// hold them once the request of a claim is prefilled there. They hang on the
+// checkpoint with the index key after, the last one before them; 0: they begin
+// before the first. Depths must ascend; what lies behind a missing checkpoint is
+// left out. A second call for the same
 // claim replaces the first. keys and depths must be equally long.
-func (x *Index) AddPredicted(id WorkerID, claim uint64, keys []prefix.Key, depths []uint32) {
+func (x *Index) AddPredicted(id WorkerID, claim uint64, after summary.IndexKey, keys []prefix.Key, depths []uint32) {
 	if len(keys) != len(depths) {
 		panic(fmt.Sprintf("prefixindex: %d keys with %d depths", len(keys), len(depths)))
 	}
-	p := pathOf(keys, depths)
+	p := pathOf(after, keys, depths)
 	x.writer.Lock()
 	defer x.writer.Unlock()
 	w := x.worker(id)
@@ -64,8 +60,10 @@ func (x *Index) AddPredicted(id WorkerID, claim uint64, keys []prefix.Key, depth
 	if w.claims == nil {
 		w.claims = map[uint64]path{}
 	}
-	w.claims[claim] = p
-	x.predictAll(w, p)
+	if w.claims[claim] = p; len(p) == 0 {
+		delete(w.claims, claim) // nothing new, but a use of what it hangs on
+	}
+	x.predictAll(w, after, p)
 	x.unpredictAll(w, old)
 	x.sweepSome()
 }
@@ -86,19 +84,17 @@ func (x *Index) RemovePredicted(id WorkerID, claim uint64) {
 	x.sweepSome()
 }
 
-func (x *Index) predictAll(w *worker, p path) {
+func (x *Index) predictAll(w *worker, after summary.IndexKey, p path) {
 	for i := range p {
-		n := p.name(i)
-		x.predict(w, &n)
+		x.predict(w, &p[i])
 	}
-	x.retain(w, p)
+	x.retain(w, after, p)
 }
 
 func (x *Index) unpredictAll(w *worker, p path) {
-	x.retain(w, p)
+	x.retain(w, 0, p)
 	for i := len(p) - 1; i >= 0; i-- {
-		n := p.name(i)
-		x.unpredict(w, &n)
+		x.unpredict(w, &p[i])
 	}
 }
 

@@ -67,7 +67,7 @@ func TestCompareFindsEveryDifference(t *testing.T) {
 	check("nothing wanted", nil, 0, 0, n, 0)
 	check("one key less is wanted", want[1:], n-1, 0, 1, 0)
 
-	d.x.AddPredicted(id, 1, []prefix.Key{77 << 56}, []uint32{48})
+	d.x.AddPredicted(id, 1, 0, []prefix.Key{77 << 56}, []uint32{48})
 	check("a prediction is no listing", want, n, 0, 0, 0)
 
 	more := text{&edge{id: 3, end: 1 << 20}, 96}.name()

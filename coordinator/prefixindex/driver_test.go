@@ -188,7 +188,7 @@ func (d *driver) claimText(id WorkerID) {
 	t := anyText(d.intn, d.edges)
 	d.claim++
 	keys, depths := t.keys()
-	d.x.AddPredicted(id, d.claim, keys, depths)
+	d.x.AddPredicted(id, d.claim, 0, keys, depths)
 	d.m.worker(id).claims[d.claim] = t
 }
 
@@ -214,7 +214,7 @@ func (d *driver) replaceClaim(id WorkerID) {
 	if c, ok := d.anyClaim(d.m.worker(id)); ok {
 		t := anyText(d.intn, d.edges)
 		keys, depths := t.keys()
-		d.x.AddPredicted(id, c, keys, depths)
+		d.x.AddPredicted(id, c, 0, keys, depths)
 		d.m.worker(id).claims[c] = t
 	}
 }

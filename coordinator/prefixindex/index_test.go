@@ -122,7 +122,7 @@ func removeOne(s *Sink, k text) {
 
 func (x *Index) claim(id WorkerID, claim uint64, t text) {
 	keys, depths := t.keys()
-	x.AddPredicted(id, claim, keys, depths)
+	x.AddPredicted(id, claim, 0, keys, depths)
 }
 
 // expect compares the matches of a text followed by more.
@@ -353,7 +353,7 @@ func TestDepthsThatCannotBe(t *testing.T) {
 	if n := x.Stats().Keys; n != 0 {
 		t.Errorf("%d keys listed", n)
 	}
-	x.AddPredicted(0, 1, []prefix.Key{1, 2, 0, 4}, []uint32{1024, 700, 512, summary.MaxDepthTokens + 1})
+	x.AddPredicted(0, 1, 0, []prefix.Key{1, 2, 0, 4}, []uint32{1024, 700, 512, summary.MaxDepthTokens + 1})
 	if n := x.Stats().Keys; n != 0 {
 		t.Errorf("%d keys predicted behind a gap", n)
 	}
@@ -362,7 +362,7 @@ func TestDepthsThatCannotBe(t *testing.T) {
 func TestBadCallsPanic(t *testing.T) {
 	for name, f := range map[string]func(x *Index){
 		"worker":  func(x *Index) { x.WorkerSink(MaxWorkers) },
-		"lengths": func(x *Index) { x.AddPredicted(1, 1, []prefix.Key{1}, nil) },
+		"lengths": func(x *Index) { x.AddPredicted(1, 1, 0, []prefix.Key{1}, nil) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			defer func() {

@@ -44,7 +44,7 @@ func (x *Index) Retain(id WorkerID, capacityTokens uint64) {
 		}
 		w.retained = &retained{byKey: map[summary.IndexKey]int32{}, nodes: make([]retainedNode, 1)}
 		for _, p := range w.claims {
-			x.retain(w, p)
+			x.retain(w, 0, p)
 		}
 	}
 	w.retained.capacity = capacityTokens
@@ -57,9 +57,9 @@ func (x *Index) Retain(id WorkerID, capacityTokens uint64) {
 // Shorten tells the outcome of a request: of the prompt with these keys, a
 // worker whose predictions are retained had only foundTokens when the request
 // came. What is retained deeper on that path is forgotten; open claims keep
-// what they predict.
-func (x *Index) Shorten(id WorkerID, keys []prefix.Key, depths []uint32, foundTokens uint32) {
-	p := pathOf(keys, depths)
+// what they predict. after, keys and depths are as in AddPredicted.
+func (x *Index) Shorten(id WorkerID, after summary.IndexKey, keys []prefix.Key, depths []uint32, foundTokens uint32) {
+	p := pathOf(after, keys, depths)
 	x.writer.Lock()
 	defer x.writer.Unlock()
 	w := x.workers[id]
@@ -69,10 +69,16 @@ func (x *Index) Shorten(id WorkerID, keys []prefix.Key, depths []uint32, foundTo
 	for i := len(p) - 1; i >= 0 && p[i].depth > foundTokens; i-- {
 		x.release(w, p[i].key)
 	}
+	for at, ok := w.retained.byKey[p.base(after)]; ok && w.retained.nodes[at].depth > foundTokens; {
+		n := w.retained.nodes[at].name
+		x.release(w, n.key)
+		at, ok = w.retained.byKey[n.parent]
+	}
 }
 
-// retain makes a path the most recently used, its deepest part least so.
-func (x *Index) retain(w *worker, p path) {
+// retain makes a path, and what of the checkpoints it hangs on is retained, the
+// most recently used, the deepest part least so.
+func (x *Index) retain(w *worker, after summary.IndexKey, p path) {
 	r := w.retained
 	if r == nil {
 		return
@@ -80,12 +86,15 @@ func (x *Index) retain(w *worker, p path) {
 	for i := len(p) - 1; i >= 0; i-- {
 		at, ok := r.byKey[p[i].key]
 		if !ok {
-			n := p.name(i)
-			at = r.take(n)
-			x.predict(w, &n)
+			at = r.take(p[i])
+			x.predict(w, &p[i])
 		} else {
 			r.unlink(at)
 		}
+		r.link(at)
+	}
+	for at, ok := r.byKey[p.base(after)]; ok; at, ok = r.byKey[r.nodes[at].parent] {
+		r.unlink(at)
 		r.link(at)
 	}
 	x.evict(w)

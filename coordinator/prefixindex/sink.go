@@ -171,8 +171,7 @@ func (x *Index) clear(w *worker) {
 	x.slots.setUnverified(w.slot, w.unverified)
 	for _, p := range w.claims {
 		for i := range p {
-			n := p.name(i)
-			x.predict(w, &n)
+			x.predict(w, &p[i])
 		}
 	}
 	if w.retained != nil {

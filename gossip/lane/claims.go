@@ -49,6 +49,9 @@ func claimOf(o *ledger.Offer) *waypostv1.Claim {
 		Seq: &o.Seq, EngineProcess: &o.EngineProcess, AgeMs: &o.AgeMs, PromptTokens: proto.Uint32(uint32(o.PromptTokens)),
 		UncachedTokens: proto.Uint32(uint32(o.UncachedTokens)), OutputTokens: &o.OutputTokens, N: proto.Uint32(uint32(max(o.Sequences, 1))), KeyDepths: o.KeyDepths,
 	}
+	if o.AfterKey != 0 {
+		c.AfterKey = &o.AfterKey
+	}
 	for _, k := range o.Keys {
 		c.Keys = append(c.Keys, uint64(k))
 	}
@@ -58,7 +61,7 @@ func claimOf(o *ledger.Offer) *waypostv1.Claim {
 func offerOf(c *waypostv1.Claim) ledger.Offer {
 	o := ledger.Offer{AgeMs: c.GetAgeMs(), Claim: ledger.Claim{
 		Seq: c.GetSeq(), EngineProcess: c.GetEngineProcess(), PromptTokens: int(c.GetPromptTokens()), UncachedTokens: int(c.GetUncachedTokens()),
-		OutputTokens: c.GetOutputTokens(), Sequences: int(c.GetN()), KeyDepths: c.GetKeyDepths(),
+		OutputTokens: c.GetOutputTokens(), Sequences: int(c.GetN()), KeyDepths: c.GetKeyDepths(), AfterKey: c.GetAfterKey(),
 	}}
 	for _, k := range c.GetKeys() {
 		o.Keys = append(o.Keys, prefix.Key(k))

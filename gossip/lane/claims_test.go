@@ -23,6 +23,7 @@ func drawOffer(t *rapid.T, seq uint64, keys int) ledger.Offer {
 	for i := range keys {
 		o.Keys, o.KeyDepths = append(o.Keys, prefix.Key(seq<<32|uint64(i))), append(o.KeyDepths, uint32(i+1))
 	}
+	o.AfterKey = rapid.Uint64().Draw(t, "afterKey")
 	return o
 }
 

@@ -22,6 +22,10 @@ type Claim struct {
 	// tokens; both have the same length.
 	Keys      []prefix.Key
 	KeyDepths []uint32
+	// AfterKey is the index key (see gossip/summary) of the last checkpoint
+	// before the first of Keys, on which they hang; 0: there is none, or none is
+	// known.
+	AfterKey uint64
 }
 
 // ReusedTokens is the part of the prompt expected to be found in the cache.

@@ -91,6 +91,7 @@ func TestUsageErrors(t *testing.T) {
 		texts []string
 	}{
 		{"unknown command", []string{"placee"}, []string{"placee"}},
+		{"unknown command of a group", []string{"inspect", "indx", "gpu-01/vllm-1/0"}, []string{"indx", "index, stream"}},
 		{"unknown flag", []string{"place", "--tokns", "3"}, []string{"--tokns", "waypost place --help"}},
 		{"missing argument", []string{"cordon", "--reason", "x"}, []string{"arg"}},
 		{"bad output", []string{"workers", "-o", "xml"}, []string{"xml", "table, wide, json or jsonl"}},

@@ -1911,7 +1911,9 @@ type Claim struct {
 	// Prefix keys of the new part: first new point, checkpoints, tip.
 	Keys []uint64 `protobuf:"fixed64,8,rep,packed,name=keys" json:"keys,omitempty"`
 	// Depth of each key, tokens.
-	KeyDepths     []uint32 `protobuf:"varint,9,rep,packed,name=key_depths,json=keyDepths" json:"key_depths,omitempty"`
+	KeyDepths []uint32 `protobuf:"varint,9,rep,packed,name=key_depths,json=keyDepths" json:"key_depths,omitempty"`
+	// Index key of the last checkpoint before the new part; 0: there is none.
+	AfterKey      *uint64 `protobuf:"fixed64,10,opt,name=after_key,json=afterKey" json:"after_key,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2007,6 +2009,13 @@ func (x *Claim) GetKeyDepths() []uint32 {
 		return x.KeyDepths
 	}
 	return nil
+}
+
+func (x *Claim) GetAfterKey() uint64 {
+	if x != nil && x.AfterKey != nil {
+		return *x.AfterKey
+	}
+	return 0
 }
 
 // MarkFrame is marks of one coordinator on its claims.
@@ -4101,7 +4110,7 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\ragent_process\x18\x02 \x01(\x06R\fagentProcess\x12\x14\n" +
 	"\x05index\x18\x03 \x01(\rR\x05index\x12\x12\n" +
 	"\x04prev\x18\x04 \x01(\x06R\x04prev\x12)\n" +
-	"\x06claims\x18\x05 \x03(\v2\x11.waypost.v1.ClaimR\x06claims\"\x8b\x02\n" +
+	"\x06claims\x18\x05 \x03(\v2\x11.waypost.v1.ClaimR\x06claims\"\xa8\x02\n" +
 	"\x05Claim\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x06R\x03seq\x12%\n" +
 	"\x0eengine_process\x18\x02 \x01(\x06R\rengineProcess\x12\x15\n" +
@@ -4112,7 +4121,9 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\x01n\x18\a \x01(\rR\x01n\x12\x12\n" +
 	"\x04keys\x18\b \x03(\x06R\x04keys\x12\x1d\n" +
 	"\n" +
-	"key_depths\x18\t \x03(\rR\tkeyDepths\"k\n" +
+	"key_depths\x18\t \x03(\rR\tkeyDepths\x12\x1b\n" +
+	"\tafter_key\x18\n" +
+	" \x01(\x06R\bafterKey\"k\n" +
 	"\tMarkFrame\x12 \n" +
 	"\vcoordinator\x18\x01 \x01(\x06R\vcoordinator\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\rR\x05index\x12&\n" +

@@ -208,7 +208,7 @@ func newPredicted(workers int) predicted {
 var _ fleet.PredictedKeys = predicted{}
 
 // AddPredicted implements fleet.PredictedKeys.
-func (p predicted) AddPredicted(w fleet.WorkerID, claim uint64, keys []prefix.Key, _ []uint32) {
+func (p predicted) AddPredicted(w fleet.WorkerID, claim, _ uint64, keys []prefix.Key, _ []uint32) {
 	for _, key := range keys {
 		p.counts[w][key]++
 	}
