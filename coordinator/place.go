@@ -78,7 +78,10 @@ func (p *placements) Place(ctx context.Context, req *waypostv1.PlaceRequest) (*w
 		result = resp.GetRefused().GetReason()
 	}
 	c.metrics.placements.WithLabelValues(pool, result).Inc()
-	c.metrics.placeSeconds.Observe(time.Since(started).Seconds())
+	if t := resp.GetRefused(); t != nil {
+		c.metrics.tenantRefused.WithLabelValues(c.tenantLabel(req.GetTenant()), t.GetReason()).Inc()
+	}
+	c.metrics.placeSeconds.WithLabelValues(pool).Observe(time.Since(started).Seconds())
 	return resp, err
 }
 
@@ -196,6 +199,7 @@ func (p *placements) decide(w *work, req *waypostv1.PlaceRequest, request *place
 		}
 	}
 	c.placedFor(now, request, terms.UncachedTokens)
+	c.metrics.tenantUncached.WithLabelValues(c.tenantLabel(request.Tenant)).Add(float64(terms.UncachedTokens))
 	c.transfers.begin(now, answer.GetPlacementId(), d, w.candidates, w.ask.Policy, request.PromptTokens, sit)
 	c.remember(w, req, request, sit, answer, now)
 	return resp, false, nil

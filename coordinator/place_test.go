@@ -3,9 +3,12 @@ package coordinator
 import (
 	"bytes"
 	"encoding/binary"
+	"maps"
 	"math"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -13,6 +16,8 @@ import (
 
 	"waypost/coordinator/api"
 	"waypost/coordinator/placement"
+	"waypost/coordinator/registry"
+	"waypost/gossip/ledger"
 	waypostv1 "waypost/proto/waypost/v1"
 )
 
@@ -101,5 +106,105 @@ func TestVeryLongPrompts(t *testing.T) {
 	}
 	if p := o.place(t, &waypostv1.PlaceRequest{Input: &waypostv1.Input{TokenIds: ascending(100)}}); p.GetPlacementId() == "" {
 		t.Errorf("afterwards: %v", p)
+	}
+}
+
+// labelled is the value of the series with exactly these labels, by name; of a
+// histogram the observations.
+func labelled(t *testing.T, o *one, name string, labels map[string]string) (value float64, ok bool) {
+	t.Helper()
+	families, err := o.opt.Gatherer.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			have := map[string]string{}
+			for _, l := range m.GetLabel() {
+				have[l.GetName()] = l.GetValue()
+			}
+			if f.GetName() == name && maps.Equal(have, labels) {
+				return m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount()), true
+			}
+		}
+	}
+	return 0, false
+}
+
+// What is counted is labelled by pools and by the tenants of the fleet file;
+// names that callers make up share a label.
+func TestSeriesOfPoolsAndTenants(t *testing.T) {
+	o := startOne(t)
+	var told atomic.Bool
+	a := &fakeAgent{workers: 1, state: func(_ int, l *ledger.Load) {
+		if told.Load() {
+			l.QueueMs = new(0.)
+		}
+	}}
+	a.start(t, o)
+	eventually(t, "the worker is ready", func() bool {
+		w := o.fleet.Workers(time.Now())
+		return len(w) == 1 && w[0].State == "ready" && o.Joined()
+	})
+	file, err := registry.ParseFleet("fleet.toml", "[[tenant]]\nname = \"team-a\"\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.fleetFile.Store(file)
+	pool := map[string]string{"pool": testModel}
+	if got, ok := labelled(t, o, "waypost_pool_headroom_ratio", pool); ok {
+		t.Errorf("headroom %v of a pool whose queue is not known", got)
+	}
+	told.Store(true)
+	eventually(t, "an idle pool has all its headroom", func() bool {
+		got, ok := labelled(t, o, "waypost_pool_headroom_ratio", pool)
+		return ok && got == 1
+	})
+	for _, tenant := range []string{"team-a", "", "made-up-1", "made-up-2"} {
+		o.place(t, &waypostv1.PlaceRequest{Tenant: &tenant, Input: &waypostv1.Input{TokenIds: ascending(1000)}})
+		resp, err := o.placements.Place(t.Context(), &waypostv1.PlaceRequest{Tenant: &tenant, Input: &waypostv1.Input{TokenIds: ascending(100_000)}})
+		if err != nil || resp.GetRefused() == nil {
+			t.Fatalf("%v, %v", resp, err)
+		}
+	}
+	for tenant, n := range map[string]float64{"team-a": 1, "default": 1, "other": 2, "made-up-1": 0} {
+		if got, _ := labelled(t, o, "waypost_tenant_refused_total", map[string]string{"tenant": tenant, "reason": "none_eligible"}); got != n {
+			t.Errorf("refused of %s: %v, want %v", tenant, got, n)
+		}
+		if got, _ := labelled(t, o, "waypost_tenant_uncached_tokens_total", map[string]string{"tenant": tenant}); (got > 0) != (n > 0) || got > 1000*n {
+			t.Errorf("uncached tokens of %s: %v", tenant, got)
+		}
+	}
+	if got, _ := labelled(t, o, "waypost_placement_seconds", pool); got != 8 {
+		t.Errorf("%v placements were timed, want 8", got)
+	}
+	if _, ok := labelled(t, o, "waypost_workers_excluded", map[string]string{"pool": testModel, "reason": "cordoned"}); ok {
+		t.Error("nobody is cordoned yet")
+	}
+	if _, err := o.operators.CordonTarget(t.Context(), &waypostv1.CordonTargetRequest{Selector: new("gpu-01"), Reason: new("test")}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the cordoned worker is counted", func() bool {
+		n, _ := labelled(t, o, "waypost_workers_excluded", map[string]string{"pool": testModel, "reason": "cordoned"})
+		return n == 1
+	})
+}
+
+func TestHeadroom(t *testing.T) {
+	file, err := registry.ParseFleet("fleet.toml", "[[pool]]\nname = \"p\"\nmodel = \"m\"\nslo = { ttft = \"500ms\" }\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &Coordinator{}
+	policy := placement.DefaultPolicy()
+	c.policy.Store(&policy)
+	c.fleetFile.Store(file)
+	for _, x := range []struct {
+		pool         string
+		waitMs, want float64
+	}{{"p", 0, 1}, {"p", 125, .75}, {"p", 500, 0}, {"p", 9000, 0}, {"q", 500, .75}} {
+		if got := c.headroom(x.pool, x.waitMs); got != x.want {
+			t.Errorf("%s at %v ms: %v, want %v", x.pool, x.waitMs, got, x.want)
+		}
 	}
 }
