@@ -95,6 +95,9 @@ func (p *placements) place(w *work, req *waypostv1.PlaceRequest) (*waypostv1.Pla
 	if err != nil {
 		return nil, "", c.poolError(err, req.GetPool())
 	}
+	if fault := c.fleetFile.Load().SaltFault(req.GetTenant(), req.GetCacheSalt()); fault != "" {
+		return nil, pool, api.BadField("cache_salt", fault)
+	}
 	request, err := requestOf(req, pool)
 	if err != nil {
 		return nil, pool, err

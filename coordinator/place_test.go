@@ -26,6 +26,12 @@ import (
 func TestPlaceNamesBadFields(t *testing.T) {
 	o := startOne(t)
 	joined(t, o)
+	file, err := registry.ParseFleet("fleet.toml", "[[tenant]]\nname = \"team-a\"\ncache_salts = [\"a-*\"]\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.fleetFile.Store(file)
+	o.place(t, &waypostv1.PlaceRequest{Tenant: new("team-a"), CacheSalt: new("a-1"), Input: &waypostv1.Input{TokenIds: ascending(100)}})
 	long := strings.Repeat("x", maxNameLen+1)
 	keys := func(k *waypostv1.PrefixKeys) func(*waypostv1.PlaceRequest) {
 		return func(r *waypostv1.PlaceRequest) { r.Input = &waypostv1.Input{PrefixKeys: k} }
@@ -43,6 +49,8 @@ func TestPlaceNamesBadFields(t *testing.T) {
 		{"tenant", "257 bytes", func(r *waypostv1.PlaceRequest) { r.Tenant = &long }},
 		{"adapter", "257 bytes", func(r *waypostv1.PlaceRequest) { r.Adapter = &long }},
 		{"cache_salt", "257 bytes", func(r *waypostv1.PlaceRequest) { r.CacheSalt = &long }},
+		{"cache_salt", "uses no others", func(r *waypostv1.PlaceRequest) { r.Tenant = new("team-a") }},
+		{"cache_salt", "another tenant", func(r *waypostv1.PlaceRequest) { r.CacheSalt = new("a-1") }},
 		{"caller_zone", "257 bytes", func(r *waypostv1.PlaceRequest) { r.CallerZone = &long }},
 		{"output_tokens_max", "leave it out", func(r *waypostv1.PlaceRequest) { r.OutputTokensMax = new(uint32(0)) }},
 		{"output_tokens_max", "2147483648", func(r *waypostv1.PlaceRequest) { r.OutputTokensMax = new(uint32(1 << 31)) }},
