@@ -28,6 +28,10 @@ func Command(version string) *cobra.Command {
 		runtime.GOMAXPROCS(cfg.Limits.CPUs)
 		log, level := daemon.NewLogger(cmd.ErrOrStderr(), cfg.Log.Level, cfg.Log.Format)
 		reg := prometheus.NewRegistry()
+		log, err = daemon.CountEvents(log, reg)
+		if err != nil {
+			return err
+		}
 		reloads, err := daemon.NewReloadMetrics(reg)
 		if err != nil {
 			return err

@@ -2,6 +2,7 @@ package coordinator
 
 import (
 	"math"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -13,12 +14,14 @@ import (
 // metrics are the coordinator's own series; the parts have theirs.
 type metrics struct {
 	placements   *prometheus.CounterVec
-	placeSeconds prometheus.Histogram
-	marks        *prometheus.CounterVec
-	redirected   *prometheus.CounterVec
-	reuseClass   *prometheus.CounterVec
-	reuseTokens  *prometheus.CounterVec
-	decidingTerm *prometheus.CounterVec
+	placeSeconds *prometheus.HistogramVec
+	// Tenants that the fleet file does not name share one label.
+	tenantUncached, tenantRefused *prometheus.CounterVec
+	marks                         *prometheus.CounterVec
+	redirected                    *prometheus.CounterVec
+	reuseClass                    *prometheus.CounterVec
+	reuseTokens                   *prometheus.CounterVec
+	decidingTerm                  *prometheus.CounterVec
 	// predictionRatio is actual over predicted time to the first token.
 	predictionRatio *prometheus.HistogramVec
 	verified        *prometheus.CounterVec
@@ -50,19 +53,23 @@ func newMetrics(reg prometheus.Registerer, c *Coordinator) *metrics {
 		c:            c,
 		workers:      desc("workers", "Workers by state.", "pool", "state"),
 		reservations: desc("reservations", "Open claims of placements made here.", "pool"),
+		excluded:     desc("workers_excluded", "Workers that get no placements, or only as a last resort, by reason.", "pool", "reason"),
+		headroom:     desc("pool_headroom_ratio", "Headroom left at the pool's best ready worker: 1 when nobody waits, 0 when it waits as long as the pool has headroom for; absent: no wait is known.", "pool"),
 		queueAge:     desc("queue_data_age_seconds", "Age of the oldest queue report among the pool's ready workers.", "pool"),
 		ledger:       desc("ledger_events_total", "What the ledger put aside or decided by itself, by kind.", "kind"),
 		build:        desc("build_info", "Version of this program.", "version"),
 	})
 	return &metrics{
-		placements:   vec("placements_total", "Placement requests by result.", "pool", "result"),
-		placeSeconds: f.NewHistogram(prometheus.HistogramOpts{Name: "waypost_placement_seconds", Help: "Time to decide a placement.", Buckets: prometheus.ExponentialBuckets(5e-6, 2, 16)}),
-		marks:        vec("placement_marks_total", "What was not normal about placements.", "pool", "mark"),
-		redirected:   vec("redirected_total", "Placements that passed over the worker with most reuse.", "pool"),
-		reuseClass:   vec("reuse_class_total", "Reported outcomes by class.", "pool", "class"),
-		reuseTokens:  vec("reuse_tokens_total", "Prompt tokens of reported outcomes.", "pool", "kind"),
-		verified:     vec("prefix_verifications_total", "Comparisons of the index with an agent's whole set, by result.", "result"),
-		decidingTerm: vec("placement_deciding_term_total", "Placements by the term in which the choice led most.", "pool", "term"),
+		placements:     vec("placements_total", "Placement requests by result.", "pool", "result"),
+		placeSeconds:   f.NewHistogramVec(prometheus.HistogramOpts{Name: "waypost_placement_seconds", Help: "Time to decide a placement.", Buckets: prometheus.ExponentialBuckets(5e-6, 2, 16)}, []string{"pool"}),
+		tenantUncached: vec("tenant_uncached_tokens_total", "Prompt tokens placed for a tenant that no cache was expected to hold.", "tenant"),
+		tenantRefused:  vec("tenant_refused_total", "Requests of a tenant that were refused, by reason.", "tenant", "reason"),
+		marks:          vec("placement_marks_total", "What was not normal about placements.", "pool", "mark"),
+		redirected:     vec("redirected_total", "Placements that passed over the worker with most reuse.", "pool"),
+		reuseClass:     vec("reuse_class_total", "Reported outcomes by class.", "pool", "class"),
+		reuseTokens:    vec("reuse_tokens_total", "Prompt tokens of reported outcomes.", "pool", "kind"),
+		verified:       vec("prefix_verifications_total", "Comparisons of the index with an agent's whole set, by result.", "result"),
+		decidingTerm:   vec("placement_deciding_term_total", "Placements by the term in which the choice led most.", "pool", "term"),
 		predictionRatio: f.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "waypost_first_token_prediction_ratio", Help: "Reported over predicted time to the first token.",
 			Buckets: []float64{.25, .5, .75, .9, 1, 1.1, 1.25, 1.5, 2, 4, 8},
@@ -83,13 +90,13 @@ func newMetrics(reg prometheus.Registerer, c *Coordinator) *metrics {
 // stateCollector tells the state of workers, pools and ledger at the time of
 // asking.
 type stateCollector struct {
-	c                                              *Coordinator
-	workers, reservations, queueAge, ledger, build *prometheus.Desc
+	c                                                                  *Coordinator
+	workers, excluded, headroom, reservations, queueAge, ledger, build *prometheus.Desc
 }
 
 // Describe implements prometheus.Collector.
 func (s *stateCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{s.workers, s.reservations, s.queueAge, s.ledger, s.build} {
+	for _, d := range []*prometheus.Desc{s.workers, s.excluded, s.headroom, s.reservations, s.queueAge, s.ledger, s.build} {
 		ch <- d
 	}
 }
@@ -97,15 +104,26 @@ func (s *stateCollector) Describe(ch chan<- *prometheus.Desc) {
 // Collect implements prometheus.Collector.
 func (s *stateCollector) Collect(ch chan<- prometheus.Metric) {
 	type key struct{ pool, state string }
-	counts, ages := map[key]int{}, map[string]float64{}
+	counts, excluded, ages, waits := map[key]int{}, map[key]int{}, map[string]float64{}, map[string]float64{}
 	for _, w := range s.c.fleet.Workers(time.Now()) {
 		counts[key{w.Pool, w.State}]++
+		if w.State != "ready" {
+			excluded[key{w.Pool, strings.TrimPrefix(w.State, "excluded:")}]++
+		} else if best, known := waits[w.Pool]; !math.IsNaN(w.WaitMs) && (!known || w.WaitMs < best) {
+			waits[w.Pool] = w.WaitMs
+		}
 		if w.State == "ready" && !math.IsNaN(w.UpdatedMs) {
 			ages[w.Pool] = max(ages[w.Pool], w.UpdatedMs)
 		}
 	}
 	for k, n := range counts {
 		ch <- prometheus.MustNewConstMetric(s.workers, prometheus.GaugeValue, float64(n), k.pool, k.state)
+	}
+	for k, n := range excluded {
+		ch <- prometheus.MustNewConstMetric(s.excluded, prometheus.GaugeValue, float64(n), k.pool, k.state)
+	}
+	for pool, wait := range waits {
+		ch <- prometheus.MustNewConstMetric(s.headroom, prometheus.GaugeValue, s.c.headroom(pool, wait), pool)
 	}
 	for pool, age := range ages {
 		ch <- prometheus.MustNewConstMetric(s.queueAge, prometheus.GaugeValue, age/1000, pool)

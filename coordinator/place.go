@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode"
 
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -25,11 +26,13 @@ import (
 )
 
 // decideTries bounds deciding again when the chosen worker changed between
-// decision and claim; maxBatch the requests of one batch.
+// decision and claim; maxBatch the requests of one batch; maxNameLen the bytes
+// of a name; maxTokenizeBudgetMs the time for making tokens of a text.
 const (
-	decideTries = 3
-	maxBatch    = 256
-	maxNameLen  = 256
+	decideTries         = 3
+	maxBatch            = 256
+	maxNameLen          = 256
+	maxTokenizeBudgetMs = 1000
 )
 
 // placements serves the placement API.
@@ -75,7 +78,10 @@ func (p *placements) Place(ctx context.Context, req *waypostv1.PlaceRequest) (*w
 		result = resp.GetRefused().GetReason()
 	}
 	c.metrics.placements.WithLabelValues(pool, result).Inc()
-	c.metrics.placeSeconds.Observe(time.Since(started).Seconds())
+	if t := resp.GetRefused(); t != nil {
+		c.metrics.tenantRefused.WithLabelValues(c.tenantLabel(req.GetTenant()), t.GetReason()).Inc()
+	}
+	c.metrics.placeSeconds.WithLabelValues(pool).Observe(time.Since(started).Seconds())
 	return resp, err
 }
 
@@ -88,6 +94,9 @@ func (p *placements) place(w *work, req *waypostv1.PlaceRequest) (*waypostv1.Pla
 	pool, err := c.fleet.PoolName(req.GetPool())
 	if err != nil {
 		return nil, "", c.poolError(err, req.GetPool())
+	}
+	if fault := c.fleetFile.Load().SaltFault(req.GetTenant(), req.GetCacheSalt()); fault != "" {
+		return nil, pool, api.BadField("cache_salt", fault)
 	}
 	request, err := requestOf(req, pool)
 	if err != nil {
@@ -193,6 +202,7 @@ func (p *placements) decide(w *work, req *waypostv1.PlaceRequest, request *place
 		}
 	}
 	c.placedFor(now, request, terms.UncachedTokens)
+	c.metrics.tenantUncached.WithLabelValues(c.tenantLabel(request.Tenant)).Add(float64(terms.UncachedTokens))
 	c.transfers.begin(now, answer.GetPlacementId(), d, w.candidates, w.ask.Policy, request.PromptTokens, sit)
 	c.remember(w, req, request, sit, answer, now)
 	return resp, false, nil
@@ -342,6 +352,16 @@ func requestOf(req *waypostv1.PlaceRequest, pool string) (placement.Request, err
 	if req.GetAttempt() == 0 {
 		return r, api.BadField("attempt", "attempts count from 1")
 	}
+	// A 0 that is given would read as none.
+	if req.OutputTokensMax != nil && r.OutputTokensMax == 0 {
+		return r, api.BadField("output_tokens_max", "0 is not a number of tokens from 1; leave it out for no limit")
+	}
+	if req.OutputTokensExpected != nil && r.OutputTokensExpected == 0 {
+		return r, api.BadField("output_tokens_expected", "0 is not a number of tokens from 1; leave it out for the learnt mean")
+	}
+	if v := req.TokenizeBudgetMs; v != nil && !(*v >= 0 && *v <= maxTokenizeBudgetMs) {
+		return r, api.BadField("tokenize_budget_ms", fmt.Sprintf("%v is not a time from 0 to %d ms", *v, maxTokenizeBudgetMs))
+	}
 	switch req.GetExplain() {
 	case "", "none", "terms", "full":
 	default:
@@ -364,6 +384,11 @@ func checkNames(req *waypostv1.PlaceRequest) error {
 			return api.BadField(f.field, fmt.Sprintf("%d bytes are more than %d", len(f.value), maxNameLen))
 		}
 	}
+	for i, name := range req.GetExclude() {
+		if len(name) > maxNameLen {
+			return api.BadField(fmt.Sprintf("exclude[%d]", i), fmt.Sprintf("%d bytes are more than %d", len(name), maxNameLen))
+		}
+	}
 	return nil
 }
 
@@ -371,9 +396,22 @@ func checkNames(req *waypostv1.PlaceRequest) error {
 func fieldError(err error) error {
 	var fe *placement.FieldError
 	if errors.As(err, &fe) {
-		return api.BadField(fe.Field, fe.Detail)
+		return api.BadField(protoName(fe.Field), fe.Detail)
 	}
 	return err
+}
+
+// protoName is a field of the rule in the words of the API: requestId is
+// request_id.
+func protoName(field string) string {
+	var b strings.Builder
+	for _, r := range field {
+		if unicode.IsUpper(r) {
+			b.WriteByte('_')
+		}
+		b.WriteRune(unicode.ToLower(r))
+	}
+	return b.String()
 }
 
 func admitError(err error) error {

@@ -68,3 +68,42 @@ func (c *Coordinator) placedFor(now time.Time, r *placement.Request, uncachedTok
 	}
 	s.Placed(ms(now.Sub(c.transfers.started)), tenant, uncachedTokens)
 }
+
+// otherTenants labels the tenants that the fleet file does not name: callers
+// choose those names, so they must not become series.
+const otherTenants = "other"
+
+// tenantLabel is a tenant in the series.
+func (c *Coordinator) tenantLabel(tenant string) string {
+	if tenant == "" || tenant == registry.DefaultTenant {
+		return registry.DefaultTenant
+	}
+	for _, t := range c.fleetFile.Load().Tenants {
+		if t.Name == tenant {
+			return tenant
+		}
+	}
+	return otherTenants
+}
+
+// headroomMs is the wait at a pool's best worker up to which the pool has
+// headroom: the time that its first token may take, else the policy's.
+func (c *Coordinator) headroomMs(pool *registry.Pool) float64 {
+	if pool != nil {
+		if ttft, ok := pool.TTFT.Get(); ok {
+			return ms(ttft)
+		}
+	}
+	return c.policy.Load().HeadroomMs
+}
+
+// headroom is the part of a pool's headroom that a wait at its best worker
+// leaves, 0 to 1.
+func (c *Coordinator) headroom(pool string, waitMs float64) float64 {
+	file, _ := c.fleetFile.Load().Pool(pool)
+	limit := c.headroomMs(file)
+	if !(limit > 0) {
+		return 0
+	}
+	return min(1, max(0, 1-waitMs/limit))
+}

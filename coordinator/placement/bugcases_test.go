@@ -3,6 +3,7 @@ package placement
 import (
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"strings"
 	"testing"
 )
@@ -165,6 +166,46 @@ func TestHOT04AllOverLimit(t *testing.T) {
 	}
 }
 
+// HOT-06: a worker without any cache joins two that are nearly busy: load
+// brings it in, and it is not flooded either.
+func TestHOT06NewWorkerIsBroughtIn(t *testing.T) {
+	const sessions, history, turn = 40, 4000, 500
+	candidates := idleFleet(3)
+	holds := [3]map[int]bool{{}, {}, {}}
+	for s := range sessions {
+		holds[s%2][s] = true
+	}
+	warmMs := candidates[0].Worker.Steps.PrefillMs(history, turn)
+	r := rand.New(rand.NewPCG(1, 1))
+	counts := [3]int{}
+	policy := DefaultPolicy()
+	for now := 1e6; now < 1e6+120_000; now += r.ExpFloat64() * warmMs / (2 * .9) {
+		session := r.IntN(sessions)
+		for i := range candidates {
+			candidates[i].MatchedTokens = 0
+			if holds[i][session] {
+				candidates[i].MatchedTokens = history
+			}
+			w := candidates[i].Worker
+			w.LoadAtMs, w.View.AtMs = now-100, now-400
+		}
+		var d Decision
+		req := Request{ID: fmt.Sprint("r", now), PromptTokens: history + turn, SharedKey: uint64(session + 1)}
+		if err := Decide(&req, candidates, &policy, Situation{NowMs: now, ArrivalsPerMs: math.NaN(), MeanOutputTokens: 64}, &d); err != nil {
+			t.Fatal(err)
+		}
+		counts[d.Chosen]++
+		w := *candidates[d.Chosen].Worker
+		w.Waiting.Fold(&w.Steps, now, int(d.Terms[d.Chosen].ReuseTokens), d.Terms[d.Chosen].UncachedTokens)
+		candidates[d.Chosen].Worker = &w
+		holds[d.Chosen][session] = true
+	}
+	share := float64(counts[2]) / float64(counts[0]+counts[1]+counts[2])
+	if share < .15 || share > .45 {
+		t.Errorf("the new worker carries %.0f%% after two minutes: %v", share*100, counts)
+	}
+}
+
 // HOT-07: the explanation names the term that decided against the cache.
 func TestHOT07DecidingTermIsNamed(t *testing.T) {
 	candidates := idleFleet(2)
@@ -242,5 +283,39 @@ func TestTOP03SwitchPoint(t *testing.T) {
 	at := slow.PaysFromBytesPerMs
 	if below, above := pull(at*.999), pull(at*1.001); below.Note != PullDearer || above.Note != PullTaken {
 		t.Errorf("switch point %v: below %q, above %q", at, below.Note, above.Note)
+	}
+}
+
+// TOP-06: the price of a transfer is the pair's own: a path measured at half
+// the speed costs more, and with equal rest the faster one is chosen.
+func TestTOP06SlowPairCostsMore(t *testing.T) {
+	candidates := idleFleet(3)
+	for i := range candidates {
+		candidates[i].Worker.Transfer = &Transfer{Connector: "p2p", SideChannel: "h:1", Fingerprint: "f", ExportedTier: TierGPU, BytesPerToken: 262_144}
+	}
+	holder := candidates[0].Worker
+	holder.Waiting.F, candidates[0].MatchedTokens = 1e6+4000, 8000
+	policy := DefaultPolicy()
+	sit := Situation{NowMs: 1e6, MeanOutputTokens: 64, Sources: []Source{{Worker: holder, Tokens: 8000}}}
+	var rates LinkRates
+	path := func(to *Worker) Path {
+		return rates.Measured(1e6, Pair{holder.Name, to.Name}, Path{Link: "nvlink", BytesPerMs: 24e6, LatencyMs: .1, Figure: FigureDeclared})
+	}
+	for _, slow := range []int{1, 2} {
+		rates = LinkRates{}
+		for range MeasuredTransfers {
+			for i, bytesPerMs := range map[int]float64{slow: 12e6, 3 - slow: 24e6} {
+				rates.Note(1e6, "nvlink", Pair{holder.Name, candidates[i].Worker.Name}, bytesPerMs*80, 80, 0)
+			}
+		}
+		candidates[1].Paths, candidates[2].Paths = []Path{path(candidates[1].Worker)}, []Path{path(candidates[2].Worker)}
+		var d Decision
+		if err := Decide(&Request{ID: "r", PromptTokens: 8100}, candidates, &policy, sit, &d); err != nil {
+			t.Fatal(err)
+		}
+		fast := 3 - slow
+		if d.Chosen != fast || !(d.Terms[slow].PullMs > d.Terms[fast].PullMs) {
+			t.Errorf("chose %d, pulls cost %v and %v ms; %d has the slow path", d.Chosen, d.Terms[1].PullMs, d.Terms[2].PullMs, slow)
+		}
 	}
 }

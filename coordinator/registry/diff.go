@@ -70,6 +70,7 @@ func tenantAttributes(t *Tenant) (string, []attribute) {
 	return t.Name, []attribute{
 		{name: "share", text: strconv.Itoa(t.Share.Value), source: t.Share.Source},
 		{name: "max_inflight_tokens", text: strconv.FormatInt(t.MaxInflightTokens.Value, 10), source: t.MaxInflightTokens.Source},
+		listAttribute("cache_salts", joinTexts(t.CacheSalts)),
 		listAttribute("api_key_sha256", joinTexts(shortKeys(t.APIKeySHA256))),
 		listAttribute("networks", joinTexts(t.Networks)),
 	}

@@ -190,7 +190,7 @@ type Pool struct {
 
 // AdmitsTenant says whether a tenant may use the pool.
 func (p *Pool) AdmitsTenant(tenant string) bool {
-	return slices.ContainsFunc(p.Tenants.Value, func(t Pattern) bool { return t.Match(tenant) })
+	return matchAny(p.Tenants.Value, tenant)
 }
 
 // DefaultTenant is the tenant of requests that name none.
@@ -203,6 +203,9 @@ type Tenant struct {
 	Share Sourced[int]
 	// MaxInflightTokens bounds prompt tokens under way.
 	MaxInflightTokens Sourced[int64]
+	// CacheSalts are the tenant's own salts. With any, its requests carry one of
+	// them and nobody else's do, so that it sees reuse only inside its own.
+	CacheSalts []Pattern
 	// APIKeySHA256 are digests of gateway keys, 64 hex digits each.
 	APIKeySHA256 []string
 	// Networks are the addresses of callers without a key.
@@ -221,6 +224,32 @@ func (f *Fleet) Tenant(name string) Tenant {
 		}
 	}
 	return Tenant{Name: name, Share: Sourced[int]{1, Assumed}, MaxInflightTokens: Sourced[int64]{Source: NotSet}}
+}
+
+// SaltFault says why a request of a tenant may not carry a cache salt, empty:
+// none; empty if it may.
+func (f *Fleet) SaltFault(tenant, salt string) string {
+	if tenant == "" {
+		tenant = DefaultTenant
+	}
+	own := f.Tenant(tenant).CacheSalts
+	if matchAny(own, salt) {
+		return ""
+	}
+	if len(own) > 0 {
+		return "tenant " + tenant + " has cache salts of its own and uses no others: " + joinTexts(own)
+	}
+	for _, t := range f.Tenants {
+		if salt != "" && matchAny(t.CacheSalts, salt) {
+			// Whose it is, is not the caller's to know.
+			return "this cache salt belongs to another tenant"
+		}
+	}
+	return ""
+}
+
+func matchAny(patterns []Pattern, name string) bool {
+	return slices.ContainsFunc(patterns, func(p Pattern) bool { return p.Match(name) })
 }
 
 // Pool returns the declared pool of a name.

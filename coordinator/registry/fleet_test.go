@@ -386,3 +386,34 @@ model = "n"
 		t.Error("a limit nobody set is in force")
 	}
 }
+
+// A salt belongs to its tenant: who has salts of its own uses no others, and
+// nobody else uses those.
+func TestSaltsBelongToTheirTenant(t *testing.T) {
+	f, err := ParseFleet("fleet.toml", "[[tenant]]\nname = \"a\"\ncache_salts = [\"a-*\", \"shared\"]\n[[tenant]]\nname = \"b\"\n[[tenant]]\nname = \"c\"\ncache_salts = [\"c\"]\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const others, ownOnly = "this cache salt belongs to another tenant", "tenant a has cache salts of its own and uses no others: a-* shared"
+	for _, c := range []struct{ tenant, salt, want string }{
+		{"a", "a-1", ""},
+		{"a", "shared", ""},
+		{"a", "", ownOnly},
+		{"a", "c", ownOnly},
+		{"a", "free", ownOnly},
+		{"b", "", ""},
+		{"b", "free", ""},
+		{"b", "a-1", others},
+		{"b", "c", others},
+		{"", "shared", others},
+		{"", "", ""},
+		{"made-up", "c", others},
+	} {
+		if got := f.SaltFault(c.tenant, c.salt); got != c.want {
+			t.Errorf("tenant %q, salt %q: %q, want %q", c.tenant, c.salt, got, c.want)
+		}
+	}
+	if got := EmptyFleet().SaltFault("a", "x"); got != "" {
+		t.Errorf("without a file: %q", got)
+	}
+}

@@ -18,7 +18,7 @@ var fleetKeys = []string{
 	"zone.name", "zone.hosts", "zone.networks", "rack.name", "rack.zone", "rack.hosts",
 	"link.between", "link.bandwidth", "link.latency", "link.transfer", "link.place_surcharge",
 	"pool.name", "pool.model", "pool.workers", "pool.tenants", "pool.stay_in", "pool.max_transfer", "pool.slo", "pool.slo.ttft", "pool.slo.itl",
-	"tenant.name", "tenant.share", "tenant.max_inflight_tokens", "tenant.api_key_sha256", "tenant.networks",
+	"tenant.name", "tenant.share", "tenant.max_inflight_tokens", "tenant.cache_salts", "tenant.api_key_sha256", "tenant.networks",
 }
 
 // ParseFleet reads a fleet file strictly. file names it in errors, which are a
@@ -130,6 +130,18 @@ func (r *reader) tenant(s *section) Tenant {
 	}
 	if n, ok := s.count("max_inflight_tokens", 1, 1_000_000_000_000); ok {
 		t.MaxInflightTokens = Sourced[int64]{n, Declared}
+	}
+	salts, given := s.texts("cache_salts", "team-a-*")
+	for i, text := range salts {
+		pattern, err := ParsePattern(text)
+		if err != nil {
+			s.problemAt("cache_salts", i, "%v", err)
+			continue
+		}
+		t.CacheSalts = append(t.CacheSalts, pattern)
+	}
+	if given && len(salts) == 0 {
+		s.problem("cache_salts", "it is empty; leave it out for a tenant without salts of its own")
 	}
 	keys, _ := s.texts("api_key_sha256", strings.Repeat("0", 64))
 	for i, k := range keys {
@@ -364,7 +376,7 @@ func checkHostsOnce(top *section, f *Fleet) {
 	}
 }
 
-// checkTenantsApart reports a key or network that two tenants claim.
+// checkTenantsApart reports a key, network or salt that two tenants claim.
 func checkTenantsApart(top *section, f *Fleet) {
 	owner := map[string]string{}
 	for i, t := range f.Tenants {
@@ -377,6 +389,9 @@ func checkTenantsApart(top *section, f *Fleet) {
 		}
 		for _, k := range t.APIKeySHA256 {
 			claim("api_key_sha256", "the key "+k[:8]+"…", k)
+		}
+		for _, p := range t.CacheSalts {
+			claim("cache_salts", "the salt "+p.String(), "salt "+p.String())
 		}
 		for _, n := range t.Networks {
 			claim("networks", n.String(), n.String())

@@ -16,6 +16,7 @@ import (
 
 	"waypost/coordinator"
 	"waypost/coordinator/replica"
+	"waypost/gossip/summary"
 	waypostv1 "waypost/proto/waypost/v1"
 	"waypost/testbed/emulator"
 )
@@ -230,6 +231,72 @@ func TestNoPlacementAfterCordon(t *testing.T) {
 	}
 	if everywhere == 0 {
 		t.Error("no cordon was in force everywhere when it returned")
+	}
+}
+
+// TestDrainedOnBothSides: a coordinator that was away when a host was cordoned,
+// and comes back without the others, hears of it from the host itself.
+func TestDrainedOnBothSides(t *testing.T) {
+	t.Parallel()
+	r := start(t, 2, 3, emulator.Options{BlockTokens: 16})
+	away := (r.leader() + 1) % 3
+	majority := []int{(away + 1) % 3, (away + 2) % 3}
+	mesh := r.listener()
+	if err := r.StopCoordinator(away); err != nil {
+		t.Fatal(err)
+	}
+	r.whileNoLeader(func() error {
+		_, err := cordonOn(t.Context(), r.Operator(majority[0]), HostName(0), "both")
+		return err
+	})
+	r.eventually("the host is not told of its cordon", func() string {
+		for _, s := range mesh.Sketches() {
+			if s.Name != HostName(0) {
+				continue
+			}
+			sk, err := summary.ParseSketch(s.Payload)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(sk.Workers) == 1 && sk.Workers[0].State == summary.SketchDraining {
+				return ""
+			}
+			return fmt.Sprintf("%+v", sk)
+		}
+		return "it says nothing"
+	})
+	for _, i := range majority {
+		if err := r.StopCoordinator(i); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := r.StartCoordinator(away); err != nil {
+		t.Fatal(err)
+	}
+	r.eventually("the minority does not place", func() string {
+		if w := r.worker(away, WorkerName(1, 0)); w.GetState() != "ready" {
+			return fmt.Sprint(w)
+		}
+		return ""
+	})
+	r.eventually("the minority does not hear from the drained host", func() string {
+		if w := r.worker(away, WorkerName(0, 0)); w.GetState() != "cordoned" {
+			return fmt.Sprint(w)
+		}
+		return ""
+	})
+	// Its own state has no such cordon.
+	if r.cordons(away)[HostName(0)] {
+		t.Error("the minority has the majority's change")
+	}
+	for n := range uint32(20) {
+		resp, err := r.Placement(away).Place(t.Context(), &waypostv1.PlaceRequest{Input: &waypostv1.Input{TokenIds: tokens(n, 64)}, Reserve: proto.Bool(false)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := resp.GetPlacement().GetWorker().GetName(); got != WorkerName(1, 0) {
+			t.Fatalf("placed on %q: %v", got, resp.GetRefused())
+		}
 	}
 }
 

@@ -128,21 +128,7 @@ func TestSketchesReachTheMesh(t *testing.T) {
 	r := start(t, 1, 1, emulator.Options{BlockTokens: faultBlock})
 	a := ask{tokens: tokens(43, 1200)}
 	r.direct(0, a)
-	m, err := mesh.New(mesh.Options{
-		Name: "listener", Fleet: "dev", Role: mesh.RoleAgent, Process: 9, Listen: "127.0.0.1:0", KeyFile: r.Cert("mesh.key"),
-		Join: []string{r.Coordinators[0].MeshAddress()}, Local: true,
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := m.Start(); err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := m.Stop(); err != nil {
-			t.Error(err)
-		}
-	}()
+	m := r.listener()
 	r.eventually("no sketch of the host with its hottest prefix", func() string {
 		for _, s := range m.Sketches() {
 			if s.Name != HostName(0) {
@@ -162,6 +148,27 @@ func TestSketchesReachTheMesh(t *testing.T) {
 		}
 		return "none"
 	})
+}
+
+// listener is a member of the mesh that hears what hosts say of themselves.
+func (r *rig) listener() *mesh.Mesh {
+	r.t.Helper()
+	m, err := mesh.New(mesh.Options{
+		Name: "listener", Fleet: "dev", Role: mesh.RoleAgent, Process: 9, Listen: "127.0.0.1:0", KeyFile: r.Cert("mesh.key"),
+		Join: []string{r.Coordinators[0].MeshAddress()}, Local: true,
+	})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	if err := m.Start(); err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(func() {
+		if err := m.Stop(); err != nil {
+			r.t.Error(err)
+		}
+	})
+	return m
 }
 
 // prefixKey names a prefix of a prompt as this fleet does.

@@ -1,0 +1,68 @@
+package fleet
+
+import (
+	"fmt"
+	"testing"
+
+	"waypost/gossip/ledger"
+)
+
+// HOT-02: three coordinators place 300 requests in 200 ms on the reports they
+// began with. What each places reaches the others 15 ms later, and nobody piles
+// onto one worker: at the end each believes the same of every worker.
+func TestHOT02CoordinatorsDoNotHerd(t *testing.T) {
+	const workers, placements, lateMs = 6, 300, 15
+	var rigs [3]*rig
+	for i := range rigs {
+		rigs[i] = newRig(t, workers, func(o *Options) { o.Process = 0xc0 + uint64(i) })
+		rigs[i].loadAll(0)
+	}
+	type word struct {
+		madeMs float64
+		from   int
+		placed ledger.Placed
+	}
+	var words []word
+	tell := func(now float64) {
+		for len(words) > 0 && words[0].madeMs+lateMs <= now {
+			w := words[0]
+			words = words[1:]
+			w.placed.AgeMs = now - w.madeMs
+			for i, r := range rigs {
+				if i == w.from {
+					continue
+				}
+				if _, err := r.f.Placed(at(now), 0xc0+uint64(w.from), w.placed); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+	counts := map[string]int{}
+	for n := range placements {
+		now := 100 + 200*float64(n)/placements
+		tell(now)
+		from, id := n%len(rigs), fmt.Sprint("r", n)
+		name := rigs[from].place(now, id, 300+n*37%900)
+		counts[name]++
+		c, ok := rigs[from].f.Open("pl_" + id)
+		if !ok {
+			t.Fatalf("%s is not open", id)
+		}
+		words = append(words, word{now, from, ledger.Placed{Worker: name, Tenant: "t", RequestID: id, Attempt: 1, Offer: ledger.Offer{Claim: c.Claim}}})
+	}
+	for name, n := range counts {
+		if n > placements/workers*3/2 {
+			t.Errorf("%s got %d of %d: %v", name, n, placements, counts)
+		}
+	}
+	tell(400)
+	for name := range counts {
+		want := rigs[0].snapshot(name).Waiting.QueueMs(400)
+		for _, r := range rigs[1:] {
+			if got := r.snapshot(name).Waiting.QueueMs(400); got < want-1 || got > want+1 || got == 0 {
+				t.Errorf("%s waits %v ms for one coordinator, %v for another", name, want, got)
+			}
+		}
+	}
+}

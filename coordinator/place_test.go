@@ -1,0 +1,218 @@
+package coordinator
+
+import (
+	"bytes"
+	"encoding/binary"
+	"maps"
+	"math"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"waypost/coordinator/api"
+	"waypost/coordinator/placement"
+	"waypost/coordinator/registry"
+	"waypost/gossip/ledger"
+	waypostv1 "waypost/proto/waypost/v1"
+)
+
+// Each field of a request that cannot be used is refused under its own name,
+// with what is allowed.
+func TestPlaceNamesBadFields(t *testing.T) {
+	o := startOne(t)
+	joined(t, o)
+	file, err := registry.ParseFleet("fleet.toml", "[[tenant]]\nname = \"team-a\"\ncache_salts = [\"a-*\"]\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.fleetFile.Store(file)
+	o.place(t, &waypostv1.PlaceRequest{Tenant: new("team-a"), CacheSalt: new("a-1"), Input: &waypostv1.Input{TokenIds: ascending(100)}})
+	long := strings.Repeat("x", maxNameLen+1)
+	keys := func(k *waypostv1.PrefixKeys) func(*waypostv1.PlaceRequest) {
+		return func(r *waypostv1.PlaceRequest) { r.Input = &waypostv1.Input{PrefixKeys: k} }
+	}
+	input := func(in *waypostv1.Input) func(*waypostv1.PlaceRequest) {
+		return func(r *waypostv1.PlaceRequest) { r.Input = in }
+	}
+	point := &waypostv1.PrefixPoint{Offset: new(uint32(5)), Key: new("0011223344556677")}
+	for _, c := range []struct {
+		field, says string
+		change      func(*waypostv1.PlaceRequest)
+	}{
+		{"request_id", "257 bytes", func(r *waypostv1.PlaceRequest) { r.RequestId = &long }},
+		{"pool", "257 bytes", func(r *waypostv1.PlaceRequest) { r.Pool = &long }},
+		{"tenant", "257 bytes", func(r *waypostv1.PlaceRequest) { r.Tenant = &long }},
+		{"adapter", "257 bytes", func(r *waypostv1.PlaceRequest) { r.Adapter = &long }},
+		{"cache_salt", "257 bytes", func(r *waypostv1.PlaceRequest) { r.CacheSalt = &long }},
+		{"cache_salt", "uses no others", func(r *waypostv1.PlaceRequest) { r.Tenant = new("team-a") }},
+		{"cache_salt", "another tenant", func(r *waypostv1.PlaceRequest) { r.CacheSalt = new("a-1") }},
+		{"caller_zone", "257 bytes", func(r *waypostv1.PlaceRequest) { r.CallerZone = &long }},
+		{"output_tokens_max", "leave it out", func(r *waypostv1.PlaceRequest) { r.OutputTokensMax = new(uint32(0)) }},
+		{"output_tokens_max", "2147483648", func(r *waypostv1.PlaceRequest) { r.OutputTokensMax = new(uint32(1 << 31)) }},
+		{"output_tokens_expected", "leave it out", func(r *waypostv1.PlaceRequest) { r.OutputTokensExpected = new(uint32(0)) }},
+		{"output_tokens_expected", "4.294967295e+09", func(r *waypostv1.PlaceRequest) { r.OutputTokensExpected = new(uint32(math.MaxUint32)) }},
+		{"generated_tokens", "4294967295", func(r *waypostv1.PlaceRequest) { r.GeneratedTokens = new(uint32(math.MaxUint32)) }},
+		{"deadline_ms", "1e+300", func(r *waypostv1.PlaceRequest) { r.DeadlineMs = new(1e300) }},
+		{"deadline_ms", "0 is not", func(r *waypostv1.PlaceRequest) { r.DeadlineMs = new(0.) }},
+		{"first_token_budget_ms", "NaN", func(r *waypostv1.PlaceRequest) { r.FirstTokenBudgetMs = new(math.NaN()) }},
+		{"first_token_budget_ms", "1e+10", func(r *waypostv1.PlaceRequest) { r.FirstTokenBudgetMs = new(1e10) }},
+		{"gap_budget_ms", "+Inf", func(r *waypostv1.PlaceRequest) { r.GapBudgetMs = new(math.Inf(1)) }},
+		{"gap_budget_ms", "-1 is not", func(r *waypostv1.PlaceRequest) { r.GapBudgetMs = new(-1.) }},
+		{"tokenize_budget_ms", "1001", func(r *waypostv1.PlaceRequest) { r.TokenizeBudgetMs = new(1001.) }},
+		{"tokenize_budget_ms", "NaN", func(r *waypostv1.PlaceRequest) { r.TokenizeBudgetMs = new(math.NaN()) }},
+		{"if_infeasible", "retry-after", func(r *waypostv1.PlaceRequest) { r.IfInfeasible = new("perhaps") }},
+		{"attempt", "from 1", func(r *waypostv1.PlaceRequest) { r.Attempt = new(uint32(0)) }},
+		{"exclude", "1025 names", func(r *waypostv1.PlaceRequest) { r.Exclude = make([]string, 1025) }},
+		{"exclude[1]", "257 bytes", func(r *waypostv1.PlaceRequest) { r.Exclude = []string{"gpu-01/vllm-8000/0", long} }},
+		{"explain", "none, terms or full", func(r *waypostv1.PlaceRequest) { r.Explain = new("all") }},
+		{"input", "missing or empty", input(nil)},
+		{"input", "more than one form", input(&waypostv1.Input{TokenIds: ascending(3), Prompt: new("x")})},
+		{"input.tools", "messages", input(&waypostv1.Input{TokenIds: ascending(3), Tools: []*structpb.Struct{{}}})},
+		{"input.prompt", "empty", input(&waypostv1.Input{Prompt: new("")})},
+		{"input.token_ids_le", "7 bytes", input(&waypostv1.Input{TokenIdsLe: make([]byte, 7)})},
+		{"input.prefix_keys.prompt_tokens", "16777217", keys(&waypostv1.PrefixKeys{PromptTokens: new(uint32(placement.MaxPromptTokens + 1))})},
+		{"input.prefix_keys.key_id", "cluster key", keys(&waypostv1.PrefixKeys{PromptTokens: new(uint32(9)), Points: []*waypostv1.PrefixPoint{point}})},
+		{"input.prefix_keys.points[0].offset", "outside", keys(&waypostv1.PrefixKeys{PromptTokens: new(uint32(4)), KeyId: new(testKey.ID()), Points: []*waypostv1.PrefixPoint{point}})},
+		{"input.prefix_keys.checkpoints", "1 checkpoints", keys(&waypostv1.PrefixKeys{PromptTokens: new(uint32(4)), KeyId: new(testKey.ID()), Checkpoints: []string{"0011223344556677"}})},
+		{"input.prefix_keys.checkpoints[0]", "16 hex digits", keys(&waypostv1.PrefixKeys{PromptTokens: new(uint32(600)), KeyId: new(testKey.ID()), Checkpoints: []string{"1122"}})},
+	} {
+		req := &waypostv1.PlaceRequest{Input: &waypostv1.Input{TokenIds: ascending(100)}}
+		c.change(req)
+		_, err := o.placements.Place(t.Context(), req)
+		if status.Code(err) != codes.InvalidArgument && status.Code(err) != codes.NotFound || api.FieldOf(err) != c.field || !strings.Contains(status.Convert(err).Message(), c.says) {
+			t.Errorf("%s: field %q, %v; want %q", c.field, api.FieldOf(err), err, c.says)
+		}
+	}
+}
+
+// A million tokens are a request like any other, over the body limit it is
+// said; both leave the coordinator as it was.
+func TestVeryLongPrompts(t *testing.T) {
+	o := startOne(t)
+	joined(t, o)
+	var le bytes.Buffer
+	if err := binary.Write(&le, binary.LittleEndian, ascending(1_000_000)); err != nil {
+		t.Fatal(err)
+	}
+	client := waypostv1.NewPlacementServiceClient(o.conn)
+	resp, err := client.Place(t.Context(), &waypostv1.PlaceRequest{Input: &waypostv1.Input{TokenIdsLe: le.Bytes()}, Explain: new("terms")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The worker's model takes 65,536: no worker can serve it.
+	if r := resp.GetRefused(); r.GetReason() == "" || !strings.Contains(r.GetDetail(), "too_long") {
+		t.Errorf("a million tokens: %v", resp)
+	}
+	_, err = client.Place(t.Context(), &waypostv1.PlaceRequest{Input: &waypostv1.Input{TokenIdsLe: make([]byte, 10_000_000)}})
+	if status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("10 MB over gRPC: %v", err)
+	}
+	if p := o.place(t, &waypostv1.PlaceRequest{Input: &waypostv1.Input{TokenIds: ascending(100)}}); p.GetPlacementId() == "" {
+		t.Errorf("afterwards: %v", p)
+	}
+}
+
+// labelled is the value of the series with exactly these labels, by name; of a
+// histogram the observations.
+func labelled(t *testing.T, o *one, name string, labels map[string]string) (value float64, ok bool) {
+	t.Helper()
+	families, err := o.opt.Gatherer.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			have := map[string]string{}
+			for _, l := range m.GetLabel() {
+				have[l.GetName()] = l.GetValue()
+			}
+			if f.GetName() == name && maps.Equal(have, labels) {
+				return m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount()), true
+			}
+		}
+	}
+	return 0, false
+}
+
+// What is counted is labelled by pools and by the tenants of the fleet file;
+// names that callers make up share a label.
+func TestSeriesOfPoolsAndTenants(t *testing.T) {
+	o := startOne(t)
+	var told atomic.Bool
+	a := &fakeAgent{workers: 1, state: func(_ int, l *ledger.Load) {
+		if told.Load() {
+			l.QueueMs = new(0.)
+		}
+	}}
+	a.start(t, o)
+	eventually(t, "the worker is ready", func() bool {
+		w := o.fleet.Workers(time.Now())
+		return len(w) == 1 && w[0].State == "ready" && o.Joined()
+	})
+	file, err := registry.ParseFleet("fleet.toml", "[[tenant]]\nname = \"team-a\"\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.fleetFile.Store(file)
+	pool := map[string]string{"pool": testModel}
+	if got, ok := labelled(t, o, "waypost_pool_headroom_ratio", pool); ok {
+		t.Errorf("headroom %v of a pool whose queue is not known", got)
+	}
+	told.Store(true)
+	eventually(t, "an idle pool has all its headroom", func() bool {
+		got, ok := labelled(t, o, "waypost_pool_headroom_ratio", pool)
+		return ok && got == 1
+	})
+	for _, tenant := range []string{"team-a", "", "made-up-1", "made-up-2"} {
+		o.place(t, &waypostv1.PlaceRequest{Tenant: &tenant, Input: &waypostv1.Input{TokenIds: ascending(1000)}})
+		resp, err := o.placements.Place(t.Context(), &waypostv1.PlaceRequest{Tenant: &tenant, Input: &waypostv1.Input{TokenIds: ascending(100_000)}})
+		if err != nil || resp.GetRefused() == nil {
+			t.Fatalf("%v, %v", resp, err)
+		}
+	}
+	for tenant, n := range map[string]float64{"team-a": 1, "default": 1, "other": 2, "made-up-1": 0} {
+		if got, _ := labelled(t, o, "waypost_tenant_refused_total", map[string]string{"tenant": tenant, "reason": "none_eligible"}); got != n {
+			t.Errorf("refused of %s: %v, want %v", tenant, got, n)
+		}
+		if got, _ := labelled(t, o, "waypost_tenant_uncached_tokens_total", map[string]string{"tenant": tenant}); (got > 0) != (n > 0) || got > 1000*n {
+			t.Errorf("uncached tokens of %s: %v", tenant, got)
+		}
+	}
+	if got, _ := labelled(t, o, "waypost_placement_seconds", pool); got != 8 {
+		t.Errorf("%v placements were timed, want 8", got)
+	}
+	if _, ok := labelled(t, o, "waypost_workers_excluded", map[string]string{"pool": testModel, "reason": "cordoned"}); ok {
+		t.Error("nobody is cordoned yet")
+	}
+	if _, err := o.operators.CordonTarget(t.Context(), &waypostv1.CordonTargetRequest{Selector: new("gpu-01"), Reason: new("test")}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the cordoned worker is counted", func() bool {
+		n, _ := labelled(t, o, "waypost_workers_excluded", map[string]string{"pool": testModel, "reason": "cordoned"})
+		return n == 1
+	})
+}
+
+func TestHeadroom(t *testing.T) {
+	file, err := registry.ParseFleet("fleet.toml", "[[pool]]\nname = \"p\"\nmodel = \"m\"\nslo = { ttft = \"500ms\" }\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &Coordinator{}
+	policy := placement.DefaultPolicy()
+	c.policy.Store(&policy)
+	c.fleetFile.Store(file)
+	for _, x := range []struct {
+		pool         string
+		waitMs, want float64
+	}{{"p", 0, 1}, {"p", 125, .75}, {"p", 500, 0}, {"p", 9000, 0}, {"q", 500, .75}} {
+		if got := c.headroom(x.pool, x.waitMs); got != x.want {
+			t.Errorf("%s at %v ms: %v, want %v", x.pool, x.waitMs, got, x.want)
+		}
+	}
+}

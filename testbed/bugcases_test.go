@@ -1,0 +1,100 @@
+package testbed
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// faults are the faults of comparable systems about load, hot spots, workers,
+// topology and tenants, by the names that they are listed under, and the tests
+// that show what is done about each. WRK-06 (the progress of a drain until its
+// limit) and TOP-04 (NUMA nodes that are not known) are about parts that do not
+// exist yet: who is cordoned gets nothing new, and no price rests on NUMA.
+var faults = []struct {
+	name string
+	// tests are a package's directory and a test in it.
+	tests [][2]string
+}{
+	{"LOD-01", [][2]string{{"coordinator/placement", "TestLOD01MissingLoadIsNotZero"}, {"coordinator/fleet", "TestSpreadWithoutMetrics"}}},
+	{"LOD-02", [][2]string{{"coordinator/placement", "TestLOD02BurstSpreads"}, {"coordinator/fleet", "TestBurstSpreads"}}},
+	{"LOD-03", [][2]string{{"coordinator/fleet", "TestReturningWorkerStartsAtZero"}}},
+	{"LOD-04", [][2]string{{"coordinator/placement", "TestLOD04TiesSpread"}}},
+	{"LOD-05", [][2]string{{"coordinator/placement", "TestPrefixCreditStaysWithItsRole"}}},
+	{"LOD-06", [][2]string{{"coordinator/fleet", "TestReservationsEnd"}, {"agent/queue", "TestClaimsWithoutRequestsEnd"}, {"testbed/cluster", "TestClaimThatIsNeverSent"}}},
+	{"LOD-07", [][2]string{{"coordinator/placement", "TestLOD07FullPoolLoses"}}},
+	{"LOD-10", [][2]string{{"coordinator/fleet", "TestMarks"}}},
+	{"LOD-13", [][2]string{{"coordinator/placement", "TestLOD13UnknownAttractsNoHerd"}, {"coordinator/fleet", "TestUnreadableWorkerIsNoMagnet"}}},
+	{"HOT-01", [][2]string{{"coordinator/placement", "TestHOT01HotPrefixSpreads"}}},
+	{"HOT-02", [][2]string{{"coordinator/fleet", "TestHOT02CoordinatorsDoNotHerd"}, {"testbed/cluster", "TestPlacementIsSeenBeforeTheNextReport"}}},
+	{"HOT-03", [][2]string{{"coordinator/placement", "TestHOT03RepeatsStay"}}},
+	{"HOT-04", [][2]string{{"coordinator/placement", "TestHOT04AllOverLimit"}}},
+	{"HOT-05", [][2]string{{"coordinator/placement", "TestNextBestHolder"}}},
+	{"HOT-06", [][2]string{{"coordinator/placement", "TestHOT06NewWorkerIsBroughtIn"}}},
+	{"HOT-07", [][2]string{{"coordinator/placement", "TestHOT07DecidingTermIsNamed"}, {"coordinator/explain", "TestSummaryAndPart"}}},
+	{"HOT-10", [][2]string{{"coordinator/placement", "TestCacheDecidesAmongEquals"}}},
+	{"WRK-01", [][2]string{{"agent/queue", "TestStalled"}, {"testbed/cluster", "TestStalledEngine"}}},
+	{"WRK-02", [][2]string{{"agent/queue", "TestStalled"}, {"testbed/cluster", "TestStalledEngine"}}},
+	{"WRK-03", [][2]string{{"coordinator/outcome", "TestOnlyWorkerFaultsCount"}, {"testbed/cluster", "TestFailFastWorkerIsNoMagnet"}}},
+	{"WRK-04", [][2]string{{"coordinator/outcome", "TestBreakerOpensOnFaultsAndProbes"}, {"testbed/cluster", "TestFailFastWorkerIsNoMagnet"}}},
+	{"WRK-05", [][2]string{{"coordinator/placement", "TestWRK05Continuation"}, {"testbed/cluster", "TestSameRequestSameAnswer"}}},
+	{"WRK-07", [][2]string{{"coordinator/placement", "TestWRK07WillAndGuess"}}},
+	{"WRK-08", [][2]string{{"coordinator/placement", "TestLosingAWorkerMovesOnlyItsRequests"}}},
+	{"WRK-12", [][2]string{{"coordinator/fleet", "TestLostEngineEndsItsClaims"}, {"testbed/cluster", "TestEngineRestartEndsItsClaims"}}},
+	{"WRK-13", [][2]string{{"coordinator/placement", "TestWRK13TheOnlyWorkerStarts"}}},
+	{"TOP-01", [][2]string{{"coordinator/registry", "TestPathBetween"}}},
+	{"TOP-02", [][2]string{{"coordinator/placement", "TestPriceTransfer"}}},
+	{"TOP-03", [][2]string{{"coordinator/placement", "TestTOP03SwitchPoint"}}},
+	{"TOP-06", [][2]string{{"coordinator/placement", "TestTOP06SlowPairCostsMore"}}},
+	{"TEN-01", [][2]string{{"testbed/cluster", "TestSaltsAndAdaptersAreDomainsOfTheirOwn"}}},
+	{"TEN-02", [][2]string{{"testbed/cluster", "TestSaltsAndAdaptersAreDomainsOfTheirOwn"}, {"coordinator/registry", "TestSaltsBelongToTheirTenant"}}},
+	{"TEN-03", [][2]string{{"agent/engine/vllm", "TestExtraKeys"}}},
+	{"TEN-04", [][2]string{{"coordinator/placement", "TestTranscripts"}}},
+	{"TEN-06", [][2]string{{"agent/engine/vllm", "TestExtraKeys"}}},
+}
+
+// Each fault that is listed has the tests that are named for it.
+func TestEveryListedFaultHasItsTest(t *testing.T) {
+	declared := regexp.MustCompile(`(?m)^func (Test\w+)\(`)
+	tests := map[string]map[string]bool{}
+	listed := map[string]bool{}
+	for _, f := range faults {
+		if listed[f.name] || len(f.tests) == 0 {
+			t.Errorf("%s is listed twice, or with no test", f.name)
+		}
+		listed[f.name] = true
+		for _, test := range f.tests {
+			dir, name := test[0], test[1]
+			if tests[dir] == nil {
+				tests[dir] = map[string]bool{}
+				files, err := filepath.Glob(filepath.Join("..", dir, "*_test.go"))
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, file := range files {
+					text, err := os.ReadFile(file)
+					if err != nil {
+						t.Fatal(err)
+					}
+					for _, m := range declared.FindAllStringSubmatch(string(text), -1) {
+						tests[dir][m[1]] = true
+					}
+				}
+			}
+			if !tests[dir][name] {
+				t.Errorf("%s: there is no %s in %s", f.name, name, dir)
+			}
+		}
+	}
+	// A test that bears the name of a fault is listed under it.
+	for dir, names := range tests {
+		for name := range names {
+			m := regexp.MustCompile(`^Test(LOD|HOT|WRK|TOP|TEN)(\d\d)`).FindStringSubmatch(name)
+			if m != nil && !listed[strings.Join(m[1:], "-")] {
+				t.Errorf("%s in %s is not listed", name, dir)
+			}
+		}
+	}
+}
