@@ -14,6 +14,8 @@ import (
 
 	"waypost/coordinator/api"
 	"waypost/coordinator/fleet"
+	"waypost/coordinator/placement"
+	"waypost/coordinator/prefixindex"
 	"waypost/coordinator/registry"
 	"waypost/gossip/mesh"
 	waypostv1 "waypost/proto/waypost/v1"
@@ -48,7 +50,7 @@ func (c *Coordinator) workerProto(w *fleet.WorkerInfo, state *registry.State) *w
 	f := &w.Facts
 	out := &waypostv1.Worker{
 		Name: &w.Name, Pool: &w.Pool, State: &w.State, WaitMs: finite(w.WaitMs), Running: counted(w.Running), Waiting: counted(w.Waiting),
-		KvUsedRatio: finite(w.KVUsedRatio), CachedTokens: finite(w.CachedBlocks * float64(f.BlockTokens)), View: proto.String(w.View.String()), Trust: finite(w.Trust),
+		KvUsedRatio: finite(w.KVUsedRatio), CachedTokens: finite(w.CachedBlocks * float64(f.BlockTokens)), View: proto.String(c.viewWord(w)), Trust: finite(w.Trust),
 		PrefillTokensPerSec: finite(w.PrefillTokensPerSec), StepMs: finite(w.StepMs), Share: c.shares.of(w.Pool, w.Name), UpdatedMs: finite(w.UpdatedMs),
 		Url: &f.URL, Incarnation: proto.String(markHex(w.Process)), Boundary: proto.String(shortHash(f.Boundary)), Model: &f.Model, GpuUuids: f.GPUUUIDs,
 		Engine: &f.Kind, EngineVersion: &f.EngineVersion, Headers: f.Headers, BlockTokens: positive(f.BlockTokens), PoolBlocks: positive(f.PoolBlocks),
@@ -75,6 +77,15 @@ func (c *Coordinator) workerProto(w *fleet.WorkerInfo, state *registry.State) *w
 		out.Cordon = cordonProto(cs[0])
 	}
 	return out
+}
+
+// viewWord is the view of a worker's cache as people see it: of an engine that
+// shows nothing, what was placed there may be known.
+func (c *Coordinator) viewWord(w *fleet.WorkerInfo) string {
+	if w.View == placement.ViewBlind && c.index.Retains(prefixindex.WorkerID(w.ID)) {
+		return placement.ViewInferred.String()
+	}
+	return w.View.String()
 }
 
 // positive is nil for a count that is not known.

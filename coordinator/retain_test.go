@@ -37,6 +37,13 @@ func TestPlacementsAreRetainedWithoutEvents(t *testing.T) {
 				st := hl.streams[0]
 				return st != nil && st.coverage == c.coverage && o.Joined()
 			})
+			ws, err := waypostv1.NewOperatorServiceClient(o.conn).ListWorkers(t.Context(), &waypostv1.ListWorkersRequest{})
+			if err != nil || len(ws.GetWorkers()) != 1 {
+				t.Fatalf("%v, %v", ws, err)
+			}
+			if view := ws.GetWorkers()[0].GetView(); (view == "inferred") != c.kept {
+				t.Errorf("the view is called %s", view)
+			}
 			prompt := func(i int) []uint32 {
 				tokens := ascending(1600)
 				tokens[0] = uint32(1000 + i)

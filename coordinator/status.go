@@ -186,7 +186,7 @@ func (o *operators) GetStatus(context.Context, *waypostv1.GetStatusRequest) (*wa
 		p.check(w.Pool != "", "warning", w.Name, "belongs to no pool: "+c.fleetFile.Load().WhyNoPool(w.Name, w.Facts.Model), nil, "0 placements", "waypost fleet show")
 		fault := c.boundaryFault(w.Name)
 		p.check(fault == "", "warning", w.Name, fault, nil, "its cache earns no credit; it is placed by load", "waypost workers -o wide")
-		view := w.View.String()
+		view := c.viewWord(&w)
 		p.check(view == "live" || view == "warming", "warning", w.Name, joinWhy("cache view "+view, w.Facts.CoverageHint), nil, "its reuse is not credited in full", "waypost workers "+w.Name)
 	}
 	for _, info := range c.fleet.Pools(now) {

@@ -54,6 +54,14 @@ func (x *Index) Retain(id WorkerID, capacityTokens uint64) {
 	}
 }
 
+// Retains reports whether predictions about a worker outlive their claim.
+func (x *Index) Retains(id WorkerID) bool {
+	x.writer.Lock()
+	defer x.writer.Unlock()
+	w := x.workers[id]
+	return w != nil && w.retained != nil
+}
+
 // Shorten tells the outcome of a request: of the prompt with these keys, a
 // worker whose predictions are retained had only foundTokens when the request
 // came. What is retained deeper on that path is forgotten; open claims keep
