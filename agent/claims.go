@@ -22,7 +22,7 @@ func (r *rank) estimateFacts() {
 		BlockTokens: r.facts.BlockTokens, PoolBlocks: r.facts.PoolBlocks, MaxRunning: r.facts.MaxRunning,
 	}
 	if r.estimate == nil {
-		estimate, err := queue.New(queue.Options{Facts: facts, AgentProcess: r.agentProcess})
+		estimate, err := queue.New(queue.Options{Facts: facts, AgentProcess: r.agentProcess, NoProgressAfter: r.noProgressAfter})
 		if err != nil {
 			// The adapter bounds the facts; what is left to refuse leaves the
 			// queue unknown.
@@ -39,6 +39,17 @@ func (r *rank) estimateFacts() {
 		r.faults["facts_refused"]++
 	}
 	r.estimate.SetProcess(r.process)
+}
+
+// setNoProgressAfter sets how long the worker may show no sign of life while it
+// has requests; 0: the estimate's own.
+func (r *rank) setNoProgressAfter(d time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.noProgressAfter = d
+	if r.estimate != nil {
+		r.estimate.SetNoProgressAfter(d)
+	}
 }
 
 // relearn starts from what was learnt before, if it is of this worker.

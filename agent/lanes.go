@@ -128,6 +128,7 @@ func (h *lanes) enlist(make func() *rank) *rank {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	r := make()
+	r.setNoProgressAfter(noProgressAfter(h.policy))
 	for l, process := range h.up {
 		r.laneUp(l, process)
 	}
@@ -140,6 +141,9 @@ func (h *lanes) takePolicy(p *waypostv1.PolicyPush) {
 	newer := h.policy == nil || p.GetPolicyVersion() >= h.policy.GetPolicyVersion()
 	if newer {
 		h.policy = p
+		for _, r := range h.a.ranks() {
+			r.setNoProgressAfter(noProgressAfter(p))
+		}
 	}
 	h.mu.Unlock()
 	if !newer {
@@ -148,6 +152,15 @@ func (h *lanes) takePolicy(p *waypostv1.PolicyPush) {
 	if err := h.a.dialer.SetAddresses(lane.FromCatalogue, p.GetCoordinators()); err != nil {
 		h.a.log.Warn("coordinator catalogue refused", "error", err)
 	}
+}
+
+// noProgressAfter is the bound that a policy names; 0: none that can be used.
+func noProgressAfter(p *waypostv1.PolicyPush) time.Duration {
+	const mostMs = 86_400_000
+	if ms := p.GetNoProgressMs(); ms > 0 && ms <= mostMs {
+		return time.Duration(ms * float64(time.Millisecond))
+	}
+	return 0
 }
 
 // load builds a LOAD for one lane at the moment of writing.

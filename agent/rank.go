@@ -57,11 +57,14 @@ type rank struct {
 	// complete; nil: none.
 	beside   *blocktable.Table
 	estimate *queue.Estimator
-	coverage engine.Coverage
-	hint     string
-	up       bool
-	reason   string
-	faults   map[string]int
+	// noProgressAfter is the fleet's bound for a worker without progress; 0:
+	// the estimate's own.
+	noProgressAfter time.Duration
+	coverage        engine.Coverage
+	hint            string
+	up              bool
+	reason          string
+	faults          map[string]int
 	// overPool says that the engine announces copies that do not exist.
 	overPool bool
 	// began is the zero of the clock of the mirror's history.

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"math"
 	"testing"
 	"time"
 
@@ -70,6 +71,20 @@ func keyAt(tokens []uint32, depth int) (prefix.Key, bool) {
 	p := &prefix.Probe{}
 	p.ResetTokens(tokens, prefix.NewKeyer(newKey, prefix.Domain{Model: "m"}))
 	return p.At(depth)
+}
+
+// How long a worker may show no progress is the fleet's to say: workers that
+// are known hear of it, and those that come later.
+func TestNoProgressIsOfTheFleet(t *testing.T) {
+	a := newAgent(t, newKey)
+	known := a.addRank()
+	for ms, want := range map[float64]time.Duration{42_000: 42 * time.Second, .5: 500 * time.Microsecond, -1: 0, math.NaN(): 0, math.Inf(1): 0} {
+		a.lanes.takePolicy(&waypostv1.PolicyPush{NoProgressMs: &ms})
+		later := a.addRank()
+		if known.noProgressAfter != want || later.noProgressAfter != want {
+			t.Errorf("%v ms: %v, %v for a later one, want %v", ms, known.noProgressAfter, later.noProgressAfter, want)
+		}
+	}
 }
 
 func TestCordonedWorkersDrain(t *testing.T) {

@@ -99,6 +99,8 @@ type fakeAgent struct {
 	// claims and marks are those it was sent; it echoes nothing.
 	claims []*waypostv1.ClaimFrame
 	marks  []*waypostv1.MarkFrame
+	// policy is the newest that it was told.
+	policy *waypostv1.PolicyPush
 }
 
 func (a *fakeAgent) start(tb testing.TB, c *one) {
@@ -170,6 +172,9 @@ func (a *fakeAgent) Frame(l *lane.Lane, f *waypostv1.ConnectResponse) {
 	}
 	if m := f.GetMarks(); m != nil {
 		a.marks = append(a.marks, m)
+	}
+	if p := f.GetPolicy(); p != nil {
+		a.policy = p
 	}
 	a.mu.Unlock()
 	p := f.GetPull()

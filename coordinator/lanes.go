@@ -237,7 +237,9 @@ func (h *lanes) streamOf(hl *hostLane, s *lane.Session, index uint32) *stream {
 
 // sendPolicy tells a host what it must obey.
 func (h *lanes) sendPolicy(s *lane.Session, state *registry.State) {
-	p := &waypostv1.PolicyPush{PolicyVersion: proto.Uint32(uint32(state.Revision()))}
+	p := &waypostv1.PolicyPush{
+		PolicyVersion: proto.Uint32(uint32(state.Revision())), NoProgressMs: finite(ms(h.c.fleetFile.Load().Policy.NoProgressFor.Value)),
+	}
 	for _, c := range state.Cordons() {
 		if mayName(c.Selector, s.Host()) {
 			p.Cordons = append(p.Cordons, cordonProto(c))

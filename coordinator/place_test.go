@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"maps"
 	"math"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -215,4 +216,46 @@ func TestHeadroom(t *testing.T) {
 			t.Errorf("%s at %v ms: %v, want %v", x.pool, x.waitMs, got, x.want)
 		}
 	}
+}
+
+// What the fleet file says of policy is in force on the coordinator and on the
+// hosts once it is applied.
+func TestFleetPolicyIsInForce(t *testing.T) {
+	o := startOne(t)
+	a := joined(t, o)
+	late := func() *waypostv1.PlaceResponse {
+		resp, err := o.placements.Place(t.Context(), &waypostv1.PlaceRequest{
+			Input: &waypostv1.Input{TokenIds: ascending(1000)}, FirstTokenBudgetMs: new(1e-3), Reserve: new(false),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return resp
+	}
+	if got := late().GetPlacement().GetBasis(); got.GetTheta() != 5 || !slices.Contains(got.GetMarks(), "over_limit") {
+		t.Errorf("by default: %v", got)
+	}
+	for objective, theta := range map[string]float64{"first-token": 1, "balanced": 5, "throughput": 20} {
+		const rest = "own_delay_limit = \"10% + 30ms\"\nif_infeasible = \"reject\"\n[policy.unplaceable_after]\nagent_silent = \"17s\"\nno_progress = \"42s\"\n"
+		toml, version := "[policy]\nobjective = \""+objective+"\"\n"+rest, o.replica.State().FleetFile().Version
+		if _, err := o.operators.PutFleet(t.Context(), &waypostv1.PutFleetRequest{Toml: &toml, BaseVersion: &version}); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, objective+" is in force", func() bool { return o.policy.Load().Theta == theta && o.policy.Load().OwnLimitMs == 30 })
+		if p := o.policy.Load(); p.OwnLimitRatio != .1 || p.SilentMs != 17_000 || p.IfInfeasible != placement.Reject {
+			t.Errorf("%s: %+v", objective, p)
+		}
+		resp, err := o.placements.Place(t.Context(), &waypostv1.PlaceRequest{Input: &waypostv1.Input{TokenIds: ascending(1000)}, Reserve: new(false)})
+		if err != nil || resp.GetPlacement().GetBasis().GetTheta() != theta {
+			t.Errorf("%s: θ is %v, %v", objective, resp, err)
+		}
+	}
+	if got := late().GetRefused(); got.GetReason() == "" {
+		t.Errorf("an impossible budget is not rejected: %v", got)
+	}
+	eventually(t, "the host is told of no_progress", func() bool {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		return a.policy.GetNoProgressMs() == 42_000
+	})
 }

@@ -283,6 +283,25 @@ func TestStalled(t *testing.T) {
 			s.GenerationTokens = ptr(701.0)
 			e.Sample(s)
 		}, 21, ""},
+		{"not as long as the fleet bears", func(e *Estimator) {
+			e.SetNoProgressAfter(30 * time.Second)
+			for i := range 21 {
+				e.Sample(frozen(float64(i), 4, 0))
+			}
+		}, 20, ""},
+		{"longer than the fleet bears", func(e *Estimator) {
+			e.SetNoProgressAfter(5 * time.Second)
+			for i := range 7 {
+				e.Sample(frozen(float64(i), 4, 0))
+			}
+		}, 6, "no progress for 6 s with 4 running and 0 waiting"},
+		{"the fleet says nothing any more", func(e *Estimator) {
+			e.SetNoProgressAfter(30 * time.Second)
+			e.SetNoProgressAfter(0)
+			for i := range 12 {
+				e.Sample(frozen(float64(i), 4, 0))
+			}
+		}, 11, "no progress for 11 s with 4 running and 0 waiting"},
 		{"nothing that could show life", func(e *Estimator) {
 			for i := range 21 {
 				e.Sample(Sample{At: at(float64(i)), Running: ptr(4), Waiting: ptr(0)})

@@ -93,6 +93,15 @@ func (e *Estimator) basis(v *view) ledger.Basis {
 	return ledger.BasisTime
 }
 
+// SetNoProgressAfter sets how long a worker with requests may show no sign of
+// life; 0 or less: DefaultNoProgressAfter.
+func (e *Estimator) SetNoProgressAfter(d time.Duration) {
+	if d <= 0 {
+		d = DefaultNoProgressAfter
+	}
+	e.noProgressAfter = d
+}
+
 // Stalled reports whether the worker has requests but showed no sign of life
 // for too long, with the reason. It needs counters or stores that can show
 // one; without them nothing can be said and the answer is no.

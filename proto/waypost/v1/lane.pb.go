@@ -1662,7 +1662,10 @@ type PolicyPush struct {
 	// Cordons that name this host or something on it.
 	Cordons []*Cordon `protobuf:"bytes,2,rep,name=cordons" json:"cordons,omitempty"`
 	// Cluster addresses of all coordinators.
-	Coordinators  []string `protobuf:"bytes,3,rep,name=coordinators" json:"coordinators,omitempty"`
+	Coordinators []string `protobuf:"bytes,3,rep,name=coordinators" json:"coordinators,omitempty"`
+	// Milliseconds without a sign of life after which a worker with requests is
+	// stalled, above 0; unset: the agent's own.
+	NoProgressMs  *float64 `protobuf:"fixed64,4,opt,name=no_progress_ms,json=noProgressMs" json:"no_progress_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1716,6 +1719,13 @@ func (x *PolicyPush) GetCoordinators() []string {
 		return x.Coordinators
 	}
 	return nil
+}
+
+func (x *PolicyPush) GetNoProgressMs() float64 {
+	if x != nil && x.NoProgressMs != nil {
+		return *x.NoProgressMs
+	}
+	return 0
 }
 
 // PrefixPull asks for the prefixes of one worker.
@@ -4090,12 +4100,13 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\x0eprefix_formats\x18\x06 \x03(\rR\rprefixFormats\x12\x18\n" +
 	"\arefused\x18\a \x01(\tR\arefused\x12\x1d\n" +
 	"\n" +
-	"session_up\x18\b \x01(\x06R\tsessionUp\"\x85\x01\n" +
+	"session_up\x18\b \x01(\x06R\tsessionUp\"\xab\x01\n" +
 	"\n" +
 	"PolicyPush\x12%\n" +
 	"\x0epolicy_version\x18\x01 \x01(\rR\rpolicyVersion\x12,\n" +
 	"\acordons\x18\x02 \x03(\v2\x12.waypost.v1.CordonR\acordons\x12\"\n" +
-	"\fcoordinators\x18\x03 \x03(\tR\fcoordinators\"\xab\x01\n" +
+	"\fcoordinators\x18\x03 \x03(\tR\fcoordinators\x12$\n" +
+	"\x0eno_progress_ms\x18\x04 \x01(\x01R\fnoProgressMs\"\xab\x01\n" +
 	"\n" +
 	"PrefixPull\x12\x17\n" +
 	"\apull_id\x18\x01 \x01(\rR\x06pullId\x12\x14\n" +
