@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"testing"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 
@@ -32,12 +33,20 @@ func TestDryRunTellsTheEffect(t *testing.T) {
 		t.Errorf("nothing placed: %v", e)
 	}
 	eventually(t, "both workers are there and this coordinator has a number", func() bool {
-		return o.number.Load() != 0 && len(o.fleet.Snapshots()) == 2
+		ready := 0
+		for _, w := range o.fleet.Workers(time.Now()) {
+			if w.State == "ready" {
+				ready++
+			}
+		}
+		return o.number.Load() != 0 && ready == 2
 	})
 	const n = 12
 	on := map[string]uint32{}
 	for i := range n {
-		p := o.place(t, &waypostv1.PlaceRequest{RequestId: new(fmt.Sprint("r", i)), Input: &waypostv1.Input{TokenIds: ascending(1000 + i)}})
+		prompt := ascending(1000 + i)
+		prompt[0] = uint32(1_000_000 + i) // nothing is shared, so nothing binds it to a worker
+		p := o.place(t, &waypostv1.PlaceRequest{RequestId: new(fmt.Sprint("r", i)), Input: &waypostv1.Input{TokenIds: prompt}})
 		on[p.GetWorker().GetName()]++
 	}
 	gone := on[firstWorker]

@@ -232,8 +232,8 @@ func TestAddressesOfOneCoordinatorDoNotFlap(t *testing.T) {
 			}
 		})
 	}
-	if len(firsts) != len(addresses) {
-		t.Errorf("the same addresses were first in all orders: %v", firsts)
+	if len(firsts) < 2 {
+		t.Errorf("the same address was first in all orders: %v", firsts)
 	}
 }
 
