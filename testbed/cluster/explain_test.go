@@ -285,11 +285,17 @@ func TestFailFastWorkerIsNoMagnet(t *testing.T) {
 	if w := r.worker(0, bad); w.GetState() != "ready" {
 		t.Fatalf("client errors make it %s", w.GetState())
 	}
-	if got := onBad(60, "worker"); got != 5 {
+	// How many it is given depends on what both are believed to have to do.
+	got := 0
+	r.eventually("its failures do not take it out", func() string {
+		got += onBad(20, "worker")
+		if w := r.worker(0, bad); w.GetState() != "failing" || w.GetLearnt().GetBreaker() != "open" {
+			return fmt.Sprintf("state %s, learnt %v", w.GetState(), w.GetLearnt())
+		}
+		return ""
+	})
+	if got != 5 {
 		t.Errorf("%d placements on a worker that fails fast, want 5", got)
-	}
-	if w := r.worker(0, bad); w.GetState() != "failing" || w.GetLearnt().GetBreaker() != "open" {
-		t.Fatalf("state %s, learnt %v", w.GetState(), w.GetLearnt())
 	}
 	r.eventually("no probe comes due", func() string {
 		if w := r.worker(0, bad); w.GetState() != "probing" {
