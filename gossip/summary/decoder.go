@@ -184,14 +184,15 @@ func idText(ids []uint32) string {
 }
 
 func (d *Decoder) applyDelta(h *header, body []byte, at place) (Result, error) {
+	continues := uint16(h.epoch) == uint16(d.epoch)
 	switch {
-	case d.have && h.epoch == d.epoch && h.seq <= d.seq:
+	case d.have && continues && h.seq <= d.seq:
 		return Duplicate, nil
 	case at.index < 0: // the cluster key followed is not served any more
 		d.have, d.anew = false, true
 		return Gap, nil
-	case h.epoch != d.epoch || h.seq > d.seq+1:
-		d.anew = h.epoch != d.epoch
+	case !continues || h.seq > d.seq+1:
+		d.anew = !continues
 		return Gap, nil
 	}
 	e := newEditor(&d.tree, at, true)
@@ -213,7 +214,7 @@ func (d *Decoder) applyDelta(h *header, body []byte, at place) (Result, error) {
 		d.ops += e.ops
 	}
 	d.seq, d.age = h.seq, h.age()
-	if d.tree.digest != h.digests[at.index] {
+	if uint16(d.tree.digest) != uint16(h.digests[at.index]) {
 		d.have = false
 		return DigestMismatch, nil
 	}

@@ -51,7 +51,9 @@ const (
 // maxClusterKeys is the number of cluster keys that a frame can serve at once.
 const maxClusterKeys = 2
 
-// header is what stands before the body of a frame.
+// header is what stands before the body of a frame. A delta has only the low two
+// bytes of epoch and digests: it continues what its reader has in full, one
+// comes each second, and the other bytes were 2 % of a stream.
 type header struct {
 	kind    frameKind
 	flags   uint8
@@ -76,11 +78,15 @@ func appendHeader(b []byte, h header) []byte {
 	for _, id := range h.keyIDs[:h.keys] {
 		b = binary.LittleEndian.AppendUint32(b, id)
 	}
-	b = binary.LittleEndian.AppendUint32(b, h.epoch)
+	part := binary.LittleEndian.AppendUint32
+	if h.kind == kindDelta {
+		part = func(b []byte, v uint32) []byte { return binary.LittleEndian.AppendUint16(b, uint16(v)) }
+	}
+	b = part(b, h.epoch)
 	b = binary.AppendUvarint(b, h.seq)
 	b = binary.AppendUvarint(b, h.ageMs)
 	for _, d := range h.digests[:h.keys] {
-		b = binary.LittleEndian.AppendUint32(b, d)
+		b = part(b, d)
 	}
 	if h.kind == kindSnapshot {
 		b = binary.AppendUvarint(b, h.part)
@@ -99,6 +105,10 @@ func parseHeader(b []byte) (h header, body []byte, err error) {
 	}
 	kind := r.uint8("kind")
 	h.kind, h.flags = frameKind(kind&15), kind>>4
+	if r.err == nil && h.kind != kindDelta && h.kind != kindSnapshot {
+		r.fail("kind", fmt.Sprintf("%d is none of delta (1) and snapshot (2)", h.kind))
+		return h, nil, r.err
+	}
 	h.keys = 1
 	if h.flags&flagTwoKeys != 0 {
 		h.keys, h.flags = 2, h.flags&^flagTwoKeys
@@ -106,20 +116,20 @@ func parseHeader(b []byte) (h header, body []byte, err error) {
 	for i := range h.keyIDs[:h.keys] {
 		h.keyIDs[i] = r.uint32("key id")
 	}
-	h.epoch = r.uint32("epoch")
+	part := r.uint32
+	if h.kind == kindDelta {
+		part = r.uint16
+	}
+	h.epoch = part("epoch")
 	h.seq = r.uvarint("seq")
 	h.ageMs = r.uvarint("age")
 	for i := range h.digests[:h.keys] {
-		h.digests[i] = r.uint32("digest")
+		h.digests[i] = part("digest")
 	}
 	allowed := flagClear
-	switch h.kind {
-	case kindDelta:
-	case kindSnapshot:
+	if h.kind == kindSnapshot {
 		allowed = flagLast
 		h.part = r.uvarint("part")
-	default:
-		r.fail("kind", fmt.Sprintf("%d is none of delta (1) and snapshot (2)", h.kind))
 	}
 	if h.flags&^allowed != 0 {
 		r.fail("flags", fmt.Sprintf("%#x has unknown bits", h.flags))
@@ -171,6 +181,16 @@ func (r *reader) uint8(field string) uint8 {
 	v := r.b[0]
 	r.b = r.b[1:]
 	return v
+}
+
+func (r *reader) uint16(field string) uint32 {
+	if len(r.b) < 2 {
+		r.fail(field, "cut short")
+		return 0
+	}
+	v := binary.LittleEndian.Uint16(r.b)
+	r.b = r.b[2:]
+	return uint32(v)
 }
 
 func (r *reader) uint32(field string) uint32 {
