@@ -279,14 +279,18 @@ func TestFailFastWorkerIsNoMagnet(t *testing.T) {
 		return got
 	}
 	// Mistakes of clients and overload are not its fault.
-	if got := onBad(60, "client"); got < 10 {
-		t.Fatalf("only %d of 60 placements on a worker that clients use wrongly", got)
-	}
+	// How many either is given depends on what both are believed to have to do.
+	got := 0
+	r.eventually("nothing is placed on a worker that clients use wrongly", func() string {
+		if got += onBad(20, "client"); got < 10 {
+			return fmt.Sprintf("%d placements", got)
+		}
+		return ""
+	})
 	if w := r.worker(0, bad); w.GetState() != "ready" {
 		t.Fatalf("client errors make it %s", w.GetState())
 	}
-	// How many it is given depends on what both are believed to have to do.
-	got := 0
+	got = 0
 	r.eventually("its failures do not take it out", func() string {
 		got += onBad(20, "worker")
 		if w := r.worker(0, bad); w.GetState() != "failing" || w.GetLearnt().GetBreaker() != "open" {
