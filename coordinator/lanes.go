@@ -2,6 +2,7 @@ package coordinator
 
 import (
 	"errors"
+	"maps"
 	"sync"
 	"time"
 
@@ -233,6 +234,30 @@ func (h *lanes) streamOf(hl *hostLane, s *lane.Session, index uint32) *stream {
 		hl.streams[index] = st
 	}
 	return st
+}
+
+// forget gives up what belongs to hosts and engine lives that the fleet does not
+// know any more: the mirror of a cache takes megabytes.
+func (h *lanes) forget() {
+	h.mu.Lock()
+	hosts := maps.Clone(h.hosts)
+	h.mu.Unlock()
+	for name, hl := range hosts {
+		hl.mu.Lock()
+		for index, st := range hl.streams {
+			if _, process, ok := h.c.fleet.ViewOf(st.worker); !ok || process != st.process {
+				st.verification.fail(errRestarted)
+				delete(hl.streams, index)
+			}
+		}
+		hl.mu.Unlock()
+		h.mu.Lock()
+		// A host that comes is known to the fleet before it asks for its entry.
+		if !h.c.fleet.HasHost(name) {
+			delete(h.hosts, name)
+		}
+		h.mu.Unlock()
+	}
 }
 
 // sendPolicy tells a host what it must obey.

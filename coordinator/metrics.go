@@ -177,6 +177,7 @@ func (c *Coordinator) tick() {
 			return
 		case now := <-t.C:
 			c.note(c.fleet.Tick(now))
+			c.lanes.forget()
 			c.checkBoundaries(now)
 			c.readSketches(now)
 			c.judges.tick(now)

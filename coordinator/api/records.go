@@ -11,23 +11,13 @@ import (
 func (s *Server) httpSummary(w http.ResponseWriter, r *http.Request) {
 	q := newQuery(r)
 	req := &waypostv1.SummarizePlacementsRequest{SinceMs: q.ms("since"), Pool: q.str("pool")}
-	if !q.ok(w) {
-		return
-	}
-	if resp, ok := call(s, w, r, waypostv1.PlacementService_SummarizePlacements_FullMethodName, req, s.opt.Placement.SummarizePlacements); ok {
-		writeMessage(w, http.StatusOK, resp)
-	}
+	answerQuery(s, w, r, q, waypostv1.PlacementService_SummarizePlacements_FullMethodName, req, s.opt.Placement.SummarizePlacements)
 }
 
 func (s *Server) httpReuse(w http.ResponseWriter, r *http.Request) {
 	q := newQuery(r)
 	req := &waypostv1.GetReuseRequest{SinceMs: q.ms("since"), Pool: q.str("pool")}
-	if !q.ok(w) {
-		return
-	}
-	if resp, ok := call(s, w, r, waypostv1.OperatorService_GetReuse_FullMethodName, req, s.opt.Operator.GetReuse); ok {
-		writeMessage(w, http.StatusOK, resp)
-	}
+	answerQuery(s, w, r, q, waypostv1.OperatorService_GetReuse_FullMethodName, req, s.opt.Operator.GetReuse)
 }
 
 func (s *Server) httpExplainWorker(w http.ResponseWriter, r *http.Request) {
