@@ -102,6 +102,7 @@ type Coordinator struct {
 	operators      *operators
 	peers          *peers
 	exchange       *exchange
+	hearing        *hearing
 	metrics        *metrics
 	policy         atomic.Pointer[placement.Policy]
 	fleetFile      atomic.Pointer[registry.Fleet]
@@ -255,7 +256,7 @@ func (c *Coordinator) wireView() error {
 	}
 	c.placements, c.operators = &placements{c: c}, &operators{c: c}
 	c.peers = newPeers(c)
-	c.exchange = newExchange(c)
+	c.exchange, c.hearing = newExchange(c), newHearing()
 	c.metrics = newMetrics(c.opt.Registerer, c)
 	return nil
 }
@@ -487,7 +488,7 @@ func (c *Coordinator) ready() []api.Check {
 	if err := c.replica.State().FleetProblem(); err != nil {
 		checks[1].Problem = err.Error()
 	}
-	return checks
+	return append(checks, c.laneCheck(time.Now()))
 }
 
 // policyAgeMs is the time since the last contact with a leader; NaN: never.

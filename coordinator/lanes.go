@@ -3,6 +3,7 @@ package coordinator
 import (
 	"errors"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -31,6 +32,10 @@ type lanes struct {
 // streams and its last host report. It outlives a lane, so that an agent that
 // comes back continues where it was.
 type hostLane struct {
+	// heardNs is when a frame came last, in ns since the coordinator began; 0:
+	// never.
+	heardNs atomic.Int64
+
 	mu      sync.Mutex
 	session *lane.Session
 	open    bool
@@ -140,6 +145,7 @@ func (h *lanes) LaneDown(s *lane.Session, cause error) {
 // Frame implements lane.CoordinatorHandler.
 func (h *lanes) Frame(s *lane.Session, f *waypostv1.ConnectRequest, late time.Duration) {
 	hl := h.host(s.Host())
+	hl.heardNs.Store(int64(time.Since(h.c.began)))
 	switch fr := f.GetFrame().(type) {
 	case *waypostv1.ConnectRequest_Hello:
 		h.takeHello(hl, s)

@@ -181,6 +181,7 @@ func (c *Coordinator) tick() {
 			c.readSketches(now)
 			c.judges.tick(now)
 			c.records.Trim(now)
+			c.api.UpdateHealth()
 		}
 	}
 }

@@ -2310,7 +2310,9 @@ type ExchangePlacementsRequest struct {
 	// Placements; none in the first message.
 	Places []*PlaceFrame `protobuf:"bytes,2,rep,name=places" json:"places,omitempty"`
 	// Sender's monotonic clock at sending, ns since an arbitrary start.
-	SentMonoNs    *uint64 `protobuf:"fixed64,3,opt,name=sent_mono_ns,json=sentMonoNs" json:"sent_mono_ns,omitempty"`
+	SentMonoNs *uint64 `protobuf:"fixed64,3,opt,name=sent_mono_ns,json=sentMonoNs" json:"sent_mono_ns,omitempty"`
+	// Hosts that the sender hears on their lanes; unset: not told.
+	HostsHeard    *uint32 `protobuf:"varint,4,opt,name=hosts_heard,json=hostsHeard" json:"hosts_heard,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2362,6 +2364,13 @@ func (x *ExchangePlacementsRequest) GetPlaces() []*PlaceFrame {
 func (x *ExchangePlacementsRequest) GetSentMonoNs() uint64 {
 	if x != nil && x.SentMonoNs != nil {
 		return *x.SentMonoNs
+	}
+	return 0
+}
+
+func (x *ExchangePlacementsRequest) GetHostsHeard() uint32 {
+	if x != nil && x.HostsHeard != nil {
+		return *x.HostsHeard
 	}
 	return 0
 }
@@ -4152,12 +4161,14 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\tRenderAsk\x12\x15\n" +
 	"\x06ask_id\x18\x01 \x01(\rR\x05askId\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\rR\x05index\x12\x1b\n" +
-	"\tchat_json\x18\x03 \x01(\tR\bchatJson\"\x8f\x01\n" +
+	"\tchat_json\x18\x03 \x01(\tR\bchatJson\"\xb0\x01\n" +
 	"\x19ExchangePlacementsRequest\x12 \n" +
 	"\vcoordinator\x18\x01 \x01(\x06R\vcoordinator\x12.\n" +
 	"\x06places\x18\x02 \x03(\v2\x16.waypost.v1.PlaceFrameR\x06places\x12 \n" +
 	"\fsent_mono_ns\x18\x03 \x01(\x06R\n" +
-	"sentMonoNs\">\n" +
+	"sentMonoNs\x12\x1f\n" +
+	"\vhosts_heard\x18\x04 \x01(\rR\n" +
+	"hostsHeard\">\n" +
 	"\x1aExchangePlacementsResponse\x12 \n" +
 	"\vcoordinator\x18\x01 \x01(\x06R\vcoordinator\"\xc1\x01\n" +
 	"\n" +
