@@ -103,6 +103,8 @@ type Coordinator struct {
 	peers          *peers
 	exchange       *exchange
 	hearing        *hearing
+	board          *board
+	announced      atomic.Pointer[registry.State]
 	metrics        *metrics
 	policy         atomic.Pointer[placement.Policy]
 	fleetFile      atomic.Pointer[registry.Fleet]
@@ -179,7 +181,8 @@ func (c *Coordinator) wireIdentity() error {
 		}
 		c.name = "c-" + host
 	}
-	c.log = c.opt.Logger.With("coordinator", c.name)
+	c.board = newBoard(c)
+	c.log = slog.New(&eventTap{Handler: c.opt.Logger.Handler(), keep: c.board.keep}).With("coordinator", c.name)
 	if c.process = c.opt.Process; c.process == 0 {
 		var err error
 		if c.process, err = daemon.ProcessMark(); err != nil {

@@ -89,6 +89,36 @@ func (c *Coordinator) applyState(state *registry.State) {
 	}
 	c.note(c.fleet.SetIntent(time.Now(), intentOf(state)))
 	c.pushPolicy(state)
+	c.announce(state)
+}
+
+// announce tells what operators changed since the state before. What was in
+// force when this coordinator started is no news.
+func (c *Coordinator) announce(state *registry.State) {
+	former := c.announced.Swap(state)
+	if former == nil {
+		return
+	}
+	if f := state.FleetFile(); f.Version != former.FleetFile().Version {
+		c.log.Info("fleet file applied", "event", "fleet_applied", "version", f.Version, "by", f.By, "message", f.Message)
+	}
+	before := map[string]registry.Cordon{}
+	for _, k := range former.Cordons() {
+		before[k.Selector] = k
+	}
+	for _, k := range state.Cordons() {
+		was, known := before[k.Selector]
+		delete(before, k.Selector)
+		switch {
+		case k.Drain && !(known && was.Drain):
+			c.log.Info("drain started", "event", "drain_started", "target", k.Selector, "by", k.By, "reason", k.Reason)
+		case !known:
+			c.log.Info("cordoned", "event", "cordoned", "target", k.Selector, "by", k.By, "reason", k.Reason)
+		}
+	}
+	for _, k := range before {
+		c.log.Info("uncordoned", "event", "uncordoned", "target", k.Selector)
+	}
 }
 
 // whereIs lists the workers that a selector names now.

@@ -183,12 +183,17 @@ func (o *operators) ListCoordinators(context.Context, *waypostv1.ListCoordinator
 
 // GetFleet implements the operator service.
 func (o *operators) GetFleet(context.Context, *waypostv1.GetFleetRequest) (*waypostv1.GetFleetResponse, error) {
-	f := o.c.replica.State().FleetFile()
+	return o.c.fleetProto(), nil
+}
+
+// fleetProto is the fleet file in force.
+func (c *Coordinator) fleetProto() *waypostv1.GetFleetResponse {
+	f := c.replica.State().FleetFile()
 	out := &waypostv1.GetFleetResponse{Version: &f.Version, Toml: &f.TOML, AppliedBy: &f.By, Message: &f.Message}
 	if f.Version > 0 {
 		out.AppliedAt = proto.String(f.At().Format(time.RFC3339))
 	}
-	return out, nil
+	return out
 }
 
 // PutFleet implements the operator service.
