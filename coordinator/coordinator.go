@@ -105,6 +105,7 @@ type Coordinator struct {
 	hearing        *hearing
 	board          *board
 	announced      atomic.Pointer[registry.State]
+	drains         drains
 	metrics        *metrics
 	policy         atomic.Pointer[placement.Policy]
 	fleetFile      atomic.Pointer[registry.Fleet]

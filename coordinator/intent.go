@@ -87,7 +87,9 @@ func (c *Coordinator) applyState(state *registry.State) {
 		c.policy.Store(&policy)
 		c.fleetFile.Store(file)
 	}
-	c.note(c.fleet.SetIntent(time.Now(), intentOf(state)))
+	now := time.Now()
+	c.note(c.fleet.SetIntent(now, intentOf(state)))
+	c.drains.follow(state, now)
 	c.pushPolicy(state)
 	c.announce(state)
 }

@@ -180,6 +180,7 @@ func (c *Coordinator) tick() {
 			c.checkBoundaries(now)
 			c.readSketches(now)
 			c.judges.tick(now)
+			c.checkDrains(now)
 			c.records.Trim(now)
 			c.api.UpdateHealth()
 		}

@@ -590,7 +590,9 @@ type Worker struct {
 	// How its saved KV may travel; unset: not at all.
 	Transfer *TransferFacts `protobuf:"bytes,46,opt,name=transfer" json:"transfer,omitempty"`
 	// What outcomes taught about it; unset: nothing yet.
-	Learnt        *Learnt `protobuf:"bytes,47,opt,name=learnt" json:"learnt,omitempty"`
+	Learnt *Learnt `protobuf:"bytes,47,opt,name=learnt" json:"learnt,omitempty"`
+	// Requests that a drain waits for; unset: unknown.
+	InFlight      *uint32 `protobuf:"varint,48,opt,name=in_flight,json=inFlight" json:"in_flight,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -875,6 +877,13 @@ func (x *Worker) GetLearnt() *Learnt {
 		return x.Learnt
 	}
 	return nil
+}
+
+func (x *Worker) GetInFlight() uint32 {
+	if x != nil && x.InFlight != nil {
+		return *x.InFlight
+	}
+	return 0
 }
 
 // TransferFacts says how saved KV of a worker may reach another.
@@ -3714,7 +3723,10 @@ type CordonTargetRequest struct {
 	// Only say what would change.
 	DryRun *bool `protobuf:"varint,3,opt,name=dry_run,json=dryRun" json:"dry_run,omitempty"`
 	// Id that makes a retry harmless; empty: one is made.
-	RequestId     *string `protobuf:"bytes,4,opt,name=request_id,json=requestId" json:"request_id,omitempty"`
+	RequestId *string `protobuf:"bytes,4,opt,name=request_id,json=requestId" json:"request_id,omitempty"`
+	// Whether somebody waits for the requests that run: the state is then
+	// draining, with their number, and drained when there are none.
+	Drain         *bool `protobuf:"varint,5,opt,name=drain" json:"drain,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3775,6 +3787,13 @@ func (x *CordonTargetRequest) GetRequestId() string {
 		return *x.RequestId
 	}
 	return ""
+}
+
+func (x *CordonTargetRequest) GetDrain() bool {
+	if x != nil && x.Drain != nil {
+		return *x.Drain
+	}
+	return false
 }
 
 // CordonTargetResponse says what the cordon met.
@@ -5171,7 +5190,7 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"\x04host\x18\x03 \x01(\tR\x04host\x12\x14\n" +
 	"\x05state\x18\x04 \x01(\tR\x05state\"C\n" +
 	"\x13ListWorkersResponse\x12,\n" +
-	"\aworkers\x18\x01 \x03(\v2\x12.waypost.v1.WorkerR\aworkers\"\x9e\t\n" +
+	"\aworkers\x18\x01 \x03(\v2\x12.waypost.v1.WorkerR\aworkers\"\xbb\t\n" +
 	"\x06Worker\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04pool\x18\x02 \x01(\tR\x04pool\x12\x14\n" +
@@ -5213,7 +5232,8 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"\fspeed_source\x18, \x01(\tR\vspeedSource\x12\x12\n" +
 	"\x04role\x18- \x01(\tR\x04role\x125\n" +
 	"\btransfer\x18. \x01(\v2\x19.waypost.v1.TransferFactsR\btransfer\x12*\n" +
-	"\x06learnt\x18/ \x01(\v2\x12.waypost.v1.LearntR\x06learnt\x1a:\n" +
+	"\x06learnt\x18/ \x01(\v2\x12.waypost.v1.LearntR\x06learnt\x12\x1b\n" +
+	"\tin_flight\x180 \x01(\rR\binFlight\x1a:\n" +
 	"\fHeadersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xc4\x01\n" +
@@ -5469,13 +5489,14 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"\x02by\x18\x02 \x01(\tR\x02by\x12\x0e\n" +
 	"\x02at\x18\x03 \x01(\tR\x02at\x12\x16\n" +
 	"\x06reason\x18\x04 \x01(\tR\x06reason\x12\x14\n" +
-	"\x05drain\x18\x05 \x01(\bR\x05drain\"\x81\x01\n" +
+	"\x05drain\x18\x05 \x01(\bR\x05drain\"\x97\x01\n" +
 	"\x13CordonTargetRequest\x12\x1a\n" +
 	"\bselector\x18\x01 \x01(\tR\bselector\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x17\n" +
 	"\adry_run\x18\x03 \x01(\bR\x06dryRun\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\x04 \x01(\tR\trequestId\"\x9a\x01\n" +
+	"request_id\x18\x04 \x01(\tR\trequestId\x12\x14\n" +
+	"\x05drain\x18\x05 \x01(\bR\x05drain\"\x9a\x01\n" +
 	"\x14CordonTargetResponse\x12*\n" +
 	"\x06cordon\x18\x01 \x01(\v2\x12.waypost.v1.CordonR\x06cordon\x12\x18\n" +
 	"\aworkers\x18\x02 \x03(\tR\aworkers\x12\x1d\n" +
