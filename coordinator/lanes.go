@@ -4,6 +4,7 @@ import (
 	"errors"
 	"maps"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -32,6 +33,10 @@ type lanes struct {
 // streams and its last host report. It outlives a lane, so that an agent that
 // comes back continues where it was.
 type hostLane struct {
+	// heardNs is when a frame came last, in ns since the coordinator began; 0:
+	// never.
+	heardNs atomic.Int64
+
 	mu      sync.Mutex
 	session *lane.Session
 	open    bool
@@ -141,6 +146,7 @@ func (h *lanes) LaneDown(s *lane.Session, cause error) {
 // Frame implements lane.CoordinatorHandler.
 func (h *lanes) Frame(s *lane.Session, f *waypostv1.ConnectRequest, late time.Duration) {
 	hl := h.host(s.Host())
+	hl.heardNs.Store(int64(time.Since(h.c.began)))
 	switch fr := f.GetFrame().(type) {
 	case *waypostv1.ConnectRequest_Hello:
 		h.takeHello(hl, s)
@@ -206,6 +212,9 @@ func (h *lanes) takeLoad(hl *hostLane, s *lane.Session, load *waypostv1.Load, se
 	h.c.note(changes)
 	for _, w := range load.GetWorkers() {
 		h.covered(hl, s, w)
+		if w.GetAccuracy() != nil {
+			h.takeAccuracy(hl, s, w)
+		}
 		if len(w.GetPrefixFrame()) > 0 {
 			h.takePrefix(hl, s, w.GetIndex(), w.GetEngineProcess(), w.GetPrefixFrame(), fromDelta)
 		} else {

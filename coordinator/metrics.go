@@ -181,7 +181,9 @@ func (c *Coordinator) tick() {
 			c.checkBoundaries(now)
 			c.readSketches(now)
 			c.judges.tick(now)
+			c.checkDrains(now)
 			c.records.Trim(now)
+			c.api.UpdateHealth()
 		}
 	}
 }

@@ -334,8 +334,11 @@ func (s *Server) httpTarget(w http.ResponseWriter, r *http.Request) {
 		id = given.RequestId
 	}
 	switch verb {
-	case "cordon":
-		req := &waypostv1.CordonTargetRequest{Selector: &target, Reason: reason, DryRun: dryRun, RequestId: id}
+	case "cordon", "drain":
+		req := &waypostv1.CordonTargetRequest{Selector: &target, Reason: reason, DryRun: dryRun, RequestId: id, Drain: given.Drain}
+		if verb == "drain" {
+			req.Drain = proto.Bool(true)
+		}
 		if resp, ok := call(s, w, r, waypostv1.OperatorService_CordonTarget_FullMethodName, req, s.opt.Operator.CordonTarget); ok {
 			writeMessage(w, http.StatusOK, resp)
 		}
@@ -345,7 +348,7 @@ func (s *Server) httpTarget(w http.ResponseWriter, r *http.Request) {
 			writeMessage(w, http.StatusOK, resp)
 		}
 	default:
-		writeError(w, NotFound("path", fmt.Sprintf("unknown verb %q of a target: use :cordon or :uncordon", verb)))
+		writeError(w, NotFound("path", fmt.Sprintf("unknown verb %q of a target: use :cordon, :uncordon or :drain", verb)))
 	}
 }
 
