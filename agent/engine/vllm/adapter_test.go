@@ -7,12 +7,14 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"waypost/agent/blocktable"
 	"waypost/agent/engine"
+	"waypost/agent/engine/kvevents"
 
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
@@ -189,13 +191,15 @@ func TestFactsAndLoad(t *testing.T) {
 	f.extra["/server_info"] = `{"vllm_config":{"instance_id":"17","scheduler_config":{"max_num_batched_tokens":2048,"max_num_seqs":16},"kv_transfer_config":{"kv_connector":"NixlConnector"}}}`
 	m := newMirror(t)
 	watch(t, f, Options{}, m)
-	m.await("load", func() bool { return m.up && m.of(0).load.Running != nil })
+	m.await("load", func() bool {
+		return m.up && m.of(0).load.Running != nil && m.facts.Capabilities.Has(engine.ReplaysEvents)
+	})
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	want := engine.Facts{
 		Version: "0.32.0", Model: "tiny", Aliases: []string{"sql"}, Ranks: 1, BlockTokens: 2, PoolBlocks: 100,
 		MaxModelTokens: 2048, MaxRunning: 16, StepTokens: 2048, StartMark: m.facts.StartMark, Transfer: engine.Transfer{Connector: "NixlConnector", ExportedTier: "gpu"},
-		Capabilities: engine.TokenizesText | engine.TokenizesChats,
+		Capabilities: engine.TokenizesText | engine.TokenizesChats | engine.ReplaysEvents,
 	}
 	if diff := cmp.Diff(want, m.facts); diff != "" || m.facts.StartMark == 0 {
 		t.Errorf("start mark %d; %s", m.facts.StartMark, diff)
@@ -244,7 +248,7 @@ func TestGapIsReplayed(t *testing.T) {
 	m.await("the gap is filled", func() bool { return m.of(0).match(1, 2, 3) == 6 && m.of(0).coverage == engine.CoverageFull })
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if r := m.of(0); r.counts[CountGaps] != 1 || r.counts[CountMissing] != 1 || len(r.resets) != 0 {
+	if r := m.of(0); r.counts[kvevents.CountGaps] != 1 || r.counts[kvevents.CountMissing] != 1 || len(r.resets) != 0 {
 		t.Errorf("counts %v, resets %v", r.counts, r.resets)
 	}
 }
@@ -273,7 +277,7 @@ func TestUnfillableGap(t *testing.T) {
 			rank.publish(false, stored(0, 6))
 			m.await("rebuilt from what the ring holds", func() bool {
 				r := m.of(0)
-				return r.match(6) == 2 && r.match(5) == 2 && r.match(1) == 0 && r.coverage == engine.CoveragePartial && r.hint == hintLate
+				return r.match(6) == 2 && r.match(5) == 2 && r.match(1) == 0 && r.coverage == engine.CoveragePartial && strings.Contains(r.hint, "buffer_steps")
 			})
 			m.mu.Lock()
 			defer m.mu.Unlock()
@@ -317,7 +321,7 @@ func TestRestartByStartTime(t *testing.T) {
 	m := newMirror(t)
 	watch(t, f, Options{}, m)
 	rank.awaitSubscriber()
-	m.await("connected", func() bool { return m.of(0).hint == hintNoReplay })
+	m.await("connected", func() bool { return strings.HasPrefix(m.of(0).hint, "the engine replays no events") })
 	rank.publish(false, stored(0, 1))
 	m.await("first life", func() bool { return m.of(0).match(1) == 2 && m.of(0).coverage == engine.CoverageFull })
 	f.set(func() { f.start += 50 })
@@ -350,9 +354,9 @@ func TestReplayThatIsNotAnswered(t *testing.T) {
 	rank.mute = true
 	rank.publish(false, stored(0, 1))
 	m := newMirror(t)
-	watch(t, f, Options{Stream: StreamOptions{ReplayTimeout: 100 * time.Millisecond, RetryMin: 50 * time.Millisecond, RebuildAfter: time.Second, RetryMax: time.Second}}, m)
+	watch(t, f, Options{Stream: kvevents.StreamOptions{ReplayTimeout: 100 * time.Millisecond, RetryMin: 50 * time.Millisecond, RebuildAfter: time.Second, RetryMax: time.Second}}, m)
 	rank.awaitAsked(2)
-	m.await("said", func() bool { return m.of(0).hint == hintReplaySilent })
+	m.await("said", func() bool { return strings.Contains(m.of(0).hint, "replay socket does not answer") })
 	rank.publish(false, stored(1, 2))
 	m.await("live batches are taken without it", func() bool { return m.of(0).coverage == engine.CoveragePartial && m.of(0).table.Len() == 1 })
 	rank.mu.Lock()
@@ -501,8 +505,8 @@ func TestEngineThatConnects(t *testing.T) {
 
 func TestNoEventsIsSaid(t *testing.T) {
 	for _, test := range []struct{ sources, hint string }{
-		{`{"0":{"enable_kv_cache_events":false,"publisher":"null","endpoint":"tcp://*:5557"}}`, hintNoEvents},
-		{"", hintUnknown},
+		{`{"0":{"enable_kv_cache_events":false,"publisher":"null","endpoint":"tcp://*:5557"}}`, dialect.HintNoEvents()},
+		{"", dialect.HintUnknown()},
 	} {
 		f := newFakeEngine(t, 1)
 		if test.sources != "" {

@@ -267,7 +267,7 @@ func (r *fakeRank) replayer(c net.Conn, in *bufio.Reader) {
 		if mute {
 			continue
 		}
-		zmtpWrite(&out, nil, nil, endMarker, nil)
+		zmtpWrite(&out, nil, nil, bytes.Repeat([]byte{0xff}, 8), nil)
 		if _, err := c.Write(out.Bytes()); err != nil {
 			return
 		}
