@@ -184,6 +184,21 @@ func TestPromptsStayOutOfErrors(t *testing.T) {
 	}
 }
 
+// Python writes what is no number into JSON: one of them spoils itself only.
+func TestNoNumbersInJSON(t *testing.T) {
+	c, _ := serve(t, func(w http.ResponseWriter, _ *http.Request) {
+		io.WriteString(w, `{"a":NaN,"b":-Infinity,"c":Infinity,"d":"NaN \" Infinity","e":5,"f":[NaN]}`)
+	})
+	var v struct {
+		A, B, C, E float64
+		D          string
+		F          []float64
+	}
+	if err := c.GetJSON(t.Context(), "/", &v); err != nil || v.A != -1 || v.B != -1 || v.C != -1 || v.D != `NaN " Infinity` || v.E != 5 || v.F[0] != -1 {
+		t.Errorf("%v %+v", err, v)
+	}
+}
+
 func TestNewRefuses(t *testing.T) {
 	for _, u := range []string{"", "127.0.0.1:8000", "ftp://x", "http://", "://"} {
 		if _, err := New(Options{URL: u}); err == nil {

@@ -11,6 +11,7 @@ import (
 
 	"waypost/agent/engine"
 	"waypost/agent/engine/enginehttp"
+	"waypost/agent/engine/enginetest"
 	"waypost/agent/engine/kvevents"
 
 	"github.com/google/go-cmp/cmp"
@@ -44,14 +45,14 @@ func TestBadAnswers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f := newFakeEngine(t, 1)
 			f.metrics = test.answer
-			m := newMirror(t)
+			m := enginetest.NewMirror(t)
 			watch(t, f, Options{}, m)
-			m.await("down", func() bool { return !m.up && strings.Contains(m.reason, test.reason) })
-			if len(m.reason) > 1000 {
-				t.Errorf("a reason of %d bytes", len(m.reason))
+			m.Await("down", func() bool { return !m.Up && strings.Contains(m.Reason, test.reason) })
+			if len(m.Reason) > 1000 {
+				t.Errorf("a reason of %d bytes", len(m.Reason))
 			}
 			f.set(func() { f.metrics = nil })
-			m.await("up", func() bool { return m.up })
+			m.Await("up", func() bool { return m.Up })
 		})
 	}
 }
