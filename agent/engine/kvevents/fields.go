@@ -1,7 +1,8 @@
-package vllm
+package kvevents
 
 import (
 	"encoding/binary"
+	"encoding/hex"
 	"slices"
 
 	"waypost/agent/blocktable"
@@ -132,11 +133,28 @@ func readHash(c *cursor) (uint64, bool) {
 	if v, _, ok := c.integer(); ok {
 		return v, true
 	}
+	isText := c.peek()&0xe0 == 0xa0 || c.peek() >= 0xd9 && c.peek() <= 0xdb
 	v, ok := c.text()
 	if !ok || len(v) < 8 {
 		return 0, false
 	}
+	if isText {
+		return TextHash(v), true
+	}
 	return binary.BigEndian.Uint64(v[len(v)-8:]), true
+}
+
+// TextHash is the handle of a hash that is told as text: the first 8 bytes of
+// hexadecimal digits, as the engines that write them shorten them, or a
+// checksum of any other text.
+func TextHash(v []byte) uint64 {
+	var out [8]byte
+	if len(v) >= 16 {
+		if n, err := hex.Decode(out[:], v[:16]); err == nil && n == 8 {
+			return binary.BigEndian.Uint64(out[:])
+		}
+	}
+	return xxh3.Hash(v)
 }
 
 func (d *Decoder) readHashes(c *cursor) ([]uint64, bool) {
@@ -164,11 +182,13 @@ func (d *Decoder) readHashes(c *cursor) ([]uint64, bool) {
 	return out, true
 }
 
-// readTokens is the hot loop: most of a batch's bytes are tokens.
-func (d *Decoder) readTokens(c *cursor) ([]uint32, bool) {
+// readTokens is the hot loop: most of a batch's bytes are tokens. A pair is a
+// token with the one behind it, of which the first counts; a text stands for an
+// item that is no text, and texts says that there were some.
+func (d *Decoder) readTokens(c *cursor) (tokens []uint32, texts, ok bool) {
 	n, ok := c.array()
 	if !ok || len(d.tokens)+n > maxBatchTokens {
-		return nil, false
+		return nil, false, false
 	}
 	start := len(d.tokens)
 	d.tokens = slices.Grow(d.tokens, n)[:start+n]
@@ -193,15 +213,63 @@ func (d *Decoder) readTokens(c *cursor) ([]uint32, bool) {
 			}
 		}
 		c.i = at
-		v, negative, ok := c.integer()
-		if !ok || negative || v > 1<<32-1 {
-			return nil, false
+		text := false
+		if out[k], text, ok = oddToken(c); !ok {
+			return nil, false, false
 		}
-		out[k] = uint32(v)
+		texts = texts || text
 		at = c.i
 	}
 	c.i = at
-	return out, true
+	return out, texts, true
+}
+
+// oddToken reads a token of any form.
+func oddToken(c *cursor) (token uint32, text, ok bool) {
+	start := c.i
+	if n, pair := c.array(); pair && n == 2 {
+		if token, text, ok = plainToken(c); !ok {
+			return 0, false, false
+		}
+		return token, text, c.skip()
+	}
+	c.i = start
+	return plainToken(c)
+}
+
+func plainToken(c *cursor) (token uint32, text, ok bool) {
+	if v, negative, ok := c.integer(); ok {
+		return uint32(v), false, !negative && v <= 1<<32-1
+	}
+	v, ok := c.text()
+	return uint32(xxh3.Hash(v)), true, ok
+}
+
+// readItems marks the blocks that hold items other than text: a list with, for
+// each hash, null or a list of them.
+func (d *Decoder) readItems(raw []byte, e *blocktable.Event) bool {
+	c := cursor{b: raw}
+	n, ok := c.array()
+	if !ok {
+		return false
+	}
+	var all uint64
+	for i := range n {
+		start := c.i
+		if !c.skip() {
+			return false
+		}
+		of := cursor{b: raw[start:c.i]}
+		if m, list := of.array(); of.null() || list && m == 0 {
+			continue
+		}
+		all = markOf(raw[start:c.i], all)
+		d.mark(e, i, all)
+	}
+	if all != 0 && n != len(e.Hashes) {
+		d.markAll(e, all)
+	}
+	return true
 }
 
 // readMedium reads where a copy is held. Releases before the field, and null,
@@ -214,7 +282,7 @@ func readMedium(c *cursor) (blocktable.Medium, bool) {
 	if !ok {
 		return 0, false
 	}
-	var upper [8]byte
+	var upper [10]byte
 	if len(v) > len(upper) {
 		return blocktable.MediumExternal, true
 	}
@@ -227,7 +295,7 @@ func readMedium(c *cursor) (blocktable.Medium, bool) {
 	switch string(upper[:len(v)]) {
 	case "GPU":
 		return blocktable.MediumGPU, true
-	case "CPU":
+	case "CPU", "CPU_PINNED":
 		return blocktable.MediumCPU, true
 	case "STORAGE", "FS", "OBJ", "DISK":
 		return blocktable.MediumDisk, true

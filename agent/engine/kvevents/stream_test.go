@@ -1,4 +1,4 @@
-package vllm
+package kvevents
 
 import (
 	"fmt"
@@ -62,7 +62,7 @@ func TestStream(t *testing.T) {
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			x.out.Reset()
 			if d.Cmd == "new" {
-				o := StreamOptions{Replay: true, MaxHeld: 8}
+				o := StreamOptions{Replay: true, MaxHeld: 8, Setting: "--kv-events-config", Endpoint: "tcp://127.0.0.1:5557"}
 				d.MaybeScanArgs(t, "replay", &o.Replay)
 				s = NewStream(o, x)
 				var pool int

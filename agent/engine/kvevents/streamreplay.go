@@ -1,4 +1,4 @@
-package vllm
+package kvevents
 
 import (
 	"time"
@@ -54,17 +54,30 @@ func (s *Stream) askAgain(now time.Time) {
 	s.run.accept = s.again.accept
 }
 
-// Replayed takes a batch of a replay.
-func (s *Stream) Replayed(id uint64, m Message) {
+// Replayed takes a batch of a replay, and says whether its answers are wanted
+// any more.
+func (s *Stream) Replayed(id uint64, m Message) (more bool) {
 	if id != s.run.id || s.gone {
+		return false
+	}
+	s.replayed(m)
+	s.tell()
+	return id == s.run.id
+}
+
+func (s *Stream) replayed(m Message) {
+	if s.run.any && m.Seq <= s.run.last {
+		// Answers that do not go on would never end.
+		s.fx.Counted(CountMalformed, 1)
+		s.ReplayFailed(s.run.id, m.Received)
 		return
 	}
+	s.run.last = m.Seq
 	m.Replayed = true
 	s.run.heard = m.Received
 	s.silent, s.failures = false, 0
 	if s.sums.differs(m) {
 		s.restart(m.Received, nil)
-		s.tell()
 		return
 	}
 	if s.run.rebuild && s.mode == modeLive {
@@ -94,7 +107,6 @@ func (s *Stream) Replayed(id uint64, m Message) {
 	default:
 		s.run.hole = true
 	}
-	s.tell()
 }
 
 // ReplayEnded takes the end marker of a replay.

@@ -1,4 +1,4 @@
-package vllm
+package kvevents
 
 import (
 	"bufio"
@@ -242,7 +242,7 @@ func TestDamageIsContained(t *testing.T) {
 		{name: "token too large", event: store(list{1}, nil, list{1 << 32}, 1), damaged: 1},
 		{name: "largest token", event: store(list{1}, nil, list{uint64(1<<32 - 1)}, 1), understands: true},
 		{name: "negative token", event: store(list{1}, nil, list{-1}, 1), damaged: 1},
-		{name: "token of another type", event: store(list{1}, nil, list{"x"}, 1), damaged: 1},
+		{name: "token of another type", event: store(list{1}, nil, list{true}, 1), damaged: 1},
 		{name: "short digest", event: store(list{[]byte{1, 2, 3}}, nil, list{1}, 1), damaged: 1},
 		{name: "hash of another type", event: store(list{1.5}, nil, list{1}, 1), damaged: 1},
 		{name: "parent of another type", event: store(list{1}, true, list{1}, 1), damaged: 1},
@@ -346,7 +346,7 @@ func TestRefusals(t *testing.T) {
 func TestMemoryIsGivenBack(t *testing.T) {
 	payload := msgp.AppendArrayHeader(msgp.AppendFloat64(msgp.AppendArrayHeader(nil, 2), 1), 100_000)
 	for range 100_000 {
-		payload = msgp.AppendString(msgp.AppendArrayHeader(payload, 1), "AllBlocksCleared")
+		payload = msgp.AppendArrayHeader(msgp.AppendString(msgp.AppendArrayHeader(payload, 2), "BlockRemoved"), 0)
 	}
 	d := NewDecoder()
 	if b, err := d.Decode(payload); err != nil || len(b.Events) != 100_000 {

@@ -1,4 +1,4 @@
-package vllm
+package kvevents
 
 import (
 	"errors"
@@ -41,6 +41,8 @@ type Batch struct {
 	Unknown int
 	// Damaged counts events that could not be read and were skipped.
 	Damaged int
+	// Clears counts clears that were left out because another stood before them.
+	Clears int
 	// LostRemovals says that a damaged event was or may have been a removal
 	// or a clear, so that a mirror may claim too much from here on.
 	LostRemovals bool
@@ -57,7 +59,7 @@ type Decoder struct {
 	marks  []uint64
 	names  map[string]string
 
-	sawStore, sawAdapters, sawExtra bool
+	sawStore, sawAdapters, sawSalts bool
 }
 
 // NewDecoder makes a decoder.
@@ -68,7 +70,7 @@ func NewDecoder() *Decoder {
 // Omits says whether the stores seen so far had no field for the adapter's
 // name, or none for salts: prompts that use them cannot be told from others.
 func (d *Decoder) Omits() (adapters, salts bool) {
-	return d.sawStore && !d.sawAdapters, d.sawStore && !d.sawExtra
+	return d.sawStore && !d.sawAdapters, d.sawStore && !d.sawSalts
 }
 
 // Decode reads one batch. Damage is contained to its event; only a payload
@@ -188,6 +190,10 @@ func (d *Decoder) batchEvents(c *cursor, b *Batch) (found bool, err error) {
 		start, hashes, tokens, marks := c.i, len(d.hashes), len(d.tokens), len(d.marks)
 		got := d.event(c)
 		if got == eventRead {
+			if repeatedClear(d.events) {
+				d.events = d.events[:len(d.events)-1]
+				b.Clears++
+			}
 			continue
 		}
 		d.hashes, d.tokens, d.marks = d.hashes[:hashes], d.tokens[:tokens], d.marks[:marks]
@@ -211,6 +217,13 @@ func (d *Decoder) batchEvents(c *cursor, b *Batch) (found bool, err error) {
 		}
 	}
 	return true, nil
+}
+
+// repeatedClear says that the last two events clear the same memory: the second
+// changes nothing, and an engine may send a million of them.
+func repeatedClear(events []blocktable.Event) bool {
+	n := len(events)
+	return n > 1 && events[n-1].Op == blocktable.OpClear && events[n-2].Op == blocktable.OpClear && events[n-1].Medium == events[n-2].Medium
 }
 
 // outcome is what became of one event.
@@ -260,17 +273,21 @@ type fields struct {
 	e          blocktable.Event
 	op         blocktable.Op
 	unknown    bool // the tag is none of ours
+	named      bool // a map: its fields have names
 	hashes     bool // a list of hashes was there
 	remote     bool
+	strings    bool   // some tokens are texts
 	adapterID  []byte // raw lora_id if not null
 	extra      []byte // raw extra_keys if not null
+	items      []byte // raw mm_keys if not null
 	hasAdapter bool   // there is a field for the adapter's name
-	hasExtra   bool   // there is a field for extra keys
+	hasSalts   bool   // there is a field where a salt would be
 }
 
 func (d *Decoder) event(c *cursor) outcome {
 	f := fields{}
 	if n, ok := c.dict(); ok {
+		f.named = true
 		if !d.eventMap(c, n, &f) {
 			return eventDamaged
 		}
@@ -304,6 +321,8 @@ const (
 	fieldSpec
 	fieldWindow
 	fieldLocality
+	fieldSalt
+	fieldItems
 )
 
 var (
@@ -312,6 +331,7 @@ var (
 		fieldAdapter, fieldExtra, fieldGroup, fieldSpec, fieldWindow,
 	}
 	removedPlaces = [...]uint8{fieldHashes, fieldMedium, fieldGroup}
+	clearedPlaces = [...]uint8{fieldMedium}
 )
 
 func (d *Decoder) eventArray(c *cursor, n int, f *fields) bool {
@@ -324,6 +344,8 @@ func (d *Decoder) eventArray(c *cursor, n int, f *fields) bool {
 		places = storedPlaces[:]
 	case blocktable.OpRemove:
 		places = removedPlaces[:]
+	case blocktable.OpClear:
+		places = clearedPlaces[:]
 	}
 	for k := range n - 1 {
 		place := uint8(fieldNone)
@@ -376,6 +398,10 @@ func fieldOf(key []byte) uint8 {
 		return fieldWindow
 	case "locality":
 		return fieldLocality
+	case "cache_salt":
+		return fieldSalt
+	case "mm_keys":
+		return fieldItems
 	}
 	return fieldNone
 }
@@ -406,7 +432,7 @@ func (d *Decoder) field(c *cursor, field uint8, f *fields) (ok bool) {
 		if c.null() {
 			return true
 		}
-		e.Tokens, ok = d.readTokens(c)
+		e.Tokens, f.strings, ok = d.readTokens(c)
 	case fieldBlockTokens:
 		e.BlockTokens, ok = c.small(maxInt)
 	case fieldGroup:
@@ -414,11 +440,12 @@ func (d *Decoder) field(c *cursor, field uint8, f *fields) (ok bool) {
 	case fieldWindow:
 		e.WindowTokens, ok = c.small(maxInt)
 	case fieldAdapter:
-		f.hasAdapter = true
-		// One engine puts a map of its own at this place of the array.
-		if c.peek()&0xf0 == 0x80 || c.peek() == 0xde {
-			return c.skip()
+		// SGLang has a map with the salt at this place of the array, and no
+		// adapters.
+		if n, isMap := c.dict(); isMap {
+			return d.saltMap(c, n, f)
 		}
+		f.hasAdapter = true
 		e.Adapter, ok = d.name(c)
 	case fieldMedium:
 		e.Medium, ok = readMedium(c)
@@ -431,12 +458,33 @@ func (d *Decoder) field(c *cursor, field uint8, f *fields) (ok bool) {
 	case fieldAdapterID:
 		f.adapterID, ok = c.raw()
 	case fieldExtra:
-		f.hasExtra = true
+		f.hasSalts = true
 		f.extra, ok = c.raw()
+	case fieldSalt:
+		f.hasSalts = true
+		e.Salt, ok = d.name(c)
+	case fieldItems:
+		f.items, ok = c.raw()
 	default:
 		ok = c.skip()
 	}
 	return ok
+}
+
+// saltMap reads the n pairs of a map of what else belongs to a prompt.
+func (d *Decoder) saltMap(c *cursor, n int, f *fields) bool {
+	for range n {
+		key, ok := c.text()
+		if ok && string(key) == "cache_salt" {
+			ok = d.field(c, fieldSalt, f)
+		} else {
+			ok = ok && c.skip()
+		}
+		if !ok {
+			return false
+		}
+	}
+	return true
 }
 
 // finish checks a known event and works out what depends on several fields.
@@ -444,7 +492,7 @@ func (d *Decoder) finish(f *fields) bool {
 	e := &f.e
 	e.Op = f.op
 	if e.Op == blocktable.OpClear {
-		*e = blocktable.Event{Op: e.Op}
+		*e = blocktable.Event{Op: e.Op, Medium: e.Medium}
 		return true
 	}
 	if !f.hashes {
@@ -459,10 +507,23 @@ func (d *Decoder) finish(f *fields) bool {
 	if len(e.Tokens) > 0 && len(e.Hashes) > 0 {
 		d.sawStore = true
 		d.sawAdapters = d.sawAdapters || f.hasAdapter
-		d.sawExtra = d.sawExtra || f.hasExtra
+		// Events whose fields have names, and none for an adapter, are of a
+		// layout that has the salt where there is one.
+		d.sawSalts = d.sawSalts || f.hasSalts || f.named && !f.hasAdapter
 	}
 	if f.extra != nil && !d.readExtra(f.extra, e) {
 		return false
+	}
+	switch {
+	case f.items != nil:
+		if !d.readItems(f.items, e) {
+			return false
+		}
+	case f.strings:
+		// Which blocks the texts belong to is not told.
+		for _, t := range e.Tokens {
+			d.markAll(e, uint64(t))
+		}
 	}
 	if f.adapterID != nil && e.Adapter == "" {
 		// The prompt uses an adapter that is not named.
