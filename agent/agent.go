@@ -15,7 +15,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"waypost/agent/engine"
-	"waypost/agent/engine/vllm"
 	"waypost/agent/host"
 	"waypost/agent/queue"
 	"waypost/gossip/identity"
@@ -160,7 +159,7 @@ func (a *Agent) watch(e EngineConfig) (*watched, error) {
 		}
 		target.APIKey = strings.TrimSpace(string(b))
 	}
-	adapter, err := vllm.New(vllm.Options{Target: target, Logger: a.log, PageTimeout: a.opt.PageTimeout})
+	adapter, err := newAdapter(e.Kind, engine.Options{Target: target, Logger: a.log, PageTimeout: a.opt.PageTimeout})
 	if err != nil {
 		return nil, fmt.Errorf("engine %s: %w", e.Name, err)
 	}

@@ -79,7 +79,7 @@ type HintConfig struct {
 type Kind string
 
 // Allowed implements daemon.Enum.
-func (Kind) Allowed() []string { return []string{"vllm"} }
+func (Kind) Allowed() []string { return kinds() }
 
 // EngineConfig is one engine to watch.
 type EngineConfig struct {

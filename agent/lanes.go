@@ -113,12 +113,20 @@ func (h *lanes) Frame(l *lane.Lane, f *waypostv1.ConnectResponse) {
 	case *waypostv1.ConnectResponse_Tokenize:
 		t := fr.Tokenize
 		h.ask(l, t.GetAskId(), t.GetIndex(), func(ctx context.Context, w *watched) ([]uint32, error) {
-			return w.adapter.Tokenize(ctx, t.GetPrompt(), t.GetAddSpecialTokens())
+			tokenizer, err := w.tokenizer()
+			if err != nil {
+				return nil, err
+			}
+			return tokenizer.Tokenize(ctx, t.GetPrompt(), t.GetAddSpecialTokens())
 		})
 	case *waypostv1.ConnectResponse_Render:
 		r := fr.Render
 		h.ask(l, r.GetAskId(), r.GetIndex(), func(ctx context.Context, w *watched) ([]uint32, error) {
-			return w.adapter.Render(ctx, []byte(r.GetChatJson()))
+			tokenizer, err := w.tokenizer()
+			if err != nil {
+				return nil, err
+			}
+			return tokenizer.Render(ctx, []byte(r.GetChatJson()))
 		})
 	}
 }
@@ -264,15 +272,10 @@ func workerFacts(w *watched, id rankFacts) *waypostv1.WorkerFacts {
 	if f.StepTokens == 0 {
 		out.StepTokens = known(prior.StepTokens)
 	}
-	if f.Ranks > 1 {
-		out.Headers = map[string]string{"X-data-parallel-rank": strconv.Itoa(id.number)}
+	if f.RankHeader != "" {
+		out.Headers = map[string]string{f.RankHeader: strconv.Itoa(id.number)}
 	}
-	if f.ReportsCachedTokens {
-		out.Capabilities = append(out.Capabilities, "cached-tokens")
-	}
-	if id.coverage != "none" {
-		out.Capabilities = append(out.Capabilities, "kv-events")
-	}
+	out.Capabilities = f.Capabilities.With(engine.PublishesEvents, id.coverage != engine.CoverageNone).Names()
 	return out
 }
 

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"net/url"
 	"sync"
@@ -51,12 +52,19 @@ func (w *watched) run(ctx context.Context) {
 	}
 }
 
+// tokenizer is the adapter's, if the engine has one.
+func (w *watched) tokenizer() (engine.Tokenizer, error) {
+	if t, ok := w.adapter.(engine.Tokenizer); ok {
+		return t, nil
+	}
+	return nil, fmt.Errorf("engine %s tells no token ids: its kind is %s", w.target.Name, w.target.Kind)
+}
+
 // rank returns the rank of a number, and makes it at first sight.
 func (w *watched) rank(number int) *rank {
-	const maxRanks = 256
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if number < 0 || number >= maxRanks {
+	if number < 0 || number >= engine.MaxRanks {
 		return nil
 	}
 	for len(w.ranks) <= number {
@@ -73,9 +81,10 @@ func (w *watched) all() []*rank {
 
 // Facts implements engine.Sink.
 func (w *watched) Facts(f engine.Facts) {
-	for n := range max(1, f.Ranks) {
+	f = f.Bounded()
+	for n := range f.Ranks {
 		if r := w.rank(n); r != nil {
-			r.setFacts(f)
+			r.setFacts(f.Of(n))
 		}
 	}
 	w.changed()

@@ -28,6 +28,29 @@ type Target struct {
 	APIKey string
 }
 
+// The bounds of what is believed of an engine. Beyond them a number is unknown.
+const (
+	// MaxRanks bounds the ranks behind one endpoint.
+	MaxRanks = 256
+	// MaxBlockTokens bounds the tokens of a block.
+	MaxBlockTokens = 1 << 20
+	// MaxPoolBlocks bounds the blocks of a rank.
+	MaxPoolBlocks = 1 << 30
+	// MaxTokens bounds the tokens of a prompt or step, MaxRequests the requests
+	// that run at once.
+	MaxTokens, MaxRequests = 1 << 28, 1 << 20
+	// MaxNames bounds the served names and adapters, MaxNameBytes each of them.
+	MaxNames, MaxNameBytes = 1024, 512
+)
+
+// Within is a count if it is from 1 to limit, else 0, which is unknown.
+func Within(n, limit int) int {
+	if n < 1 || n > limit {
+		return 0
+	}
+	return n
+}
+
 // Facts is what seldom changes about an engine. Zero values are unknown
 // unless the field says otherwise.
 type Facts struct {
@@ -53,14 +76,83 @@ type Facts struct {
 	// StartMark identifies the process life: equal within one life and
 	// different in the next. It is 0 when the engine does not tell.
 	StartMark uint64
-	// ReportsCachedTokens says whether usage tells cached tokens.
-	ReportsCachedTokens bool
+	// RecomputedBlocks is how many of the last blocks of a match the engine
+	// computes again although it holds them; 0: only the one with the last token
+	// of the prompt, which every engine computes.
+	RecomputedBlocks int
+	// RankHeader is the HTTP header by which a request names its rank, empty:
+	// the engine chooses.
+	RankHeader string
+	// PerRank is what differs from rank to rank, by rank; empty: nothing.
+	PerRank []RankFacts
+	// Capabilities are those that the engine was seen to have.
+	Capabilities Capability
 	// Transfer is what the engine says of its KV transfer connector.
 	Transfer Transfer
-	// OmitsAdapters and OmitsSalts say that the events have no place for an
-	// adapter's name or a cache salt: prompts with one are mirrored under
-	// nobody's or a wrong name, and requests with one earn no credit.
-	OmitsAdapters, OmitsSalts bool
+}
+
+// Bounded is the facts with everything unknown that no engine can have, and
+// with names left out that are too many or too long.
+func (f Facts) Bounded() Facts {
+	f.Ranks = min(max(1, f.Ranks), MaxRanks)
+	f.BlockTokens, f.PoolBlocks = Within(f.BlockTokens, MaxBlockTokens), Within(f.PoolBlocks, MaxPoolBlocks)
+	f.MaxModelTokens, f.StepTokens = Within(f.MaxModelTokens, MaxTokens), Within(f.StepTokens, MaxTokens)
+	f.MaxRunning, f.RecomputedBlocks = Within(f.MaxRunning, MaxRequests), Within(f.RecomputedBlocks, MaxPoolBlocks)
+	f.Version, f.Model, f.RankHeader = short(f.Version), short(f.Model), short(f.RankHeader)
+	var aliases []string
+	for _, a := range f.Aliases {
+		if short(a) != "" && len(aliases) < MaxNames {
+			aliases = append(aliases, a)
+		}
+	}
+	f.Aliases = aliases
+	f.PerRank = append([]RankFacts(nil), f.PerRank[:min(len(f.PerRank), MaxRanks)]...)
+	for i := range f.PerRank {
+		r := &f.PerRank[i]
+		r.BlockTokens, r.PoolBlocks = Within(r.BlockTokens, MaxBlockTokens), Within(r.PoolBlocks, MaxPoolBlocks)
+	}
+	if !(f.Transfer.BytesPerToken >= 0 && f.Transfer.BytesPerToken <= maxBytesPerToken) {
+		f.Transfer.BytesPerToken = 0
+	}
+	return f
+}
+
+// maxBytesPerToken bounds the KV of one token.
+const maxBytesPerToken = 1e9
+
+// short is a name, or nothing if it is too long to be one.
+func short(name string) string {
+	if len(name) > MaxNameBytes {
+		return ""
+	}
+	return name
+}
+
+// RankFacts is what one rank has for itself. Zero values are as in Facts.
+type RankFacts struct {
+	// BlockTokens is the number of tokens per KV block.
+	BlockTokens int
+	// PoolBlocks is the number of usable KV blocks.
+	PoolBlocks int
+	// Capabilities are those that this rank was seen to have besides.
+	Capabilities Capability
+}
+
+// Of is the facts of one rank: those of the engine with what the rank has for
+// itself.
+func (f Facts) Of(rank int) Facts {
+	if rank >= 0 && rank < len(f.PerRank) {
+		own := f.PerRank[rank]
+		if own.BlockTokens > 0 {
+			f.BlockTokens = own.BlockTokens
+		}
+		if own.PoolBlocks > 0 {
+			f.PoolBlocks = own.PoolBlocks
+		}
+		f.Capabilities |= own.Capabilities
+	}
+	f.PerRank = nil
+	return f
 }
 
 // Transfer says how saved KV of an engine may travel to another. Empty texts
@@ -87,7 +179,8 @@ type Transfer struct {
 
 // Load is one reading of the counters of one rank. Nil is unknown, never zero.
 type Load struct {
-	// At is when the reading was taken, on the local monotonic clock.
+	// At is when the reading was taken, on the local monotonic clock: when the
+	// engine took it if it says how old its counters are, else when they came.
 	At time.Time
 	// Running is the number of requests in the running batch.
 	Running *int
@@ -187,12 +280,17 @@ const (
 	CoverageNone    Coverage = "none"
 )
 
-// Adapter reads one engine until its context ends.
+// Adapter reads one engine until its context ends. What an engine cannot give
+// its adapter has no method for: see Tokenizer and Resyncer.
 type Adapter interface {
 	// Run reads the engine and calls sink; it returns when ctx is done, or
 	// with an error when the target can never work. It may be called again
 	// and then begins anew, with a Reset of each rank.
 	Run(ctx context.Context, sink Sink) error
+}
+
+// Tokenizer is an Adapter of an engine that tells token ids.
+type Tokenizer interface {
 	// Tokenize asks the engine for the token ids of a prompt.
 	Tokenize(ctx context.Context, prompt string, addSpecialTokens bool) ([]uint32, error)
 	// Render asks the engine to render a chat request and tokenize it.

@@ -12,33 +12,23 @@ import (
 	"time"
 
 	"waypost/agent/engine"
+	"waypost/agent/engine/enginehttp"
 )
 
 var (
-	_ engine.Adapter  = (*Adapter)(nil)
-	_ engine.Resyncer = (*Adapter)(nil)
+	_ engine.Adapter   = (*Adapter)(nil)
+	_ engine.Tokenizer = (*Adapter)(nil)
+	_ engine.Resyncer  = (*Adapter)(nil)
 )
 
 // Options configures an adapter. Zero values are the defaults.
 type Options struct {
-	// Target is the engine.
-	Target engine.Target
-	// Logger is where faults are told. Required.
-	Logger *slog.Logger
-	// LoadEvery is the time between readings of the counters, at least and
-	// by default 250 ms.
-	LoadEvery time.Duration
-	// FactsEvery is the time between looks at what seldom changes. 30 s.
-	FactsEvery time.Duration
-	// PageTimeout bounds one reading of the counters and one dial. 1 s.
-	PageTimeout time.Duration
+	engine.Options
 	// Stream configures the event streams; Replay is found out.
 	Stream StreamOptions
 }
 
 const (
-	minLoadEvery   = 250 * time.Millisecond
-	factsEvery     = 30 * time.Second
 	healthEvery    = 5 * time.Second
 	refusalsToGone = 2
 	errorsToDown   = 5
@@ -49,7 +39,7 @@ const (
 type Adapter struct {
 	o      Options
 	log    *slog.Logger
-	client *client
+	client client
 
 	mu    sync.Mutex
 	ranks []*rankReader
@@ -58,23 +48,15 @@ type Adapter struct {
 
 // New makes an adapter; Run starts it.
 func New(o Options) (*Adapter, error) {
-	if o.Logger == nil {
-		return nil, errors.New("vllm: Logger is missing")
+	var err error
+	if o.Options, err = o.WithDefaults(); err != nil {
+		return nil, fmt.Errorf("vllm: %w", err)
 	}
-	if o.PageTimeout <= 0 {
-		o.PageTimeout = pageTimeout
-	}
-	c, err := newClient(o.Target.URL, o.Target.APIKey, o.PageTimeout)
+	c, err := enginehttp.New(enginehttp.Options{URL: o.Target.URL, APIKey: o.Target.APIKey, DialTimeout: o.PageTimeout})
 	if err != nil {
 		return nil, fmt.Errorf("vllm: %w", err)
 	}
-	if o.LoadEvery < minLoadEvery {
-		o.LoadEvery = minLoadEvery
-	}
-	if o.FactsEvery <= 0 {
-		o.FactsEvery = factsEvery
-	}
-	return &Adapter{o: o, log: o.Logger.With("engine", o.Target.Name), client: c}, nil
+	return &Adapter{o: o, log: o.Logger, client: client{c}}, nil
 }
 
 // Tokenize asks the engine for the token ids of a prompt.
@@ -107,7 +89,7 @@ func (a *Adapter) Run(ctx context.Context, sink engine.Sink) error {
 	defer func() {
 		cancel()
 		p.group.Wait()
-		a.client.close()
+		a.client.Close()
 		a.mu.Lock()
 		a.ranks = nil
 		a.mu.Unlock()
@@ -193,7 +175,7 @@ func (p *poller) judge(now time.Time, err error) {
 		return
 	}
 	p.failed++
-	if errors.Is(err, syscall.ECONNREFUSED) || statusOf(err) == 503 {
+	if errors.Is(err, syscall.ECONNREFUSED) || enginehttp.Status(err) == 503 {
 		p.refused++
 	} else {
 		p.refused = 0
@@ -218,11 +200,9 @@ func (p *poller) health(up bool, reason string) {
 }
 
 func (p *poller) checkHealth(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, factsTimeout)
-	defer cancel()
 	var buf bytes.Buffer
-	err := p.a.client.get(ctx, "/health", &buf, maxErrorBytes)
-	if missing(err) {
+	_, err := p.a.client.Ask(ctx, enginehttp.Question{Path: "/health"}, &buf)
+	if enginehttp.Missing(err) {
 		return nil
 	}
 	return err
@@ -231,11 +211,9 @@ func (p *poller) checkHealth(ctx context.Context) error {
 // readPage reads the counters and passes them on by rank. An engine that was
 // started without them (404) is read without.
 func (p *poller) readPage(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, p.a.o.PageTimeout)
-	defer cancel()
-	err := p.a.client.get(ctx, "/metrics", &p.buf, maxPageBytes)
+	_, err := p.a.client.Ask(ctx, enginehttp.Question{Path: "/metrics", MaxBytes: enginehttp.MaxPageBytes, Timeout: p.a.o.PageTimeout}, &p.buf)
 	at := time.Now()
-	if missing(err) {
+	if enginehttp.Missing(err) {
 		p.page.scan(nil)
 		return nil
 	}
@@ -286,10 +264,10 @@ func (p *poller) learn(ctx context.Context) error {
 		k.facts.StartMark = k.instance
 	}
 	readers := p.a.readers()
+	k.facts.RankHeader = rankHeader(ranks)
+	k.facts.Capabilities |= engine.TokenizesText | engine.TokenizesChats
 	for _, r := range readers {
-		adapters, salts := r.omits()
-		k.facts.OmitsAdapters = k.facts.OmitsAdapters || adapters
-		k.facts.OmitsSalts = k.facts.OmitsSalts || salts
+		k.facts.Capabilities |= r.capabilities()
 	}
 	if !reflect.DeepEqual(k.facts, p.facts) {
 		p.facts = k.facts
@@ -302,6 +280,14 @@ func (p *poller) learn(ctx context.Context) error {
 		p.startRank(ctx, n)
 	}
 	return nil
+}
+
+// rankHeader is the header that names the rank to a server of several.
+func rankHeader(ranks int) string {
+	if ranks > 1 {
+		return "X-data-parallel-rank"
+	}
+	return ""
 }
 
 // startRank starts the stream of a rank. Its context is Run's: the one given

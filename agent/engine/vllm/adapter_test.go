@@ -195,6 +195,7 @@ func TestFactsAndLoad(t *testing.T) {
 	want := engine.Facts{
 		Version: "0.32.0", Model: "tiny", Aliases: []string{"sql"}, Ranks: 1, BlockTokens: 2, PoolBlocks: 100,
 		MaxModelTokens: 2048, MaxRunning: 16, StepTokens: 2048, StartMark: m.facts.StartMark, Transfer: engine.Transfer{Connector: "NixlConnector", ExportedTier: "gpu"},
+		Capabilities: engine.TokenizesText | engine.TokenizesChats,
 	}
 	if diff := cmp.Diff(want, m.facts); diff != "" || m.facts.StartMark == 0 {
 		t.Errorf("start mark %d; %s", m.facts.StartMark, diff)
@@ -442,7 +443,7 @@ func TestRunAgain(t *testing.T) {
 	f := newFakeEngine(t, 1)
 	f.ranks[0].publish(false, stored(0, 1))
 	m := newMirror(t)
-	a, err := New(Options{Target: engine.Target{Name: "e", URL: f.url}, Logger: slog.New(slog.DiscardHandler)})
+	a, err := New(Options{Options: engine.Options{Target: engine.Target{Name: "e", URL: f.url}, Logger: slog.New(slog.DiscardHandler)}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"waypost/agent/engine"
+	"waypost/agent/engine/enginehttp"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -33,7 +34,7 @@ func TestBadAnswers(t *testing.T) {
 		"slow": {func(w http.ResponseWriter) {
 			w.Write([]byte("vllm:"))
 			w.(http.Flusher).Flush()
-			time.Sleep(pageTimeout + pageTimeout/2)
+			time.Sleep(engine.DefaultPageTimeout + engine.DefaultPageTimeout/2)
 		}, "deadline"},
 		"redirect":   {func(w http.ResponseWriter) { w.Header().Set("Location", "http://192.0.2.1/"); w.WriteHeader(302) }, "redirects"},
 		"compressed": {func(w http.ResponseWriter) { w.Header().Set("Content-Encoding", "gzip"); w.Write([]byte("x")) }, "compressed"},
@@ -64,12 +65,12 @@ func TestUnauthorised(t *testing.T) {
 		w.WriteHeader(401)
 	}))
 	defer s.Close()
-	a, err := New(Options{Target: engine.Target{URL: s.URL, APIKey: "secret\n"}, Logger: slog.New(slog.DiscardHandler)})
+	a, err := New(Options{Options: engine.Options{Target: engine.Target{URL: s.URL, APIKey: "secret\n"}, Logger: slog.New(slog.DiscardHandler)}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer a.client.close()
-	if _, err := a.Tokenize(t.Context(), "x", true); statusOf(err) != 401 {
+	defer a.client.Close()
+	if _, err := a.Tokenize(t.Context(), "x", true); enginehttp.Status(err) != 401 {
 		t.Error(err)
 	}
 	if got := <-keys; got != "Bearer secret" {
@@ -86,11 +87,11 @@ func TestTokenizeAndRender(t *testing.T) {
 		io.WriteString(w, answer)
 	}))
 	defer s.Close()
-	a, err := New(Options{Target: engine.Target{URL: s.URL}, Logger: slog.New(slog.DiscardHandler)})
+	a, err := New(Options{Options: engine.Options{Target: engine.Target{URL: s.URL}, Logger: slog.New(slog.DiscardHandler)}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer a.client.close()
+	defer a.client.Close()
 	check := func(tokens []uint32, err error, want string) {
 		t.Helper()
 		if diff := cmp.Diff([]uint32{1, 1<<32 - 1, 3}, tokens); diff != "" || err != nil || got != want {
@@ -115,11 +116,11 @@ func TestTokenizeAndRender(t *testing.T) {
 
 func TestNewRefuses(t *testing.T) {
 	for _, target := range []string{"", "127.0.0.1:8000", "ftp://x", "http://"} {
-		if _, err := New(Options{Target: engine.Target{URL: target}, Logger: slog.New(slog.DiscardHandler)}); err == nil {
+		if _, err := New(Options{Options: engine.Options{Target: engine.Target{URL: target}, Logger: slog.New(slog.DiscardHandler)}}); err == nil {
 			t.Errorf("URL %q was accepted", target)
 		}
 	}
-	if _, err := New(Options{Target: engine.Target{URL: "http://x"}}); err == nil {
+	if _, err := New(Options{Options: engine.Options{Target: engine.Target{URL: "http://x"}}}); err == nil {
 		t.Error("no logger was accepted")
 	}
 }
@@ -170,16 +171,16 @@ func TestSources(t *testing.T) {
 		`5`:                                 -1,
 	} {
 		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, body) }))
-		c, err := newClient(s.URL, "", pageTimeout)
+		c, err := enginehttp.New(enginehttp.Options{URL: s.URL})
 		if err != nil {
 			t.Fatal(err)
 		}
 		var k knowledge
-		err = c.learnSources(t.Context(), &k)
+		err = client{c}.learnSources(t.Context(), &k)
 		if got := len(k.sources); (err != nil) != (want < 0) || want >= 0 && got != want {
 			t.Errorf("%s: %d sources, %v", body, got, err)
 		}
-		c.close()
+		c.Close()
 		s.Close()
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"waypost/agent/engine"
+	"waypost/agent/engine/enginehttp"
 
 	"github.com/zeebo/xxh3"
 )
@@ -39,7 +40,7 @@ type knowledge struct {
 
 // learn asks the engine for everything that seldom changes. Only the list of
 // models must be there; the other routes are newer or for developers.
-func (c *client) learn(ctx context.Context) (knowledge, error) {
+func (c client) learn(ctx context.Context) (knowledge, error) {
 	k := knowledge{}
 	if err := c.learnModels(ctx, &k.facts); err != nil {
 		return k, err
@@ -47,27 +48,21 @@ func (c *client) learn(ctx context.Context) (knowledge, error) {
 	var version struct {
 		Version string `json:"version"`
 	}
-	if err := c.getJSON(ctx, "/version", &version); err == nil {
+	if err := c.GetJSON(ctx, "/version", &version); err == nil {
 		k.facts.Version = version.Version
-	} else if !missing(err) {
+	} else if !enginehttp.Missing(err) {
 		return k, err
 	}
-	if err := c.learnSources(ctx, &k); err != nil && !missing(err) {
+	if err := c.learnSources(ctx, &k); err != nil && !enginehttp.Missing(err) {
 		return k, err
 	}
-	if err := c.learnConfig(ctx, &k); err != nil && !missing(err) {
+	if err := c.learnConfig(ctx, &k); err != nil && !enginehttp.Missing(err) {
 		return k, err
 	}
 	return k, nil
 }
 
-// missing says that an engine does not have a route, or not for us.
-func missing(err error) bool {
-	code := statusOf(err)
-	return code == 404 || code == 403 || code == 405
-}
-
-func (c *client) learnModels(ctx context.Context, f *engine.Facts) error {
+func (c client) learnModels(ctx context.Context, f *engine.Facts) error {
 	var models struct {
 		Data []struct {
 			ID     string  `json:"id"`
@@ -75,7 +70,7 @@ func (c *client) learnModels(ctx context.Context, f *engine.Facts) error {
 			MaxLen *int    `json:"max_model_len"`
 		} `json:"data"`
 	}
-	if err := c.getJSON(ctx, "/v1/models", &models); err != nil {
+	if err := c.GetJSON(ctx, "/v1/models", &models); err != nil {
 		return err
 	}
 	for _, m := range models.Data {
@@ -96,9 +91,9 @@ func (c *client) learnModels(ctx context.Context, f *engine.Facts) error {
 
 // learnSources reads the publishers: an object keyed by rank, or in the form
 // first proposed a list.
-func (c *client) learnSources(ctx context.Context, k *knowledge) error {
+func (c client) learnSources(ctx context.Context, k *knowledge) error {
 	var raw json.RawMessage
-	if err := c.getJSON(ctx, "/kv_event_sources", &raw); err != nil {
+	if err := c.GetJSON(ctx, "/kv_event_sources", &raw); err != nil {
 		return err
 	}
 	var byRank map[string]source
@@ -118,13 +113,13 @@ func (c *client) learnSources(ctx context.Context, k *knowledge) error {
 	} else if err := json.Unmarshal(raw, &k.sources); err != nil {
 		return fmt.Errorf("/kv_event_sources: %w", err)
 	}
-	if len(k.sources) > maxRanks {
-		return fmt.Errorf("/kv_event_sources: %d ranks, at most %d", len(k.sources), maxRanks)
+	if len(k.sources) > engine.MaxRanks {
+		return fmt.Errorf("/kv_event_sources: %d ranks, at most %d", len(k.sources), engine.MaxRanks)
 	}
 	return nil
 }
 
-func (c *client) learnConfig(ctx context.Context, k *knowledge) error {
+func (c client) learnConfig(ctx context.Context, k *knowledge) error {
 	var info struct {
 		Config struct {
 			Instance  string `json:"instance_id"`
@@ -137,7 +132,7 @@ func (c *client) learnConfig(ctx context.Context, k *knowledge) error {
 		} `json:"vllm_config"`
 		Env json.RawMessage `json:"vllm_env"`
 	}
-	if err := c.getJSON(ctx, "/server_info?config_format=json", &info); err != nil {
+	if err := c.GetJSON(ctx, "/server_info?config_format=json", &info); err != nil {
 		return err
 	}
 	k.facts.StepTokens = max(0, info.Config.Scheduler.StepTokens)

@@ -1,70 +1,33 @@
 package vllm
 
 import (
-	"bytes"
 	"math"
-	"strconv"
 	"time"
 
 	"waypost/agent/engine"
+	"waypost/agent/engine/promtext"
 )
-
-// maxRanks bounds the data-parallel ranks behind one endpoint.
-const maxRanks = 256
-
-// reading is one number of a page; a family that is absent or whose value
-// cannot be one is not known, which is never zero.
-type reading struct {
-	v     float64
-	known bool
-	bad   bool
-}
-
-// add sums the series of one family and rank, which differ in labels that do
-// not matter here.
-func (r *reading) add(v float64, ok bool) {
-	if !ok || r.bad {
-		*r = reading{bad: true}
-		return
-	}
-	r.v, r.known = r.v+v, true
-}
-
-func (r reading) float() *float64 {
-	if !r.known {
-		return nil
-	}
-	return &r.v
-}
-
-func (r reading) count() *int {
-	if !r.known || r.v > math.MaxInt32 {
-		return nil
-	}
-	n := int(r.v)
-	return &n
-}
 
 // rankReadings is what a page says about one rank.
 type rankReadings struct {
 	seen                              bool
-	running, waiting                  reading
-	kvUsed, kvUsedOld                 reading
-	prompt, promptComputed, promptHit reading
-	generated                         reading
-	firstTokenSum, firstTokenCount    reading
-	finished, preempted               reading
-	asleep                            reading
-	blockTokens, poolBlocks           reading
-	poolOverride, poolTokens          reading
-	attentionBlockTokens              reading
+	running, waiting                  promtext.Reading
+	kvUsed, kvUsedOld                 promtext.Reading
+	prompt, promptComputed, promptHit promtext.Reading
+	generated                         promtext.Reading
+	firstTokenSum, firstTokenCount    promtext.Reading
+	finished, preempted               promtext.Reading
+	asleep                            promtext.Reading
+	blockTokens, poolBlocks           promtext.Reading
+	poolOverride, poolTokens          promtext.Reading
+	attentionBlockTokens              promtext.Reading
 }
 
 // metricsPage is a scanned page of /metrics. Only the families that the agent
 // uses are looked at. It keeps its memory from page to page.
 type metricsPage struct {
 	ranks        []rankReadings // of the ranks that were seen, in order
-	startSeconds reading
+	startSeconds promtext.Reading
 	faults       int // values that cannot be
 	lines        int
 }
@@ -72,16 +35,11 @@ type metricsPage struct {
 // scan reads a page in the Prometheus text format.
 func (p *metricsPage) scan(page []byte) {
 	p.ranks = p.ranks[:0]
-	p.startSeconds, p.faults, p.lines = reading{}, 0, 0
-	for len(page) > 0 {
-		line := page
-		if i := bytes.IndexByte(page, '\n'); i >= 0 {
-			line, page = page[:i], page[i+1:]
-		} else {
-			page = nil
-		}
-		if len(line) > 0 && (line[0] == 'v' || line[0] == 'p') {
-			p.line(line)
+	p.startSeconds, p.faults, p.lines = promtext.Reading{}, 0, 0
+	for s := promtext.NewScanner(page); s.Next(); {
+		if family := familyOf(s.Name()); family != familyNone {
+			p.lines++
+			p.series(&s, family)
 		}
 	}
 	// A server that is one of several ranks shows its own only, under the
@@ -160,42 +118,31 @@ func familyOf(name []byte) int {
 	return familyNone
 }
 
-// line reads name{labels} value, perhaps with a timestamp behind.
-func (p *metricsPage) line(line []byte) {
-	end := bytes.IndexAny(line, "{ \t")
-	if end <= 0 {
-		return
-	}
-	family := familyOf(line[:end])
-	if family == familyNone {
-		return
-	}
-	p.lines++
-	l := labels{rest: line[end:]}
+// series reads the labels and the number of a series.
+func (p *metricsPage) series(s *promtext.Scanner, family int) {
 	rank, source := 0, []byte(nil)
 	var config rankReadings
-	for l.next() {
-		switch string(l.name) {
+	for s.Label() {
+		switch string(s.LabelName()) {
 		case "engine":
-			rank = rankOf(l.value)
+			rank = promtext.Small(s.LabelValue(), engine.MaxRanks)
 		case "source", "sleep_state":
-			source = l.value
+			source = s.LabelValue()
 		default:
 			if family == familyCacheConfig {
-				config.configure(l.name, l.value)
+				config.configure(s.LabelName(), s.LabelValue())
 			}
 		}
 	}
-	if l.broken || rank < 0 {
+	v, ok := s.Value()
+	if !ok || rank < 0 {
 		p.faults++
+	}
+	if s.Broken() || rank < 0 {
 		return
 	}
-	v, ok := value(l.rest)
-	if !ok {
-		p.faults++
-	}
 	if family == familyStart {
-		p.startSeconds.add(v, ok)
+		p.startSeconds.Add(v, ok)
 		return
 	}
 	r := p.rank(rank)
@@ -214,54 +161,37 @@ func (p *metricsPage) rank(i int) *rankReadings {
 	return &p.ranks[i]
 }
 
-func rankOf(v []byte) int {
-	n := 0
-	if len(v) == 0 || len(v) > 3 {
-		return -1
-	}
-	for _, c := range v {
-		if c < '0' || c > '9' {
-			return -1
-		}
-		n = n*10 + int(c-'0')
-	}
-	if n >= maxRanks {
-		return -1
-	}
-	return n
-}
-
 func (r *rankReadings) take(family int, source []byte, v float64, ok bool) {
 	switch family {
 	case familyRunning:
-		r.running.add(v, ok)
+		r.running.Add(v, ok)
 	case familyWaiting:
-		r.waiting.add(v, ok)
+		r.waiting.Add(v, ok)
 	case familyKVUsed:
-		r.kvUsed.add(v, ok)
+		r.kvUsed.Add(v, ok)
 	case familyKVUsedOld:
-		r.kvUsedOld.add(v, ok)
+		r.kvUsedOld.Add(v, ok)
 	case familyPrompt:
-		r.prompt.add(v, ok)
+		r.prompt.Add(v, ok)
 	case familyPromptBySource:
 		if string(source) == "local_compute" {
-			r.promptComputed.add(v, ok)
+			r.promptComputed.Add(v, ok)
 		}
 	case familyPromptCached:
-		r.promptHit.add(v, ok)
+		r.promptHit.Add(v, ok)
 	case familyGenerated:
-		r.generated.add(v, ok)
+		r.generated.Add(v, ok)
 	case familyFirstTokenSum:
-		r.firstTokenSum.add(v, ok)
+		r.firstTokenSum.Add(v, ok)
 	case familyFirstTokenCount:
-		r.firstTokenCount.add(v, ok)
+		r.firstTokenCount.Add(v, ok)
 	case familyFinished:
-		r.finished.add(v, ok)
+		r.finished.Add(v, ok)
 	case familyPreempted:
-		r.preempted.add(v, ok)
+		r.preempted.Add(v, ok)
 	case familySleep:
 		if string(source) != "awake" {
-			r.asleep.add(v, ok)
+			r.asleep.Add(v, ok)
 		}
 	}
 }
@@ -269,7 +199,7 @@ func (r *rankReadings) take(family int, source []byte, v float64, ok bool) {
 // configure takes a label of cache_config_info: Python's text of a setting,
 // "None" where it is not set.
 func (r *rankReadings) configure(name, text []byte) {
-	var to *reading
+	var to *promtext.Reading
 	switch string(name) {
 	case "block_size":
 		to = &r.blockTokens
@@ -284,68 +214,9 @@ func (r *rankReadings) configure(name, text []byte) {
 	default:
 		return
 	}
-	if v, ok := value(text); ok && v == math.Trunc(v) {
-		*to = reading{v: v, known: true}
+	if v, ok := promtext.Number(text); ok && v == math.Trunc(v) {
+		*to = promtext.Reading{V: v, Known: true}
 	}
-}
-
-// value reads a number that can be a count, a share or a time: finite, not
-// negative and below 2^63, where an overflowed counter ends up.
-func value(b []byte) (float64, bool) {
-	b = bytes.TrimLeft(b, " \t")
-	if i := bytes.IndexAny(b, " \t\r"); i >= 0 {
-		b = b[:i]
-	}
-	if len(b) == 0 || len(b) > 31 { // a longer one would be copied to the heap
-		return 0, false
-	}
-	v, err := strconv.ParseFloat(string(b), 64)
-	if err != nil || !(v >= 0 && v < 1<<63) {
-		return 0, false
-	}
-	return v, true
-}
-
-// labels walks {name="value",...}; what follows is left in rest.
-type labels struct {
-	rest        []byte
-	open        bool
-	broken      bool
-	name, value []byte // as written, escapes included
-}
-
-func (l *labels) next() bool {
-	b := l.rest
-	if !l.open {
-		if len(b) == 0 || b[0] != '{' {
-			return false
-		}
-		l.open, b = true, b[1:]
-	}
-	for len(b) > 0 && (b[0] == ',' || b[0] == ' ') {
-		b = b[1:]
-	}
-	if len(b) > 0 && b[0] == '}' {
-		l.rest = b[1:]
-		return false
-	}
-	eq := bytes.IndexByte(b, '=')
-	if eq < 0 || eq+1 >= len(b) || b[eq+1] != '"' {
-		l.broken = true
-		return false
-	}
-	l.name, b = b[:eq], b[eq+2:]
-	for i := 0; i < len(b); i++ {
-		switch b[i] {
-		case '\\':
-			i++
-		case '"':
-			l.value, l.rest = b[:i], b[i+1:]
-			return true
-		}
-	}
-	l.broken = true
-	return false
 }
 
 // load turns the readings of one rank into a load.
@@ -355,24 +226,21 @@ func (p *metricsPage) load(rank int, at time.Time) engine.Load {
 	}
 	r := &p.ranks[rank]
 	used := r.kvUsed
-	if !used.known {
+	if !used.Known {
 		used = r.kvUsedOld
 	}
-	if used.v > 1 {
-		used = reading{}
-	}
 	computed := r.promptComputed
-	if !computed.known && r.prompt.known && r.promptHit.known && r.promptHit.v <= r.prompt.v {
-		computed = reading{v: r.prompt.v - r.promptHit.v, known: true}
+	if !computed.Known && r.prompt.Known && r.promptHit.Known && r.promptHit.V <= r.prompt.V {
+		computed = promtext.Reading{V: r.prompt.V - r.promptHit.V, Known: true}
 	}
 	l := engine.Load{
-		At: at, Running: r.running.count(), Waiting: r.waiting.count(), KVUsedRatio: used.float(),
-		PromptTokens: r.prompt.float(), ComputedPromptTokens: computed.float(), GenerationTokens: r.generated.float(),
-		FirstTokens: r.firstTokenCount.float(), FirstTokenSeconds: r.firstTokenSum.float(),
-		Finished: r.finished.float(), Preemptions: r.preempted.float(),
+		At: at, Running: r.running.Count(), Waiting: r.waiting.Count(), KVUsedRatio: used.Share(),
+		PromptTokens: r.prompt.Float(), ComputedPromptTokens: computed.Float(), GenerationTokens: r.generated.Float(),
+		FirstTokens: r.firstTokenCount.Float(), FirstTokenSeconds: r.firstTokenSum.Float(),
+		Finished: r.finished.Float(), Preemptions: r.preempted.Float(),
 	}
-	if r.asleep.known {
-		asleep := r.asleep.v > 0
+	if r.asleep.Known {
+		asleep := r.asleep.V > 0
 		l.Sleeping = &asleep
 	}
 	return l
@@ -380,10 +248,10 @@ func (p *metricsPage) load(rank int, at time.Time) engine.Load {
 
 // startMark is the process life, 0 if the page does not tell.
 func (p *metricsPage) startMark() uint64 {
-	if !p.startSeconds.known || p.startSeconds.v == 0 {
+	if !p.startSeconds.Known || p.startSeconds.V == 0 {
 		return 0
 	}
-	return math.Float64bits(p.startSeconds.v)
+	return math.Float64bits(p.startSeconds.V)
 }
 
 // blockTokens is the number of tokens per block, 0 if unknown.
@@ -392,10 +260,10 @@ func (p *metricsPage) blockTokens() int {
 		return 0
 	}
 	r := &p.ranks[0]
-	if r.blockTokens.known {
-		return int(r.blockTokens.v)
+	if r.blockTokens.Known {
+		return r.blockTokens.Whole(engine.MaxBlockTokens)
 	}
-	return int(r.attentionBlockTokens.v)
+	return r.attentionBlockTokens.Whole(engine.MaxBlockTokens)
 }
 
 // usableBlocks is the number of blocks of one rank that can hold tokens, 0 if
@@ -406,11 +274,14 @@ func (p *metricsPage) usableBlocks() int {
 		return 0
 	}
 	r := &p.ranks[0]
-	pool := r.poolBlocks.v
+	pool := r.poolBlocks.V
+	if max(pool, r.poolOverride.V) > engine.MaxPoolBlocks {
+		return 0
+	}
 	switch n := float64(len(p.ranks)); {
-	case r.poolOverride.known:
-		pool = r.poolOverride.v
-	case n > 1 && r.poolTokens.known && r.blockTokens.known && r.poolTokens.v*n == pool*r.blockTokens.v:
+	case r.poolOverride.Known:
+		pool = r.poolOverride.V
+	case n > 1 && r.poolTokens.Known && r.blockTokens.Known && r.poolTokens.V*n == pool*r.blockTokens.V:
 		pool /= n
 	}
 	return max(0, int(pool)-1)

@@ -228,7 +228,7 @@ func FuzzMetrics(f *testing.F) {
 				t.Fatalf("negative: %+v", l)
 			}
 		}
-		if len(p.ranks) > maxRanks {
+		if len(p.ranks) > engine.MaxRanks {
 			t.Fatalf("%d ranks", len(p.ranks))
 		}
 	})

@@ -104,10 +104,12 @@ func (r *rankReader) restarted(now, lastSame time.Time) {
 	})
 }
 
-func (r *rankReader) omits() (adapters, salts bool) {
+// capabilities are what the events were seen to have and to leave out.
+func (r *rankReader) capabilities() engine.Capability {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.decoder.Omits()
+	adapters, salts := r.decoder.Omits()
+	return engine.Capability(0).With(engine.OmitsAdapters, adapters).With(engine.OmitsSalts, salts)
 }
 
 func (r *rankReader) counted(what string, n int) {
@@ -157,7 +159,7 @@ func (r *rankReader) open(ctx context.Context) (*zmtp.Sub, error) {
 	o := zmtp.Options{Endpoint: r.plan.events, Topics: []string{""}, MaxFrameBytes: MaxBatchBytes, MaxMessageBytes: MaxBatchBytes + 64<<10}
 	listen := r.plan.listen
 	if r.plan.either {
-		d := net.Dialer{Timeout: pageTimeout}
+		d := net.Dialer{Timeout: engine.DefaultPageTimeout}
 		c, err := d.DialContext(ctx, "tcp", strings.TrimPrefix(r.plan.events, "tcp://"))
 		if err == nil {
 			c.Close()

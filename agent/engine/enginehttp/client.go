@@ -1,0 +1,227 @@
+package enginehttp
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+)
+
+// The bounds of answers, in bytes, and of the time they may take.
+const (
+	MaxPageBytes   = 8 << 20
+	MaxFactsBytes  = 4 << 20
+	MaxTokensBytes = 32 << 20
+
+	// FactsTimeout bounds a question about what seldom changes.
+	FactsTimeout = 5 * time.Second
+
+	maxErrorBytes  = 512
+	maxHeaderBytes = 64 << 10
+	maxConnections = 8
+)
+
+// The reasons for refusing an answer.
+var (
+	ErrTooLarge   = errors.New("answer too large")
+	ErrCompressed = errors.New("answer is compressed though that was not asked for")
+	ErrRedirect   = errors.New("answer redirects elsewhere")
+)
+
+// StatusError is an answer other than 200.
+type StatusError struct {
+	// Path is the path that was asked.
+	Path string
+	// Code is the HTTP status.
+	Code int
+	// Text is the beginning of the answer. It is empty for questions with a
+	// body: engines repeat the prompt in what they complain about.
+	Text string
+}
+
+// Error implements error.
+func (e *StatusError) Error() string {
+	s := fmt.Sprintf("%s answered %d", e.Path, e.Code)
+	if e.Text != "" {
+		s += ": " + e.Text
+	}
+	return s
+}
+
+// Status is the status of a StatusError, else 0.
+func Status(err error) int {
+	var s *StatusError
+	if errors.As(err, &s) {
+		return s.Code
+	}
+	return 0
+}
+
+// Missing says that an engine does not have a route, or not for us.
+func Missing(err error) bool {
+	code := Status(err)
+	return code == http.StatusNotFound || code == http.StatusForbidden || code == http.StatusMethodNotAllowed
+}
+
+// Options configures a Client.
+type Options struct {
+	// URL is the engine's base URL, "http://host:port" with a path or none.
+	URL string
+	// APIKey is sent as a bearer token; empty: none.
+	APIKey string
+	// DialTimeout bounds one attempt to connect. 1 s.
+	DialTimeout time.Duration
+}
+
+// Client asks one engine. It follows no redirects, uses no proxy, takes no
+// compression and reads no more than it is told to. It is safe for concurrent
+// use.
+type Client struct {
+	base string
+	host string
+	key  string
+	http *http.Client
+}
+
+// New makes a client; it opens nothing.
+func New(o Options) (*Client, error) {
+	u, err := url.Parse(o.URL)
+	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+		return nil, fmt.Errorf("engine URL is %q: must be http://host:port", o.URL)
+	}
+	u.Path, u.RawQuery, u.Fragment = strings.TrimRight(u.Path, "/"), "", ""
+	if o.DialTimeout <= 0 {
+		o.DialTimeout = time.Second
+	}
+	return &Client{
+		base: u.String(), host: u.Hostname(), key: strings.TrimSpace(o.APIKey),
+		http: &http.Client{
+			Transport: &http.Transport{
+				DialContext:            (&net.Dialer{Timeout: o.DialTimeout}).DialContext,
+				TLSHandshakeTimeout:    FactsTimeout,
+				DisableCompression:     true,
+				MaxConnsPerHost:        maxConnections,
+				MaxIdleConnsPerHost:    4,
+				IdleConnTimeout:        time.Minute,
+				MaxResponseHeaderBytes: maxHeaderBytes,
+			},
+			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		},
+	}, nil
+}
+
+// Host is the host of the engine's URL, without the port.
+func (c *Client) Host() string { return c.host }
+
+// Close closes the idle connections.
+func (c *Client) Close() { c.http.CloseIdleConnections() }
+
+// Question is one request to an engine.
+type Question struct {
+	// Method is GET if empty.
+	Method string
+	// Path is below the base URL, with a query or none.
+	Path string
+	// Body is sent as JSON; nil: none.
+	Body []byte
+	// MaxBytes bounds the answer. 4 MiB.
+	MaxBytes int64
+	// Timeout bounds the question with its answer. 5 s.
+	Timeout time.Duration
+}
+
+// Ask reads the answer to a question into buf and returns its header. Anything
+// but status 200 is an error.
+func (c *Client) Ask(ctx context.Context, q Question, buf *bytes.Buffer) (http.Header, error) {
+	if q.Method == "" {
+		q.Method = http.MethodGet
+	}
+	if q.MaxBytes <= 0 {
+		q.MaxBytes = MaxFactsBytes
+	}
+	if q.Timeout <= 0 {
+		q.Timeout = FactsTimeout
+	}
+	ctx, cancel := context.WithTimeout(ctx, q.Timeout)
+	defer cancel()
+	var in io.Reader
+	if q.Body != nil {
+		in = bytes.NewReader(q.Body)
+	}
+	req, err := http.NewRequestWithContext(ctx, q.Method, c.base+q.Path, in)
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Accept-Encoding", "identity")
+	if q.Body != nil {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	if c.key != "" {
+		req.Header.Set("Authorization", "Bearer "+c.key)
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	switch {
+	case resp.StatusCode >= 300 && resp.StatusCode < 400:
+		return nil, fmt.Errorf("%s: %w", q.Path, ErrRedirect)
+	case resp.StatusCode != http.StatusOK:
+		e := &StatusError{Path: q.Path, Code: resp.StatusCode}
+		if q.Body == nil {
+			text, _ := io.ReadAll(io.LimitReader(resp.Body, maxErrorBytes))
+			e.Text = strings.ToValidUTF8(strings.TrimSpace(string(text)), "?")
+		}
+		return nil, e
+	}
+	if e := resp.Header.Get("Content-Encoding"); e != "" && e != "identity" {
+		return nil, fmt.Errorf("%s: %w", q.Path, ErrCompressed)
+	}
+	buf.Reset()
+	n, err := buf.ReadFrom(io.LimitReader(resp.Body, q.MaxBytes+1))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", q.Path, err)
+	}
+	if n > q.MaxBytes {
+		return nil, fmt.Errorf("%s: %w: more than %d bytes", q.Path, ErrTooLarge, q.MaxBytes)
+	}
+	return resp.Header, nil
+}
+
+// GetJSON reads the JSON at a path into v.
+func (c *Client) GetJSON(ctx context.Context, path string, v any) error {
+	return c.askJSON(ctx, Question{Path: path}, v)
+}
+
+// PostJSON sends a body as JSON and reads the answer into v. The answer may be
+// as large as the token ids of the longest prompt.
+func (c *Client) PostJSON(ctx context.Context, path string, body, v any) error {
+	b, err := json.Marshal(body)
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	return c.askJSON(ctx, Question{Method: http.MethodPost, Path: path, Body: b, MaxBytes: MaxTokensBytes}, v)
+}
+
+func (c *Client) askJSON(ctx context.Context, q Question, v any) error {
+	var buf bytes.Buffer
+	if _, err := c.Ask(ctx, q, &buf); err != nil {
+		return err
+	}
+	if err := json.Unmarshal(buf.Bytes(), v); err != nil {
+		if q.Body != nil {
+			// The decoder's own text may quote what was sent.
+			return fmt.Errorf("%s: answer is not the JSON that belongs there", q.Path)
+		}
+		return fmt.Errorf("%s: %w", q.Path, err)
+	}
+	return nil
+}

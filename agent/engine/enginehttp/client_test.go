@@ -1,0 +1,193 @@
+package enginehttp
+
+import (
+	"bytes"
+	"compress/gzip"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func serve(t *testing.T, h http.HandlerFunc) (*Client, *httptest.Server) {
+	t.Helper()
+	s := httptest.NewServer(h)
+	c, err := New(Options{URL: s.URL + "/base/?x=1", APIKey: " secret\n"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		c.Close()
+		s.CloseClientConnections()
+		s.Close()
+	})
+	return c, s
+}
+
+// A lying engine costs one refused answer of bounded time and memory.
+func TestBadAnswers(t *testing.T) {
+	var elsewhere atomic.Int32
+	other := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { elsewhere.Add(1) }))
+	defer other.Close()
+	var bomb bytes.Buffer
+	z := gzip.NewWriter(&bomb)
+	for range 64 {
+		if _, err := z.Write(make([]byte, 1<<20)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	z.Close()
+	hold := func(w http.ResponseWriter, r *http.Request) {
+		w.(http.Flusher).Flush()
+		<-r.Context().Done()
+	}
+	for _, test := range []struct {
+		name   string
+		answer http.HandlerFunc
+		is     error
+		says   string
+	}{
+		{"endless", func(w http.ResponseWriter, _ *http.Request) {
+			for block := bytes.Repeat([]byte("x 1\n"), 1000); ; {
+				if _, err := w.Write(block); err != nil {
+					return
+				}
+			}
+		}, ErrTooLarge, "more than 100000 bytes"},
+		{"one byte too much", func(w http.ResponseWriter, _ *http.Request) { w.Write(make([]byte, 100_001)) }, ErrTooLarge, ""},
+		{"a length that is a lie", func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Length", "99999999999999")
+			w.Write([]byte("x"))
+			w.(http.Flusher).Flush()
+			panic(http.ErrAbortHandler)
+		}, io.ErrUnexpectedEOF, ""},
+		{"slow to begin", func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, nil, "deadline"},
+		{"slow to end", func(w http.ResponseWriter, r *http.Request) {
+			w.Write([]byte("x"))
+			hold(w, r)
+		}, nil, "deadline"},
+		{"drip by drip", func(w http.ResponseWriter, r *http.Request) {
+			for r.Context().Err() == nil {
+				w.Write([]byte("x"))
+				w.(http.Flusher).Flush()
+			}
+		}, nil, ""}, // time or size ends it, whichever is first
+		{"redirect to another host", func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, other.URL, http.StatusTemporaryRedirect)
+		}, ErrRedirect, ""},
+		{"redirect without a place", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusFound) }, ErrRedirect, ""},
+		{"gzip bomb", func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Encoding", "gzip")
+			w.Write(bomb.Bytes())
+		}, ErrCompressed, ""},
+		{"endless header", func(w http.ResponseWriter, _ *http.Request) {
+			for i := range 1000 {
+				w.Header().Set(fmt.Sprintf("X-%d", i), strings.Repeat("x", 1000))
+			}
+		}, nil, "header"},
+		{"error page without end", func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(http.StatusInternalServerError)
+			for {
+				if _, err := w.Write(bytes.Repeat([]byte("\xffe"), 1000)); err != nil {
+					return
+				}
+			}
+		}, nil, "answered 500"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			c, _ := serve(t, test.answer)
+			var buf bytes.Buffer
+			// The time is short only where it is what ends the answer.
+			timeout := 30 * time.Second
+			if test.is == nil && (strings.Contains(test.says, "deadline") || test.says == "") {
+				timeout = 200 * time.Millisecond
+			}
+			_, err := c.Ask(t.Context(), Question{Path: "/metrics", MaxBytes: 100_000, Timeout: timeout}, &buf)
+			if err == nil || test.is != nil && !errors.Is(err, test.is) || !strings.Contains(err.Error(), test.says) {
+				t.Errorf("error %v", err)
+			}
+			if err != nil && len(err.Error()) > 2000 {
+				t.Errorf("an error of %d bytes", len(err.Error()))
+			}
+			if buf.Cap() > 1<<20 {
+				t.Errorf("%d bytes were kept", buf.Cap())
+			}
+		})
+	}
+	if n := elsewhere.Load(); n != 0 {
+		t.Errorf("another host was asked %d times", n)
+	}
+}
+
+func TestQuestions(t *testing.T) {
+	var got string
+	c, s := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		b, _ := io.ReadAll(r.Body)
+		got = fmt.Sprintf("%s %s %s %s %s", r.Method, r.URL, r.Header.Get("Authorization"), r.Header.Get("Accept-Encoding"), b)
+		w.Header().Set("Process-Start", "7")
+		io.WriteString(w, `{"n":3}`)
+	})
+	var v struct{ N int }
+	if err := c.GetJSON(t.Context(), "/a?b=c", &v); err != nil || v.N != 3 || got != "GET /base/a?b=c Bearer secret identity " {
+		t.Errorf("%v %+v %q", err, v, got)
+	}
+	if err := c.PostJSON(t.Context(), "/a", map[string]int{"x": 1}, &v); err != nil || got != `POST /base/a Bearer secret identity {"x":1}` {
+		t.Errorf("%v %q", err, got)
+	}
+	var buf bytes.Buffer
+	if h, err := c.Ask(t.Context(), Question{Path: "/"}, &buf); err != nil || h.Get("Process-Start") != "7" {
+		t.Errorf("%v %v", err, h)
+	}
+	if err := c.PostJSON(t.Context(), "/a", func() {}, &v); err == nil {
+		t.Error("a body that is no JSON was sent")
+	}
+	if c.Host() != "127.0.0.1" {
+		t.Errorf("host %q", c.Host())
+	}
+	s.Close()
+	if err := c.GetJSON(t.Context(), "/a", &v); err == nil || Status(err) != 0 {
+		t.Errorf("%v", err)
+	}
+}
+
+// Engines repeat the prompt in what they complain about: it must not come into
+// errors, which are logged.
+func TestPromptsStayOutOfErrors(t *testing.T) {
+	const prompt = "my secret is 42"
+	code, body := http.StatusBadRequest, prompt
+	c, _ := serve(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(code)
+		io.WriteString(w, body)
+	})
+	var v struct{ Tokens []uint32 }
+	err := c.PostJSON(t.Context(), "/tokenize", map[string]string{"prompt": prompt}, &v)
+	if Status(err) != code || strings.Contains(err.Error(), prompt) {
+		t.Errorf("%v", err)
+	}
+	code, body = http.StatusOK, `{"tokens":"`+prompt+`"}`
+	if err = c.PostJSON(t.Context(), "/tokenize", map[string]string{"prompt": prompt}, &v); err == nil || strings.Contains(err.Error(), "secret") {
+		t.Errorf("%v", err)
+	}
+	// Of questions without a prompt the engine's own words help.
+	code, body = http.StatusNotFound, "no such route"
+	if err = c.GetJSON(t.Context(), "/x", &v); !Missing(err) || !strings.Contains(err.Error(), body) {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestNewRefuses(t *testing.T) {
+	for _, u := range []string{"", "127.0.0.1:8000", "ftp://x", "http://", "://"} {
+		if _, err := New(Options{URL: u}); err == nil {
+			t.Errorf("URL %q was accepted", u)
+		}
+	}
+}
