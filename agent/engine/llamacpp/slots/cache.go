@@ -1,5 +1,7 @@
 package slots
 
+import "waypost/gossip/ledger"
+
 import "slices"
 
 const (
@@ -42,7 +44,7 @@ func (c *hostCache) holds(s *sequence) bool {
 // known: what ends in some is taken to be held when all that is known of it is,
 // and s is at least as long.
 func contains(s, e *sequence) bool {
-	return s.tokens >= e.tokens && s.shared(e.keys) >= len(e.keys)*PointTokens
+	return s.tokens >= e.tokens && s.shared(e.keys) >= len(e.keys)*ledger.PointTokens
 }
 
 // trim drops the oldest entries that do not fit.

@@ -4,9 +4,9 @@
 //
 // The server publishes no events and never shows token ids, but what it keeps
 // follows from its published rules and the requests in their order. The replay
-// is told each request as prefix keys at every [PointTokens] tokens of its
+// is told each request as prefix keys at every [ledger.PointTokens] tokens of its
 // prompt, and its end; it tells a listener the prefixes that a new request
-// could reuse, as blocks of [PointTokens] tokens whose chain values are the
+// could reuse, as blocks of [ledger.PointTokens] tokens whose chain values are the
 // prefix keys themselves.
 //
 // A longest common prefix alone promises too much. What counts:

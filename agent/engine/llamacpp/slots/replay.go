@@ -1,6 +1,7 @@
 package slots
 
 import (
+	"waypost/gossip/ledger"
 	"waypost/gossip/prefix"
 	"waypost/gossip/summary"
 )
@@ -14,7 +15,7 @@ const (
 	// maxStrays bounds the sequences whose slot is not known.
 	maxStrays = 64
 	// maxPoints bounds the points of one prompt.
-	maxPoints = summary.MaxDepthTokens / PointTokens
+	maxPoints = summary.MaxDepthTokens / ledger.PointTokens
 )
 
 // DefaultSimilarity is the share of a prompt that a slot must hold more than,
@@ -37,12 +38,9 @@ type Options struct {
 	Listener summary.Listener
 }
 
-// RequestID names a request.
-type RequestID struct{ Coordinator, Seq uint64 }
-
 // request is a request that has not ended.
 type request struct {
-	id     RequestID
+	id     ledger.ClaimID
 	keys   []prefix.Key
 	tokens int
 	slot   int // -1: all slots were busy
@@ -85,7 +83,7 @@ type Replay struct {
 	opt    Options
 	slots  []slot
 	cache  hostCache
-	open   map[RequestID]*request
+	open   map[ledger.ClaimID]*request
 	order  []*request // by time of arrival, those waiting among them
 	clock  int64
 	counts Counts
@@ -105,7 +103,7 @@ func New(o Options) *Replay {
 	if !(o.Similarity > 0 && o.Similarity < 1) {
 		o.Similarity = DefaultSimilarity
 	}
-	r := &Replay{opt: o, open: map[RequestID]*request{}}
+	r := &Replay{opt: o, open: map[ledger.ClaimID]*request{}}
 	r.cache.limitTokens = max(0, o.HostTokens)
 	r.tree.init(o.Listener)
 	r.empty()
@@ -137,11 +135,11 @@ func (r *Replay) Counts() Counts { return r.counts }
 func (r *Replay) HostTokens() int { return r.cache.limitTokens }
 
 // Begin tells a request in the order of arrival: keys are the prefix keys of
-// its prompt at PointTokens, twice that and so on; pinned is the slot it names,
+// its prompt at ledger.PointTokens, twice that and so on; pinned is the slot it names,
 // -1: none. A second request of a name is ignored. expected is the reuse that
 // the rules give it, in tokens, rounded down to a point; -1: it waits for a
 // slot.
-func (r *Replay) Begin(id RequestID, keys []prefix.Key, promptTokens, pinned int) (expected int) {
+func (r *Replay) Begin(id ledger.ClaimID, keys []prefix.Key, promptTokens, pinned int) (expected int) {
 	if _, known := r.open[id]; known || promptTokens < 1 {
 		return 0
 	}
@@ -150,7 +148,7 @@ func (r *Replay) Begin(id RequestID, keys []prefix.Key, promptTokens, pinned int
 	}
 	r.counts.Requests++
 	r.moves++
-	keys = keys[:min(len(keys), promptTokens/PointTokens, maxPoints)]
+	keys = keys[:min(len(keys), promptTokens/ledger.PointTokens, maxPoints)]
 	q := &request{id: id, keys: append([]prefix.Key(nil), keys...), tokens: promptTokens, slot: -1, pinned: pinned}
 	if pinned >= 0 {
 		q.pinned = pinned % len(r.slots) // as the server takes it
@@ -168,7 +166,7 @@ func (r *Replay) Begin(id RequestID, keys []prefix.Key, promptTokens, pinned int
 }
 
 // Slot is the slot a request is believed to be in; -1: none.
-func (r *Replay) Slot(id RequestID) int {
+func (r *Replay) Slot(id ledger.ClaimID) int {
 	if q := r.open[id]; q != nil {
 		return q.slot
 	}
@@ -195,7 +193,7 @@ func (r *Replay) launch(q *request) bool {
 		}
 	}
 	q.unexpected, q.needTokens = r.cache.ghost(q)
-	if lcp < len(s.held.keys)*PointTokens {
+	if lcp < len(s.held.keys)*ledger.PointTokens {
 		r.counts.Replaced++
 	}
 	q.slot, q.expected = i, min(lcp, q.tokens-1)
@@ -250,7 +248,7 @@ func (r *Replay) choose(q *request) int {
 }
 
 // First tells that a request's first token came: its prompt is computed.
-func (r *Replay) First(id RequestID) {
+func (r *Replay) First(id ledger.ClaimID) {
 	if q := r.open[id]; q != nil {
 		q.began = true
 	}
@@ -258,7 +256,7 @@ func (r *Replay) First(id RequestID) {
 
 // Done tells the end of a request's answer: outputTokens of it, 0: not known;
 // cachedTokens as the server reported, -1: not known.
-func (r *Replay) Done(id RequestID, outputTokens, cachedTokens int) {
+func (r *Replay) Done(id ledger.ClaimID, outputTokens, cachedTokens int) {
 	q := r.open[id]
 	if q == nil {
 		r.found(id, outputTokens)
@@ -275,7 +273,7 @@ func (r *Replay) Done(id RequestID, outputTokens, cachedTokens int) {
 
 // found notes that a request that was taken to be over has ended: what it left
 // is in some slot.
-func (r *Replay) found(id RequestID, outputTokens int) {
+func (r *Replay) found(id ledger.ClaimID, outputTokens int) {
 	for i, q := range r.lost {
 		if q.id == id {
 			r.lost = append(r.lost[:i], r.lost[i+1:]...)
@@ -302,7 +300,7 @@ func (r *Replay) lose(q *request) {
 
 // Gone tells that a request came to no good end, or none is known: how much of
 // its prompt was computed is not known, unless its first token was told.
-func (r *Replay) Gone(id RequestID) {
+func (r *Replay) Gone(id ledger.ClaimID) {
 	if q := r.open[id]; q != nil {
 		r.end(q, 0, -1, false)
 		r.publish()
@@ -355,7 +353,7 @@ func (r *Replay) end(q *request, outputTokens, cached int, whole bool) {
 		if cached >= 0 {
 			keep = min(keep, cached)
 		}
-		s.held = &sequence{keys: q.keys[:keep/PointTokens], tokens: keep}
+		s.held = &sequence{keys: q.keys[:keep/ledger.PointTokens], tokens: keep}
 	}
 	for _, next := range r.order {
 		if next.slot < 0 && r.launch(next) {

@@ -8,6 +8,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"waypost/gossip/ledger"
 	"waypost/gossip/prefix"
 	"waypost/gossip/summary"
 )
@@ -35,7 +36,7 @@ func keysOf(tokens []uint32) []prefix.Key {
 	var p prefix.Probe
 	p.ResetTokens(tokens, keyer)
 	var keys []prefix.Key
-	for d := PointTokens; d <= len(tokens); d += PointTokens {
+	for d := ledger.PointTokens; d <= len(tokens); d += ledger.PointTokens {
 		k, _ := p.At(d)
 		keys = append(keys, k)
 	}
@@ -56,14 +57,14 @@ func (d *driver) send(tokens []uint32, output int) (slot, expected int) {
 	return slot, expected
 }
 
-func (d *driver) begin(tokens []uint32) RequestID {
+func (d *driver) begin(tokens []uint32) ledger.ClaimID {
 	d.n++
-	id := RequestID{1, d.n}
+	id := ledger.ClaimID{Coordinator: 1, Seq: d.n}
 	d.Begin(id, keysOf(tokens), len(tokens), -1)
 	return id
 }
 
-func floor(n int) int { return n / PointTokens * PointTokens }
+func floor(n int) int { return n / ledger.PointTokens * ledger.PointTokens }
 
 // The conversation of the recordings of b10434 and b11434 (observations.txt),
 // by its lengths: which slot each request went to, how much it reused, and how
@@ -99,7 +100,7 @@ func TestRecordedConversation(t *testing.T) {
 		{"A turn 3 after the branch, from the host cache", aTurn3, 1, 508},
 	} {
 		slot, expected := d.send(text(step.prompt...), 4)
-		if slot != step.slot || expected > step.cached || floor(expected) < floor(step.cached)-PointTokens {
+		if slot != step.slot || expected > step.cached || floor(expected) < floor(step.cached)-ledger.PointTokens {
 			t.Errorf("%s: slot %d, %d tokens, the server took slot %d and %d", step.name, slot, expected, step.slot, step.cached)
 		}
 	}
@@ -219,7 +220,7 @@ func TestListenerIsToldEverything(t *testing.T) {
 			HostTokens: rapid.SampledFrom([]int{0, 1500, 1 << 20}).Draw(t, "host"), Listener: l,
 		})}
 		l.replay = d.Replay
-		var running []RequestID
+		var running []ledger.ClaimID
 		for step := range rapid.IntRange(5, 25).Draw(t, "steps") {
 			conv := rapid.IntRange(0, 5).Draw(t, "conv")
 			prompt := text("sys"+fmt.Sprint(conv%2), 208, fmt.Sprintf("c%d", conv), 48*rapid.IntRange(1, 6).Draw(t, "turns"))
@@ -274,9 +275,9 @@ func FuzzBegin(f *testing.F) {
 			for _, b := range in[2 : 2+k] {
 				keys = append(keys, prefix.Key(b%8))
 			}
-			r.Begin(RequestID{1, n}, keys, int(in[1]), int(in[0]>>4)-1)
+			r.Begin(ledger.ClaimID{Coordinator: 1, Seq: n}, keys, int(in[1]), int(in[0]>>4)-1)
 			if in[1]%3 != 0 {
-				r.Done(RequestID{1, n - uint64(in[1]%2)}, int(in[1]%5), int(in[1])-100)
+				r.Done(ledger.ClaimID{Coordinator: 1, Seq: n - uint64(in[1]%2)}, int(in[1]%5), int(in[1])-100)
 			}
 			l.check()
 			in = in[2+k:]

@@ -1,5 +1,7 @@
 package slots
 
+import "waypost/gossip/ledger"
+
 // Seen is what the server says of a slot.
 type Seen struct {
 	// Busy says that a request is under way.
@@ -57,7 +59,7 @@ func (r *Replay) correct(i int, seen []Seen) bool {
 		}
 		r.lose(s.by)
 		if s.by == nil && now.Tokens >= 0 {
-			s.held.tokens, s.held.exact = max(now.Tokens, len(s.held.keys)*PointTokens), true
+			s.held.tokens, s.held.exact = max(now.Tokens, len(s.held.keys)*ledger.PointTokens), true
 		}
 		return true
 	}
@@ -65,7 +67,7 @@ func (r *Replay) correct(i int, seen []Seen) bool {
 	switch {
 	case s.held.tokens == tokens:
 		return false
-	case !s.held.exact && tokens >= len(s.held.keys)*PointTokens:
+	case !s.held.exact && tokens >= len(s.held.keys)*ledger.PointTokens:
 		s.held.tokens, s.held.exact = tokens, true
 		return false
 	}

@@ -3,15 +3,13 @@ package slots
 import (
 	"sort"
 
+	"waypost/gossip/ledger"
 	"waypost/gossip/prefix"
 )
 
-// PointTokens is the distance of the points at which a prompt is known.
-const PointTokens = 16
-
 // sequence is what a slot or an entry of the host cache holds.
 type sequence struct {
-	// keys name the prefixes at each PointTokens tokens, as far as known.
+	// keys name the prefixes at each ledger.PointTokens tokens, as far as known.
 	keys []prefix.Key
 	// tokens is the length; exact says that it is not a guess.
 	tokens int
@@ -22,7 +20,7 @@ type sequence struct {
 // down to a point. A key names all before it, so the equal ones come first.
 func (s *sequence) shared(keys []prefix.Key) int {
 	n := min(len(s.keys), len(keys))
-	return PointTokens * sort.Search(n, func(i int) bool { return s.keys[i] != keys[i] })
+	return ledger.PointTokens * sort.Search(n, func(i int) bool { return s.keys[i] != keys[i] })
 }
 
 // share is a part of a whole; nothing is all of nothing.

@@ -1,11 +1,12 @@
 package slots
 
 import (
+	"waypost/gossip/ledger"
 	"waypost/gossip/prefix"
 	"waypost/gossip/summary"
 )
 
-// tree is what can be reused, as blocks of PointTokens tokens.
+// tree is what can be reused, as blocks of ledger.PointTokens tokens.
 type tree struct {
 	listener summary.Listener
 	tiers    summary.TierListener // nil: not told of
@@ -86,7 +87,7 @@ func (t *tree) add(s *sequence, how shown) (blocks int) {
 		}
 		if id == 0 {
 			id = t.take()
-			t.nodes[id] = node{key: k, parent: parent, end: t.nodes[parent].end + PointTokens}
+			t.nodes[id] = node{key: k, parent: parent, end: t.nodes[parent].end + ledger.PointTokens}
 			t.byKey[k] = id
 			t.count(id, how, i, 1)
 			t.blocks++
@@ -163,7 +164,7 @@ func (t *tree) take() uint32 {
 
 func (t *tree) block(id uint32) summary.Block {
 	n := &t.nodes[id]
-	b := summary.Block{ID: id, Parent: n.parent, StartTokens: n.end - PointTokens, EndTokens: n.end, Usable: n.inSlots+n.usable > 0}
+	b := summary.Block{ID: id, Parent: n.parent, StartTokens: n.end - ledger.PointTokens, EndTokens: n.end, Usable: n.inSlots+n.usable > 0}
 	if n.inSlots == 0 {
 		b.Tier = summary.TierHost
 	}
@@ -196,7 +197,7 @@ func (r *Replay) publish() {
 			continue
 		}
 		// The first block that ends deep enough.
-		from := (int(least*float64(e.tokens)) + PointTokens - 1) / PointTokens
+		from := (int(least*float64(e.tokens)) + ledger.PointTokens - 1) / ledger.PointTokens
 		want[e] = shown{host: true, from: max(0, from-1)}
 		order = append(order, e)
 	}
