@@ -2,6 +2,8 @@ package agent
 
 import (
 	"waypost/agent/engine"
+	"waypost/agent/engine/generic"
+	"waypost/agent/engine/llamacpp"
 	"waypost/agent/engine/vllm"
 )
 
@@ -12,6 +14,8 @@ var adapters = []struct {
 	make func(engine.Options) (engine.Adapter, error)
 }{
 	{"vllm", func(o engine.Options) (engine.Adapter, error) { return vllm.New(vllm.Options{Options: o}) }},
+	{"llamacpp", func(o engine.Options) (engine.Adapter, error) { return llamacpp.New(llamacpp.Options{Options: o}) }},
+	{"generic", func(o engine.Options) (engine.Adapter, error) { return generic.New(generic.Options{Options: o}) }},
 }
 
 // newAdapter makes the adapter of an engine.

@@ -197,7 +197,7 @@ func (h *lanes) load(l *lane.Lane) *waypostv1.Load {
 		rep := r.report(now)
 		cached := uint32(rep.cachedBlocks)
 		rep.load.Coverage = string(rep.coverage)
-		if rep.coverage != engine.CoverageNone {
+		if rep.coverage != engine.CoverageNone || rep.cachedBlocks > 0 {
 			rep.load.CachedBlocks = &cached
 		}
 		rep.load.GPUVerdict = verdict
@@ -277,6 +277,9 @@ func workerFacts(w *watched, id rankFacts) *waypostv1.WorkerFacts {
 	out.Transfer, out.Role = transfer, optionalText(role)
 	if f.StepTokens == 0 {
 		out.StepTokens = known(prior.StepTokens)
+	}
+	if f.LeastReuseRatio > 0 {
+		out.LeastReuseRatio = &f.LeastReuseRatio
 	}
 	if f.RankHeader != "" {
 		out.Headers = map[string]string{f.RankHeader: strconv.Itoa(id.number)}

@@ -61,7 +61,10 @@ type rank struct {
 	toldModel ledger.StepModel
 	// beside is a mirror under construction that replaces table when it is
 	// complete; nil: none.
-	beside   *blocktable.Table
+	beside *blocktable.Table
+	// follow mirrors the cache of an engine that publishes nothing, by the
+	// claims on it; nil: its events are mirrored.
+	follow   engine.Mirror
 	estimate *queue.Estimator
 	// noProgressAfter is the fleet's bound for a worker without progress; 0:
 	// the estimate's own.
@@ -128,7 +131,7 @@ func (r *rank) newTable() *blocktable.Table {
 
 // mirror makes a table the rank's mirror, with a stream of its own.
 func (r *rank) mirror(t *blocktable.Table) {
-	r.table, r.beside = t, nil
+	r.table, r.beside, r.follow = t, nil, nil
 	r.encoder = r.newEncoder(t)
 	r.recorder = queue.NewRecorder(r.key, t, r.encoder)
 	t.Listen(r.recorder.ForTable())
@@ -198,6 +201,10 @@ func (r *rank) reset(cause engine.ResetCause) {
 	if r.table != nil {
 		r.table.Clear()
 		r.table.CountCopies(!r.overPool)
+	}
+	if r.follow != nil {
+		r.follow.Reset()
+		r.followed(time.Now())
 	}
 	if cause == engine.ResetRestart && r.facts.StartMark == 0 {
 		// Else the facts of the new process say so, before or after this.
@@ -315,7 +322,10 @@ func (r *rank) report(now time.Time) report {
 			}
 		}
 	}
-	if r.table != nil {
+	switch {
+	case r.follow != nil:
+		out.cachedBlocks = r.follow.Blocks()
+	case r.table != nil:
 		out.cachedBlocks = r.table.Attached()
 	}
 	return out

@@ -308,6 +308,7 @@ func helloOf(s *lane.Session) fleet.Hello {
 			BlockTokens: int(w.GetBlockTokens()), PoolBlocks: int(w.GetPoolBlocks()), MaxModelTokens: int(w.GetMaxModelTokens()),
 			MaxRunning: int(w.GetMaxRunning()), StepTokens: int(w.GetStepTokens()), WindowTokens: int(w.GetWindowTokens()),
 			Coverage: w.GetCoverage(), CoverageHint: w.GetCoverageHint(), Capabilities: w.GetCapabilities(), GPUUUIDs: w.GetGpuUuids(), Boundary: w.GetBoundary(), Transfer: transferOf(w), Role: w.GetRole(),
+			LeastReuseRatio: w.GetLeastReuseRatio(),
 		}
 		if w.GetStepModel() != nil {
 			m := lane.ModelOf(w.GetStepModel())

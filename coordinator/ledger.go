@@ -2,12 +2,14 @@ package coordinator
 
 import (
 	"errors"
+	"slices"
 	"time"
 
 	"google.golang.org/protobuf/proto"
 
 	"waypost/coordinator/fleet"
 	"waypost/gossip/lane"
+	"waypost/gossip/ledger"
 	waypostv1 "waypost/proto/waypost/v1"
 )
 
@@ -55,6 +57,9 @@ func (h *lanes) ship(f *fleet.HostFrames) {
 		}
 	}
 	for i := range f.Claims {
+		if slices.ContainsFunc(f.Claims[i].Offers, func(o ledger.Offer) bool { return len(o.Points) > 0 }) {
+			f.Claims[i].PointsKeyID = h.c.prefixKey.ID()
+		}
 		for _, frame := range lane.ClaimFramesOf(f.Claims[i].Index, &f.Claims[i].ClaimFrame) {
 			send(&waypostv1.ConnectResponse{Frame: &waypostv1.ConnectResponse_Claims{Claims: frame}})
 		}

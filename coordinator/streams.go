@@ -139,7 +139,7 @@ func (h *lanes) covered(hl *hostLane, s *lane.Session, w *waypostv1.WorkerLoad) 
 // says it can hold. Of an engine that does not say, nothing is kept.
 func (h *lanes) retain(st *stream) {
 	tokens := uint64(0)
-	if st.coverage == "none" || st.coverage == "partial" {
+	if (st.coverage == "none" || st.coverage == "partial") && !h.c.fleet.Followed(st.worker) {
 		tokens = h.c.fleet.CapacityTokens(st.worker)
 	}
 	if tokens != st.retainedTokens {
@@ -165,6 +165,8 @@ func (h *lanes) view(st *stream) {
 	kind := placement.ViewWarming
 	_, _, have := st.decoder.Have()
 	switch {
+	case have && st.coverage == "none" && h.c.fleet.Followed(st.worker):
+		kind = placement.ViewInferred
 	case st.coverage == "none":
 		kind = placement.ViewBlind
 	case have && st.coverage == "partial":

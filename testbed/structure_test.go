@@ -20,7 +20,8 @@ const module = "waypost/"
 // pure lists the packages that decide. They run the same in production and in
 // the simulator, so they may not know the time, the network or the log.
 var pure = []string{
-	"agent/blocktable", "agent/queue", "gossip/prefix", "gossip/summary", "gossip/ledger", "gossip/accuracy",
+	"agent/blocktable", "agent/engine/llamacpp/slots", "agent/queue",
+	"gossip/prefix", "gossip/summary", "gossip/ledger", "gossip/accuracy",
 	"coordinator/prefixindex", "coordinator/pull", "coordinator/fleet", "coordinator/placement", "coordinator/registry", "coordinator/outcome",
 }
 

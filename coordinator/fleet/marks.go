@@ -49,6 +49,16 @@ func (f *Fleet) Mark(now time.Time, placementID string, mark ledger.Mark, output
 	return changes, nil
 }
 
+// NoteReuse notes how much of a placement's prompt its engine reused, for the
+// agent, which is told with the end. An unknown placement changes nothing.
+func (f *Fleet) NoteReuse(placementID string, cachedTokens int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if c := f.claims.byPlacement[placementID]; c != nil && cachedTokens >= 0 {
+		c.cachedTokens = &cachedTokens
+	}
+}
+
 // maxErrorMs bounds one prediction error.
 const maxErrorMs = 60_000
 

@@ -604,9 +604,12 @@ type WorkerFacts struct {
 	// How its saved KV may travel; unset: not at all.
 	Transfer *TransferFacts `protobuf:"bytes,30,opt,name=transfer" json:"transfer,omitempty"`
 	// What it serves of a request: prefill or decode; empty: all of it.
-	Role          *string `protobuf:"bytes,31,opt,name=role" json:"role,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Role *string `protobuf:"bytes,31,opt,name=role" json:"role,omitempty"`
+	// Share of a prompt that must be found for any of it to be reused, 0 to 1; 0:
+	// anything that is found is.
+	LeastReuseRatio *float64 `protobuf:"fixed64,40,opt,name=least_reuse_ratio,json=leastReuseRatio" json:"least_reuse_ratio,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *WorkerFacts) Reset() {
@@ -812,6 +815,13 @@ func (x *WorkerFacts) GetRole() string {
 		return *x.Role
 	}
 	return ""
+}
+
+func (x *WorkerFacts) GetLeastReuseRatio() float64 {
+	if x != nil && x.LeastReuseRatio != nil {
+		return *x.LeastReuseRatio
+	}
+	return 0
 }
 
 // StepModel: stepMs = [prefill: p0 + p1 N + q N^2 + p2 sum((c+u)^2 - c^2)] +
@@ -1932,7 +1942,9 @@ type ClaimFrame struct {
 	// Last seq offered on this lane before this frame.
 	Prev *uint64 `protobuf:"fixed64,4,opt,name=prev" json:"prev,omitempty"`
 	// Claims by seq.
-	Claims        []*Claim `protobuf:"bytes,5,rep,name=claims" json:"claims,omitempty"`
+	Claims []*Claim `protobuf:"bytes,5,rep,name=claims" json:"claims,omitempty"`
+	// Id of the prefix cluster key that points are made with, 8 hex digits.
+	PointsKeyId   *string `protobuf:"bytes,20,opt,name=points_key_id,json=pointsKeyId" json:"points_key_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2002,6 +2014,13 @@ func (x *ClaimFrame) GetClaims() []*Claim {
 	return nil
 }
 
+func (x *ClaimFrame) GetPointsKeyId() string {
+	if x != nil && x.PointsKeyId != nil {
+		return *x.PointsKeyId
+	}
+	return ""
+}
+
 // Claim is one placement as told to the chosen worker's agent and to peers.
 type Claim struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2024,7 +2043,10 @@ type Claim struct {
 	// Depth of each key, tokens.
 	KeyDepths []uint32 `protobuf:"varint,9,rep,packed,name=key_depths,json=keyDepths" json:"key_depths,omitempty"`
 	// Index key of the last checkpoint before the new part; 0: there is none.
-	AfterKey      *uint64 `protobuf:"fixed64,10,opt,name=after_key,json=afterKey" json:"after_key,omitempty"`
+	AfterKey *uint64 `protobuf:"fixed64,10,opt,name=after_key,json=afterKey" json:"after_key,omitempty"`
+	// Prefix keys of the whole prompt at 16 tokens, 32 and so on, for a worker
+	// with the capability claim-points; its agent follows the cache by them.
+	Points        []uint64 `protobuf:"fixed64,20,rep,packed,name=points" json:"points,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2129,6 +2151,13 @@ func (x *Claim) GetAfterKey() uint64 {
 	return 0
 }
 
+func (x *Claim) GetPoints() []uint64 {
+	if x != nil {
+		return x.Points
+	}
+	return nil
+}
+
 // MarkFrame is marks of one coordinator on its claims.
 type MarkFrame struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2203,7 +2232,9 @@ type Mark struct {
 	// Age at sending, ms.
 	AgeMs *float64 `protobuf:"fixed64,3,opt,name=age_ms,json=ageMs" json:"age_ms,omitempty"`
 	// Output tokens, when done.
-	OutputTokens  *uint32 `protobuf:"varint,4,opt,name=output_tokens,json=outputTokens" json:"output_tokens,omitempty"`
+	OutputTokens *uint32 `protobuf:"varint,4,opt,name=output_tokens,json=outputTokens" json:"output_tokens,omitempty"`
+	// Prompt tokens that the engine reused, when done; unset: unknown.
+	CachedTokens  *uint32 `protobuf:"varint,20,opt,name=cached_tokens,json=cachedTokens" json:"cached_tokens,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2262,6 +2293,13 @@ func (x *Mark) GetAgeMs() float64 {
 func (x *Mark) GetOutputTokens() uint32 {
 	if x != nil && x.OutputTokens != nil {
 		return *x.OutputTokens
+	}
+	return 0
+}
+
+func (x *Mark) GetCachedTokens() uint32 {
+	if x != nil && x.CachedTokens != nil {
+		return *x.CachedTokens
 	}
 	return 0
 }
@@ -4264,7 +4302,7 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\track_hint\x18\n" +
 	" \x01(\tR\brackHint\x121\n" +
 	"\aworkers\x18\v \x03(\v2\x17.waypost.v1.WorkerFactsR\aworkers\x12#\n" +
-	"\ropen_sessions\x18\f \x03(\x06R\fopenSessions\"\xf9\x06\n" +
+	"\ropen_sessions\x18\f \x03(\x06R\fopenSessions\"\xa5\a\n" +
 	"\vWorkerFacts\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12\x16\n" +
 	"\x06engine\x18\x02 \x01(\tR\x06engine\x12\x12\n" +
@@ -4295,7 +4333,8 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"step_model\x18\x16 \x01(\v2\x15.waypost.v1.StepModelR\tstepModel\x12#\n" +
 	"\rwindow_tokens\x18\x17 \x01(\rR\fwindowTokens\x125\n" +
 	"\btransfer\x18\x1e \x01(\v2\x19.waypost.v1.TransferFactsR\btransfer\x12\x12\n" +
-	"\x04role\x18\x1f \x01(\tR\x04role\x1a:\n" +
+	"\x04role\x18\x1f \x01(\tR\x04role\x12*\n" +
+	"\x11least_reuse_ratio\x18( \x01(\x01R\x0fleastReuseRatio\x1a:\n" +
 	"\fHeadersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xab\x02\n" +
@@ -4398,14 +4437,15 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\x0eengine_process\x18\x03 \x01(\x06R\rengineProcess\x12\x14\n" +
 	"\x05epoch\x18\x04 \x01(\rR\x05epoch\x12\x19\n" +
 	"\bhave_seq\x18\x05 \x01(\x06R\ahaveSeq\x12\x16\n" +
-	"\x06reason\x18\x06 \x01(\tR\x06reason\"\xa8\x01\n" +
+	"\x06reason\x18\x06 \x01(\tR\x06reason\"\xcc\x01\n" +
 	"\n" +
 	"ClaimFrame\x12 \n" +
 	"\vcoordinator\x18\x01 \x01(\x06R\vcoordinator\x12#\n" +
 	"\ragent_process\x18\x02 \x01(\x06R\fagentProcess\x12\x14\n" +
 	"\x05index\x18\x03 \x01(\rR\x05index\x12\x12\n" +
 	"\x04prev\x18\x04 \x01(\x06R\x04prev\x12)\n" +
-	"\x06claims\x18\x05 \x03(\v2\x11.waypost.v1.ClaimR\x06claims\"\xa8\x02\n" +
+	"\x06claims\x18\x05 \x03(\v2\x11.waypost.v1.ClaimR\x06claims\x12\"\n" +
+	"\rpoints_key_id\x18\x14 \x01(\tR\vpointsKeyId\"\xc0\x02\n" +
 	"\x05Claim\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x06R\x03seq\x12%\n" +
 	"\x0eengine_process\x18\x02 \x01(\x06R\rengineProcess\x12\x15\n" +
@@ -4418,16 +4458,18 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\n" +
 	"key_depths\x18\t \x03(\rR\tkeyDepths\x12\x1b\n" +
 	"\tafter_key\x18\n" +
-	" \x01(\x06R\bafterKey\"k\n" +
+	" \x01(\x06R\bafterKey\x12\x16\n" +
+	"\x06points\x18\x14 \x03(\x06R\x06points\"k\n" +
 	"\tMarkFrame\x12 \n" +
 	"\vcoordinator\x18\x01 \x01(\x06R\vcoordinator\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\rR\x05index\x12&\n" +
-	"\x05marks\x18\x03 \x03(\v2\x10.waypost.v1.MarkR\x05marks\"h\n" +
+	"\x05marks\x18\x03 \x03(\v2\x10.waypost.v1.MarkR\x05marks\"\x8d\x01\n" +
 	"\x04Mark\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x06R\x03seq\x12\x12\n" +
 	"\x04what\x18\x02 \x01(\tR\x04what\x12\x15\n" +
 	"\x06age_ms\x18\x03 \x01(\x01R\x05ageMs\x12#\n" +
-	"\routput_tokens\x18\x04 \x01(\rR\foutputTokens\"\x7f\n" +
+	"\routput_tokens\x18\x04 \x01(\rR\foutputTokens\x12#\n" +
+	"\rcached_tokens\x18\x14 \x01(\rR\fcachedTokens\"\x7f\n" +
 	"\fOutcomeFrame\x12 \n" +
 	"\vcoordinator\x18\x01 \x01(\x06R\vcoordinator\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\rR\x05index\x127\n" +
