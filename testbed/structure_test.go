@@ -22,14 +22,14 @@ const module = "waypost/"
 var pure = []string{
 	"agent/blocktable", "agent/engine/llamacpp/slots", "agent/queue",
 	"gossip/prefix", "gossip/summary", "gossip/ledger", "gossip/accuracy",
-	"coordinator/prefixindex", "coordinator/pull", "coordinator/fleet", "coordinator/placement", "coordinator/registry", "coordinator/outcome",
+	"coordinator/prefixindex", "coordinator/pull", "coordinator/fleet", "coordinator/placement", "coordinator/registry", "coordinator/outcome", "coordinator/memo",
 }
 
 // pureLibraries are the libraries outside the standard library that pure
 // packages may use, and who may use them.
 var pureLibraries = map[string][]string{
 	"github.com/zeebo/xxh3":                    {"gossip/prefix", "gossip/summary", "coordinator/prefixindex", "coordinator/placement"},
-	"github.com/dchest/siphash":                {"gossip/prefix"},
+	"github.com/dchest/siphash":                {"gossip/prefix", "coordinator/memo"},
 	"github.com/pelletier/go-toml/v2":          {"coordinator/registry"},
 	"github.com/pelletier/go-toml/v2/unstable": {"coordinator/registry"},
 }
