@@ -75,9 +75,12 @@ func TestWatch(t *testing.T) {
 	}
 	watching(t, o, again[len(again)-1].Rev, []string{kindEvents}, func(m *waypostv1.WatchResponse) bool { return m.GetEvent().GetEvent() == "uncordoned" })
 
-	// A host that is removed is gone for those who knew it.
+	// A host that is forgotten is gone for those who knew it.
 	a.dialer.Close()
-	o.note(o.fleet.RemoveHost(time.Now(), "gpu-01"))
+	eventually(t, "the host is forgotten", func() bool {
+		o.note(o.fleet.Tick(time.Now().Add(48 * time.Hour)))
+		return !o.fleet.HasHost("gpu-01")
+	})
 	watching(t, o, place, []string{kindWorkers}, func(m *waypostv1.WatchResponse) bool {
 		return m.GetRemoved() == "gpu-01/vllm-8000/0" && m.Worker == nil
 	})
