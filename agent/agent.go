@@ -297,24 +297,22 @@ func (a *Agent) Start() error {
 	}
 	a.startFacts()
 	a.tasks.Go(a.tick)
+	a.tasks.Go(a.keepLearnt)
 	a.tasks.Go(a.sketching)
 	a.dialer.Start()
 	a.log.Info("agent started", "engines", len(a.engines), "mesh", a.MeshAddress())
 	return nil
 }
 
-// tick drives the prefix streams, and tells and keeps what is learnt.
+// tick drives the prefix streams and tells what is learnt. It waits for no disk:
+// the views of all coordinators age with it.
 func (a *Agent) tick() {
 	t := time.NewTicker(cmp.Or(a.opt.DeltaEvery, defaultDeltaEvery))
 	defer t.Stop()
-	save := time.NewTicker(learntEvery)
-	defer save.Stop()
 	for {
 		select {
 		case <-a.ctx.Done():
 			return
-		case <-save.C:
-			a.saveLearnt()
 		case now := <-t.C:
 			remodelled := false
 			for _, r := range a.ranks() {
