@@ -242,6 +242,9 @@ func (a *Agent) wireGossip() error {
 		if source.Name() != a.name {
 			return bad("name", "%q, but the certificate in tls.cert_file is %q's", a.name, source.Name())
 		}
+		if err := a.opt.Registerer.Register(source); err != nil {
+			return err
+		}
 		dopt.TLS = source.Client(identity.ClientOptions{Accept: []identity.Role{identity.RoleCoordinator}, Protocols: []string{"h2"}})
 	}
 	var err error
