@@ -243,6 +243,9 @@ func (a *Agent) wireGossip() error {
 		if source.Name() != a.name {
 			return bad("name", "%q, but the certificate in tls.cert_file is %q's", a.name, source.Name())
 		}
+		if err := a.opt.Registerer.Register(source); err != nil {
+			return err
+		}
 		dopt.TLS = source.Client(identity.ClientOptions{Accept: []identity.Role{identity.RoleCoordinator}, Protocols: []string{"h2"}})
 	}
 	var err error
@@ -298,24 +301,22 @@ func (a *Agent) Start() error {
 	}
 	a.startFacts()
 	a.tasks.Go(a.tick)
+	a.tasks.Go(a.keepLearnt)
 	a.tasks.Go(a.sketching)
 	a.dialer.Start()
 	a.log.Info("agent started", "engines", len(a.engines), "mesh", a.MeshAddress())
 	return nil
 }
 
-// tick drives the prefix streams, and tells and keeps what is learnt.
+// tick drives the prefix streams and tells what is learnt. It waits for no disk:
+// the views of all coordinators age with it.
 func (a *Agent) tick() {
 	t := time.NewTicker(cmp.Or(a.opt.DeltaEvery, defaultDeltaEvery))
 	defer t.Stop()
-	save := time.NewTicker(learntEvery)
-	defer save.Stop()
 	for {
 		select {
 		case <-a.ctx.Done():
 			return
-		case <-save.C:
-			a.saveLearnt()
 		case now := <-t.C:
 			remodelled := false
 			for _, r := range a.ranks() {

@@ -209,6 +209,7 @@ func (c *Coordinator) wireIdentity() error {
 		if c.identity.Name() != c.name {
 			return bad("name", "%q, but the certificate in tls.cert_file is %q's", c.name, c.identity.Name())
 		}
+		return c.opt.Registerer.Register(c.identity)
 	}
 	return nil
 }

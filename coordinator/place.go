@@ -57,19 +57,8 @@ var works = sync.Pool{New: func() any { return &work{} }}
 
 // Place implements the placement service.
 func (p *placements) Place(ctx context.Context, req *waypostv1.PlaceRequest) (*waypostv1.PlaceResponse, error) {
-	c := p.c
-	select {
-	case c.inFlight <- struct{}{}:
-		defer func() { <-c.inFlight }()
-	default:
-		return &waypostv1.PlaceResponse{Answer: &waypostv1.PlaceResponse_Refused{Refused: &waypostv1.Refusal{
-			Reason: proto.String("busy"), RetryAfterMs: proto.Float64(50), Detail: proto.String("this coordinator decides as many placements at once as [limits] places_in_flight allows; ask another one"),
-		}}}, nil
-	}
-	started := time.Now()
-	w := works.Get().(*work)
-	defer works.Put(w)
-	resp, pool, err := p.place(w, req)
+	c, started := p.c, time.Now()
+	resp, pool, err := p.placeInTurn(req)
 	result := "placed"
 	switch {
 	case err != nil:
@@ -83,6 +72,22 @@ func (p *placements) Place(ctx context.Context, req *waypostv1.PlaceRequest) (*w
 	}
 	c.metrics.placeSeconds.WithLabelValues(pool).Observe(time.Since(started).Seconds())
 	return resp, err
+}
+
+// placeInTurn decides one request, if not too many are being decided. It returns
+// the pool for the counters.
+func (p *placements) placeInTurn(req *waypostv1.PlaceRequest) (*waypostv1.PlaceResponse, string, error) {
+	select {
+	case p.c.inFlight <- struct{}{}:
+		defer func() { <-p.c.inFlight }()
+	default:
+		return &waypostv1.PlaceResponse{Answer: &waypostv1.PlaceResponse_Refused{Refused: &waypostv1.Refusal{
+			Reason: proto.String("busy"), RetryAfterMs: proto.Float64(50), Detail: proto.String("this coordinator decides as many placements at once as [limits] places_in_flight allows; ask another one"),
+		}}}, "", nil
+	}
+	w := works.Get().(*work)
+	defer works.Put(w)
+	return p.place(w, req)
 }
 
 // place decides one request. It returns the pool for the counters.

@@ -26,7 +26,11 @@ func (c *Coordinator) judgeTenant(now time.Time, r *placement.Request, file *reg
 		r.TenantBarred = tenantBarred(pool, tenant)
 	}
 	if limit, ok := file.Tenant(tenant).MaxInflightTokens.Get(); ok {
-		if open := c.fleet.TenantTokens(r.Tenant); open+int64(r.PromptTokens) > limit {
+		open := c.fleet.TenantTokens(tenant)
+		if tenant == registry.DefaultTenant {
+			open += c.fleet.TenantTokens("") // requests that name none are the default tenant's, too
+		}
+		if open+int64(r.PromptTokens) > limit {
 			r.TenantFull = fmt.Sprintf("tenant %s has %d prompt tokens under way, max_inflight_tokens is %d", tenant, open, limit)
 		}
 	}

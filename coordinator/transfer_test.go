@@ -304,4 +304,17 @@ func TestTenantsAreJudged(t *testing.T) {
 	if r := judge("team-a", 500); r.TenantFull != "" || f.TenantTokens("team-a") != 0 {
 		t.Errorf("after the end: %q, %d tokens", r.TenantFull, f.TenantTokens("team-a"))
 	}
+	// Who names no tenant and who names the default one are the same tenant.
+	if file, err = registry.ParseFleet("fleet.toml", "[[tenant]]\nname = \"default\"\nmax_inflight_tokens = 1000\n"); err != nil {
+		t.Fatal(err)
+	}
+	claim.Key, claim.Placement = fleet.RequestKey{ID: "r2"}, "y"
+	if _, _, _, err := f.Claim(started, claim); err != nil {
+		t.Fatal(err)
+	}
+	for _, tenant := range []string{"", registry.DefaultTenant} {
+		if r := judge(tenant, 500); r.TenantFull != "tenant default has 600 prompt tokens under way, max_inflight_tokens is 1000" {
+			t.Errorf("tenant %q with 600 of the default tenant's under way: %q", tenant, r.TenantFull)
+		}
+	}
 }
