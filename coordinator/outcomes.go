@@ -38,7 +38,7 @@ func (c *Coordinator) remember(w *work, req *waypostv1.PlaceRequest, request *pl
 		return placement.NewRecord(request, w.candidates, w.ask.Policy, sit, d, c.records.KeepCandidates())
 	})
 	c.cases.remember(w, req, &e, chosen.BlockTokens, now)
-	c.shares.placed(now, request.Pool, answer.GetWorker().GetName())
+	c.shares.placed(now, request.Pool, answer.GetWorker().GetName(), e.ReachableTokens > 0, e.LostTo == explain.LostToLoad)
 	if d.Redirected() {
 		c.metrics.redirected.WithLabelValues(request.Pool).Inc()
 	}

@@ -351,10 +351,9 @@ func (c *Coordinator) ask(w *work, now time.Time, request *placement.Request, ca
 	request.MaxTransferMs = 0
 	if pool, ok := file.Pool(request.Pool); ok {
 		stay = pool.StayIn.Value
-		if ttft, ok := pool.TTFT.Get(); ok {
-			// Nobody has headroom who waits longer than the pool's first token may.
+		if limit := headroomMs(w.ask.Policy, pool); limit != w.ask.Policy.HeadroomMs {
 			w.policy = *w.ask.Policy
-			w.policy.HeadroomMs = ms(ttft)
+			w.policy.HeadroomMs = limit
 			w.ask.Policy = &w.policy
 		}
 		request.MaxTransferMs = maxTransferMs(pool)

@@ -32,7 +32,7 @@ var faults = []struct {
 	{"HOT-04", [][2]string{{"coordinator/placement", "TestHOT04AllOverLimit"}}},
 	{"HOT-05", [][2]string{{"coordinator/placement", "TestNextBestHolder"}}},
 	{"HOT-06", [][2]string{{"coordinator/placement", "TestHOT06NewWorkerIsBroughtIn"}}},
-	{"HOT-07", [][2]string{{"coordinator/placement", "TestHOT07DecidingTermIsNamed"}, {"coordinator/explain", "TestSummaryAndPart"}}},
+	{"HOT-07", [][2]string{{"coordinator/placement", "TestHOT07DecidingTermIsNamed"}, {"coordinator", "TestHOT07BypassedCacheIsShown"}, {"coordinator/explain", "TestSummaryAndPart"}}},
 	{"HOT-10", [][2]string{{"coordinator/placement", "TestCacheDecidesAmongEquals"}}},
 	{"WRK-01", [][2]string{{"agent/queue", "TestStalled"}, {"testbed/cluster", "TestStalledEngine"}}},
 	{"WRK-02", [][2]string{{"agent/queue", "TestStalled"}, {"testbed/cluster", "TestStalledEngine"}}},
