@@ -106,6 +106,8 @@ type Coordinator struct {
 	board          *board
 	announced      atomic.Pointer[registry.State]
 	drains         drains
+	// inferred are the workers of which the index retains what was placed.
+	inferred sync.Map
 	metrics        *metrics
 	policy         atomic.Pointer[placement.Policy]
 	fleetFile      atomic.Pointer[registry.Fleet]
@@ -214,7 +216,10 @@ func (c *Coordinator) wireIdentity() error {
 }
 
 // predicted hands the ledger's predicted keys to the index.
-type predicted struct{ index *prefixindex.Index }
+type predicted struct {
+	index    *prefixindex.Index
+	inferred *sync.Map
+}
 
 func (p predicted) AddPredicted(w fleet.WorkerID, claim, after uint64, keys []prefix.Key, depths []uint32) {
 	p.index.AddPredicted(prefixindex.WorkerID(w), claim, summary.IndexKey(after), keys, depths)
@@ -224,13 +229,16 @@ func (p predicted) RemovePredicted(w fleet.WorkerID, claim uint64) {
 	p.index.RemovePredicted(prefixindex.WorkerID(w), claim)
 }
 
-func (p predicted) Drop(w fleet.WorkerID) { p.index.Drop(prefixindex.WorkerID(w)) }
+func (p predicted) Drop(w fleet.WorkerID) {
+	p.inferred.Delete(w)
+	p.index.Drop(prefixindex.WorkerID(w))
+}
 
 // wireView makes the pure parts.
 func (c *Coordinator) wireView() error {
 	c.index = prefixindex.New(prefixindex.Options{})
 	var err error
-	c.fleet, err = fleet.New(fleet.Options{Epoch: time.Now(), Process: c.process, Predicted: predicted{c.index}, ReservationTTL: c.reservationTTL})
+	c.fleet, err = fleet.New(fleet.Options{Epoch: time.Now(), Process: c.process, Predicted: predicted{c.index, &c.inferred}, ReservationTTL: c.reservationTTL})
 	if err != nil {
 		return err
 	}

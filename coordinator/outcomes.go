@@ -28,6 +28,7 @@ func (c *Coordinator) remember(w *work, req *waypostv1.PlaceRequest, request *pl
 	e := explain.NewEntry(request, w.candidates, sit, d)
 	e.Placement, e.Coordinator, e.MadeAt, e.Attempt, e.InputSource = answer.GetPlacementId(), c.name, now, req.GetAttempt(), w.prompt.source
 	chosen := w.candidates[d.Chosen]
+	e.View = c.shownView(chosen.ID, chosen.View.Kind)
 	if e.ExpectedTokens > 0 {
 		e.BiasTokens = c.judges.bias(chosen.ID)
 	}
