@@ -79,35 +79,35 @@ type Coordinator struct {
 	log     *slog.Logger
 	number  atomic.Uint32
 
-	prefixKey      prefix.ClusterKey
-	keyers         keyers
-	identity       *identity.Source
-	fleet          *fleet.Fleet
-	index          *prefixindex.Index
-	records        *explain.Store
-	journal        *explain.Journal // nil: the disk is unusable
-	journalError   error
-	cases          *cases
-	judges         *judges
-	transfers      *transfers
-	tenantShares   tenantShares
-	shares         tally
-	replica        *replica.Replica
-	mesh           *mesh.Mesh
-	meshUp         bool
-	lanes          *lanes
-	verifier       verifier
-	laneServer     *lane.Server
-	placements     *placements
-	operators      *operators
-	peers          *peers
-	exchange       *exchange
-	hearing        *hearing
-	board          *board
-	announced      atomic.Pointer[registry.State]
-	drains         drains
+	prefixKey    prefix.ClusterKey
+	keyers       keyers
+	identity     *identity.Source
+	fleet        *fleet.Fleet
+	index        *prefixindex.Index
+	records      *explain.Store
+	journal      *explain.Journal // nil: the disk is unusable
+	journalError error
+	cases        *cases
+	judges       *judges
+	transfers    *transfers
+	tenantShares tenantShares
+	shares       tally
+	replica      *replica.Replica
+	mesh         *mesh.Mesh
+	meshUp       bool
+	lanes        *lanes
+	verifier     verifier
+	laneServer   *lane.Server
+	placements   *placements
+	operators    *operators
+	peers        *peers
+	exchange     *exchange
+	hearing      *hearing
+	board        *board
+	announced    atomic.Pointer[registry.State]
+	drains       drains
 	// inferred are the workers of which the index retains what was placed.
-	inferred sync.Map
+	inferred       sync.Map
 	metrics        *metrics
 	policy         atomic.Pointer[placement.Policy]
 	fleetFile      atomic.Pointer[registry.Fleet]
