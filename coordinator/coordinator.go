@@ -90,6 +90,8 @@ type Coordinator struct {
 	cases        *cases
 	judges       *judges
 	transfers    *transfers
+	heardMu      sync.Mutex
+	heard        map[string]heardSeries // by receiving worker
 	tenantShares tenantShares
 	shares       tally
 	replica      *replica.Replica
@@ -261,7 +263,7 @@ func (c *Coordinator) wireView() error {
 	policy := placement.DefaultPolicy()
 	c.policy.Store(&policy)
 	c.fleetFile.Store(registry.EmptyFleet())
-	c.transfers = newTransfers(time.Now())
+	c.transfers, c.heard = newTransfers(time.Now()), map[string]heardSeries{}
 	c.inFlight = make(chan struct{}, c.cfg.Limits.PlacesInFlight)
 	if c.lanes, err = newLanes(c); err != nil {
 		return err

@@ -72,9 +72,7 @@ func (p *placements) ReportOutcome(ctx context.Context, req *waypostv1.ReportOut
 	if err == nil {
 		c.note(changes)
 	}
-	if pair, switched, off := c.transfers.outcome(now, req.GetPlacementId(), mark == ledger.MarkDone, out.CachedTokens, out.FirstTokenMs); switched {
-		c.log.Warn("pulls of a pair were switched", "off", off, "from", pair.From, "to", pair.To)
-	}
+	c.sawTransfer(now, c.transfers.outcome(req.GetPlacementId(), mark == ledger.MarkDone, out.CachedTokens, out.FirstTokenMs))
 	joined, err := c.joinOutcome(now, req.GetPlacementId(), out)
 	if err != nil {
 		return nil, api.BadField("result", err.Error())
