@@ -197,6 +197,7 @@ func (a *Agent) newRank(e EngineConfig, engineName string, number int) *rank {
 		r.agentProcess = a.process
 		r.restore = func(f engine.Facts, process uint64) (queue.State, bool) { return a.learnt.of(r.local(), f, process) }
 		r.restoreAccuracy = func(process uint64) (accuracy.State, bool) { return a.learnt.accuracyOf(r.local(), process) }
+		r.restoreTransfers = func() transferLog { return a.learnt.transfersTo(r.local()) }
 		a.index = append(a.index, r)
 		return r
 	})

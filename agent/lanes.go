@@ -35,7 +35,8 @@ type lanes struct {
 
 	mu   sync.Mutex
 	told map[*lane.Lane]map[uint32]position
-	// toldAccuracy is what each lane was told of how right predictions were.
+	// toldAccuracy is what each lane was told of how right predictions were, and
+	// of transfers.
 	toldAccuracy map[*lane.Lane]map[uint32]toldAccuracy
 	// fresh tells how late frames of a lane come.
 	fresh map[*lane.Lane]*lane.Freshness
@@ -113,6 +114,8 @@ func (h *lanes) Frame(l *lane.Lane, f *waypostv1.ConnectResponse) {
 		h.takeMarks(l, fr.Marks)
 	case *waypostv1.ConnectResponse_Outcomes:
 		h.takeOutcomes(l, fr.Outcomes)
+	case *waypostv1.ConnectResponse_Transfers:
+		h.takeTransfers(l, fr.Transfers)
 	case *waypostv1.ConnectResponse_Policy:
 		h.takePolicy(fr.Policy)
 	case *waypostv1.ConnectResponse_Tokenize:
@@ -204,6 +207,7 @@ func (h *lanes) load(l *lane.Lane) *waypostv1.Load {
 		w := lane.WorkerLoadOf(r.index, &rep.load)
 		w.PrefixFrame, w.PrefixAgeMs = h.nextFrame(r, told, now)
 		w.Accuracy = h.nextAccuracy(l, r, now)
+		h.addTransfers(l, r, w, now)
 		out.Workers = append(out.Workers, w)
 	}
 	return out

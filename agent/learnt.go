@@ -24,7 +24,7 @@ import (
 const (
 	learntFile     = "learnt.json"
 	learntVersion  = 1
-	maxLearntBytes = 1 << 20
+	maxLearntBytes = 32 << 20
 	// learntEvery is how often it is written: what a crash loses is learnt
 	// again within minutes.
 	learntEvery = time.Minute
@@ -57,6 +57,8 @@ type learntWorker struct {
 	State         queue.State `json:"state"`
 	// Accuracy is how right predictions about this engine life were.
 	Accuracy accuracy.State `json:"accuracy"`
+	// Transfers are the newest transfers of saved KV to this worker.
+	Transfers transferLog `json:"transfers"`
 }
 
 func newLearnt(stateDir string) *learnt {
@@ -128,6 +130,13 @@ func (l *learnt) accuracyOf(name string, process uint64) (accuracy.State, bool) 
 	defer l.mu.Unlock()
 	w, known := l.workers[name]
 	return w.Accuracy, known && w.Process == markHex(process)
+}
+
+// transfersTo are the transfers to a worker that were kept.
+func (l *learnt) transfersTo(name string) transferLog {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.workers[name].Transfers
 }
 
 // write replaces the file at once if something was learnt since. It is called
@@ -205,7 +214,7 @@ func (r *rank) export() (w learntWorker, ok bool) {
 	}
 	return learntWorker{
 		Process: markHex(r.process), Model: r.facts.Model, EngineVersion: r.facts.Version, State: r.estimate.Export(),
-		Accuracy: r.accuracyNow().Export(r.ms(time.Now())),
+		Accuracy: r.accuracyNow().Export(r.ms(time.Now())), Transfers: r.transferLog().export(r.ms(time.Now())),
 	}, true
 }
 

@@ -110,7 +110,7 @@ func TestBadLearntFile(t *testing.T) {
 		"empty":         {"", "unexpected end"},
 		"newer version": {`{"version":2}`, "version 2, this agent reads 1"},
 		"bad mark":      {`{"version":1,"workers":{"e/0":{"process":"xyz"}}}`, `workers["e/0"].process: "xyz"`},
-		"too big":       {strings.Repeat(" ", maxLearntBytes+1), "more than 1048576 bytes"},
+		"too big":       {strings.Repeat(" ", maxLearntBytes+1), "more than 33554432 bytes"},
 		"wrong type":    {`{"version":1,"workers":[1]}`, "cannot unmarshal"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -36,6 +36,8 @@ type rank struct {
 	// restoreAccuracy what was learnt of one of its engine lives.
 	restore         func(engine.Facts, uint64) (queue.State, bool)
 	restoreAccuracy func(uint64) (accuracy.State, bool)
+	// restoreTransfers is what was kept of transfers to this worker.
+	restoreTransfers func() transferLog
 
 	mu  sync.Mutex
 	key prefix.ClusterKey
@@ -53,6 +55,8 @@ type rank struct {
 	// accuracy is how right predictions about the engine life accuracyOf were.
 	accuracy   *accuracy.Worker
 	accuracyOf uint64
+	// transfers are those to this worker that were seen; nil: not asked for yet.
+	transfers *transferLog
 	// recorder turns what the mirror gains into evidence of claims.
 	recorder *queue.Recorder
 	// lanes are those that are up, with their coordinator's process mark.

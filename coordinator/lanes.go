@@ -212,8 +212,8 @@ func (h *lanes) takeLoad(hl *hostLane, s *lane.Session, load *waypostv1.Load, se
 	h.c.note(changes)
 	for _, w := range load.GetWorkers() {
 		h.covered(hl, s, w)
-		if w.GetAccuracy() != nil {
-			h.takeAccuracy(hl, s, w)
+		if w.GetAccuracy() != nil || len(w.GetTransfers()) > 0 {
+			h.takeLearnt(hl, s, w)
 		}
 		if len(w.GetPrefixFrame()) > 0 {
 			h.takePrefix(hl, s, w.GetIndex(), w.GetEngineProcess(), w.GetPrefixFrame(), fromDelta)

@@ -28,6 +28,7 @@ func (c *Coordinator) remember(w *work, req *waypostv1.PlaceRequest, request *pl
 	e := explain.NewEntry(request, w.candidates, sit, d)
 	e.Placement, e.Coordinator, e.MadeAt, e.Attempt, e.InputSource = answer.GetPlacementId(), c.name, now, req.GetAttempt(), w.prompt.source
 	chosen := w.candidates[d.Chosen]
+	e.View = c.shownView(chosen.ID, chosen.View.Kind)
 	if e.ExpectedTokens > 0 {
 		e.BiasTokens = c.judges.bias(chosen.ID)
 	}
@@ -38,7 +39,7 @@ func (c *Coordinator) remember(w *work, req *waypostv1.PlaceRequest, request *pl
 		return placement.NewRecord(request, w.candidates, w.ask.Policy, sit, d, c.records.KeepCandidates())
 	})
 	c.cases.remember(w, req, &e, chosen.BlockTokens, now)
-	c.shares.placed(now, request.Pool, answer.GetWorker().GetName())
+	c.shares.placed(now, request.Pool, answer.GetWorker().GetName(), e.ReachableTokens > 0, e.LostTo == explain.LostToLoad)
 	if d.Redirected() {
 		c.metrics.redirected.WithLabelValues(request.Pool).Inc()
 	}
@@ -72,9 +73,7 @@ func (p *placements) ReportOutcome(ctx context.Context, req *waypostv1.ReportOut
 	if err == nil {
 		c.note(changes)
 	}
-	if pair, switched, off := c.transfers.outcome(now, req.GetPlacementId(), mark == ledger.MarkDone, out.CachedTokens, out.FirstTokenMs); switched {
-		c.log.Warn("pulls of a pair were switched", "off", off, "from", pair.From, "to", pair.To)
-	}
+	c.sawTransfer(now, c.transfers.outcome(req.GetPlacementId(), mark == ledger.MarkDone, out.CachedTokens, out.FirstTokenMs))
 	joined, err := c.joinOutcome(now, req.GetPlacementId(), out)
 	if err != nil {
 		return nil, api.BadField("result", err.Error())

@@ -229,7 +229,7 @@ func (c *Coordinator) answer(w *work, req *waypostv1.PlaceRequest, request *plac
 		Because:  proto.String(d.Because(w.candidates)),
 		Basis: &waypostv1.Basis{
 			PolicyVersion: &sit.PolicyVersion, PolicyAgeMs: finite(sit.PolicyAgeMs), QueueAgeMs: finite(sit.NowMs - chosen.LoadAtMs), Theta: finite(c.policy.Load().Theta),
-			CacheViewAgeMs: finite(sit.NowMs - chosen.View.AtMs), CacheView: proto.String(chosen.View.Kind.String()), InputSource: proto.String(w.prompt.source), Marks: d.Marks.Words(),
+			CacheViewAgeMs: finite(sit.NowMs - chosen.View.AtMs), CacheView: proto.String(c.shownView(chosen.ID, chosen.View.Kind).String()), InputSource: proto.String(w.prompt.source), Marks: d.Marks.Words(),
 			UnpricedWorkers: proto.Uint32(uint32(d.Survey.Unpriced)), ExcludedWorkers: excludedWorkers(&d.Survey),
 		},
 	}

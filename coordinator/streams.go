@@ -144,6 +144,11 @@ func (h *lanes) retain(st *stream) {
 	}
 	if tokens != st.retainedTokens {
 		st.retainedTokens = tokens
+		if tokens > 0 {
+			h.c.inferred.Store(st.worker, struct{}{})
+		} else {
+			h.c.inferred.Delete(st.worker)
+		}
 		h.c.index.Retain(prefixindex.WorkerID(st.worker), tokens)
 	}
 }

@@ -92,20 +92,20 @@ func (c *Coordinator) tenantLabel(tenant string) string {
 
 // headroomMs is the wait at a pool's best worker up to which the pool has
 // headroom: the time that its first token may take, else the policy's.
-func (c *Coordinator) headroomMs(pool *registry.Pool) float64 {
+func headroomMs(policy *placement.Policy, pool *registry.Pool) float64 {
 	if pool != nil {
 		if ttft, ok := pool.TTFT.Get(); ok {
 			return ms(ttft)
 		}
 	}
-	return c.policy.Load().HeadroomMs
+	return policy.HeadroomMs
 }
 
 // headroom is the part of a pool's headroom that a wait at its best worker
 // leaves, 0 to 1.
 func (c *Coordinator) headroom(pool string, waitMs float64) float64 {
 	file, _ := c.fleetFile.Load().Pool(pool)
-	limit := c.headroomMs(file)
+	limit := headroomMs(c.policy.Load(), file)
 	if !(limit > 0) {
 		return 0
 	}

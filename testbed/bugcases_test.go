@@ -10,8 +10,7 @@ import (
 
 // faults are the faults of comparable systems about load, hot spots, workers,
 // topology and tenants, by the names that they are listed under, and the tests
-// that show what is done about each. TOP-04 (NUMA nodes that are not known) is
-// about a part that does not exist yet: no price rests on NUMA.
+// that show what is done about each.
 var faults = []struct {
 	name string
 	// tests are a package's directory and a test in it.
@@ -32,7 +31,7 @@ var faults = []struct {
 	{"HOT-04", [][2]string{{"coordinator/placement", "TestHOT04AllOverLimit"}}},
 	{"HOT-05", [][2]string{{"coordinator/placement", "TestNextBestHolder"}}},
 	{"HOT-06", [][2]string{{"coordinator/placement", "TestHOT06NewWorkerIsBroughtIn"}}},
-	{"HOT-07", [][2]string{{"coordinator/placement", "TestHOT07DecidingTermIsNamed"}, {"coordinator/explain", "TestSummaryAndPart"}}},
+	{"HOT-07", [][2]string{{"coordinator/placement", "TestHOT07DecidingTermIsNamed"}, {"coordinator", "TestHOT07BypassedCacheIsShown"}, {"coordinator/explain", "TestSummaryAndPart"}}},
 	{"HOT-10", [][2]string{{"coordinator/placement", "TestCacheDecidesAmongEquals"}}},
 	{"WRK-01", [][2]string{{"agent/queue", "TestStalled"}, {"testbed/cluster", "TestStalledEngine"}}},
 	{"WRK-02", [][2]string{{"agent/queue", "TestStalled"}, {"testbed/cluster", "TestStalledEngine"}}},
@@ -47,6 +46,7 @@ var faults = []struct {
 	{"TOP-01", [][2]string{{"coordinator/registry", "TestPathBetween"}}},
 	{"TOP-02", [][2]string{{"coordinator/placement", "TestPriceTransfer"}}},
 	{"TOP-03", [][2]string{{"coordinator/placement", "TestTOP03SwitchPoint"}}},
+	{"TOP-04", [][2]string{{"agent/host", "TestTOP04UnknownNUMANodes"}, {"coordinator", "TestTOP04NUMANote"}}},
 	{"TOP-06", [][2]string{{"coordinator/placement", "TestTOP06SlowPairCostsMore"}}},
 	{"TEN-01", [][2]string{{"testbed/cluster", "TestSaltsAndAdaptersAreDomainsOfTheirOwn"}}},
 	{"TEN-02", [][2]string{{"testbed/cluster", "TestSaltsAndAdaptersAreDomainsOfTheirOwn"}, {"coordinator/registry", "TestSaltsBelongToTheirTenant"}}},

@@ -207,6 +207,7 @@ type ConnectResponse struct {
 	//	*ConnectResponse_Render
 	//	*ConnectResponse_Evidence
 	//	*ConnectResponse_Outcomes
+	//	*ConnectResponse_Transfers
 	Frame         isConnectResponse_Frame `protobuf_oneof:"frame"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -337,6 +338,15 @@ func (x *ConnectResponse) GetOutcomes() *OutcomeFrame {
 	return nil
 }
 
+func (x *ConnectResponse) GetTransfers() *TransferFrame {
+	if x != nil {
+		if x, ok := x.Frame.(*ConnectResponse_Transfers); ok {
+			return x.Transfers
+		}
+	}
+	return nil
+}
+
 type isConnectResponse_Frame interface {
 	isConnectResponse_Frame()
 }
@@ -386,6 +396,11 @@ type ConnectResponse_Outcomes struct {
 	Outcomes *OutcomeFrame `protobuf:"bytes,21,opt,name=outcomes,oneof"`
 }
 
+type ConnectResponse_Transfers struct {
+	// Transfers to one worker, as one coordinator saw them.
+	Transfers *TransferFrame `protobuf:"bytes,22,opt,name=transfers,oneof"`
+}
+
 func (*ConnectResponse_Hello) isConnectResponse_Frame() {}
 
 func (*ConnectResponse_Policy) isConnectResponse_Frame() {}
@@ -403,6 +418,8 @@ func (*ConnectResponse_Render) isConnectResponse_Frame() {}
 func (*ConnectResponse_Evidence) isConnectResponse_Frame() {}
 
 func (*ConnectResponse_Outcomes) isConnectResponse_Frame() {}
+
+func (*ConnectResponse_Transfers) isConnectResponse_Frame() {}
 
 // AgentHello introduces a host.
 type AgentHello struct {
@@ -1085,9 +1102,13 @@ type WorkerLoad struct {
 	PrefixAgeMs *float64 `protobuf:"fixed64,27,opt,name=prefix_age_ms,json=prefixAgeMs" json:"prefix_age_ms,omitempty"`
 	// How right predictions about it were; unset: as told before on this lane, and
 	// nothing before the first time.
-	Accuracy      *WorkerAccuracy `protobuf:"bytes,28,opt,name=accuracy" json:"accuracy,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Accuracy *WorkerAccuracy `protobuf:"bytes,28,opt,name=accuracy" json:"accuracy,omitempty"`
+	// Transfers to this worker that were not told on this lane yet, oldest first.
+	Transfers []*ObservedTransfer `protobuf:"bytes,29,rep,name=transfers" json:"transfers,omitempty"`
+	// Mark of the series that their seq counts in; it outlives the agent.
+	TransferSeries *uint64 `protobuf:"fixed64,30,opt,name=transfer_series,json=transferSeries" json:"transfer_series,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *WorkerLoad) Reset() {
@@ -1314,6 +1335,20 @@ func (x *WorkerLoad) GetAccuracy() *WorkerAccuracy {
 		return x.Accuracy
 	}
 	return nil
+}
+
+func (x *WorkerLoad) GetTransfers() []*ObservedTransfer {
+	if x != nil {
+		return x.Transfers
+	}
+	return nil
+}
+
+func (x *WorkerLoad) GetTransferSeries() uint64 {
+	if x != nil && x.TransferSeries != nil {
+		return *x.TransferSeries
+	}
+	return 0
 }
 
 // WorkerAccuracy is what the outcomes of all coordinators taught about the
@@ -2369,6 +2404,180 @@ func (x *OutcomeFrame) GetOutcomes() []*ObservedOutcome {
 	return nil
 }
 
+// TransferFrame is transfers to one worker; it is never repeated.
+type TransferFrame struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Process mark of the coordinator.
+	Coordinator *uint64 `protobuf:"fixed64,1,opt,name=coordinator" json:"coordinator,omitempty"`
+	// Index from the hello.
+	Index *uint32 `protobuf:"varint,2,opt,name=index" json:"index,omitempty"`
+	// Transfers, at most 64.
+	Transfers     []*ObservedTransfer `protobuf:"bytes,3,rep,name=transfers" json:"transfers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TransferFrame) Reset() {
+	*x = TransferFrame{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TransferFrame) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TransferFrame) ProtoMessage() {}
+
+func (x *TransferFrame) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TransferFrame.ProtoReflect.Descriptor instead.
+func (*TransferFrame) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *TransferFrame) GetCoordinator() uint64 {
+	if x != nil && x.Coordinator != nil {
+		return *x.Coordinator
+	}
+	return 0
+}
+
+func (x *TransferFrame) GetIndex() uint32 {
+	if x != nil && x.Index != nil {
+		return *x.Index
+	}
+	return 0
+}
+
+func (x *TransferFrame) GetTransfers() []*ObservedTransfer {
+	if x != nil {
+		return x.Transfers
+	}
+	return nil
+}
+
+// ObservedTransfer is what became of one transfer of saved KV. Its receiver's
+// agent keeps it and tells it all coordinators.
+type ObservedTransfer struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Sending worker, host/engine/rank.
+	From *string `protobuf:"bytes,1,opt,name=from" json:"from,omitempty"`
+	// Whether the receiver was seen to use what it should have read.
+	Confirmed *bool `protobuf:"varint,2,opt,name=confirmed" json:"confirmed,omitempty"`
+	// Bytes moved; unset: not measured.
+	Bytes *float64 `protobuf:"fixed64,3,opt,name=bytes" json:"bytes,omitempty"`
+	// Their time on the way, ms.
+	WireMs *float64 `protobuf:"fixed64,4,opt,name=wire_ms,json=wireMs" json:"wire_ms,omitempty"`
+	// Other transfers on the link meanwhile.
+	Others *uint32 `protobuf:"varint,5,opt,name=others" json:"others,omitempty"`
+	// Set by the agent: number within the series, from 1.
+	Seq *uint64 `protobuf:"fixed64,6,opt,name=seq" json:"seq,omitempty"`
+	// Set by the agent: age, ms.
+	AgeMs *float64 `protobuf:"fixed64,7,opt,name=age_ms,json=ageMs" json:"age_ms,omitempty"`
+	// Set by the agent: process mark of the coordinator that saw it.
+	Coordinator   *uint64 `protobuf:"fixed64,8,opt,name=coordinator" json:"coordinator,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ObservedTransfer) Reset() {
+	*x = ObservedTransfer{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ObservedTransfer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ObservedTransfer) ProtoMessage() {}
+
+func (x *ObservedTransfer) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ObservedTransfer.ProtoReflect.Descriptor instead.
+func (*ObservedTransfer) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *ObservedTransfer) GetFrom() string {
+	if x != nil && x.From != nil {
+		return *x.From
+	}
+	return ""
+}
+
+func (x *ObservedTransfer) GetConfirmed() bool {
+	if x != nil && x.Confirmed != nil {
+		return *x.Confirmed
+	}
+	return false
+}
+
+func (x *ObservedTransfer) GetBytes() float64 {
+	if x != nil && x.Bytes != nil {
+		return *x.Bytes
+	}
+	return 0
+}
+
+func (x *ObservedTransfer) GetWireMs() float64 {
+	if x != nil && x.WireMs != nil {
+		return *x.WireMs
+	}
+	return 0
+}
+
+func (x *ObservedTransfer) GetOthers() uint32 {
+	if x != nil && x.Others != nil {
+		return *x.Others
+	}
+	return 0
+}
+
+func (x *ObservedTransfer) GetSeq() uint64 {
+	if x != nil && x.Seq != nil {
+		return *x.Seq
+	}
+	return 0
+}
+
+func (x *ObservedTransfer) GetAgeMs() float64 {
+	if x != nil && x.AgeMs != nil {
+		return *x.AgeMs
+	}
+	return 0
+}
+
+func (x *ObservedTransfer) GetCoordinator() uint64 {
+	if x != nil && x.Coordinator != nil {
+		return *x.Coordinator
+	}
+	return 0
+}
+
 // ObservedOutcome is what happened minus what was predicted; unset is unknown.
 type ObservedOutcome struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2392,7 +2601,7 @@ type ObservedOutcome struct {
 
 func (x *ObservedOutcome) Reset() {
 	*x = ObservedOutcome{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[20]
+	mi := &file_waypost_v1_lane_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2404,7 +2613,7 @@ func (x *ObservedOutcome) String() string {
 func (*ObservedOutcome) ProtoMessage() {}
 
 func (x *ObservedOutcome) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[20]
+	mi := &file_waypost_v1_lane_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2417,7 +2626,7 @@ func (x *ObservedOutcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObservedOutcome.ProtoReflect.Descriptor instead.
 func (*ObservedOutcome) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{20}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ObservedOutcome) GetEngineProcess() uint64 {
@@ -2486,7 +2695,7 @@ type TokenizeAsk struct {
 
 func (x *TokenizeAsk) Reset() {
 	*x = TokenizeAsk{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[21]
+	mi := &file_waypost_v1_lane_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2498,7 +2707,7 @@ func (x *TokenizeAsk) String() string {
 func (*TokenizeAsk) ProtoMessage() {}
 
 func (x *TokenizeAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[21]
+	mi := &file_waypost_v1_lane_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2511,7 +2720,7 @@ func (x *TokenizeAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenizeAsk.ProtoReflect.Descriptor instead.
 func (*TokenizeAsk) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{21}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *TokenizeAsk) GetAskId() uint32 {
@@ -2557,7 +2766,7 @@ type RenderAsk struct {
 
 func (x *RenderAsk) Reset() {
 	*x = RenderAsk{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[22]
+	mi := &file_waypost_v1_lane_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2569,7 +2778,7 @@ func (x *RenderAsk) String() string {
 func (*RenderAsk) ProtoMessage() {}
 
 func (x *RenderAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[22]
+	mi := &file_waypost_v1_lane_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2582,7 +2791,7 @@ func (x *RenderAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenderAsk.ProtoReflect.Descriptor instead.
 func (*RenderAsk) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{22}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *RenderAsk) GetAskId() uint32 {
@@ -2623,7 +2832,7 @@ type ExchangePlacementsRequest struct {
 
 func (x *ExchangePlacementsRequest) Reset() {
 	*x = ExchangePlacementsRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[23]
+	mi := &file_waypost_v1_lane_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2635,7 +2844,7 @@ func (x *ExchangePlacementsRequest) String() string {
 func (*ExchangePlacementsRequest) ProtoMessage() {}
 
 func (x *ExchangePlacementsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[23]
+	mi := &file_waypost_v1_lane_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2648,7 +2857,7 @@ func (x *ExchangePlacementsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExchangePlacementsRequest.ProtoReflect.Descriptor instead.
 func (*ExchangePlacementsRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{23}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ExchangePlacementsRequest) GetCoordinator() uint64 {
@@ -2691,7 +2900,7 @@ type ExchangePlacementsResponse struct {
 
 func (x *ExchangePlacementsResponse) Reset() {
 	*x = ExchangePlacementsResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[24]
+	mi := &file_waypost_v1_lane_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2703,7 +2912,7 @@ func (x *ExchangePlacementsResponse) String() string {
 func (*ExchangePlacementsResponse) ProtoMessage() {}
 
 func (x *ExchangePlacementsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[24]
+	mi := &file_waypost_v1_lane_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2716,7 +2925,7 @@ func (x *ExchangePlacementsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExchangePlacementsResponse.ProtoReflect.Descriptor instead.
 func (*ExchangePlacementsResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{24}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ExchangePlacementsResponse) GetCoordinator() uint64 {
@@ -2747,7 +2956,7 @@ type PlaceFrame struct {
 
 func (x *PlaceFrame) Reset() {
 	*x = PlaceFrame{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[25]
+	mi := &file_waypost_v1_lane_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2759,7 +2968,7 @@ func (x *PlaceFrame) String() string {
 func (*PlaceFrame) ProtoMessage() {}
 
 func (x *PlaceFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[25]
+	mi := &file_waypost_v1_lane_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2772,7 +2981,7 @@ func (x *PlaceFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlaceFrame.ProtoReflect.Descriptor instead.
 func (*PlaceFrame) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{25}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *PlaceFrame) GetWorker() string {
@@ -2843,7 +3052,7 @@ type EvidenceAsk struct {
 
 func (x *EvidenceAsk) Reset() {
 	*x = EvidenceAsk{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[26]
+	mi := &file_waypost_v1_lane_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2855,7 +3064,7 @@ func (x *EvidenceAsk) String() string {
 func (*EvidenceAsk) ProtoMessage() {}
 
 func (x *EvidenceAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[26]
+	mi := &file_waypost_v1_lane_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2868,7 +3077,7 @@ func (x *EvidenceAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvidenceAsk.ProtoReflect.Descriptor instead.
 func (*EvidenceAsk) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{26}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *EvidenceAsk) GetAskId() uint32 {
@@ -2940,7 +3149,7 @@ type EvidencePoint struct {
 
 func (x *EvidencePoint) Reset() {
 	*x = EvidencePoint{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[27]
+	mi := &file_waypost_v1_lane_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2952,7 +3161,7 @@ func (x *EvidencePoint) String() string {
 func (*EvidencePoint) ProtoMessage() {}
 
 func (x *EvidencePoint) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[27]
+	mi := &file_waypost_v1_lane_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2965,7 +3174,7 @@ func (x *EvidencePoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvidencePoint.ProtoReflect.Descriptor instead.
 func (*EvidencePoint) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{27}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *EvidencePoint) GetDepth() uint32 {
@@ -3011,7 +3220,7 @@ type EvidenceReply struct {
 
 func (x *EvidenceReply) Reset() {
 	*x = EvidenceReply{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[28]
+	mi := &file_waypost_v1_lane_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3023,7 +3232,7 @@ func (x *EvidenceReply) String() string {
 func (*EvidenceReply) ProtoMessage() {}
 
 func (x *EvidenceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[28]
+	mi := &file_waypost_v1_lane_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3036,7 +3245,7 @@ func (x *EvidenceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvidenceReply.ProtoReflect.Descriptor instead.
 func (*EvidenceReply) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{28}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *EvidenceReply) GetAskId() uint32 {
@@ -3119,7 +3328,7 @@ type AskRecordsRequest struct {
 
 func (x *AskRecordsRequest) Reset() {
 	*x = AskRecordsRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[29]
+	mi := &file_waypost_v1_lane_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3131,7 +3340,7 @@ func (x *AskRecordsRequest) String() string {
 func (*AskRecordsRequest) ProtoMessage() {}
 
 func (x *AskRecordsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[29]
+	mi := &file_waypost_v1_lane_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3144,7 +3353,7 @@ func (x *AskRecordsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AskRecordsRequest.ProtoReflect.Descriptor instead.
 func (*AskRecordsRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{29}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *AskRecordsRequest) GetList() *ListPlacementsRequest {
@@ -3192,7 +3401,7 @@ type AskRecordsResponse struct {
 
 func (x *AskRecordsResponse) Reset() {
 	*x = AskRecordsResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[30]
+	mi := &file_waypost_v1_lane_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3204,7 +3413,7 @@ func (x *AskRecordsResponse) String() string {
 func (*AskRecordsResponse) ProtoMessage() {}
 
 func (x *AskRecordsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[30]
+	mi := &file_waypost_v1_lane_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3217,7 +3426,7 @@ func (x *AskRecordsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AskRecordsResponse.ProtoReflect.Descriptor instead.
 func (*AskRecordsResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{30}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *AskRecordsResponse) GetList() *ListPlacementsResponse {
@@ -3259,7 +3468,7 @@ type ForwardWriteRequest struct {
 
 func (x *ForwardWriteRequest) Reset() {
 	*x = ForwardWriteRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[31]
+	mi := &file_waypost_v1_lane_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3271,7 +3480,7 @@ func (x *ForwardWriteRequest) String() string {
 func (*ForwardWriteRequest) ProtoMessage() {}
 
 func (x *ForwardWriteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[31]
+	mi := &file_waypost_v1_lane_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3284,7 +3493,7 @@ func (x *ForwardWriteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForwardWriteRequest.ProtoReflect.Descriptor instead.
 func (*ForwardWriteRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{31}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ForwardWriteRequest) GetCommand() []byte {
@@ -3309,7 +3518,7 @@ type ForwardWriteResponse struct {
 
 func (x *ForwardWriteResponse) Reset() {
 	*x = ForwardWriteResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[32]
+	mi := &file_waypost_v1_lane_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3321,7 +3530,7 @@ func (x *ForwardWriteResponse) String() string {
 func (*ForwardWriteResponse) ProtoMessage() {}
 
 func (x *ForwardWriteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[32]
+	mi := &file_waypost_v1_lane_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3334,7 +3543,7 @@ func (x *ForwardWriteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForwardWriteResponse.ProtoReflect.Descriptor instead.
 func (*ForwardWriteResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{32}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ForwardWriteResponse) GetIndex() uint64 {
@@ -3379,7 +3588,7 @@ type JoinClusterRequest struct {
 
 func (x *JoinClusterRequest) Reset() {
 	*x = JoinClusterRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[33]
+	mi := &file_waypost_v1_lane_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3391,7 +3600,7 @@ func (x *JoinClusterRequest) String() string {
 func (*JoinClusterRequest) ProtoMessage() {}
 
 func (x *JoinClusterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[33]
+	mi := &file_waypost_v1_lane_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3404,7 +3613,7 @@ func (x *JoinClusterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinClusterRequest.ProtoReflect.Descriptor instead.
 func (*JoinClusterRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{33}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *JoinClusterRequest) GetId() string {
@@ -3462,7 +3671,7 @@ type JoinClusterResponse struct {
 
 func (x *JoinClusterResponse) Reset() {
 	*x = JoinClusterResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[34]
+	mi := &file_waypost_v1_lane_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3474,7 +3683,7 @@ func (x *JoinClusterResponse) String() string {
 func (*JoinClusterResponse) ProtoMessage() {}
 
 func (x *JoinClusterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[34]
+	mi := &file_waypost_v1_lane_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3487,7 +3696,7 @@ func (x *JoinClusterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinClusterResponse.ProtoReflect.Descriptor instead.
 func (*JoinClusterResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{34}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *JoinClusterResponse) GetNumber() uint32 {
@@ -3517,7 +3726,7 @@ type WaitAppliedRequest struct {
 
 func (x *WaitAppliedRequest) Reset() {
 	*x = WaitAppliedRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[35]
+	mi := &file_waypost_v1_lane_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3529,7 +3738,7 @@ func (x *WaitAppliedRequest) String() string {
 func (*WaitAppliedRequest) ProtoMessage() {}
 
 func (x *WaitAppliedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[35]
+	mi := &file_waypost_v1_lane_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3542,7 +3751,7 @@ func (x *WaitAppliedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitAppliedRequest.ProtoReflect.Descriptor instead.
 func (*WaitAppliedRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{35}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *WaitAppliedRequest) GetIndex() uint64 {
@@ -3572,7 +3781,7 @@ type WaitAppliedResponse struct {
 
 func (x *WaitAppliedResponse) Reset() {
 	*x = WaitAppliedResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[36]
+	mi := &file_waypost_v1_lane_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3584,7 +3793,7 @@ func (x *WaitAppliedResponse) String() string {
 func (*WaitAppliedResponse) ProtoMessage() {}
 
 func (x *WaitAppliedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[36]
+	mi := &file_waypost_v1_lane_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3597,7 +3806,7 @@ func (x *WaitAppliedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitAppliedResponse.ProtoReflect.Descriptor instead.
 func (*WaitAppliedResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{36}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *WaitAppliedResponse) GetAppliedIndex() uint64 {
@@ -3626,7 +3835,7 @@ type PeerInspectRequest struct {
 
 func (x *PeerInspectRequest) Reset() {
 	*x = PeerInspectRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[37]
+	mi := &file_waypost_v1_lane_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3638,7 +3847,7 @@ func (x *PeerInspectRequest) String() string {
 func (*PeerInspectRequest) ProtoMessage() {}
 
 func (x *PeerInspectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[37]
+	mi := &file_waypost_v1_lane_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3651,7 +3860,7 @@ func (x *PeerInspectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerInspectRequest.ProtoReflect.Descriptor instead.
 func (*PeerInspectRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{37}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *PeerInspectRequest) GetInspect() *InspectWorkerRequest {
@@ -3672,7 +3881,7 @@ type PeerInspectResponse struct {
 
 func (x *PeerInspectResponse) Reset() {
 	*x = PeerInspectResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[38]
+	mi := &file_waypost_v1_lane_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3684,7 +3893,7 @@ func (x *PeerInspectResponse) String() string {
 func (*PeerInspectResponse) ProtoMessage() {}
 
 func (x *PeerInspectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[38]
+	mi := &file_waypost_v1_lane_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3697,7 +3906,7 @@ func (x *PeerInspectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerInspectResponse.ProtoReflect.Descriptor instead.
 func (*PeerInspectResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{38}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *PeerInspectResponse) GetInspect() *InspectWorkerResponse {
@@ -3718,7 +3927,7 @@ type FetchPlacementRequest struct {
 
 func (x *FetchPlacementRequest) Reset() {
 	*x = FetchPlacementRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[39]
+	mi := &file_waypost_v1_lane_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3730,7 +3939,7 @@ func (x *FetchPlacementRequest) String() string {
 func (*FetchPlacementRequest) ProtoMessage() {}
 
 func (x *FetchPlacementRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[39]
+	mi := &file_waypost_v1_lane_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3743,7 +3952,7 @@ func (x *FetchPlacementRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchPlacementRequest.ProtoReflect.Descriptor instead.
 func (*FetchPlacementRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{39}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *FetchPlacementRequest) GetPlacementId() string {
@@ -3764,7 +3973,7 @@ type FetchPlacementResponse struct {
 
 func (x *FetchPlacementResponse) Reset() {
 	*x = FetchPlacementResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[40]
+	mi := &file_waypost_v1_lane_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3776,7 +3985,7 @@ func (x *FetchPlacementResponse) String() string {
 func (*FetchPlacementResponse) ProtoMessage() {}
 
 func (x *FetchPlacementResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[40]
+	mi := &file_waypost_v1_lane_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3789,7 +3998,7 @@ func (x *FetchPlacementResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchPlacementResponse.ProtoReflect.Descriptor instead.
 func (*FetchPlacementResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{40}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *FetchPlacementResponse) GetRecord() []byte {
@@ -3810,7 +4019,7 @@ type RelayOutcomeRequest struct {
 
 func (x *RelayOutcomeRequest) Reset() {
 	*x = RelayOutcomeRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[41]
+	mi := &file_waypost_v1_lane_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3822,7 +4031,7 @@ func (x *RelayOutcomeRequest) String() string {
 func (*RelayOutcomeRequest) ProtoMessage() {}
 
 func (x *RelayOutcomeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[41]
+	mi := &file_waypost_v1_lane_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3835,7 +4044,7 @@ func (x *RelayOutcomeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayOutcomeRequest.ProtoReflect.Descriptor instead.
 func (*RelayOutcomeRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{41}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *RelayOutcomeRequest) GetOutcome() *ReportOutcomeRequest {
@@ -3856,7 +4065,7 @@ type RelayOutcomeResponse struct {
 
 func (x *RelayOutcomeResponse) Reset() {
 	*x = RelayOutcomeResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[42]
+	mi := &file_waypost_v1_lane_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3868,7 +4077,7 @@ func (x *RelayOutcomeResponse) String() string {
 func (*RelayOutcomeResponse) ProtoMessage() {}
 
 func (x *RelayOutcomeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[42]
+	mi := &file_waypost_v1_lane_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3881,7 +4090,7 @@ func (x *RelayOutcomeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayOutcomeResponse.ProtoReflect.Descriptor instead.
 func (*RelayOutcomeResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{42}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *RelayOutcomeResponse) GetOutcome() *ReportOutcomeResponse {
@@ -3908,7 +4117,7 @@ type RelayReservationRequest struct {
 
 func (x *RelayReservationRequest) Reset() {
 	*x = RelayReservationRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[43]
+	mi := &file_waypost_v1_lane_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3920,7 +4129,7 @@ func (x *RelayReservationRequest) String() string {
 func (*RelayReservationRequest) ProtoMessage() {}
 
 func (x *RelayReservationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[43]
+	mi := &file_waypost_v1_lane_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3933,7 +4142,7 @@ func (x *RelayReservationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayReservationRequest.ProtoReflect.Descriptor instead.
 func (*RelayReservationRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{43}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *RelayReservationRequest) GetWhat() isRelayReservationRequest_What {
@@ -3995,7 +4204,7 @@ type RelayReservationResponse struct {
 
 func (x *RelayReservationResponse) Reset() {
 	*x = RelayReservationResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[44]
+	mi := &file_waypost_v1_lane_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4007,7 +4216,7 @@ func (x *RelayReservationResponse) String() string {
 func (*RelayReservationResponse) ProtoMessage() {}
 
 func (x *RelayReservationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[44]
+	mi := &file_waypost_v1_lane_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4020,7 +4229,7 @@ func (x *RelayReservationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayReservationResponse.ProtoReflect.Descriptor instead.
 func (*RelayReservationResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{44}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *RelayReservationResponse) GetWhat() isRelayReservationResponse_What {
@@ -4075,7 +4284,7 @@ type PeerMembersRequest struct {
 
 func (x *PeerMembersRequest) Reset() {
 	*x = PeerMembersRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[45]
+	mi := &file_waypost_v1_lane_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4087,7 +4296,7 @@ func (x *PeerMembersRequest) String() string {
 func (*PeerMembersRequest) ProtoMessage() {}
 
 func (x *PeerMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[45]
+	mi := &file_waypost_v1_lane_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4100,7 +4309,7 @@ func (x *PeerMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerMembersRequest.ProtoReflect.Descriptor instead.
 func (*PeerMembersRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{45}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{47}
 }
 
 // PeerMembersResponse is a coordinator's own view of the mesh.
@@ -4114,7 +4323,7 @@ type PeerMembersResponse struct {
 
 func (x *PeerMembersResponse) Reset() {
 	*x = PeerMembersResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[46]
+	mi := &file_waypost_v1_lane_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4126,7 +4335,7 @@ func (x *PeerMembersResponse) String() string {
 func (*PeerMembersResponse) ProtoMessage() {}
 
 func (x *PeerMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[46]
+	mi := &file_waypost_v1_lane_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4139,7 +4348,7 @@ func (x *PeerMembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerMembersResponse.ProtoReflect.Descriptor instead.
 func (*PeerMembersResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{46}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *PeerMembersResponse) GetMembers() *ListMembersResponse {
@@ -4162,7 +4371,7 @@ type CopyPrefixesRequest struct {
 
 func (x *CopyPrefixesRequest) Reset() {
 	*x = CopyPrefixesRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[47]
+	mi := &file_waypost_v1_lane_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4174,7 +4383,7 @@ func (x *CopyPrefixesRequest) String() string {
 func (*CopyPrefixesRequest) ProtoMessage() {}
 
 func (x *CopyPrefixesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[47]
+	mi := &file_waypost_v1_lane_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4187,7 +4396,7 @@ func (x *CopyPrefixesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyPrefixesRequest.ProtoReflect.Descriptor instead.
 func (*CopyPrefixesRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{47}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *CopyPrefixesRequest) GetWorker() string {
@@ -4217,7 +4426,7 @@ type CopyPrefixesResponse struct {
 
 func (x *CopyPrefixesResponse) Reset() {
 	*x = CopyPrefixesResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[48]
+	mi := &file_waypost_v1_lane_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4229,7 +4438,7 @@ func (x *CopyPrefixesResponse) String() string {
 func (*CopyPrefixesResponse) ProtoMessage() {}
 
 func (x *CopyPrefixesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[48]
+	mi := &file_waypost_v1_lane_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4242,7 +4451,7 @@ func (x *CopyPrefixesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyPrefixesResponse.ProtoReflect.Descriptor instead.
 func (*CopyPrefixesResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{48}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *CopyPrefixesResponse) GetFrames() [][]byte {
@@ -4274,7 +4483,7 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\x0etokenize_reply\x18\x05 \x01(\v2\x19.waypost.v1.TokenizeReplyH\x00R\rtokenizeReply\x12,\n" +
 	"\x04host\x18\x06 \x01(\v2\x16.waypost.v1.HostReportH\x00R\x04host\x127\n" +
 	"\bevidence\x18\x14 \x01(\v2\x19.waypost.v1.EvidenceReplyH\x00R\bevidenceB\a\n" +
-	"\x05frame\"\x8a\x04\n" +
+	"\x05frame\"\xc5\x04\n" +
 	"\x0fConnectResponse\x12 \n" +
 	"\fsent_mono_ns\x18\x01 \x01(\x06R\n" +
 	"sentMonoNs\x124\n" +
@@ -4286,7 +4495,8 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\btokenize\x18\a \x01(\v2\x17.waypost.v1.TokenizeAskH\x00R\btokenize\x12/\n" +
 	"\x06render\x18\b \x01(\v2\x15.waypost.v1.RenderAskH\x00R\x06render\x125\n" +
 	"\bevidence\x18\x14 \x01(\v2\x17.waypost.v1.EvidenceAskH\x00R\bevidence\x126\n" +
-	"\boutcomes\x18\x15 \x01(\v2\x18.waypost.v1.OutcomeFrameH\x00R\boutcomesB\a\n" +
+	"\boutcomes\x18\x15 \x01(\v2\x18.waypost.v1.OutcomeFrameH\x00R\boutcomes\x129\n" +
+	"\ttransfers\x18\x16 \x01(\v2\x19.waypost.v1.TransferFrameH\x00R\ttransfersB\a\n" +
 	"\x05frame\"\x95\x03\n" +
 	"\n" +
 	"AgentHello\x12\x12\n" +
@@ -4353,7 +4563,7 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\bload_seq\x18\x02 \x01(\x06R\aloadSeq\x120\n" +
 	"\aworkers\x18\x03 \x03(\v2\x16.waypost.v1.WorkerLoadR\aworkers\x12\x18\n" +
 	"\acordons\x18\x04 \x03(\tR\acordons\x12%\n" +
-	"\x0epolicy_version\x18\x05 \x01(\rR\rpolicyVersion\"\xa2\a\n" +
+	"\x0epolicy_version\x18\x05 \x01(\rR\rpolicyVersion\"\x87\b\n" +
 	"\n" +
 	"WorkerLoad\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12%\n" +
@@ -4388,7 +4598,9 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\vqueue_basis\x18\x1a \x01(\tR\n" +
 	"queueBasis\x12\"\n" +
 	"\rprefix_age_ms\x18\x1b \x01(\x01R\vprefixAgeMs\x126\n" +
-	"\baccuracy\x18\x1c \x01(\v2\x1a.waypost.v1.WorkerAccuracyR\baccuracy\"\x9d\x01\n" +
+	"\baccuracy\x18\x1c \x01(\v2\x1a.waypost.v1.WorkerAccuracyR\baccuracy\x12:\n" +
+	"\ttransfers\x18\x1d \x03(\v2\x1c.waypost.v1.ObservedTransferR\ttransfers\x12'\n" +
+	"\x0ftransfer_series\x18\x1e \x01(\x06R\x0etransferSeries\"\x9d\x01\n" +
 	"\x0eWorkerAccuracy\x12\x1a\n" +
 	"\boutcomes\x18\x01 \x01(\x01R\boutcomes\x12\x1f\n" +
 	"\vfound_ratio\x18\x02 \x01(\x01R\n" +
@@ -4473,7 +4685,20 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\fOutcomeFrame\x12 \n" +
 	"\vcoordinator\x18\x01 \x01(\x06R\vcoordinator\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\rR\x05index\x127\n" +
-	"\boutcomes\x18\x03 \x03(\v2\x1b.waypost.v1.ObservedOutcomeR\boutcomes\"\xf7\x01\n" +
+	"\boutcomes\x18\x03 \x03(\v2\x1b.waypost.v1.ObservedOutcomeR\boutcomes\"\x83\x01\n" +
+	"\rTransferFrame\x12 \n" +
+	"\vcoordinator\x18\x01 \x01(\x06R\vcoordinator\x12\x14\n" +
+	"\x05index\x18\x02 \x01(\rR\x05index\x12:\n" +
+	"\ttransfers\x18\x03 \x03(\v2\x1c.waypost.v1.ObservedTransferR\ttransfers\"\xd6\x01\n" +
+	"\x10ObservedTransfer\x12\x12\n" +
+	"\x04from\x18\x01 \x01(\tR\x04from\x12\x1c\n" +
+	"\tconfirmed\x18\x02 \x01(\bR\tconfirmed\x12\x14\n" +
+	"\x05bytes\x18\x03 \x01(\x01R\x05bytes\x12\x17\n" +
+	"\awire_ms\x18\x04 \x01(\x01R\x06wireMs\x12\x16\n" +
+	"\x06others\x18\x05 \x01(\rR\x06others\x12\x10\n" +
+	"\x03seq\x18\x06 \x01(\x06R\x03seq\x12\x15\n" +
+	"\x06age_ms\x18\a \x01(\x01R\x05ageMs\x12 \n" +
+	"\vcoordinator\x18\b \x01(\x06R\vcoordinator\"\xf7\x01\n" +
 	"\x0fObservedOutcome\x12%\n" +
 	"\x0eengine_process\x18\x01 \x01(\x06R\rengineProcess\x12'\n" +
 	"\x0fexpected_tokens\x18\x02 \x01(\rR\x0eexpectedTokens\x12#\n" +
@@ -4624,7 +4849,7 @@ func file_waypost_v1_lane_proto_rawDescGZIP() []byte {
 	return file_waypost_v1_lane_proto_rawDescData
 }
 
-var file_waypost_v1_lane_proto_msgTypes = make([]protoimpl.MessageInfo, 50)
+var file_waypost_v1_lane_proto_msgTypes = make([]protoimpl.MessageInfo, 52)
 var file_waypost_v1_lane_proto_goTypes = []any{
 	(*ConnectRequest)(nil),              // 0: waypost.v1.ConnectRequest
 	(*ConnectResponse)(nil),             // 1: waypost.v1.ConnectResponse
@@ -4646,58 +4871,60 @@ var file_waypost_v1_lane_proto_goTypes = []any{
 	(*MarkFrame)(nil),                   // 17: waypost.v1.MarkFrame
 	(*Mark)(nil),                        // 18: waypost.v1.Mark
 	(*OutcomeFrame)(nil),                // 19: waypost.v1.OutcomeFrame
-	(*ObservedOutcome)(nil),             // 20: waypost.v1.ObservedOutcome
-	(*TokenizeAsk)(nil),                 // 21: waypost.v1.TokenizeAsk
-	(*RenderAsk)(nil),                   // 22: waypost.v1.RenderAsk
-	(*ExchangePlacementsRequest)(nil),   // 23: waypost.v1.ExchangePlacementsRequest
-	(*ExchangePlacementsResponse)(nil),  // 24: waypost.v1.ExchangePlacementsResponse
-	(*PlaceFrame)(nil),                  // 25: waypost.v1.PlaceFrame
-	(*EvidenceAsk)(nil),                 // 26: waypost.v1.EvidenceAsk
-	(*EvidencePoint)(nil),               // 27: waypost.v1.EvidencePoint
-	(*EvidenceReply)(nil),               // 28: waypost.v1.EvidenceReply
-	(*AskRecordsRequest)(nil),           // 29: waypost.v1.AskRecordsRequest
-	(*AskRecordsResponse)(nil),          // 30: waypost.v1.AskRecordsResponse
-	(*ForwardWriteRequest)(nil),         // 31: waypost.v1.ForwardWriteRequest
-	(*ForwardWriteResponse)(nil),        // 32: waypost.v1.ForwardWriteResponse
-	(*JoinClusterRequest)(nil),          // 33: waypost.v1.JoinClusterRequest
-	(*JoinClusterResponse)(nil),         // 34: waypost.v1.JoinClusterResponse
-	(*WaitAppliedRequest)(nil),          // 35: waypost.v1.WaitAppliedRequest
-	(*WaitAppliedResponse)(nil),         // 36: waypost.v1.WaitAppliedResponse
-	(*PeerInspectRequest)(nil),          // 37: waypost.v1.PeerInspectRequest
-	(*PeerInspectResponse)(nil),         // 38: waypost.v1.PeerInspectResponse
-	(*FetchPlacementRequest)(nil),       // 39: waypost.v1.FetchPlacementRequest
-	(*FetchPlacementResponse)(nil),      // 40: waypost.v1.FetchPlacementResponse
-	(*RelayOutcomeRequest)(nil),         // 41: waypost.v1.RelayOutcomeRequest
-	(*RelayOutcomeResponse)(nil),        // 42: waypost.v1.RelayOutcomeResponse
-	(*RelayReservationRequest)(nil),     // 43: waypost.v1.RelayReservationRequest
-	(*RelayReservationResponse)(nil),    // 44: waypost.v1.RelayReservationResponse
-	(*PeerMembersRequest)(nil),          // 45: waypost.v1.PeerMembersRequest
-	(*PeerMembersResponse)(nil),         // 46: waypost.v1.PeerMembersResponse
-	(*CopyPrefixesRequest)(nil),         // 47: waypost.v1.CopyPrefixesRequest
-	(*CopyPrefixesResponse)(nil),        // 48: waypost.v1.CopyPrefixesResponse
-	nil,                                 // 49: waypost.v1.WorkerFacts.HeadersEntry
-	(*TransferFacts)(nil),               // 50: waypost.v1.TransferFacts
-	(*TermError)(nil),                   // 51: waypost.v1.TermError
-	(*HostFacts)(nil),                   // 52: waypost.v1.HostFacts
-	(*Gpu)(nil),                         // 53: waypost.v1.Gpu
-	(*Cordon)(nil),                      // 54: waypost.v1.Cordon
-	(*ListPlacementsRequest)(nil),       // 55: waypost.v1.ListPlacementsRequest
-	(*SummarizePlacementsRequest)(nil),  // 56: waypost.v1.SummarizePlacementsRequest
-	(*GetReuseRequest)(nil),             // 57: waypost.v1.GetReuseRequest
-	(*ExplainWorkerRequest)(nil),        // 58: waypost.v1.ExplainWorkerRequest
-	(*ListPlacementsResponse)(nil),      // 59: waypost.v1.ListPlacementsResponse
-	(*SummarizePlacementsResponse)(nil), // 60: waypost.v1.SummarizePlacementsResponse
-	(*GetReuseResponse)(nil),            // 61: waypost.v1.GetReuseResponse
-	(*ExplainWorkerResponse)(nil),       // 62: waypost.v1.ExplainWorkerResponse
-	(*InspectWorkerRequest)(nil),        // 63: waypost.v1.InspectWorkerRequest
-	(*InspectWorkerResponse)(nil),       // 64: waypost.v1.InspectWorkerResponse
-	(*ReportOutcomeRequest)(nil),        // 65: waypost.v1.ReportOutcomeRequest
-	(*ReportOutcomeResponse)(nil),       // 66: waypost.v1.ReportOutcomeResponse
-	(*RenewPlacementRequest)(nil),       // 67: waypost.v1.RenewPlacementRequest
-	(*ReleasePlacementRequest)(nil),     // 68: waypost.v1.ReleasePlacementRequest
-	(*RenewPlacementResponse)(nil),      // 69: waypost.v1.RenewPlacementResponse
-	(*ReleasePlacementResponse)(nil),    // 70: waypost.v1.ReleasePlacementResponse
-	(*ListMembersResponse)(nil),         // 71: waypost.v1.ListMembersResponse
+	(*TransferFrame)(nil),               // 20: waypost.v1.TransferFrame
+	(*ObservedTransfer)(nil),            // 21: waypost.v1.ObservedTransfer
+	(*ObservedOutcome)(nil),             // 22: waypost.v1.ObservedOutcome
+	(*TokenizeAsk)(nil),                 // 23: waypost.v1.TokenizeAsk
+	(*RenderAsk)(nil),                   // 24: waypost.v1.RenderAsk
+	(*ExchangePlacementsRequest)(nil),   // 25: waypost.v1.ExchangePlacementsRequest
+	(*ExchangePlacementsResponse)(nil),  // 26: waypost.v1.ExchangePlacementsResponse
+	(*PlaceFrame)(nil),                  // 27: waypost.v1.PlaceFrame
+	(*EvidenceAsk)(nil),                 // 28: waypost.v1.EvidenceAsk
+	(*EvidencePoint)(nil),               // 29: waypost.v1.EvidencePoint
+	(*EvidenceReply)(nil),               // 30: waypost.v1.EvidenceReply
+	(*AskRecordsRequest)(nil),           // 31: waypost.v1.AskRecordsRequest
+	(*AskRecordsResponse)(nil),          // 32: waypost.v1.AskRecordsResponse
+	(*ForwardWriteRequest)(nil),         // 33: waypost.v1.ForwardWriteRequest
+	(*ForwardWriteResponse)(nil),        // 34: waypost.v1.ForwardWriteResponse
+	(*JoinClusterRequest)(nil),          // 35: waypost.v1.JoinClusterRequest
+	(*JoinClusterResponse)(nil),         // 36: waypost.v1.JoinClusterResponse
+	(*WaitAppliedRequest)(nil),          // 37: waypost.v1.WaitAppliedRequest
+	(*WaitAppliedResponse)(nil),         // 38: waypost.v1.WaitAppliedResponse
+	(*PeerInspectRequest)(nil),          // 39: waypost.v1.PeerInspectRequest
+	(*PeerInspectResponse)(nil),         // 40: waypost.v1.PeerInspectResponse
+	(*FetchPlacementRequest)(nil),       // 41: waypost.v1.FetchPlacementRequest
+	(*FetchPlacementResponse)(nil),      // 42: waypost.v1.FetchPlacementResponse
+	(*RelayOutcomeRequest)(nil),         // 43: waypost.v1.RelayOutcomeRequest
+	(*RelayOutcomeResponse)(nil),        // 44: waypost.v1.RelayOutcomeResponse
+	(*RelayReservationRequest)(nil),     // 45: waypost.v1.RelayReservationRequest
+	(*RelayReservationResponse)(nil),    // 46: waypost.v1.RelayReservationResponse
+	(*PeerMembersRequest)(nil),          // 47: waypost.v1.PeerMembersRequest
+	(*PeerMembersResponse)(nil),         // 48: waypost.v1.PeerMembersResponse
+	(*CopyPrefixesRequest)(nil),         // 49: waypost.v1.CopyPrefixesRequest
+	(*CopyPrefixesResponse)(nil),        // 50: waypost.v1.CopyPrefixesResponse
+	nil,                                 // 51: waypost.v1.WorkerFacts.HeadersEntry
+	(*TransferFacts)(nil),               // 52: waypost.v1.TransferFacts
+	(*TermError)(nil),                   // 53: waypost.v1.TermError
+	(*HostFacts)(nil),                   // 54: waypost.v1.HostFacts
+	(*Gpu)(nil),                         // 55: waypost.v1.Gpu
+	(*Cordon)(nil),                      // 56: waypost.v1.Cordon
+	(*ListPlacementsRequest)(nil),       // 57: waypost.v1.ListPlacementsRequest
+	(*SummarizePlacementsRequest)(nil),  // 58: waypost.v1.SummarizePlacementsRequest
+	(*GetReuseRequest)(nil),             // 59: waypost.v1.GetReuseRequest
+	(*ExplainWorkerRequest)(nil),        // 60: waypost.v1.ExplainWorkerRequest
+	(*ListPlacementsResponse)(nil),      // 61: waypost.v1.ListPlacementsResponse
+	(*SummarizePlacementsResponse)(nil), // 62: waypost.v1.SummarizePlacementsResponse
+	(*GetReuseResponse)(nil),            // 63: waypost.v1.GetReuseResponse
+	(*ExplainWorkerResponse)(nil),       // 64: waypost.v1.ExplainWorkerResponse
+	(*InspectWorkerRequest)(nil),        // 65: waypost.v1.InspectWorkerRequest
+	(*InspectWorkerResponse)(nil),       // 66: waypost.v1.InspectWorkerResponse
+	(*ReportOutcomeRequest)(nil),        // 67: waypost.v1.ReportOutcomeRequest
+	(*ReportOutcomeResponse)(nil),       // 68: waypost.v1.ReportOutcomeResponse
+	(*RenewPlacementRequest)(nil),       // 69: waypost.v1.RenewPlacementRequest
+	(*ReleasePlacementRequest)(nil),     // 70: waypost.v1.ReleasePlacementRequest
+	(*RenewPlacementResponse)(nil),      // 71: waypost.v1.RenewPlacementResponse
+	(*ReleasePlacementResponse)(nil),    // 72: waypost.v1.ReleasePlacementResponse
+	(*ListMembersResponse)(nil),         // 73: waypost.v1.ListMembersResponse
 }
 var file_waypost_v1_lane_proto_depIdxs = []int32{
 	2,  // 0: waypost.v1.ConnectRequest.hello:type_name -> waypost.v1.AgentHello
@@ -4705,81 +4932,84 @@ var file_waypost_v1_lane_proto_depIdxs = []int32{
 	9,  // 2: waypost.v1.ConnectRequest.prefixes:type_name -> waypost.v1.PrefixFrames
 	10, // 3: waypost.v1.ConnectRequest.tokenize_reply:type_name -> waypost.v1.TokenizeReply
 	11, // 4: waypost.v1.ConnectRequest.host:type_name -> waypost.v1.HostReport
-	28, // 5: waypost.v1.ConnectRequest.evidence:type_name -> waypost.v1.EvidenceReply
+	30, // 5: waypost.v1.ConnectRequest.evidence:type_name -> waypost.v1.EvidenceReply
 	12, // 6: waypost.v1.ConnectResponse.hello:type_name -> waypost.v1.CoordinatorHello
 	13, // 7: waypost.v1.ConnectResponse.policy:type_name -> waypost.v1.PolicyPush
 	14, // 8: waypost.v1.ConnectResponse.pull:type_name -> waypost.v1.PrefixPull
 	15, // 9: waypost.v1.ConnectResponse.claims:type_name -> waypost.v1.ClaimFrame
 	17, // 10: waypost.v1.ConnectResponse.marks:type_name -> waypost.v1.MarkFrame
-	21, // 11: waypost.v1.ConnectResponse.tokenize:type_name -> waypost.v1.TokenizeAsk
-	22, // 12: waypost.v1.ConnectResponse.render:type_name -> waypost.v1.RenderAsk
-	26, // 13: waypost.v1.ConnectResponse.evidence:type_name -> waypost.v1.EvidenceAsk
+	23, // 11: waypost.v1.ConnectResponse.tokenize:type_name -> waypost.v1.TokenizeAsk
+	24, // 12: waypost.v1.ConnectResponse.render:type_name -> waypost.v1.RenderAsk
+	28, // 13: waypost.v1.ConnectResponse.evidence:type_name -> waypost.v1.EvidenceAsk
 	19, // 14: waypost.v1.ConnectResponse.outcomes:type_name -> waypost.v1.OutcomeFrame
-	3,  // 15: waypost.v1.AgentHello.workers:type_name -> waypost.v1.WorkerFacts
-	49, // 16: waypost.v1.WorkerFacts.headers:type_name -> waypost.v1.WorkerFacts.HeadersEntry
-	4,  // 17: waypost.v1.WorkerFacts.step_model:type_name -> waypost.v1.StepModel
-	50, // 18: waypost.v1.WorkerFacts.transfer:type_name -> waypost.v1.TransferFacts
-	6,  // 19: waypost.v1.Load.workers:type_name -> waypost.v1.WorkerLoad
-	8,  // 20: waypost.v1.WorkerLoad.echo:type_name -> waypost.v1.Echo
-	7,  // 21: waypost.v1.WorkerLoad.accuracy:type_name -> waypost.v1.WorkerAccuracy
-	51, // 22: waypost.v1.WorkerAccuracy.errors:type_name -> waypost.v1.TermError
-	52, // 23: waypost.v1.HostReport.facts:type_name -> waypost.v1.HostFacts
-	53, // 24: waypost.v1.HostReport.gpus:type_name -> waypost.v1.Gpu
-	54, // 25: waypost.v1.PolicyPush.cordons:type_name -> waypost.v1.Cordon
-	16, // 26: waypost.v1.ClaimFrame.claims:type_name -> waypost.v1.Claim
-	18, // 27: waypost.v1.MarkFrame.marks:type_name -> waypost.v1.Mark
-	20, // 28: waypost.v1.OutcomeFrame.outcomes:type_name -> waypost.v1.ObservedOutcome
-	25, // 29: waypost.v1.ExchangePlacementsRequest.places:type_name -> waypost.v1.PlaceFrame
-	16, // 30: waypost.v1.PlaceFrame.claim:type_name -> waypost.v1.Claim
-	27, // 31: waypost.v1.EvidenceAsk.expected:type_name -> waypost.v1.EvidencePoint
-	27, // 32: waypost.v1.EvidenceAsk.tip:type_name -> waypost.v1.EvidencePoint
-	27, // 33: waypost.v1.EvidenceAsk.unsalted:type_name -> waypost.v1.EvidencePoint
-	55, // 34: waypost.v1.AskRecordsRequest.list:type_name -> waypost.v1.ListPlacementsRequest
-	56, // 35: waypost.v1.AskRecordsRequest.summarize:type_name -> waypost.v1.SummarizePlacementsRequest
-	57, // 36: waypost.v1.AskRecordsRequest.reuse:type_name -> waypost.v1.GetReuseRequest
-	58, // 37: waypost.v1.AskRecordsRequest.worker:type_name -> waypost.v1.ExplainWorkerRequest
-	59, // 38: waypost.v1.AskRecordsResponse.list:type_name -> waypost.v1.ListPlacementsResponse
-	60, // 39: waypost.v1.AskRecordsResponse.summarize:type_name -> waypost.v1.SummarizePlacementsResponse
-	61, // 40: waypost.v1.AskRecordsResponse.reuse:type_name -> waypost.v1.GetReuseResponse
-	62, // 41: waypost.v1.AskRecordsResponse.worker:type_name -> waypost.v1.ExplainWorkerResponse
-	63, // 42: waypost.v1.PeerInspectRequest.inspect:type_name -> waypost.v1.InspectWorkerRequest
-	64, // 43: waypost.v1.PeerInspectResponse.inspect:type_name -> waypost.v1.InspectWorkerResponse
-	65, // 44: waypost.v1.RelayOutcomeRequest.outcome:type_name -> waypost.v1.ReportOutcomeRequest
-	66, // 45: waypost.v1.RelayOutcomeResponse.outcome:type_name -> waypost.v1.ReportOutcomeResponse
-	67, // 46: waypost.v1.RelayReservationRequest.renew:type_name -> waypost.v1.RenewPlacementRequest
-	68, // 47: waypost.v1.RelayReservationRequest.release:type_name -> waypost.v1.ReleasePlacementRequest
-	69, // 48: waypost.v1.RelayReservationResponse.renew:type_name -> waypost.v1.RenewPlacementResponse
-	70, // 49: waypost.v1.RelayReservationResponse.release:type_name -> waypost.v1.ReleasePlacementResponse
-	71, // 50: waypost.v1.PeerMembersResponse.members:type_name -> waypost.v1.ListMembersResponse
-	0,  // 51: waypost.v1.LaneService.Connect:input_type -> waypost.v1.ConnectRequest
-	23, // 52: waypost.v1.PeerService.ExchangePlacements:input_type -> waypost.v1.ExchangePlacementsRequest
-	31, // 53: waypost.v1.PeerService.ForwardWrite:input_type -> waypost.v1.ForwardWriteRequest
-	33, // 54: waypost.v1.PeerService.JoinCluster:input_type -> waypost.v1.JoinClusterRequest
-	35, // 55: waypost.v1.PeerService.WaitApplied:input_type -> waypost.v1.WaitAppliedRequest
-	37, // 56: waypost.v1.PeerService.PeerInspect:input_type -> waypost.v1.PeerInspectRequest
-	39, // 57: waypost.v1.PeerService.FetchPlacement:input_type -> waypost.v1.FetchPlacementRequest
-	41, // 58: waypost.v1.PeerService.RelayOutcome:input_type -> waypost.v1.RelayOutcomeRequest
-	43, // 59: waypost.v1.PeerService.RelayReservation:input_type -> waypost.v1.RelayReservationRequest
-	29, // 60: waypost.v1.PeerService.AskRecords:input_type -> waypost.v1.AskRecordsRequest
-	45, // 61: waypost.v1.PeerService.PeerMembers:input_type -> waypost.v1.PeerMembersRequest
-	47, // 62: waypost.v1.PeerService.CopyPrefixes:input_type -> waypost.v1.CopyPrefixesRequest
-	1,  // 63: waypost.v1.LaneService.Connect:output_type -> waypost.v1.ConnectResponse
-	24, // 64: waypost.v1.PeerService.ExchangePlacements:output_type -> waypost.v1.ExchangePlacementsResponse
-	32, // 65: waypost.v1.PeerService.ForwardWrite:output_type -> waypost.v1.ForwardWriteResponse
-	34, // 66: waypost.v1.PeerService.JoinCluster:output_type -> waypost.v1.JoinClusterResponse
-	36, // 67: waypost.v1.PeerService.WaitApplied:output_type -> waypost.v1.WaitAppliedResponse
-	38, // 68: waypost.v1.PeerService.PeerInspect:output_type -> waypost.v1.PeerInspectResponse
-	40, // 69: waypost.v1.PeerService.FetchPlacement:output_type -> waypost.v1.FetchPlacementResponse
-	42, // 70: waypost.v1.PeerService.RelayOutcome:output_type -> waypost.v1.RelayOutcomeResponse
-	44, // 71: waypost.v1.PeerService.RelayReservation:output_type -> waypost.v1.RelayReservationResponse
-	30, // 72: waypost.v1.PeerService.AskRecords:output_type -> waypost.v1.AskRecordsResponse
-	46, // 73: waypost.v1.PeerService.PeerMembers:output_type -> waypost.v1.PeerMembersResponse
-	48, // 74: waypost.v1.PeerService.CopyPrefixes:output_type -> waypost.v1.CopyPrefixesResponse
-	63, // [63:75] is the sub-list for method output_type
-	51, // [51:63] is the sub-list for method input_type
-	51, // [51:51] is the sub-list for extension type_name
-	51, // [51:51] is the sub-list for extension extendee
-	0,  // [0:51] is the sub-list for field type_name
+	20, // 15: waypost.v1.ConnectResponse.transfers:type_name -> waypost.v1.TransferFrame
+	3,  // 16: waypost.v1.AgentHello.workers:type_name -> waypost.v1.WorkerFacts
+	51, // 17: waypost.v1.WorkerFacts.headers:type_name -> waypost.v1.WorkerFacts.HeadersEntry
+	4,  // 18: waypost.v1.WorkerFacts.step_model:type_name -> waypost.v1.StepModel
+	52, // 19: waypost.v1.WorkerFacts.transfer:type_name -> waypost.v1.TransferFacts
+	6,  // 20: waypost.v1.Load.workers:type_name -> waypost.v1.WorkerLoad
+	8,  // 21: waypost.v1.WorkerLoad.echo:type_name -> waypost.v1.Echo
+	7,  // 22: waypost.v1.WorkerLoad.accuracy:type_name -> waypost.v1.WorkerAccuracy
+	21, // 23: waypost.v1.WorkerLoad.transfers:type_name -> waypost.v1.ObservedTransfer
+	53, // 24: waypost.v1.WorkerAccuracy.errors:type_name -> waypost.v1.TermError
+	54, // 25: waypost.v1.HostReport.facts:type_name -> waypost.v1.HostFacts
+	55, // 26: waypost.v1.HostReport.gpus:type_name -> waypost.v1.Gpu
+	56, // 27: waypost.v1.PolicyPush.cordons:type_name -> waypost.v1.Cordon
+	16, // 28: waypost.v1.ClaimFrame.claims:type_name -> waypost.v1.Claim
+	18, // 29: waypost.v1.MarkFrame.marks:type_name -> waypost.v1.Mark
+	22, // 30: waypost.v1.OutcomeFrame.outcomes:type_name -> waypost.v1.ObservedOutcome
+	21, // 31: waypost.v1.TransferFrame.transfers:type_name -> waypost.v1.ObservedTransfer
+	27, // 32: waypost.v1.ExchangePlacementsRequest.places:type_name -> waypost.v1.PlaceFrame
+	16, // 33: waypost.v1.PlaceFrame.claim:type_name -> waypost.v1.Claim
+	29, // 34: waypost.v1.EvidenceAsk.expected:type_name -> waypost.v1.EvidencePoint
+	29, // 35: waypost.v1.EvidenceAsk.tip:type_name -> waypost.v1.EvidencePoint
+	29, // 36: waypost.v1.EvidenceAsk.unsalted:type_name -> waypost.v1.EvidencePoint
+	57, // 37: waypost.v1.AskRecordsRequest.list:type_name -> waypost.v1.ListPlacementsRequest
+	58, // 38: waypost.v1.AskRecordsRequest.summarize:type_name -> waypost.v1.SummarizePlacementsRequest
+	59, // 39: waypost.v1.AskRecordsRequest.reuse:type_name -> waypost.v1.GetReuseRequest
+	60, // 40: waypost.v1.AskRecordsRequest.worker:type_name -> waypost.v1.ExplainWorkerRequest
+	61, // 41: waypost.v1.AskRecordsResponse.list:type_name -> waypost.v1.ListPlacementsResponse
+	62, // 42: waypost.v1.AskRecordsResponse.summarize:type_name -> waypost.v1.SummarizePlacementsResponse
+	63, // 43: waypost.v1.AskRecordsResponse.reuse:type_name -> waypost.v1.GetReuseResponse
+	64, // 44: waypost.v1.AskRecordsResponse.worker:type_name -> waypost.v1.ExplainWorkerResponse
+	65, // 45: waypost.v1.PeerInspectRequest.inspect:type_name -> waypost.v1.InspectWorkerRequest
+	66, // 46: waypost.v1.PeerInspectResponse.inspect:type_name -> waypost.v1.InspectWorkerResponse
+	67, // 47: waypost.v1.RelayOutcomeRequest.outcome:type_name -> waypost.v1.ReportOutcomeRequest
+	68, // 48: waypost.v1.RelayOutcomeResponse.outcome:type_name -> waypost.v1.ReportOutcomeResponse
+	69, // 49: waypost.v1.RelayReservationRequest.renew:type_name -> waypost.v1.RenewPlacementRequest
+	70, // 50: waypost.v1.RelayReservationRequest.release:type_name -> waypost.v1.ReleasePlacementRequest
+	71, // 51: waypost.v1.RelayReservationResponse.renew:type_name -> waypost.v1.RenewPlacementResponse
+	72, // 52: waypost.v1.RelayReservationResponse.release:type_name -> waypost.v1.ReleasePlacementResponse
+	73, // 53: waypost.v1.PeerMembersResponse.members:type_name -> waypost.v1.ListMembersResponse
+	0,  // 54: waypost.v1.LaneService.Connect:input_type -> waypost.v1.ConnectRequest
+	25, // 55: waypost.v1.PeerService.ExchangePlacements:input_type -> waypost.v1.ExchangePlacementsRequest
+	33, // 56: waypost.v1.PeerService.ForwardWrite:input_type -> waypost.v1.ForwardWriteRequest
+	35, // 57: waypost.v1.PeerService.JoinCluster:input_type -> waypost.v1.JoinClusterRequest
+	37, // 58: waypost.v1.PeerService.WaitApplied:input_type -> waypost.v1.WaitAppliedRequest
+	39, // 59: waypost.v1.PeerService.PeerInspect:input_type -> waypost.v1.PeerInspectRequest
+	41, // 60: waypost.v1.PeerService.FetchPlacement:input_type -> waypost.v1.FetchPlacementRequest
+	43, // 61: waypost.v1.PeerService.RelayOutcome:input_type -> waypost.v1.RelayOutcomeRequest
+	45, // 62: waypost.v1.PeerService.RelayReservation:input_type -> waypost.v1.RelayReservationRequest
+	31, // 63: waypost.v1.PeerService.AskRecords:input_type -> waypost.v1.AskRecordsRequest
+	47, // 64: waypost.v1.PeerService.PeerMembers:input_type -> waypost.v1.PeerMembersRequest
+	49, // 65: waypost.v1.PeerService.CopyPrefixes:input_type -> waypost.v1.CopyPrefixesRequest
+	1,  // 66: waypost.v1.LaneService.Connect:output_type -> waypost.v1.ConnectResponse
+	26, // 67: waypost.v1.PeerService.ExchangePlacements:output_type -> waypost.v1.ExchangePlacementsResponse
+	34, // 68: waypost.v1.PeerService.ForwardWrite:output_type -> waypost.v1.ForwardWriteResponse
+	36, // 69: waypost.v1.PeerService.JoinCluster:output_type -> waypost.v1.JoinClusterResponse
+	38, // 70: waypost.v1.PeerService.WaitApplied:output_type -> waypost.v1.WaitAppliedResponse
+	40, // 71: waypost.v1.PeerService.PeerInspect:output_type -> waypost.v1.PeerInspectResponse
+	42, // 72: waypost.v1.PeerService.FetchPlacement:output_type -> waypost.v1.FetchPlacementResponse
+	44, // 73: waypost.v1.PeerService.RelayOutcome:output_type -> waypost.v1.RelayOutcomeResponse
+	46, // 74: waypost.v1.PeerService.RelayReservation:output_type -> waypost.v1.RelayReservationResponse
+	32, // 75: waypost.v1.PeerService.AskRecords:output_type -> waypost.v1.AskRecordsResponse
+	48, // 76: waypost.v1.PeerService.PeerMembers:output_type -> waypost.v1.PeerMembersResponse
+	50, // 77: waypost.v1.PeerService.CopyPrefixes:output_type -> waypost.v1.CopyPrefixesResponse
+	66, // [66:78] is the sub-list for method output_type
+	54, // [54:66] is the sub-list for method input_type
+	54, // [54:54] is the sub-list for extension type_name
+	54, // [54:54] is the sub-list for extension extendee
+	0,  // [0:54] is the sub-list for field type_name
 }
 
 func init() { file_waypost_v1_lane_proto_init() }
@@ -4807,12 +5037,13 @@ func file_waypost_v1_lane_proto_init() {
 		(*ConnectResponse_Render)(nil),
 		(*ConnectResponse_Evidence)(nil),
 		(*ConnectResponse_Outcomes)(nil),
+		(*ConnectResponse_Transfers)(nil),
 	}
-	file_waypost_v1_lane_proto_msgTypes[43].OneofWrappers = []any{
+	file_waypost_v1_lane_proto_msgTypes[45].OneofWrappers = []any{
 		(*RelayReservationRequest_Renew)(nil),
 		(*RelayReservationRequest_Release)(nil),
 	}
-	file_waypost_v1_lane_proto_msgTypes[44].OneofWrappers = []any{
+	file_waypost_v1_lane_proto_msgTypes[46].OneofWrappers = []any{
 		(*RelayReservationResponse_Renew)(nil),
 		(*RelayReservationResponse_Release)(nil),
 	}
@@ -4822,7 +5053,7 @@ func file_waypost_v1_lane_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_waypost_v1_lane_proto_rawDesc), len(file_waypost_v1_lane_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   50,
+			NumMessages:   52,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

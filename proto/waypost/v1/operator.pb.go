@@ -2326,7 +2326,9 @@ type NetworkInterface struct {
 	// Line rate, bits per second; unset: unknown.
 	BitsPerSec *float64 `protobuf:"fixed64,3,opt,name=bits_per_sec,json=bitsPerSec" json:"bits_per_sec,omitempty"`
 	// Maximum transmission unit, bytes.
-	MtuBytes      *uint32 `protobuf:"varint,4,opt,name=mtu_bytes,json=mtuBytes" json:"mtu_bytes,omitempty"`
+	MtuBytes *uint32 `protobuf:"varint,4,opt,name=mtu_bytes,json=mtuBytes" json:"mtu_bytes,omitempty"`
+	// NUMA node it hangs on; unset: unknown.
+	NumaNode      *uint32 `protobuf:"varint,5,opt,name=numa_node,json=numaNode" json:"numa_node,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2389,6 +2391,13 @@ func (x *NetworkInterface) GetMtuBytes() uint32 {
 	return 0
 }
 
+func (x *NetworkInterface) GetNumaNode() uint32 {
+	if x != nil && x.NumaNode != nil {
+		return *x.NumaNode
+	}
+	return 0
+}
+
 // Gpu is one GPU as NVML sees it; unset fields are unknown.
 type Gpu struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2431,7 +2440,9 @@ type Gpu struct {
 	// Power draw, W.
 	PowerWatts *float64 `protobuf:"fixed64,19,opt,name=power_watts,json=powerWatts" json:"power_watts,omitempty"`
 	// ok, price or exclude, with the reason after a colon.
-	Verdict       *string `protobuf:"bytes,20,opt,name=verdict" json:"verdict,omitempty"`
+	Verdict *string `protobuf:"bytes,20,opt,name=verdict" json:"verdict,omitempty"`
+	// NUMA node it hangs on; unset: unknown.
+	NumaNode      *uint32 `protobuf:"varint,21,opt,name=numa_node,json=numaNode" json:"numa_node,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2604,6 +2615,13 @@ func (x *Gpu) GetVerdict() string {
 		return *x.Verdict
 	}
 	return ""
+}
+
+func (x *Gpu) GetNumaNode() uint32 {
+	if x != nil && x.NumaNode != nil {
+		return *x.NumaNode
+	}
+	return 0
 }
 
 // XidEvent is one GPU error that the driver reported.
@@ -4631,7 +4649,10 @@ type TopologyHost struct {
 	// declared, assumed or none.
 	Source *string `protobuf:"bytes,4,opt,name=source" json:"source,omitempty"`
 	// Its workers that have a transfer connector.
-	Pulls         []string `protobuf:"bytes,5,rep,name=pulls" json:"pulls,omitempty"`
+	Pulls []string `protobuf:"bytes,5,rep,name=pulls" json:"pulls,omitempty"`
+	// What is known of where GPUs and network cards hang within the host; no price
+	// rests on it.
+	Numa          *string `protobuf:"bytes,6,opt,name=numa" json:"numa,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4699,6 +4720,13 @@ func (x *TopologyHost) GetPulls() []string {
 		return x.Pulls
 	}
 	return nil
+}
+
+func (x *TopologyHost) GetNuma() string {
+	if x != nil && x.Numa != nil {
+		return *x.Numa
+	}
+	return ""
 }
 
 // TopologyLink is what lies between two parts of the fleet.
@@ -5370,13 +5398,14 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"interfaces\x12&\n" +
 	"\x0fdisk_free_bytes\x18\x06 \x01(\x01R\rdiskFreeBytes\x12\x1d\n" +
 	"\n" +
-	"uptime_sec\x18\a \x01(\x01R\tuptimeSec\"\x83\x01\n" +
+	"uptime_sec\x18\a \x01(\x01R\tuptimeSec\"\xa0\x01\n" +
 	"\x10NetworkInterface\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1c\n" +
 	"\taddresses\x18\x02 \x03(\tR\taddresses\x12 \n" +
 	"\fbits_per_sec\x18\x03 \x01(\x01R\n" +
 	"bitsPerSec\x12\x1b\n" +
-	"\tmtu_bytes\x18\x04 \x01(\rR\bmtuBytes\"\xdb\x05\n" +
+	"\tmtu_bytes\x18\x04 \x01(\rR\bmtuBytes\x12\x1b\n" +
+	"\tnuma_node\x18\x05 \x01(\rR\bnumaNode\"\xf8\x05\n" +
 	"\x03Gpu\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12\x12\n" +
 	"\x04uuid\x18\x02 \x01(\tR\x04uuid\x12\x14\n" +
@@ -5401,7 +5430,8 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"\tprocesses\x18\x12 \x03(\v2\x16.waypost.v1.GpuProcessR\tprocesses\x12\x1f\n" +
 	"\vpower_watts\x18\x13 \x01(\x01R\n" +
 	"powerWatts\x12\x18\n" +
-	"\averdict\x18\x14 \x01(\tR\averdict\"3\n" +
+	"\averdict\x18\x14 \x01(\tR\averdict\x12\x1b\n" +
+	"\tnuma_node\x18\x15 \x01(\rR\bnumaNode\"3\n" +
 	"\bXidEvent\x12\x10\n" +
 	"\x03xid\x18\x01 \x01(\rR\x03xid\x12\x15\n" +
 	"\x06age_ms\x18\x02 \x01(\x01R\x05ageMs\"A\n" +
@@ -5576,13 +5606,14 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"\x06prices\x18\x04 \x03(\v2\x19.waypost.v1.TransferPriceR\x06prices\x12%\n" +
 	"\x0epolicy_version\x18\x05 \x01(\rR\rpolicyVersion\x12\x1f\n" +
 	"\vanswered_by\x18\x06 \x01(\tR\n" +
-	"answeredBy\"x\n" +
+	"answeredBy\"\x8c\x01\n" +
 	"\fTopologyHost\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04zone\x18\x02 \x01(\tR\x04zone\x12\x12\n" +
 	"\x04rack\x18\x03 \x01(\tR\x04rack\x12\x16\n" +
 	"\x06source\x18\x04 \x01(\tR\x06source\x12\x14\n" +
-	"\x05pulls\x18\x05 \x03(\tR\x05pulls\"\xc8\x03\n" +
+	"\x05pulls\x18\x05 \x03(\tR\x05pulls\x12\x12\n" +
+	"\x04numa\x18\x06 \x01(\tR\x04numa\"\xc8\x03\n" +
 	"\fTopologyLink\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\"\n" +
 	"\rbytes_per_sec\x18\x02 \x01(\x01R\vbytesPerSec\x12)\n" +
