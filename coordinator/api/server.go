@@ -31,7 +31,8 @@ type Check struct {
 
 // Options wires a Server.
 type Options struct {
-	// Placement answers placements.
+	// Placement answers placements. The token ids of a request are its own only
+	// until the call has ended.
 	Placement waypostv1.PlacementServiceServer
 	// Operator answers operators.
 	Operator waypostv1.OperatorServiceServer
@@ -83,6 +84,7 @@ type Server struct {
 	grpc   *grpc.Server
 	http   *http.Server
 	health *health.Server
+	ids    idPool
 }
 
 // New wires a server; it serves nothing yet.
@@ -93,7 +95,7 @@ func New(opt Options) (*Server, error) {
 	s := &Server{opt: opt, health: health.NewServer()}
 	buffers := newBuffers()
 	gopts := []grpc.ServerOption{
-		grpc.ForceServerCodecV2(newCodec(buffers)),
+		grpc.ForceServerCodecV2(newCodec(buffers, &s.ids)),
 		experimental.BufferPool(buffers),
 		// Long prompts do not wait for each other's window.
 		grpc.InitialWindowSize(streamWindow),
