@@ -8,6 +8,8 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"runtime"
+	"sync"
 	"time"
 
 	"google.golang.org/grpc"
@@ -78,6 +80,10 @@ const (
 	connWindow   = 4 << 20
 )
 
+// readBuffer is the bytes that are read from a connection at once, at most: a
+// long prompt's.
+const readBuffer = 128 << 10
+
 // Server serves the API on listeners that are already sorted by protocol.
 type Server struct {
 	opt    Options
@@ -85,6 +91,7 @@ type Server struct {
 	http   *http.Server
 	health *health.Server
 	ids    idPool
+	bodies sync.Pool // of *bytes.Buffer
 }
 
 // New wires a server; it serves nothing yet.
@@ -97,6 +104,9 @@ func New(opt Options) (*Server, error) {
 	gopts := []grpc.ServerOption{
 		grpc.ForceServerCodecV2(newCodec(buffers, &s.ids)),
 		experimental.BufferPool(buffers),
+		grpc.ReadBufferSize(readBuffer),
+		// Goroutines that serve one call after the other keep their stacks.
+		grpc.NumStreamWorkers(uint32(runtime.GOMAXPROCS(0))),
 		// Long prompts do not wait for each other's window.
 		grpc.InitialWindowSize(streamWindow),
 		grpc.InitialConnWindowSize(connWindow),
