@@ -2,6 +2,7 @@ package agent
 
 import (
 	"waypost/agent/engine"
+	"waypost/agent/engine/sglang"
 	"waypost/agent/engine/vllm"
 )
 
@@ -12,6 +13,7 @@ var adapters = []struct {
 	make func(engine.Options) (engine.Adapter, error)
 }{
 	{"vllm", func(o engine.Options) (engine.Adapter, error) { return vllm.New(vllm.Options{Options: o}) }},
+	{"sglang", func(o engine.Options) (engine.Adapter, error) { return sglang.New(sglang.Options{Options: o}) }},
 }
 
 // newAdapter makes the adapter of an engine.
