@@ -3,6 +3,7 @@ package agent
 import (
 	"waypost/agent/engine"
 	"waypost/agent/engine/sglang"
+	"waypost/agent/engine/trtllm"
 	"waypost/agent/engine/vllm"
 )
 
@@ -14,6 +15,7 @@ var adapters = []struct {
 }{
 	{"vllm", func(o engine.Options) (engine.Adapter, error) { return vllm.New(vllm.Options{Options: o}) }},
 	{"sglang", func(o engine.Options) (engine.Adapter, error) { return sglang.New(sglang.Options{Options: o}) }},
+	{"trtllm", func(o engine.Options) (engine.Adapter, error) { return trtllm.New(trtllm.Options{Options: o}) }},
 }
 
 // newAdapter makes the adapter of an engine.

@@ -41,6 +41,12 @@ type BatchDecoder interface {
 	Omits() (adapters, salts bool)
 }
 
+// Sized is a BatchDecoder that must be told how long a block is.
+type Sized interface {
+	// SetBlockTokens tells the number of tokens per block.
+	SetBlockTokens(n int)
+}
+
 // ReaderOptions configures a Reader.
 type ReaderOptions struct {
 	// Rank is the rank, as the sink knows it.
@@ -111,7 +117,8 @@ func NewReader(o ReaderOptions) *Reader {
 	if o.Plan.Events != "" || o.Plan.Pulled {
 		so := o.Stream
 		so.Replay = o.Plan.Replay != ""
-		so.Rank, so.Endpoint, so.Setting = o.Rank, o.Plan.Events, o.Dialect.Setting
+		so.Rank, so.Endpoint, so.Setting, so.Check = o.Rank, o.Plan.Events, o.Dialect.Setting, o.Dialect.Check
+		so.Once = so.Once || o.Plan.Pulled
 		r.stream = NewStream(so, r)
 	}
 	return r
@@ -160,6 +167,9 @@ func (r *Reader) Back(now time.Time) { r.onStream(func(s *Stream) { s.Back(now) 
 func (r *Reader) SetCapacity(blockTokens, poolBlocks int) {
 	r.onStream(func(s *Stream) {
 		r.work.blockTokens = blockTokens
+		if d, ok := r.decoder.(Sized); ok && blockTokens > 0 {
+			d.SetBlockTokens(blockTokens)
+		}
 		s.SetPool(poolBlocks)
 	})
 }
