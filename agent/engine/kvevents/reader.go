@@ -1,6 +1,7 @@
 package kvevents
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -254,7 +255,7 @@ func (r *Reader) Run(ctx context.Context) {
 		if err != nil {
 			r.log.Warn("event socket cannot be opened", "endpoint", r.plan.Events, "error", err)
 			r.coverNone(err.Error())
-			sleep(ctx, bindRetry)
+			sleep(ctx, cmp.Or(r.o.Stream.RetryMin, bindRetry))
 			continue
 		}
 		r.receive(ctx, sub)
