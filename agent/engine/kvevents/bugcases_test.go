@@ -345,13 +345,11 @@ func TestMutatedRecordings(t *testing.T) {
 	tried, damaged, refused := 0, 0, 0
 	for _, file := range recordings(t) {
 		payloads := livePayloads(t, file)
-		if len(payloads) > 12 {
-			payloads = payloads[:12]
-		}
+		payloads = payloads[:min(len(payloads), 6)]
 		for _, whole := range payloads {
 			want := fmt.Sprint(eventsOf(t, whole))
 			removals := bytes.Count(whole, []byte("BlockRemoved")) + bytes.Count(whole, []byte("AllBlocksCleared"))
-			for range 20 {
+			for range 10 {
 				tried++
 				bad := mutate(rng, whole)
 				b, err := d.Decode(bad)
@@ -383,7 +381,7 @@ func TestMutatedRecordings(t *testing.T) {
 			}
 		}
 	}
-	if tried < 500 || damaged == 0 || refused == 0 {
+	if tried < 400 || damaged == 0 || refused == 0 {
 		t.Errorf("%d batches tried, %d damaged, %d refused: the mutations do not reach everything", tried, damaged, refused)
 	}
 	if kept := cap(d.tokens) + cap(d.hashes) + cap(d.events); kept > 1<<20 {
