@@ -40,7 +40,7 @@ func TestBadAnswers(t *testing.T) {
 	defer other.Close()
 	var bomb bytes.Buffer
 	z := gzip.NewWriter(&bomb)
-	for range 64 {
+	for range 4 {
 		if _, err := z.Write(make([]byte, 1<<20)); err != nil {
 			t.Fatal(err)
 		}

@@ -190,6 +190,17 @@ func (r *Publisher) PublishRaw(lost bool, payload []byte) {
 	r.publish(lost, payload)
 }
 
+// Send sends a message as it is, without a number of its own.
+func (r *Publisher) Send(frames ...[]byte) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var out bytes.Buffer
+	zmtpWrite(&out, frames...)
+	for c := range r.conns {
+		c.Write(out.Bytes())
+	}
+}
+
 // SetRank sets the number that the publisher gives itself, SetRing how many
 // batches it keeps for replay, SetMute whether replay never answers.
 func (r *Publisher) SetRank(n int) { r.set(func() { r.rank = n }) }

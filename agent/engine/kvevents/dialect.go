@@ -12,6 +12,8 @@ type Dialect struct {
 	// Setting is the engine's setting of events, as hints name it:
 	// "--kv-events-config" for example.
 	Setting string
+	// Check is what to look at if an engine that should publish does not.
+	Check string
 	// Enable is what to start an engine with that publishes nothing.
 	Enable string
 	// BindsAllZero says that an endpoint of 0.0.0.0 is bound, not connected to;

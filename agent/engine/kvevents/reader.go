@@ -1,6 +1,7 @@
 package kvevents
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -39,6 +40,12 @@ type BatchDecoder interface {
 	// Omits says whether the stores seen so far had no place for the adapter's
 	// name, or none for salts.
 	Omits() (adapters, salts bool)
+}
+
+// Sized is a BatchDecoder that must be told how long a block is.
+type Sized interface {
+	// SetBlockTokens tells the number of tokens per block.
+	SetBlockTokens(n int)
 }
 
 // ReaderOptions configures a Reader.
@@ -111,7 +118,8 @@ func NewReader(o ReaderOptions) *Reader {
 	if o.Plan.Events != "" || o.Plan.Pulled {
 		so := o.Stream
 		so.Replay = o.Plan.Replay != ""
-		so.Rank, so.Endpoint, so.Setting = o.Rank, o.Plan.Events, o.Dialect.Setting
+		so.Rank, so.Endpoint, so.Setting, so.Check = o.Rank, o.Plan.Events, o.Dialect.Setting, o.Dialect.Check
+		so.Once = so.Once || o.Plan.Pulled
 		r.stream = NewStream(so, r)
 	}
 	return r
@@ -160,6 +168,9 @@ func (r *Reader) Back(now time.Time) { r.onStream(func(s *Stream) { s.Back(now) 
 func (r *Reader) SetCapacity(blockTokens, poolBlocks int) {
 	r.onStream(func(s *Stream) {
 		r.work.blockTokens = blockTokens
+		if d, ok := r.decoder.(Sized); ok && blockTokens > 0 {
+			d.SetBlockTokens(blockTokens)
+		}
 		s.SetPool(poolBlocks)
 	})
 }
@@ -244,7 +255,7 @@ func (r *Reader) Run(ctx context.Context) {
 		if err != nil {
 			r.log.Warn("event socket cannot be opened", "endpoint", r.plan.Events, "error", err)
 			r.coverNone(err.Error())
-			sleep(ctx, bindRetry)
+			sleep(ctx, cmp.Or(r.o.Stream.RetryMin, bindRetry))
 			continue
 		}
 		r.receive(ctx, sub)

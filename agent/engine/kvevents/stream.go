@@ -69,8 +69,8 @@ type StreamOptions struct {
 	// Rank is the rank it is of, as hints name it.
 	Rank int
 	// Endpoint and Setting are what hints call the event socket and the
-	// engine's setting of events.
-	Endpoint, Setting string
+	// engine's setting of events; Check is what to look at if nothing comes.
+	Endpoint, Setting, Check string
 }
 
 func (o *StreamOptions) defaults() {

@@ -16,11 +16,15 @@ import (
 
 // transcript writes what a stream wants done, one line each.
 type transcript struct {
-	out strings.Builder
-	run uint64
+	out   strings.Builder
+	run   uint64
+	quiet bool
 }
 
 func (x *transcript) Apply(m Message) {
+	if x.quiet {
+		return
+	}
 	how := ""
 	if m.Replayed {
 		how = " (replayed)"
@@ -47,13 +51,17 @@ func (x *transcript) Counted(what string, n int) {
 
 // TestStream plays the transcripts in testdata/stream. The commands are
 //
-//	new [replay=false] [pool=N]
+//	new [replay=false] [once=true] [pool=N]
 //	connected | disconnected | gone | back | restart | sleep | resync | malformed
 //	live SEQ[:PAYLOAD]...            messages of the event socket
 //	replay [run=N] SEQ[:PAYLOAD]...  answers to the last request
 //	end [run=N] | fail [run=N]       its end marker; its failure
 //	tick DURATION [busy]             time passes
 //	stored N | damaged N [removals]  what became of the last batch
+//	silent | heard                   the engine works without events, or not
+//	doubt | trust                    the adapter's own doubts
+//	wrongrank N | rightrank          whose the last batch was
+//	history FROM TO                  many answers, not shown
 func TestStream(t *testing.T) {
 	datadriven.Walk(t, "testdata/stream", func(t *testing.T, path string) {
 		var s *Stream
@@ -62,8 +70,9 @@ func TestStream(t *testing.T) {
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			x.out.Reset()
 			if d.Cmd == "new" {
-				o := StreamOptions{Replay: true, MaxHeld: 8, Setting: "--kv-events-config", Endpoint: "tcp://127.0.0.1:5557"}
+				o := StreamOptions{Replay: true, MaxHeld: 8, Setting: "--kv-events-config", Endpoint: "tcp://127.0.0.1:5557", Check: "the engine"}
 				d.MaybeScanArgs(t, "replay", &o.Replay)
+				d.MaybeScanArgs(t, "once", &o.Once)
 				s = NewStream(o, x)
 				var pool int
 				d.MaybeScanArgs(t, "pool", &pool)
@@ -152,6 +161,26 @@ func play(t *testing.T, s *Stream, x *transcript, now time.Time, words []string)
 		}
 		now = now.Add(d)
 		s.Tick(now, len(words) > 2)
+	case "silent":
+		s.Silent(true)
+	case "heard":
+		s.Silent(false)
+	case "doubt":
+		s.Doubt("a reason")
+	case "trust":
+		s.Doubt("")
+	case "wrongrank":
+		s.WrongRank(now, number(1))
+		s.Tick(now, false)
+	case "rightrank":
+		s.RightRank()
+		s.Tick(now, false)
+	case "history":
+		x.quiet = true
+		for seq := number(1); seq <= number(2); seq++ {
+			s.Replayed(run, Message{Seq: uint64(seq), Payload: []byte("p"), Received: now})
+		}
+		x.quiet = false
 	case "stored":
 		s.Applied(now, number(1), 0, 0, false)
 		s.Tick(now, false)

@@ -64,6 +64,12 @@ type Doubter interface {
 	Doubt(k *Known, r *kvevents.Reader) string
 }
 
+// Changer is a Source that notices itself when facts have changed.
+type Changer interface {
+	// FactsDue says that Facts should be asked again now.
+	FactsDue() bool
+}
+
 // Options configures a Poller.
 type Options struct {
 	engine.Options
@@ -190,7 +196,11 @@ func (l *life) poll(ctx context.Context) {
 			l.aliveAt = now
 		}
 	}
-	if err == nil && (l.known == nil || now.Sub(l.factsAt) >= l.p.o.FactsEvery) {
+	due := l.known == nil || now.Sub(l.factsAt) >= l.p.o.FactsEvery
+	if c, ok := l.p.src.(Changer); ok {
+		due = due || c.FactsDue()
+	}
+	if err == nil && due {
 		err = l.learn(ctx)
 	}
 	if ctx.Err() != nil {

@@ -21,6 +21,7 @@ var (
 // dialect is how SGLang publishes.
 var dialect = kvevents.Dialect{
 	Setting:         "--kv-events-config",
+	Check:           `that the radix cache is on, and in --kv-events-config that publisher is "zmq" and endpoint has a "*"`,
 	Enable:          `--kv-events-config '{"publisher":"zmq","endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5657"}'`,
 	BindsAllZero:    true,
 	NamesNoAdapters: true,

@@ -226,7 +226,7 @@ func (s *source) readLoads(ctx context.Context) error {
 		}
 		_, err := s.Ask(ctx, enginehttp.Question{Path: path, Timeout: s.timeout}, &s.buf)
 		if enginehttp.Missing(err) {
-			s.noLoads, s.oldLoads = s.oldLoads, true
+			s.noLoads, s.oldLoads, s.loads = s.oldLoads, true, loads{}
 			continue
 		}
 		if err != nil {

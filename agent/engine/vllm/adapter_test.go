@@ -229,6 +229,27 @@ func TestTwoRanksAreTwoWorkers(t *testing.T) {
 	}
 }
 
+// IDN-03: of four ranks one publishes. The others are listed as silent, with
+// what to check, and none is credited with what the one holds.
+func TestIDN03SilentRanks(t *testing.T) {
+	f := newFakeEngine(t, 4)
+	for _, silent := range f.ranks[1:] {
+		silent.Close()
+	}
+	m := enginetest.NewMirror(t)
+	watch(t, f, Options{}, m)
+	f.ranks[0].AwaitSubscriber()
+	f.ranks[0].Publish(false, enginetest.Stored(0, 1))
+	m.Await("one full, three silent", func() bool {
+		for n := 1; n < 4; n++ {
+			if r := m.Of(n); r.Coverage != engine.CoverageNone || !strings.Contains(r.Hint, fmt.Sprint(f.ranks[n].Port())) || r.Match(1) != 0 {
+				return false
+			}
+		}
+		return m.Of(0).Coverage == engine.CoverageFull && m.Of(0).Match(1) == 2
+	})
+}
+
 // An engine whose API server was killed alone: its engine process still
 // publishes and answers replays, but nothing can be sent there.
 func TestOrphanedEngineProcess(t *testing.T) {
