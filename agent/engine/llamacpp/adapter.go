@@ -293,9 +293,9 @@ func (p *poller) follow(f, former *engine.Facts) {
 	if f.Capabilities.Has(engine.WantsClaimPoints) {
 		hint = hintFollowed
 		if p.replay == nil || f.MaxRunning != former.MaxRunning || f.Model != former.Model {
-			// What the host cache holds is told by nobody; as much as one slot
-			// is a first guess.
-			p.replay = slots.New(slots.Options{Slots: f.MaxRunning, HostTokens: f.MaxModelTokens})
+			// What the host cache holds is told by nobody; as much as all slots
+			// is a first guess. Slots of one buffer have all of it each.
+			p.replay = slots.New(slots.Options{Slots: f.MaxRunning, HostTokens: f.MaxModelTokens, HostTokensOwn: f.MaxModelTokens * f.MaxRunning})
 			p.mirrors.Mirror(0, p.replay)
 		}
 	}

@@ -39,9 +39,8 @@ type rig struct {
 	n      int
 }
 
-// start runs the server with some flags, and a cluster around it without its
-// agent.
-func start(t *testing.T, flags ...string) *rig {
+// startServer runs the server with some flags.
+func startServer(t *testing.T, flags ...string) *rig {
 	t.Helper()
 	program, model := os.Getenv("WAYPOST_LLAMA_SERVER"), os.Getenv("WAYPOST_LLAMA_MODEL")
 	if program == "" || model == "" {
@@ -75,6 +74,14 @@ func start(t *testing.T, flags ...string) *rig {
 			_ = os.WriteFile(path, text, 0o600)
 		}
 	})
+	return r
+}
+
+// start runs the server with some flags, and a cluster around it without its
+// agent.
+func start(t *testing.T, flags ...string) *rig {
+	t.Helper()
+	r := startServer(t, flags...)
 	o := cluster.Options{
 		Dir: t.TempDir(), Coordinators: 1, Version: "0.0.0-test", PageTimeout: 30 * time.Second, LateAgents: true,
 		External: []agent.EngineConfig{{Name: engine, Kind: "llamacpp", URL: r.server.URL}},
@@ -87,7 +94,7 @@ func start(t *testing.T, flags ...string) *rig {
 		t.Fatal(err)
 	}
 	r.Cluster = c
-	r.Client = &engines.Client{Placement: c.Placement(0), HTTP: &http.Client{Transport: &http.Transport{}, Timeout: patience}}
+	r.Client = &engines.Client{Placement: c.Placement(0), HTTP: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: patience}}
 	t.Cleanup(func() {
 		r.HTTP.CloseIdleConnections()
 		if err := c.Stop(); err != nil {
@@ -317,7 +324,8 @@ func reuse(t *testing.T, flags []string) {
 	})
 	for i, c := range chats {
 		q := r.request(c, i, 12)
-		if res := r.serve("after kill -9", c, q); res.Expected > 0 && res.Actual == 0 {
+		// A system prompt may be there again.
+		if res := r.serve("after kill -9", c, q); i == 0 && res.Expected > 0 || res.Expected > 320 {
 			t.Errorf("%d tokens expected of a cache that ended with its process", res.Expected)
 		}
 		r.settle(q.Tokens)

@@ -21,6 +21,8 @@ type hostCache struct {
 	entries, ghosts []*sequence
 	// limitTokens is what is believed to fit; 0: there is no cache.
 	limitTokens int
+	// tooMany is the least that was seen not to fit; 0: nothing was.
+	tooMany int
 }
 
 // give saves what a slot holds, unless an entry holds it already; entries that
@@ -93,7 +95,22 @@ func (c *hostCache) take(s *sequence) {
 // newerTokens is how much was given after it.
 func (c *hostCache) missed(newerTokens int) {
 	c.limitTokens = max(1, min(c.limitTokens, newerTokens))
+	if c.tooMany == 0 || newerTokens < c.tooMany {
+		c.tooMany = newerTokens + 1
+	}
 	c.trim()
+}
+
+// found learns that so many tokens fit at least: a little more is tried, up to
+// what was seen not to fit.
+func (c *hostCache) found(needTokens int) {
+	more := needTokens + needTokens/8
+	if c.tooMany > needTokens {
+		more = min(more, (needTokens+c.tooMany)/2)
+	} else {
+		c.tooMany = 0 // it was another reason
+	}
+	c.limitTokens = max(c.limitTokens, more)
 }
 
 // newer is how many tokens were given after an entry, with it.

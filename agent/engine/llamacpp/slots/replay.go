@@ -34,6 +34,9 @@ type Options struct {
 	// HostTokens is the first guess of what the host cache holds, in tokens; 0:
 	// there is none.
 	HostTokens int
+	// HostTokensOwn is the first guess once it is seen that the slots have KV
+	// buffers of their own; less than HostTokens: the same.
+	HostTokensOwn int
 	// Listener is told what can be reused; nil: nobody.
 	Listener summary.Listener
 }
@@ -50,6 +53,8 @@ type request struct {
 	// expected is the reuse that the rules give, from what was held before;
 	// fromHost how much had to fit the host cache for it, 0: it was in a slot.
 	expected, fromHost int
+	// least says that it may be no more than what its slot shared.
+	least bool
 	// unexpected is the reuse that an entry believed to be gone would give, and
 	// what had to fit for it to be there.
 	unexpected, needTokens int
@@ -62,6 +67,9 @@ type slot struct {
 	by      *request
 	foreign bool
 	used    int64 // order of the ends of requests; -1: never
+	// emptied is what it held, in tokens, before a request in another slot is
+	// believed to have emptied it.
+	emptied int
 }
 
 func (s *slot) busy() bool { return s.by != nil || s.foreign }
@@ -181,9 +189,14 @@ func (r *Replay) launch(q *request) bool {
 	}
 	s := &r.slots[i]
 	lcp := s.held.shared(q.keys)
+	own := lcp
 	similar := share(lcp, q.tokens) > r.opt.Similarity
 	if !similar || share(lcp, s.held.tokens) < lostAtMost {
 		r.give(s.held)
+		if similar && share(lcp+ledger.PointTokens-1, s.held.tokens) >= lostAtMost {
+			// Between two points it cannot be said whether the cache is asked.
+			q.least = true
+		}
 		if e := r.cache.better(s.held, q); e != nil {
 			q.fromHost = r.cache.newer(e)
 			r.cache.take(e)
@@ -196,14 +209,18 @@ func (r *Replay) launch(q *request) bool {
 	if lcp < len(s.held.keys)*ledger.PointTokens {
 		r.counts.Replaced++
 	}
+	if q.least {
+		lcp = min(lcp, own)
+	}
 	q.slot, q.expected = i, min(lcp, q.tokens-1)
-	s.by = q
+	s.by, s.emptied = q, 0
 	s.held = &sequence{keys: q.keys, tokens: q.tokens}
 	if r.cache.limitTokens > 0 {
 		for k := range r.slots {
 			if idle := &r.slots[k]; !idle.busy() {
 				r.give(idle.held)
-				if r.opt.Shared {
+				if r.opt.Shared && idle.held.tokens > 0 {
+					idle.emptied = idle.held.tokens
 					idle.held = &sequence{exact: true}
 				}
 			}
@@ -320,7 +337,7 @@ func (r *Replay) judge(q *request, cached int) {
 		}
 	case q.unexpected > q.expected && cached >= q.unexpected:
 		r.counts.Found++
-		r.cache.limitTokens = max(r.cache.limitTokens, q.needTokens)
+		r.cache.found(q.needTokens)
 	}
 }
 

@@ -23,7 +23,7 @@ func (r *Replay) Observe(seen []Seen) {
 	if !again {
 		return
 	}
-	changed := false
+	changed := r.buffers(seen)
 	for i := range seen {
 		if seen[i] == former[i] && r.correct(i, seen) {
 			changed = true
@@ -34,6 +34,37 @@ func (r *Replay) Observe(seen []Seen) {
 		r.moves++
 		r.publish()
 	}
+}
+
+// buffers looks whether the slots share one KV buffer. A used slot that is idle
+// and holds nothing was emptied by another's request, unless somebody erased
+// it; one that still holds what a request should have made it lose was not. It
+// reports whether anything changed.
+func (r *Replay) buffers(seen []Seen) (changed bool) {
+	empty, full := 0, 0
+	for i, now := range seen {
+		s := &r.slots[i]
+		switch {
+		case now.Busy || s.busy():
+		case now.Tokens == 0:
+			empty++
+		case now.Tokens > 0:
+			full++
+			if s.emptied == now.Tokens && s.held.tokens == 0 {
+				r.opt.Shared, changed = false, true
+			}
+		}
+	}
+	switch {
+	case empty > 0 && !r.opt.Shared:
+		r.opt.Shared = true
+		return true
+	case empty == 0 && full > 1 && !r.opt.Shared && r.opt.HostTokensOwn > 0:
+		r.cache.limitTokens = max(r.cache.limitTokens, r.opt.HostTokensOwn)
+		r.opt.HostTokensOwn = 0
+		return true
+	}
+	return changed
 }
 
 // correct puts right what is held of one slot.
@@ -78,13 +109,6 @@ func (r *Replay) correct(i int, seen []Seen) bool {
 			s.used, o.used = o.used, s.used
 			return true
 		}
-	}
-	if tokens == 0 && s.held.tokens > 0 {
-		// Emptied by a new request, unless somebody erased it; then as much is
-		// in the host cache, if there is one.
-		r.opt.Shared = true
-	} else if tokens > 0 && s.held.tokens == 0 {
-		r.opt.Shared = false
 	}
 	s.held = r.unknown(tokens)
 	return true

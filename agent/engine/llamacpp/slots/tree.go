@@ -226,7 +226,7 @@ func (r *Replay) leastKept(e *sequence) (least float64, ok bool) {
 		held := r.slots[i].held
 		lcp := held.shared(e.keys)
 		kept := share(lcp, held.tokens)
-		if share(lcp, q.tokens) > r.opt.Similarity && kept >= lostAtMost {
+		if share(lcp, q.tokens) > r.opt.Similarity && share(lcp+ledger.PointTokens-1, held.tokens) >= lostAtMost {
 			return 0, false
 		}
 		least = max(least, kept)
