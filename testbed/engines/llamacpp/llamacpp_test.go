@@ -260,7 +260,10 @@ func TestReuse(t *testing.T) {
 		{"own buffers", []string{"--parallel", "4", "-c", "16384", "--cache-ram", "6"}},
 		{"shared buffer", []string{"-c", "16384", "--cache-ram", "6"}},
 	} {
-		t.Run(c.name, func(t *testing.T) { reuse(t, c.flags) })
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			reuse(t, c.flags)
+		})
 	}
 }
 

@@ -27,6 +27,7 @@ func TestRulesAreTheServers(t *testing.T) {
 		{"no host cache", []string{"--parallel", "2", "-c", "8192", "--cache-ram", "0"}, slots.Options{Slots: 2}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
 			r := startServer(t, append([]string{"-lv", "4"}, c.flags...)...)
 			r.Client = &engines.Client{HTTP: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: patience}}
 			replay := slots.New(c.opt)
@@ -34,7 +35,7 @@ func TestRulesAreTheServers(t *testing.T) {
 			var table engines.Table
 			chats := r.begin(14)
 			p := &waypostv1.Placement{Worker: &waypostv1.WorkerRef{Url: &r.server.URL}}
-			for i := range 150 {
+			for i := range 100 {
 				at := r.writer.Rand().IntN(1 + r.writer.Rand().IntN(len(chats)))
 				q := r.request(chats[at], i, 12)
 				var probe prefix.Probe

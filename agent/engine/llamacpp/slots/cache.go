@@ -104,7 +104,7 @@ func (c *hostCache) missed(newerTokens int) {
 // found learns that so many tokens fit at least: a little more is tried, up to
 // what was seen not to fit.
 func (c *hostCache) found(needTokens int) {
-	more := needTokens + needTokens/8
+	more := needTokens + needTokens/16
 	if c.tooMany > needTokens {
 		more = min(more, (needTokens+c.tooMany)/2)
 	} else {

@@ -50,6 +50,8 @@ type request struct {
 	pinned int // -1: the server chooses
 	// began says that its first token was told.
 	began bool
+	// look is Replay.looks when it got its slot.
+	look uint64
 	// expected is the reuse that the rules give, from what was held before;
 	// fromHost how much had to fit the host cache for it, 0: it was in a slot.
 	expected, fromHost int
@@ -67,9 +69,8 @@ type slot struct {
 	by      *request
 	foreign bool
 	used    int64 // order of the ends of requests; -1: never
-	// emptied is what it held, in tokens, before a request in another slot is
-	// believed to have emptied it.
-	emptied int
+	// usedThen is used at the latest observation.
+	usedThen int64
 }
 
 func (s *slot) busy() bool { return s.by != nil || s.foreign }
@@ -99,6 +100,10 @@ type Replay struct {
 	seen   []Seen // the latest observation, for disagreements seen twice
 	moves  uint64 // counts changes by requests
 	seenAt uint64 // moves at the latest observation
+	// looks counts observations; passed says that since the latest one a whole
+	// request came and ended.
+	looks  uint64
+	passed bool
 	// lost are requests that left their slot before their end was told, strays
 	// what ended in a slot that is not known.
 	lost   []*request
@@ -213,14 +218,14 @@ func (r *Replay) launch(q *request) bool {
 		lcp = min(lcp, own)
 	}
 	q.slot, q.expected = i, min(lcp, q.tokens-1)
-	s.by, s.emptied = q, 0
+	q.look = r.looks
+	s.by = q
 	s.held = &sequence{keys: q.keys, tokens: q.tokens}
 	if r.cache.limitTokens > 0 {
 		for k := range r.slots {
 			if idle := &r.slots[k]; !idle.busy() {
 				r.give(idle.held)
 				if r.opt.Shared && idle.held.tokens > 0 {
-					idle.emptied = idle.held.tokens
 					idle.held = &sequence{exact: true}
 				}
 			}
@@ -362,6 +367,7 @@ func (r *Replay) end(q *request, outputTokens, cached int, whole bool) {
 	s.by, s.used = nil, r.clock
 	switch {
 	case whole && outputTokens > 0:
+		r.passed = r.passed || q.look == r.looks
 		// The last token that is sampled is not computed any more.
 		s.held.tokens, s.held.exact = q.tokens+outputTokens-1, true
 	case !q.began:

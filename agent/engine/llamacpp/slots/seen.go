@@ -19,13 +19,14 @@ func (r *Replay) Observe(seen []Seen) {
 	}
 	again := len(r.seen) == len(seen) && r.seenAt == r.moves
 	former := r.seen
-	r.seen, r.seenAt = append([]Seen(nil), seen...), r.moves
-	if !again {
-		return
-	}
 	changed := r.buffers(seen)
+	r.looks++
+	r.seen, r.seenAt, r.passed = append([]Seen(nil), seen...), r.moves, false
+	for i := range r.slots {
+		r.slots[i].usedThen = r.slots[i].used
+	}
 	for i := range seen {
-		if seen[i] == former[i] && r.correct(i, seen) {
+		if again && seen[i] == former[i] && r.correct(i, seen) {
 			changed = true
 		}
 	}
@@ -38,31 +39,26 @@ func (r *Replay) Observe(seen []Seen) {
 
 // buffers looks whether the slots share one KV buffer. A used slot that is idle
 // and holds nothing was emptied by another's request, unless somebody erased
-// it; one that still holds what a request should have made it lose was not. It
-// reports whether anything changed.
+// it; one that holds what it held before a request that came and ended
+// elsewhere has a buffer of its own. It reports whether anything changed.
 func (r *Replay) buffers(seen []Seen) (changed bool) {
-	empty, full := 0, 0
 	for i, now := range seen {
 		s := &r.slots[i]
-		switch {
-		case now.Busy || s.busy():
-		case now.Tokens == 0:
-			empty++
-		case now.Tokens > 0:
-			full++
-			if s.emptied == now.Tokens && s.held.tokens == 0 {
-				r.opt.Shared, changed = false, true
-			}
+		if now.Busy || s.busy() {
+			continue
 		}
-	}
-	switch {
-	case empty > 0 && !r.opt.Shared:
-		r.opt.Shared = true
-		return true
-	case empty == 0 && full > 1 && !r.opt.Shared && r.opt.HostTokensOwn > 0:
-		r.cache.limitTokens = max(r.cache.limitTokens, r.opt.HostTokensOwn)
-		r.opt.HostTokensOwn = 0
-		return true
+		if now.Tokens == 0 {
+			changed = changed || !r.opt.Shared
+			r.opt.Shared = true
+			return changed
+		}
+		kept := r.passed && now.Tokens > 0 && len(r.seen) == len(seen) && r.seen[i] == now && s.used == s.usedThen
+		if kept && (r.opt.Shared || r.opt.HostTokensOwn > r.cache.limitTokens) {
+			r.opt.Shared = false
+			r.cache.limitTokens = max(r.cache.limitTokens, r.opt.HostTokensOwn)
+			r.opt.HostTokensOwn = 0
+			changed = true
+		}
 	}
 	return changed
 }
