@@ -35,6 +35,10 @@ const (
 	// to have ended, errorsToDown after how many errors it does not serve.
 	refusalsToGone = 2
 	errorsToDown   = 5
+	// hostTokens is the first guess of what the host cache holds, which is told
+	// by nobody: 8 GiB, the default, of 256 KiB a token, which is the KV of a
+	// model of about 30 billion parameters.
+	hostTokens = 32768
 )
 
 // The hints that go with the coverage.
@@ -293,9 +297,8 @@ func (p *poller) follow(f, former *engine.Facts) {
 	if f.Capabilities.Has(engine.WantsClaimPoints) {
 		hint = hintFollowed
 		if p.replay == nil || f.MaxRunning != former.MaxRunning || f.Model != former.Model {
-			// What the host cache holds is told by nobody; as much as all slots
-			// is a first guess. Slots of one buffer have all of it each.
-			p.replay = slots.New(slots.Options{Slots: f.MaxRunning, HostTokens: f.MaxModelTokens, HostTokensOwn: f.MaxModelTokens * f.MaxRunning})
+			// Slots of one buffer have all of its tokens each.
+			p.replay = slots.New(slots.Options{Slots: f.MaxRunning, HostTokens: max(f.MaxModelTokens, hostTokens), HostTokensOwn: f.MaxModelTokens * f.MaxRunning})
 			p.mirrors.Mirror(0, p.replay)
 		}
 	}

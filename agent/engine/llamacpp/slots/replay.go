@@ -50,6 +50,8 @@ type request struct {
 	pinned int // -1: the server chooses
 	// began says that its first token was told.
 	began bool
+	// before is what its slot held before.
+	before *sequence
 	// look is Replay.looks when it got its slot.
 	look uint64
 	// expected is the reuse that the rules give, from what was held before;
@@ -194,7 +196,7 @@ func (r *Replay) launch(q *request) bool {
 	}
 	s := &r.slots[i]
 	lcp := s.held.shared(q.keys)
-	own := lcp
+	own, before := lcp, s.held
 	similar := share(lcp, q.tokens) > r.opt.Similarity
 	if !similar || share(lcp, s.held.tokens) < lostAtMost {
 		r.give(s.held)
@@ -218,7 +220,7 @@ func (r *Replay) launch(q *request) bool {
 		lcp = min(lcp, own)
 	}
 	q.slot, q.expected = i, min(lcp, q.tokens-1)
-	q.look = r.looks
+	q.look, q.before = r.looks, before
 	s.by = q
 	s.held = &sequence{keys: q.keys, tokens: q.tokens}
 	if r.cache.limitTokens > 0 {

@@ -25,9 +25,12 @@ func (r *Replay) Observe(seen []Seen) {
 	for i := range r.slots {
 		r.slots[i].usedThen = r.slots[i].used
 	}
-	for i := range seen {
-		if again && seen[i] == former[i] && r.correct(i, seen) {
-			changed = true
+	if again {
+		changed = r.places(seen, former) || changed
+		for i := range seen {
+			if seen[i] == former[i] && r.correct(i, seen) {
+				changed = true
+			}
 		}
 	}
 	if changed {
@@ -63,31 +66,58 @@ func (r *Replay) buffers(seen []Seen) (changed bool) {
 	return changed
 }
 
-// correct puts right what is held of one slot.
+// places puts right which slots have a request. One that is in another slot than
+// was taken overwrote what that one held; requests beyond those that were told
+// are somebody else's; requests that are in no slot have ended.
+func (r *Replay) places(seen, former []Seen) (changed bool) {
+	var extra, missing []int
+	for i := range seen {
+		switch s := &r.slots[i]; {
+		case seen[i].Busy != former[i].Busy:
+		case seen[i].Busy && !s.busy():
+			extra = append(extra, i)
+		case !seen[i].Busy && s.by != nil:
+			missing = append(missing, i)
+		}
+	}
+	for k, i := range extra {
+		s := &r.slots[i]
+		changed = true
+		if k >= len(missing) {
+			s.foreign = true
+			continue
+		}
+		o := &r.slots[missing[k]]
+		q := o.by
+		r.give(s.held)
+		q.before, o.held, s.held = s.held, q.before, o.held
+		s.by, o.by, q.slot = q, nil, i
+	}
+	for _, i := range missing[min(len(extra), len(missing)):] {
+		changed = true
+		s, tokens := &r.slots[i], seen[i].Tokens
+		if tokens >= s.by.tokens {
+			s.by.began = true
+		}
+		r.lose(s.by)
+		if s.by == nil && tokens >= 0 {
+			s.held.tokens, s.held.exact = max(tokens, len(s.held.keys)*ledger.PointTokens), true
+		}
+	}
+	return changed
+}
+
+// correct puts right what is held of one idle slot.
 func (r *Replay) correct(i int, seen []Seen) bool {
 	s, now := &r.slots[i], seen[i]
 	switch {
-	case now.Busy && !s.busy():
-		// Nobody told of this request; what the slot held is overwritten.
-		s.foreign = true
-		return true
-	case now.Busy:
+	case now.Busy || s.by != nil:
 		return false
 	case s.foreign:
 		s.foreign = false
 		r.clock++
 		s.used = r.clock
 		s.held = r.unknown(max(0, now.Tokens))
-		return true
-	case s.by != nil:
-		// Its end was not told, or it is elsewhere.
-		if q := s.by; now.Tokens >= q.tokens {
-			q.began = true
-		}
-		r.lose(s.by)
-		if s.by == nil && now.Tokens >= 0 {
-			s.held.tokens, s.held.exact = max(now.Tokens, len(s.held.keys)*ledger.PointTokens), true
-		}
 		return true
 	}
 	tokens := max(0, now.Tokens)
