@@ -20,6 +20,7 @@ import (
 var (
 	_ engine.Adapter   = (*Adapter)(nil)
 	_ engine.Tokenizer = (*Adapter)(nil)
+	_ engine.Mirror    = (*slots.Replay)(nil)
 )
 
 // Options configures an adapter. Zero values are the defaults.

@@ -23,6 +23,8 @@ type hostCache struct {
 	limitTokens int
 	// tooMany is the least that was seen not to fit; 0: nothing was.
 	tooMany int
+	// fits is the most that was seen to fit.
+	fits int
 }
 
 // give saves what a slot holds, unless an entry holds it already; entries that
@@ -91,15 +93,20 @@ func (c *hostCache) take(s *sequence) {
 	c.entries = slices.DeleteFunc(c.entries, func(e *sequence) bool { return e == s })
 }
 
-// missed learns that an entry was gone that had been believed to be there:
-// newerTokens is how much was given after it.
-func (c *hostCache) missed(newerTokens int) {
-	c.limitTokens = max(1, min(c.limitTokens, newerTokens))
-	if c.tooMany == 0 || newerTokens < c.tooMany {
-		c.tooMany = newerTokens + 1
+// missed learns that an entry was gone that had been believed to be there: so
+// much had to fit for it. Most of the way to what was seen to fit is given up,
+// for a miss costs more than what is found by surprise.
+func (c *hostCache) missed(needTokens int) {
+	if needTokens <= c.fits {
+		c.fits = 0 // it was another reason, or the cache is smaller now
 	}
+	c.tooMany = needTokens
+	c.limitTokens = max(1, min(c.limitTokens, c.fits+(needTokens-c.fits)/4))
 	c.trim()
 }
+
+// fit learns that so much fits.
+func (c *hostCache) fit(needTokens int) { c.fits = max(c.fits, needTokens) }
 
 // found learns that so many tokens fit at least: a little more is tried, up to
 // what was seen not to fit.
@@ -110,6 +117,7 @@ func (c *hostCache) found(needTokens int) {
 	} else {
 		c.tooMany = 0 // it was another reason
 	}
+	c.fit(needTokens)
 	c.limitTokens = max(c.limitTokens, more)
 }
 

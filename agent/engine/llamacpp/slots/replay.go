@@ -340,11 +340,13 @@ func (r *Replay) judge(q *request, cached int) {
 	case cached < q.expected:
 		r.counts.Missed++
 		if q.fromHost > 0 {
-			r.cache.missed(q.fromHost - 1)
+			r.cache.missed(q.fromHost)
 		}
 	case q.unexpected > q.expected && cached >= q.unexpected:
 		r.counts.Found++
 		r.cache.found(q.needTokens)
+	case q.fromHost > 0:
+		r.cache.fit(q.fromHost)
 	}
 }
 

@@ -181,8 +181,8 @@ func (r *Replay) publish() {
 			order = append(order, s.held)
 		}
 	}
-	// The slot that is overwritten gives first, and that may push out what
-	// would have been taken.
+	// A slot that is overwritten gives first, and that may push out what would
+	// have been taken.
 	room := r.cache.limitTokens - r.cache.tokens() - r.nextGiven()
 	for _, e := range r.cache.entries {
 		if room < 0 {
@@ -204,15 +204,15 @@ func (r *Replay) publish() {
 	r.tree.show(want, order)
 }
 
-// nextGiven is the most that the next request can make a slot give to the host
-// cache, in tokens.
-func (r *Replay) nextGiven() (most int) {
+// nextGiven is what the next requests can make slots give to the host cache, in
+// tokens.
+func (r *Replay) nextGiven() (tokens int) {
 	for i := range r.slots {
-		if s := &r.slots[i]; !s.busy() && s.held.tokens > most && !r.cache.holds(s.held) {
-			most = s.held.tokens
+		if s := &r.slots[i]; !s.busy() && !r.cache.holds(s.held) {
+			tokens += s.held.tokens
 		}
 	}
-	return most
+	return tokens
 }
 
 // leastKept is the share of an entry that a request must keep for it to be taken:
