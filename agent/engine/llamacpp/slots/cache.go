@@ -98,7 +98,10 @@ func (c *hostCache) take(s *sequence) {
 // for a miss costs more than what is found by surprise.
 func (c *hostCache) missed(needTokens int) {
 	if needTokens <= c.fits {
-		c.fits = 0 // it was another reason, or the cache is smaller now
+		// It had another reason, such as requests that came in another order,
+		// unless the cache is smaller now and this comes again.
+		c.fits -= c.fits / 8
+		return
 	}
 	c.tooMany = needTokens
 	c.limitTokens = max(1, min(c.limitTokens, c.fits+(needTokens-c.fits)/4))

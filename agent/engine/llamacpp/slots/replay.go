@@ -50,6 +50,8 @@ type request struct {
 	pinned int // -1: the server chooses
 	// began says that its first token was told.
 	began bool
+	// lostAt is used of its slot when it left it untold.
+	lostAt int64
 	// before is what its slot held before.
 	before *sequence
 	// look is Replay.looks when it got its slot.
@@ -301,6 +303,13 @@ func (r *Replay) found(id ledger.ClaimID, outputTokens int) {
 	for i, q := range r.lost {
 		if q.id == id {
 			r.lost = append(r.lost[:i], r.lost[i+1:]...)
+			if s := &r.slots[q.slot]; outputTokens > 0 && !s.busy() && s.used == q.lostAt {
+				// Its slot was given to nobody since.
+				s.held = &sequence{keys: q.keys, tokens: q.tokens + outputTokens - 1, exact: true}
+				r.moves++
+				r.publish()
+				return
+			}
 			r.stray(q, outputTokens)
 			return
 		}
@@ -320,6 +329,7 @@ func (r *Replay) lose(q *request) {
 	r.lost = append(r.lost, q)
 	r.lost = r.lost[max(0, len(r.lost)-maxStrays):]
 	r.end(q, 0, -1, false)
+	q.lostAt = r.clock
 }
 
 // Gone tells that a request came to no good end, or none is known: how much of

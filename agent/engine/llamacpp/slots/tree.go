@@ -204,15 +204,15 @@ func (r *Replay) publish() {
 	r.tree.show(want, order)
 }
 
-// nextGiven is what the next requests can make slots give to the host cache, in
-// tokens.
-func (r *Replay) nextGiven() (tokens int) {
+// nextGiven is the most that the next request can make a slot give to the host
+// cache, in tokens.
+func (r *Replay) nextGiven() (most int) {
 	for i := range r.slots {
-		if s := &r.slots[i]; !s.busy() && !r.cache.holds(s.held) {
-			tokens += s.held.tokens
+		if s := &r.slots[i]; !s.busy() && s.held.tokens > most && !r.cache.holds(s.held) {
+			most = s.held.tokens
 		}
 	}
-	return tokens
+	return most
 }
 
 // leastKept is the share of an entry that a request must keep for it to be taken:
