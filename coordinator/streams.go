@@ -127,6 +127,7 @@ func (h *lanes) covered(hl *hostLane, s *lane.Session, w *waypostv1.WorkerLoad) 
 	defer hl.mu.Unlock()
 	if st := h.streamOf(hl, s, w.GetIndex()); st != nil {
 		st.coverage, st.untoldMs = w.GetCoverage(), w.PrefixAgeMs
+		h.c.slots.report(st.worker, w.GetIdleSlots())
 		h.retain(st)
 	}
 }

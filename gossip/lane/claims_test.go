@@ -24,6 +24,9 @@ func drawOffer(t *rapid.T, seq uint64, keys int) ledger.Offer {
 		o.Keys, o.KeyDepths = append(o.Keys, prefix.Key(seq<<32|uint64(i))), append(o.KeyDepths, uint32(i+1))
 	}
 	o.AfterKey = rapid.Uint64().Draw(t, "afterKey")
+	if rapid.Bool().Draw(t, "pinned") {
+		o.Slot = new(rapid.Uint32Range(0, 9).Draw(t, "slot"))
+	}
 	for i := range min(rapid.IntRange(0, 5).Draw(t, "points"), o.PromptTokens/ledger.PointTokens) {
 		o.Points = append(o.Points, prefix.Key(seq<<40|uint64(i+1)))
 	}

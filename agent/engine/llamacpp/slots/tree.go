@@ -234,6 +234,20 @@ func (r *Replay) leastKept(e *sequence) (least float64, ok bool) {
 	return least, true
 }
 
+// maxIdle bounds the slots that are told.
+const maxIdle = 64
+
+// Idle are the slots that are idle and known to hold something.
+func (r *Replay) Idle() (idle []ledger.IdleSlot) {
+	for i := range r.slots {
+		s := &r.slots[i]
+		if n := len(s.held.keys); !s.busy() && n > 0 && len(idle) < maxIdle {
+			idle = append(idle, ledger.IdleSlot{Slot: uint32(i), DepthTokens: uint32(n * ledger.PointTokens), Key: s.held.keys[n-1]})
+		}
+	}
+	return idle
+}
+
 // Blocks is the number of blocks that can be reused.
 func (r *Replay) Blocks() int { return r.tree.blocks }
 
