@@ -205,6 +205,10 @@ func (h *lanes) load(l *lane.Lane) *waypostv1.Load {
 		}
 		rep.load.GPUVerdict = verdict
 		w := lane.WorkerLoadOf(r.index, &rep.load)
+		for i := range rep.idleSlots {
+			s := &rep.idleSlots[i]
+			w.IdleSlots = append(w.IdleSlots, &waypostv1.IdleSlot{Slot: &s.Slot, Depth: &s.DepthTokens, Key: proto.Uint64(uint64(s.Key))})
+		}
 		w.PrefixFrame, w.PrefixAgeMs = h.nextFrame(r, told, now)
 		w.Accuracy = h.nextAccuracy(l, r, now)
 		h.addTransfers(l, r, w, now)

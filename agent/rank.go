@@ -299,6 +299,7 @@ type report struct {
 	process      uint64
 	coverage     engine.Coverage
 	cachedBlocks int
+	idleSlots    []ledger.IdleSlot
 	blockTokens  int
 	faults       map[string]int
 	claims       claimCounts
@@ -329,6 +330,9 @@ func (r *rank) report(now time.Time) report {
 	switch {
 	case r.follow != nil:
 		out.cachedBlocks = r.follow.Blocks()
+		if r.facts.Capabilities.Has(engine.PinsSlots) {
+			out.idleSlots = r.follow.Idle()
+		}
 	case r.table != nil:
 		out.cachedBlocks = r.table.Attached()
 	}

@@ -84,6 +84,7 @@ type Coordinator struct {
 	identity     *identity.Source
 	fleet        *fleet.Fleet
 	index        *prefixindex.Index
+	slots        idleSlots
 	records      *explain.Store
 	journal      *explain.Journal // nil: the disk is unusable
 	journalError error

@@ -130,6 +130,7 @@ func (h *lanes) covered(hl *hostLane, s *lane.Session, w *waypostv1.WorkerLoad) 
 		if age := w.PrefixAgeMs; age != nil && *age >= 0 { // else it is no age, and none is known
 			st.untoldMs = age
 		}
+		h.c.slots.report(st.worker, w.GetIdleSlots())
 		h.retain(st)
 	}
 }
