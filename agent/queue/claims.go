@@ -143,6 +143,10 @@ type claims struct {
 	// claim in order that was served. They outlive the claims.
 	anchorMs     float64
 	newestServed *claim
+	// foreignMs is when a step that computed a prompt nobody explains was last
+	// seen to end, foreignGoesOn says that more of the prompt is to come.
+	foreignMs     float64
+	foreignGoesOn bool
 	// evidenceMs is when evidence last matched a claim of this engine life.
 	evidenceMs float64
 }
@@ -155,7 +159,8 @@ func (l *claims) init() {
 }
 
 func (l *claims) forgetEvidence() {
-	l.anchorMs, l.evidenceMs = math.Inf(-1), math.Inf(-1)
+	l.anchorMs, l.evidenceMs, l.foreignMs = math.Inf(-1), math.Inf(-1), math.Inf(-1)
+	l.foreignGoesOn = false
 	l.newestServed = nil
 	l.early = early{}
 }

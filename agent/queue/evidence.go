@@ -90,6 +90,9 @@ func (e *Estimator) replayEarly(nowMs float64, c *claim) {
 		s := &y.stores[i]
 		for j, k := range c.keys {
 			if k == s.Key {
+				if s.atMs >= e.ledger.foreignMs {
+					e.ledger.foreignGoesOn = false // it was this one
+				}
 				e.progress(c, s.atMs, int(c.depths[j]))
 				e.ledger.follow(c, k)
 			}
@@ -109,19 +112,40 @@ func (e *Estimator) replayEarly(nowMs float64, c *claim) {
 // name; what continues a known prompt or answer is evidence of it as well.
 func (e *Estimator) Stores(at time.Time, stores []Store) {
 	atMs := e.ms(at)
-	before := e.ledger.anchorMs
+	before := max(e.ledger.anchorMs, e.ledger.foreignMs)
 	var batch batchWork
 	for i := range stores {
 		e.store(atMs, &stores[i], &batch)
 	}
-	if batch.tokens > 0 {
+	switch {
+	case batch.foreign > 0:
+		e.foreignPrefill(atMs, &batch)
+	case batch.tokens > 0:
 		e.learnStep(&batch, before, atMs)
 	}
+}
+
+// nearlyFull is the share of a step's tokens above which it was full: the last
+// tokens of a prompt fill no block, and decoding streams take some.
+const nearlyFull = .9
+
+// foreignPrefill takes that a step computed a prompt that no claim explains:
+// open claims were not computed meanwhile. If the step was full, that prompt
+// goes on.
+func (e *Estimator) foreignPrefill(atMs float64, b *batchWork) {
+	l := &e.ledger
+	if e.facts.Unordered || atMs < l.foreignMs {
+		return
+	}
+	l.foreignMs = atMs
+	l.foreignGoesOn = b.tokens+b.foreign >= nearlyFull*float64(e.facts.StepTokens) && e.facts.StepTokens > 0
 }
 
 // batchWork is what one batch of stores computed of the claims.
 type batchWork struct {
 	tokens, attention float64
+	// foreign is the tokens of prompts that no claim explains.
+	foreign float64
 	// sinceMs is when the first of the claims was made.
 	sinceMs float64
 }
@@ -172,6 +196,9 @@ func (e *Estimator) store(atMs float64, s *Store, batch *batchWork) {
 	case owner == nil:
 		l.early.holdStore(atMs, atMs, s)
 		e.counts.ForeignStores++
+		if n := len(s.Points); n > 1 { // answers grow by single blocks
+			batch.foreign += float64(n * e.facts.BlockTokens)
+		}
 		return
 	}
 	to, _ := owner.left()
