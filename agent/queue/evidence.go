@@ -129,13 +129,23 @@ func (e *Estimator) Stores(at time.Time, stores []Store) {
 // tokens of a prompt fill no block, and decoding streams take some.
 const nearlyFull = .9
 
+// leastSeen is the share of claims whose stores must be recognized before
+// others count as foreign.
+const leastSeen = .5
+
 // foreignPrefill takes that a step computed a prompt that no claim explains:
 // open claims were not computed meanwhile. If the step was full, that prompt
-// goes on.
+// goes on. It says nothing where an open claim could not be recognized by its
+// stores: one without keys, or where keys do not match what engines store.
 func (e *Estimator) foreignPrefill(atMs float64, b *batchWork) {
 	l := &e.ledger
-	if e.facts.Unordered || atMs < l.foreignMs {
+	if e.facts.Unordered || atMs < l.foreignMs || !(l.storesSeen >= leastSeen) {
 		return
+	}
+	for _, c := range l.list {
+		if c.why == inQueue && len(c.keys) == 0 && c.madeMs <= atMs {
+			return
+		}
 	}
 	l.foreignMs = atMs
 	l.foreignGoesOn = b.tokens+b.foreign >= nearlyFull*float64(e.facts.StepTokens) && e.facts.StepTokens > 0
@@ -288,6 +298,9 @@ func (e *Estimator) served(c *claim, atMs float64, how firstBy) {
 	}
 	c.servedMs, c.estimated = atMs, how == estimated
 	c.leave(atMs, overServed)
+	if fresh && how == stored {
+		e.ledger.noteStores(c)
+	}
 	if how == estimated {
 		e.ledger.evidenceMs = max(e.ledger.evidenceMs, atMs)
 	} else {
@@ -306,6 +319,9 @@ func (e *Estimator) served(c *claim, atMs float64, how firstBy) {
 	for _, older := range l.list {
 		if !older.before(c) {
 			break
+		}
+		if older.why == inQueue && how == stored {
+			e.ledger.noteStores(older)
 		}
 		older.closeAt(c.servedByMs())
 	}

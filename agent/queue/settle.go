@@ -100,6 +100,7 @@ func (e *Estimator) infer(v *view) {
 	step := v.steps.PrefillMs(0, v.steps.BudgetTokens()) + v.steps.DecodeMs()
 	for _, c := range e.ledger.list {
 		if c.why == inQueue && (!math.IsNaN(c.admittedMs) || !math.IsNaN(c.confirmedMs)) && c.modelEndMs+step <= v.nowMs {
+			e.ledger.noteStores(c)
 			c.leave(c.modelEndMs, overInferred)
 			e.counts.InferredClaims++
 		}
