@@ -189,9 +189,7 @@ func (r *rank) apply(b engine.Batch) bool {
 		return true
 	}
 	table.History().SetNow(r.ms(b.Received.Add(-b.Age)))
-	for i := range b.Events {
-		table.Apply(&b.Events[i])
-	}
+	table.ApplyAll(b.Events)
 	r.evidence(&b)
 	return !table.OverPool()
 }
