@@ -65,6 +65,9 @@ type Stats struct {
 	Evicted, Imported uint64
 }
 
+// behindTokens estimates the tokens of a text, rather too high.
+func behindTokens(bytes int) int { return bytes * 2 / 3 }
+
 // ErrOptions reports options that cannot be used.
 var ErrOptions = errors.New("memo options")
 
@@ -105,6 +108,9 @@ type Prediction struct {
 	// the points that are known between.
 	Chains []prefix.Chain
 	Points []prefix.Points
+	// BehindTokens estimates the tokens of the text behind what was found, on the
+	// high side: two for three bytes.
+	BehindTokens int
 	// Withheld says that the breaker is open: it is only compared, not used.
 	Withheld bool
 	epoch    uint32
@@ -146,6 +152,7 @@ func keyOf(u *unit, closed bool) uint64 { return u.hash&^1 | uint64(bit(closed))
 // known, or when what is known is withheld.
 func (m *Memo) Lookup(r *Request, p *Prediction) bool {
 	p.reset()
+	p.BehindTokens = behindTokens(r.textBytes)
 	m.stats.Lookups++
 	if r.epoch != m.epoch {
 		return false
@@ -157,6 +164,7 @@ func (m *Memo) Lookup(r *Request, p *Prediction) bool {
 		}
 		if n := m.usable(r, u); n != 0 {
 			m.predict(n, p)
+			p.BehindTokens = behindTokens(r.textBytes - u.end)
 			break
 		}
 	}
@@ -165,6 +173,7 @@ func (m *Memo) Lookup(r *Request, p *Prediction) bool {
 	}
 	p.Withheld, p.epoch = m.breaker.open, m.epoch
 	if p.Withheld {
+		p.BehindTokens = behindTokens(r.textBytes)
 		m.stats.Withheld++
 		return false
 	}
