@@ -2310,7 +2310,9 @@ type ExchangePlacementsRequest struct {
 	// Placements; none in the first message.
 	Places []*PlaceFrame `protobuf:"bytes,2,rep,name=places" json:"places,omitempty"`
 	// Sender's monotonic clock at sending, ns since an arbitrary start.
-	SentMonoNs    *uint64 `protobuf:"fixed64,3,opt,name=sent_mono_ns,json=sentMonoNs" json:"sent_mono_ns,omitempty"`
+	SentMonoNs *uint64 `protobuf:"fixed64,3,opt,name=sent_mono_ns,json=sentMonoNs" json:"sent_mono_ns,omitempty"`
+	// Entries of the text memo.
+	Memo          []*MemoEntry `protobuf:"bytes,20,rep,name=memo" json:"memo,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2366,6 +2368,106 @@ func (x *ExchangePlacementsRequest) GetSentMonoNs() uint64 {
 	return 0
 }
 
+func (x *ExchangePlacementsRequest) GetMemo() []*MemoEntry {
+	if x != nil {
+		return x.Memo
+	}
+	return nil
+}
+
+// MemoEntry is what a coordinator's text memo knows behind one keyed hash of a
+// text. It holds neither text nor token ids.
+type MemoEntry struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Pool.
+	Pool *string `protobuf:"bytes,1,opt,name=pool" json:"pool,omitempty"`
+	// Epoch of the sender's memo of the pool, from 1.
+	Epoch *uint32 `protobuf:"varint,2,opt,name=epoch" json:"epoch,omitempty"`
+	// Keyed hash of the text and its state.
+	Key *uint64 `protobuf:"fixed64,3,opt,name=key" json:"key,omitempty"`
+	// Tokens known, a multiple of 16.
+	Tokens *uint32 `protobuf:"varint,4,opt,name=tokens" json:"tokens,omitempty"`
+	// What kind of answer ends it: 0 none, 1 as given, 2 without its reasoning.
+	Answer *uint32 `protobuf:"varint,5,opt,name=answer" json:"answer,omitempty"`
+	// Chain values at every 512 tokens, then at every 16 behind the last of them,
+	// masked under the cluster key.
+	Values        []uint64 `protobuf:"fixed64,6,rep,packed,name=values" json:"values,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MemoEntry) Reset() {
+	*x = MemoEntry{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MemoEntry) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MemoEntry) ProtoMessage() {}
+
+func (x *MemoEntry) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MemoEntry.ProtoReflect.Descriptor instead.
+func (*MemoEntry) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *MemoEntry) GetPool() string {
+	if x != nil && x.Pool != nil {
+		return *x.Pool
+	}
+	return ""
+}
+
+func (x *MemoEntry) GetEpoch() uint32 {
+	if x != nil && x.Epoch != nil {
+		return *x.Epoch
+	}
+	return 0
+}
+
+func (x *MemoEntry) GetKey() uint64 {
+	if x != nil && x.Key != nil {
+		return *x.Key
+	}
+	return 0
+}
+
+func (x *MemoEntry) GetTokens() uint32 {
+	if x != nil && x.Tokens != nil {
+		return *x.Tokens
+	}
+	return 0
+}
+
+func (x *MemoEntry) GetAnswer() uint32 {
+	if x != nil && x.Answer != nil {
+		return *x.Answer
+	}
+	return 0
+}
+
+func (x *MemoEntry) GetValues() []uint64 {
+	if x != nil {
+		return x.Values
+	}
+	return nil
+}
+
 // ExchangePlacementsResponse says once who listens; placements of the answering
 // coordinator come on a stream of its own.
 type ExchangePlacementsResponse struct {
@@ -2378,7 +2480,7 @@ type ExchangePlacementsResponse struct {
 
 func (x *ExchangePlacementsResponse) Reset() {
 	*x = ExchangePlacementsResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[21]
+	mi := &file_waypost_v1_lane_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2390,7 +2492,7 @@ func (x *ExchangePlacementsResponse) String() string {
 func (*ExchangePlacementsResponse) ProtoMessage() {}
 
 func (x *ExchangePlacementsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[21]
+	mi := &file_waypost_v1_lane_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2403,7 +2505,7 @@ func (x *ExchangePlacementsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExchangePlacementsResponse.ProtoReflect.Descriptor instead.
 func (*ExchangePlacementsResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{21}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ExchangePlacementsResponse) GetCoordinator() uint64 {
@@ -2434,7 +2536,7 @@ type PlaceFrame struct {
 
 func (x *PlaceFrame) Reset() {
 	*x = PlaceFrame{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[22]
+	mi := &file_waypost_v1_lane_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2446,7 +2548,7 @@ func (x *PlaceFrame) String() string {
 func (*PlaceFrame) ProtoMessage() {}
 
 func (x *PlaceFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[22]
+	mi := &file_waypost_v1_lane_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2459,7 +2561,7 @@ func (x *PlaceFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlaceFrame.ProtoReflect.Descriptor instead.
 func (*PlaceFrame) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{22}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *PlaceFrame) GetWorker() string {
@@ -2530,7 +2632,7 @@ type EvidenceAsk struct {
 
 func (x *EvidenceAsk) Reset() {
 	*x = EvidenceAsk{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[23]
+	mi := &file_waypost_v1_lane_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2542,7 +2644,7 @@ func (x *EvidenceAsk) String() string {
 func (*EvidenceAsk) ProtoMessage() {}
 
 func (x *EvidenceAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[23]
+	mi := &file_waypost_v1_lane_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2555,7 +2657,7 @@ func (x *EvidenceAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvidenceAsk.ProtoReflect.Descriptor instead.
 func (*EvidenceAsk) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{23}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *EvidenceAsk) GetAskId() uint32 {
@@ -2627,7 +2729,7 @@ type EvidencePoint struct {
 
 func (x *EvidencePoint) Reset() {
 	*x = EvidencePoint{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[24]
+	mi := &file_waypost_v1_lane_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2639,7 +2741,7 @@ func (x *EvidencePoint) String() string {
 func (*EvidencePoint) ProtoMessage() {}
 
 func (x *EvidencePoint) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[24]
+	mi := &file_waypost_v1_lane_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2652,7 +2754,7 @@ func (x *EvidencePoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvidencePoint.ProtoReflect.Descriptor instead.
 func (*EvidencePoint) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{24}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *EvidencePoint) GetDepth() uint32 {
@@ -2698,7 +2800,7 @@ type EvidenceReply struct {
 
 func (x *EvidenceReply) Reset() {
 	*x = EvidenceReply{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[25]
+	mi := &file_waypost_v1_lane_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2710,7 +2812,7 @@ func (x *EvidenceReply) String() string {
 func (*EvidenceReply) ProtoMessage() {}
 
 func (x *EvidenceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[25]
+	mi := &file_waypost_v1_lane_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2723,7 +2825,7 @@ func (x *EvidenceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvidenceReply.ProtoReflect.Descriptor instead.
 func (*EvidenceReply) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{25}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *EvidenceReply) GetAskId() uint32 {
@@ -2806,7 +2908,7 @@ type AskRecordsRequest struct {
 
 func (x *AskRecordsRequest) Reset() {
 	*x = AskRecordsRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[26]
+	mi := &file_waypost_v1_lane_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2818,7 +2920,7 @@ func (x *AskRecordsRequest) String() string {
 func (*AskRecordsRequest) ProtoMessage() {}
 
 func (x *AskRecordsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[26]
+	mi := &file_waypost_v1_lane_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2831,7 +2933,7 @@ func (x *AskRecordsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AskRecordsRequest.ProtoReflect.Descriptor instead.
 func (*AskRecordsRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{26}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *AskRecordsRequest) GetList() *ListPlacementsRequest {
@@ -2879,7 +2981,7 @@ type AskRecordsResponse struct {
 
 func (x *AskRecordsResponse) Reset() {
 	*x = AskRecordsResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[27]
+	mi := &file_waypost_v1_lane_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2891,7 +2993,7 @@ func (x *AskRecordsResponse) String() string {
 func (*AskRecordsResponse) ProtoMessage() {}
 
 func (x *AskRecordsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[27]
+	mi := &file_waypost_v1_lane_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2904,7 +3006,7 @@ func (x *AskRecordsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AskRecordsResponse.ProtoReflect.Descriptor instead.
 func (*AskRecordsResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{27}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *AskRecordsResponse) GetList() *ListPlacementsResponse {
@@ -2946,7 +3048,7 @@ type ForwardWriteRequest struct {
 
 func (x *ForwardWriteRequest) Reset() {
 	*x = ForwardWriteRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[28]
+	mi := &file_waypost_v1_lane_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2958,7 +3060,7 @@ func (x *ForwardWriteRequest) String() string {
 func (*ForwardWriteRequest) ProtoMessage() {}
 
 func (x *ForwardWriteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[28]
+	mi := &file_waypost_v1_lane_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2971,7 +3073,7 @@ func (x *ForwardWriteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForwardWriteRequest.ProtoReflect.Descriptor instead.
 func (*ForwardWriteRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{28}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ForwardWriteRequest) GetCommand() []byte {
@@ -2996,7 +3098,7 @@ type ForwardWriteResponse struct {
 
 func (x *ForwardWriteResponse) Reset() {
 	*x = ForwardWriteResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[29]
+	mi := &file_waypost_v1_lane_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3008,7 +3110,7 @@ func (x *ForwardWriteResponse) String() string {
 func (*ForwardWriteResponse) ProtoMessage() {}
 
 func (x *ForwardWriteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[29]
+	mi := &file_waypost_v1_lane_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3021,7 +3123,7 @@ func (x *ForwardWriteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForwardWriteResponse.ProtoReflect.Descriptor instead.
 func (*ForwardWriteResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{29}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ForwardWriteResponse) GetIndex() uint64 {
@@ -3066,7 +3168,7 @@ type JoinClusterRequest struct {
 
 func (x *JoinClusterRequest) Reset() {
 	*x = JoinClusterRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[30]
+	mi := &file_waypost_v1_lane_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3078,7 +3180,7 @@ func (x *JoinClusterRequest) String() string {
 func (*JoinClusterRequest) ProtoMessage() {}
 
 func (x *JoinClusterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[30]
+	mi := &file_waypost_v1_lane_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3091,7 +3193,7 @@ func (x *JoinClusterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinClusterRequest.ProtoReflect.Descriptor instead.
 func (*JoinClusterRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{30}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *JoinClusterRequest) GetId() string {
@@ -3149,7 +3251,7 @@ type JoinClusterResponse struct {
 
 func (x *JoinClusterResponse) Reset() {
 	*x = JoinClusterResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[31]
+	mi := &file_waypost_v1_lane_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3161,7 +3263,7 @@ func (x *JoinClusterResponse) String() string {
 func (*JoinClusterResponse) ProtoMessage() {}
 
 func (x *JoinClusterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[31]
+	mi := &file_waypost_v1_lane_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3174,7 +3276,7 @@ func (x *JoinClusterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinClusterResponse.ProtoReflect.Descriptor instead.
 func (*JoinClusterResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{31}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *JoinClusterResponse) GetNumber() uint32 {
@@ -3204,7 +3306,7 @@ type WaitAppliedRequest struct {
 
 func (x *WaitAppliedRequest) Reset() {
 	*x = WaitAppliedRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[32]
+	mi := &file_waypost_v1_lane_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3216,7 +3318,7 @@ func (x *WaitAppliedRequest) String() string {
 func (*WaitAppliedRequest) ProtoMessage() {}
 
 func (x *WaitAppliedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[32]
+	mi := &file_waypost_v1_lane_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3229,7 +3331,7 @@ func (x *WaitAppliedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitAppliedRequest.ProtoReflect.Descriptor instead.
 func (*WaitAppliedRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{32}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *WaitAppliedRequest) GetIndex() uint64 {
@@ -3259,7 +3361,7 @@ type WaitAppliedResponse struct {
 
 func (x *WaitAppliedResponse) Reset() {
 	*x = WaitAppliedResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[33]
+	mi := &file_waypost_v1_lane_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3271,7 +3373,7 @@ func (x *WaitAppliedResponse) String() string {
 func (*WaitAppliedResponse) ProtoMessage() {}
 
 func (x *WaitAppliedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[33]
+	mi := &file_waypost_v1_lane_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3284,7 +3386,7 @@ func (x *WaitAppliedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitAppliedResponse.ProtoReflect.Descriptor instead.
 func (*WaitAppliedResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{33}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *WaitAppliedResponse) GetAppliedIndex() uint64 {
@@ -3313,7 +3415,7 @@ type PeerInspectRequest struct {
 
 func (x *PeerInspectRequest) Reset() {
 	*x = PeerInspectRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[34]
+	mi := &file_waypost_v1_lane_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3325,7 +3427,7 @@ func (x *PeerInspectRequest) String() string {
 func (*PeerInspectRequest) ProtoMessage() {}
 
 func (x *PeerInspectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[34]
+	mi := &file_waypost_v1_lane_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3338,7 +3440,7 @@ func (x *PeerInspectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerInspectRequest.ProtoReflect.Descriptor instead.
 func (*PeerInspectRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{34}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *PeerInspectRequest) GetInspect() *InspectWorkerRequest {
@@ -3359,7 +3461,7 @@ type PeerInspectResponse struct {
 
 func (x *PeerInspectResponse) Reset() {
 	*x = PeerInspectResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[35]
+	mi := &file_waypost_v1_lane_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3371,7 +3473,7 @@ func (x *PeerInspectResponse) String() string {
 func (*PeerInspectResponse) ProtoMessage() {}
 
 func (x *PeerInspectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[35]
+	mi := &file_waypost_v1_lane_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3384,7 +3486,7 @@ func (x *PeerInspectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerInspectResponse.ProtoReflect.Descriptor instead.
 func (*PeerInspectResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{35}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *PeerInspectResponse) GetInspect() *InspectWorkerResponse {
@@ -3405,7 +3507,7 @@ type FetchPlacementRequest struct {
 
 func (x *FetchPlacementRequest) Reset() {
 	*x = FetchPlacementRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[36]
+	mi := &file_waypost_v1_lane_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3417,7 +3519,7 @@ func (x *FetchPlacementRequest) String() string {
 func (*FetchPlacementRequest) ProtoMessage() {}
 
 func (x *FetchPlacementRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[36]
+	mi := &file_waypost_v1_lane_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3430,7 +3532,7 @@ func (x *FetchPlacementRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchPlacementRequest.ProtoReflect.Descriptor instead.
 func (*FetchPlacementRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{36}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *FetchPlacementRequest) GetPlacementId() string {
@@ -3451,7 +3553,7 @@ type FetchPlacementResponse struct {
 
 func (x *FetchPlacementResponse) Reset() {
 	*x = FetchPlacementResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[37]
+	mi := &file_waypost_v1_lane_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3463,7 +3565,7 @@ func (x *FetchPlacementResponse) String() string {
 func (*FetchPlacementResponse) ProtoMessage() {}
 
 func (x *FetchPlacementResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[37]
+	mi := &file_waypost_v1_lane_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3476,7 +3578,7 @@ func (x *FetchPlacementResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchPlacementResponse.ProtoReflect.Descriptor instead.
 func (*FetchPlacementResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{37}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *FetchPlacementResponse) GetRecord() []byte {
@@ -3497,7 +3599,7 @@ type RelayOutcomeRequest struct {
 
 func (x *RelayOutcomeRequest) Reset() {
 	*x = RelayOutcomeRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[38]
+	mi := &file_waypost_v1_lane_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3509,7 +3611,7 @@ func (x *RelayOutcomeRequest) String() string {
 func (*RelayOutcomeRequest) ProtoMessage() {}
 
 func (x *RelayOutcomeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[38]
+	mi := &file_waypost_v1_lane_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3522,7 +3624,7 @@ func (x *RelayOutcomeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayOutcomeRequest.ProtoReflect.Descriptor instead.
 func (*RelayOutcomeRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{38}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *RelayOutcomeRequest) GetOutcome() *ReportOutcomeRequest {
@@ -3543,7 +3645,7 @@ type RelayOutcomeResponse struct {
 
 func (x *RelayOutcomeResponse) Reset() {
 	*x = RelayOutcomeResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[39]
+	mi := &file_waypost_v1_lane_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3555,7 +3657,7 @@ func (x *RelayOutcomeResponse) String() string {
 func (*RelayOutcomeResponse) ProtoMessage() {}
 
 func (x *RelayOutcomeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[39]
+	mi := &file_waypost_v1_lane_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3568,7 +3670,7 @@ func (x *RelayOutcomeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayOutcomeResponse.ProtoReflect.Descriptor instead.
 func (*RelayOutcomeResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{39}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *RelayOutcomeResponse) GetOutcome() *ReportOutcomeResponse {
@@ -3595,7 +3697,7 @@ type RelayReservationRequest struct {
 
 func (x *RelayReservationRequest) Reset() {
 	*x = RelayReservationRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[40]
+	mi := &file_waypost_v1_lane_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3607,7 +3709,7 @@ func (x *RelayReservationRequest) String() string {
 func (*RelayReservationRequest) ProtoMessage() {}
 
 func (x *RelayReservationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[40]
+	mi := &file_waypost_v1_lane_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3620,7 +3722,7 @@ func (x *RelayReservationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayReservationRequest.ProtoReflect.Descriptor instead.
 func (*RelayReservationRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{40}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *RelayReservationRequest) GetWhat() isRelayReservationRequest_What {
@@ -3682,7 +3784,7 @@ type RelayReservationResponse struct {
 
 func (x *RelayReservationResponse) Reset() {
 	*x = RelayReservationResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[41]
+	mi := &file_waypost_v1_lane_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3694,7 +3796,7 @@ func (x *RelayReservationResponse) String() string {
 func (*RelayReservationResponse) ProtoMessage() {}
 
 func (x *RelayReservationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[41]
+	mi := &file_waypost_v1_lane_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3707,7 +3809,7 @@ func (x *RelayReservationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayReservationResponse.ProtoReflect.Descriptor instead.
 func (*RelayReservationResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{41}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *RelayReservationResponse) GetWhat() isRelayReservationResponse_What {
@@ -3762,7 +3864,7 @@ type PeerMembersRequest struct {
 
 func (x *PeerMembersRequest) Reset() {
 	*x = PeerMembersRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[42]
+	mi := &file_waypost_v1_lane_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3774,7 +3876,7 @@ func (x *PeerMembersRequest) String() string {
 func (*PeerMembersRequest) ProtoMessage() {}
 
 func (x *PeerMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[42]
+	mi := &file_waypost_v1_lane_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3787,7 +3889,7 @@ func (x *PeerMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerMembersRequest.ProtoReflect.Descriptor instead.
 func (*PeerMembersRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{42}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{43}
 }
 
 // PeerMembersResponse is a coordinator's own view of the mesh.
@@ -3801,7 +3903,7 @@ type PeerMembersResponse struct {
 
 func (x *PeerMembersResponse) Reset() {
 	*x = PeerMembersResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[43]
+	mi := &file_waypost_v1_lane_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3813,7 +3915,7 @@ func (x *PeerMembersResponse) String() string {
 func (*PeerMembersResponse) ProtoMessage() {}
 
 func (x *PeerMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[43]
+	mi := &file_waypost_v1_lane_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3826,7 +3928,7 @@ func (x *PeerMembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerMembersResponse.ProtoReflect.Descriptor instead.
 func (*PeerMembersResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{43}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *PeerMembersResponse) GetMembers() *ListMembersResponse {
@@ -3849,7 +3951,7 @@ type CopyPrefixesRequest struct {
 
 func (x *CopyPrefixesRequest) Reset() {
 	*x = CopyPrefixesRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[44]
+	mi := &file_waypost_v1_lane_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3861,7 +3963,7 @@ func (x *CopyPrefixesRequest) String() string {
 func (*CopyPrefixesRequest) ProtoMessage() {}
 
 func (x *CopyPrefixesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[44]
+	mi := &file_waypost_v1_lane_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3874,7 +3976,7 @@ func (x *CopyPrefixesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyPrefixesRequest.ProtoReflect.Descriptor instead.
 func (*CopyPrefixesRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{44}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *CopyPrefixesRequest) GetWorker() string {
@@ -3904,7 +4006,7 @@ type CopyPrefixesResponse struct {
 
 func (x *CopyPrefixesResponse) Reset() {
 	*x = CopyPrefixesResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[45]
+	mi := &file_waypost_v1_lane_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3916,7 +4018,7 @@ func (x *CopyPrefixesResponse) String() string {
 func (*CopyPrefixesResponse) ProtoMessage() {}
 
 func (x *CopyPrefixesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[45]
+	mi := &file_waypost_v1_lane_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3929,7 +4031,7 @@ func (x *CopyPrefixesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyPrefixesResponse.ProtoReflect.Descriptor instead.
 func (*CopyPrefixesResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{45}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *CopyPrefixesResponse) GetFrames() [][]byte {
@@ -3944,6 +4046,181 @@ func (x *CopyPrefixesResponse) GetAgeMs() float64 {
 		return *x.AgeMs
 	}
 	return 0
+}
+
+// RelayLearnRequest is what came to another coordinator.
+type RelayLearnRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The ids.
+	Learn         *LearnTokensRequest `protobuf:"bytes,1,opt,name=learn" json:"learn,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RelayLearnRequest) Reset() {
+	*x = RelayLearnRequest{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[47]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RelayLearnRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RelayLearnRequest) ProtoMessage() {}
+
+func (x *RelayLearnRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[47]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RelayLearnRequest.ProtoReflect.Descriptor instead.
+func (*RelayLearnRequest) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{47}
+}
+
+func (x *RelayLearnRequest) GetLearn() *LearnTokensRequest {
+	if x != nil {
+		return x.Learn
+	}
+	return nil
+}
+
+// RelayLearnResponse is the answer to it.
+type RelayLearnResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The answer.
+	Learn         *LearnTokensResponse `protobuf:"bytes,1,opt,name=learn" json:"learn,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RelayLearnResponse) Reset() {
+	*x = RelayLearnResponse{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[48]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RelayLearnResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RelayLearnResponse) ProtoMessage() {}
+
+func (x *RelayLearnResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[48]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RelayLearnResponse.ProtoReflect.Descriptor instead.
+func (*RelayLearnResponse) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{48}
+}
+
+func (x *RelayLearnResponse) GetLearn() *LearnTokensResponse {
+	if x != nil {
+		return x.Learn
+	}
+	return nil
+}
+
+// CopyMemoRequest has no fields.
+type CopyMemoRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CopyMemoRequest) Reset() {
+	*x = CopyMemoRequest{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[49]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CopyMemoRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CopyMemoRequest) ProtoMessage() {}
+
+func (x *CopyMemoRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[49]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CopyMemoRequest.ProtoReflect.Descriptor instead.
+func (*CopyMemoRequest) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{49}
+}
+
+// CopyMemoResponse is a part of the entries.
+type CopyMemoResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Entries, the most used first.
+	Entries       []*MemoEntry `protobuf:"bytes,1,rep,name=entries" json:"entries,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CopyMemoResponse) Reset() {
+	*x = CopyMemoResponse{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[50]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CopyMemoResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CopyMemoResponse) ProtoMessage() {}
+
+func (x *CopyMemoResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[50]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CopyMemoResponse.ProtoReflect.Descriptor instead.
+func (*CopyMemoResponse) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{50}
+}
+
+func (x *CopyMemoResponse) GetEntries() []*MemoEntry {
+	if x != nil {
+		return x.Entries
+	}
+	return nil
 }
 
 var File_waypost_v1_lane_proto protoreflect.FileDescriptor
@@ -4152,12 +4429,20 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\tRenderAsk\x12\x15\n" +
 	"\x06ask_id\x18\x01 \x01(\rR\x05askId\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\rR\x05index\x12\x1b\n" +
-	"\tchat_json\x18\x03 \x01(\tR\bchatJson\"\x8f\x01\n" +
+	"\tchat_json\x18\x03 \x01(\tR\bchatJson\"\xba\x01\n" +
 	"\x19ExchangePlacementsRequest\x12 \n" +
 	"\vcoordinator\x18\x01 \x01(\x06R\vcoordinator\x12.\n" +
 	"\x06places\x18\x02 \x03(\v2\x16.waypost.v1.PlaceFrameR\x06places\x12 \n" +
 	"\fsent_mono_ns\x18\x03 \x01(\x06R\n" +
-	"sentMonoNs\">\n" +
+	"sentMonoNs\x12)\n" +
+	"\x04memo\x18\x14 \x03(\v2\x15.waypost.v1.MemoEntryR\x04memo\"\x8f\x01\n" +
+	"\tMemoEntry\x12\x12\n" +
+	"\x04pool\x18\x01 \x01(\tR\x04pool\x12\x14\n" +
+	"\x05epoch\x18\x02 \x01(\rR\x05epoch\x12\x10\n" +
+	"\x03key\x18\x03 \x01(\x06R\x03key\x12\x16\n" +
+	"\x06tokens\x18\x04 \x01(\rR\x06tokens\x12\x16\n" +
+	"\x06answer\x18\x05 \x01(\rR\x06answer\x12\x16\n" +
+	"\x06values\x18\x06 \x03(\x06R\x06values\">\n" +
 	"\x1aExchangePlacementsResponse\x12 \n" +
 	"\vcoordinator\x18\x01 \x01(\x06R\vcoordinator\"\xc1\x01\n" +
 	"\n" +
@@ -4255,9 +4540,16 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\x0eengine_process\x18\x02 \x01(\x06R\rengineProcess\"E\n" +
 	"\x14CopyPrefixesResponse\x12\x16\n" +
 	"\x06frames\x18\x01 \x03(\fR\x06frames\x12\x15\n" +
-	"\x06age_ms\x18\x02 \x01(\x01R\x05ageMs2U\n" +
+	"\x06age_ms\x18\x02 \x01(\x01R\x05ageMs\"I\n" +
+	"\x11RelayLearnRequest\x124\n" +
+	"\x05learn\x18\x01 \x01(\v2\x1e.waypost.v1.LearnTokensRequestR\x05learn\"K\n" +
+	"\x12RelayLearnResponse\x125\n" +
+	"\x05learn\x18\x01 \x01(\v2\x1f.waypost.v1.LearnTokensResponseR\x05learn\"\x11\n" +
+	"\x0fCopyMemoRequest\"C\n" +
+	"\x10CopyMemoResponse\x12/\n" +
+	"\aentries\x18\x01 \x03(\v2\x15.waypost.v1.MemoEntryR\aentries2U\n" +
 	"\vLaneService\x12F\n" +
-	"\aConnect\x12\x1a.waypost.v1.ConnectRequest\x1a\x1b.waypost.v1.ConnectResponse(\x010\x012\xb6\a\n" +
+	"\aConnect\x12\x1a.waypost.v1.ConnectRequest\x1a\x1b.waypost.v1.ConnectResponse(\x010\x012\xcc\b\n" +
 	"\vPeerService\x12g\n" +
 	"\x12ExchangePlacements\x12%.waypost.v1.ExchangePlacementsRequest\x1a&.waypost.v1.ExchangePlacementsResponse(\x010\x01\x12Q\n" +
 	"\fForwardWrite\x12\x1f.waypost.v1.ForwardWriteRequest\x1a .waypost.v1.ForwardWriteResponse\x12N\n" +
@@ -4270,7 +4562,10 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\n" +
 	"AskRecords\x12\x1d.waypost.v1.AskRecordsRequest\x1a\x1e.waypost.v1.AskRecordsResponse\x12N\n" +
 	"\vPeerMembers\x12\x1e.waypost.v1.PeerMembersRequest\x1a\x1f.waypost.v1.PeerMembersResponse\x12S\n" +
-	"\fCopyPrefixes\x12\x1f.waypost.v1.CopyPrefixesRequest\x1a .waypost.v1.CopyPrefixesResponse0\x01B$Z\"waypost/proto/waypost/v1;waypostv1b\beditionsp\xe8\a"
+	"\fCopyPrefixes\x12\x1f.waypost.v1.CopyPrefixesRequest\x1a .waypost.v1.CopyPrefixesResponse0\x01\x12K\n" +
+	"\n" +
+	"RelayLearn\x12\x1d.waypost.v1.RelayLearnRequest\x1a\x1e.waypost.v1.RelayLearnResponse\x12G\n" +
+	"\bCopyMemo\x12\x1b.waypost.v1.CopyMemoRequest\x1a\x1c.waypost.v1.CopyMemoResponse0\x01B$Z\"waypost/proto/waypost/v1;waypostv1b\beditionsp\xe8\a"
 
 var (
 	file_waypost_v1_lane_proto_rawDescOnce sync.Once
@@ -4284,7 +4579,7 @@ func file_waypost_v1_lane_proto_rawDescGZIP() []byte {
 	return file_waypost_v1_lane_proto_rawDescData
 }
 
-var file_waypost_v1_lane_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
+var file_waypost_v1_lane_proto_msgTypes = make([]protoimpl.MessageInfo, 52)
 var file_waypost_v1_lane_proto_goTypes = []any{
 	(*ConnectRequest)(nil),              // 0: waypost.v1.ConnectRequest
 	(*ConnectResponse)(nil),             // 1: waypost.v1.ConnectResponse
@@ -4307,53 +4602,60 @@ var file_waypost_v1_lane_proto_goTypes = []any{
 	(*TokenizeAsk)(nil),                 // 18: waypost.v1.TokenizeAsk
 	(*RenderAsk)(nil),                   // 19: waypost.v1.RenderAsk
 	(*ExchangePlacementsRequest)(nil),   // 20: waypost.v1.ExchangePlacementsRequest
-	(*ExchangePlacementsResponse)(nil),  // 21: waypost.v1.ExchangePlacementsResponse
-	(*PlaceFrame)(nil),                  // 22: waypost.v1.PlaceFrame
-	(*EvidenceAsk)(nil),                 // 23: waypost.v1.EvidenceAsk
-	(*EvidencePoint)(nil),               // 24: waypost.v1.EvidencePoint
-	(*EvidenceReply)(nil),               // 25: waypost.v1.EvidenceReply
-	(*AskRecordsRequest)(nil),           // 26: waypost.v1.AskRecordsRequest
-	(*AskRecordsResponse)(nil),          // 27: waypost.v1.AskRecordsResponse
-	(*ForwardWriteRequest)(nil),         // 28: waypost.v1.ForwardWriteRequest
-	(*ForwardWriteResponse)(nil),        // 29: waypost.v1.ForwardWriteResponse
-	(*JoinClusterRequest)(nil),          // 30: waypost.v1.JoinClusterRequest
-	(*JoinClusterResponse)(nil),         // 31: waypost.v1.JoinClusterResponse
-	(*WaitAppliedRequest)(nil),          // 32: waypost.v1.WaitAppliedRequest
-	(*WaitAppliedResponse)(nil),         // 33: waypost.v1.WaitAppliedResponse
-	(*PeerInspectRequest)(nil),          // 34: waypost.v1.PeerInspectRequest
-	(*PeerInspectResponse)(nil),         // 35: waypost.v1.PeerInspectResponse
-	(*FetchPlacementRequest)(nil),       // 36: waypost.v1.FetchPlacementRequest
-	(*FetchPlacementResponse)(nil),      // 37: waypost.v1.FetchPlacementResponse
-	(*RelayOutcomeRequest)(nil),         // 38: waypost.v1.RelayOutcomeRequest
-	(*RelayOutcomeResponse)(nil),        // 39: waypost.v1.RelayOutcomeResponse
-	(*RelayReservationRequest)(nil),     // 40: waypost.v1.RelayReservationRequest
-	(*RelayReservationResponse)(nil),    // 41: waypost.v1.RelayReservationResponse
-	(*PeerMembersRequest)(nil),          // 42: waypost.v1.PeerMembersRequest
-	(*PeerMembersResponse)(nil),         // 43: waypost.v1.PeerMembersResponse
-	(*CopyPrefixesRequest)(nil),         // 44: waypost.v1.CopyPrefixesRequest
-	(*CopyPrefixesResponse)(nil),        // 45: waypost.v1.CopyPrefixesResponse
-	nil,                                 // 46: waypost.v1.WorkerFacts.HeadersEntry
-	(*TransferFacts)(nil),               // 47: waypost.v1.TransferFacts
-	(*HostFacts)(nil),                   // 48: waypost.v1.HostFacts
-	(*Gpu)(nil),                         // 49: waypost.v1.Gpu
-	(*Cordon)(nil),                      // 50: waypost.v1.Cordon
-	(*ListPlacementsRequest)(nil),       // 51: waypost.v1.ListPlacementsRequest
-	(*SummarizePlacementsRequest)(nil),  // 52: waypost.v1.SummarizePlacementsRequest
-	(*GetReuseRequest)(nil),             // 53: waypost.v1.GetReuseRequest
-	(*ExplainWorkerRequest)(nil),        // 54: waypost.v1.ExplainWorkerRequest
-	(*ListPlacementsResponse)(nil),      // 55: waypost.v1.ListPlacementsResponse
-	(*SummarizePlacementsResponse)(nil), // 56: waypost.v1.SummarizePlacementsResponse
-	(*GetReuseResponse)(nil),            // 57: waypost.v1.GetReuseResponse
-	(*ExplainWorkerResponse)(nil),       // 58: waypost.v1.ExplainWorkerResponse
-	(*InspectWorkerRequest)(nil),        // 59: waypost.v1.InspectWorkerRequest
-	(*InspectWorkerResponse)(nil),       // 60: waypost.v1.InspectWorkerResponse
-	(*ReportOutcomeRequest)(nil),        // 61: waypost.v1.ReportOutcomeRequest
-	(*ReportOutcomeResponse)(nil),       // 62: waypost.v1.ReportOutcomeResponse
-	(*RenewPlacementRequest)(nil),       // 63: waypost.v1.RenewPlacementRequest
-	(*ReleasePlacementRequest)(nil),     // 64: waypost.v1.ReleasePlacementRequest
-	(*RenewPlacementResponse)(nil),      // 65: waypost.v1.RenewPlacementResponse
-	(*ReleasePlacementResponse)(nil),    // 66: waypost.v1.ReleasePlacementResponse
-	(*ListMembersResponse)(nil),         // 67: waypost.v1.ListMembersResponse
+	(*MemoEntry)(nil),                   // 21: waypost.v1.MemoEntry
+	(*ExchangePlacementsResponse)(nil),  // 22: waypost.v1.ExchangePlacementsResponse
+	(*PlaceFrame)(nil),                  // 23: waypost.v1.PlaceFrame
+	(*EvidenceAsk)(nil),                 // 24: waypost.v1.EvidenceAsk
+	(*EvidencePoint)(nil),               // 25: waypost.v1.EvidencePoint
+	(*EvidenceReply)(nil),               // 26: waypost.v1.EvidenceReply
+	(*AskRecordsRequest)(nil),           // 27: waypost.v1.AskRecordsRequest
+	(*AskRecordsResponse)(nil),          // 28: waypost.v1.AskRecordsResponse
+	(*ForwardWriteRequest)(nil),         // 29: waypost.v1.ForwardWriteRequest
+	(*ForwardWriteResponse)(nil),        // 30: waypost.v1.ForwardWriteResponse
+	(*JoinClusterRequest)(nil),          // 31: waypost.v1.JoinClusterRequest
+	(*JoinClusterResponse)(nil),         // 32: waypost.v1.JoinClusterResponse
+	(*WaitAppliedRequest)(nil),          // 33: waypost.v1.WaitAppliedRequest
+	(*WaitAppliedResponse)(nil),         // 34: waypost.v1.WaitAppliedResponse
+	(*PeerInspectRequest)(nil),          // 35: waypost.v1.PeerInspectRequest
+	(*PeerInspectResponse)(nil),         // 36: waypost.v1.PeerInspectResponse
+	(*FetchPlacementRequest)(nil),       // 37: waypost.v1.FetchPlacementRequest
+	(*FetchPlacementResponse)(nil),      // 38: waypost.v1.FetchPlacementResponse
+	(*RelayOutcomeRequest)(nil),         // 39: waypost.v1.RelayOutcomeRequest
+	(*RelayOutcomeResponse)(nil),        // 40: waypost.v1.RelayOutcomeResponse
+	(*RelayReservationRequest)(nil),     // 41: waypost.v1.RelayReservationRequest
+	(*RelayReservationResponse)(nil),    // 42: waypost.v1.RelayReservationResponse
+	(*PeerMembersRequest)(nil),          // 43: waypost.v1.PeerMembersRequest
+	(*PeerMembersResponse)(nil),         // 44: waypost.v1.PeerMembersResponse
+	(*CopyPrefixesRequest)(nil),         // 45: waypost.v1.CopyPrefixesRequest
+	(*CopyPrefixesResponse)(nil),        // 46: waypost.v1.CopyPrefixesResponse
+	(*RelayLearnRequest)(nil),           // 47: waypost.v1.RelayLearnRequest
+	(*RelayLearnResponse)(nil),          // 48: waypost.v1.RelayLearnResponse
+	(*CopyMemoRequest)(nil),             // 49: waypost.v1.CopyMemoRequest
+	(*CopyMemoResponse)(nil),            // 50: waypost.v1.CopyMemoResponse
+	nil,                                 // 51: waypost.v1.WorkerFacts.HeadersEntry
+	(*TransferFacts)(nil),               // 52: waypost.v1.TransferFacts
+	(*HostFacts)(nil),                   // 53: waypost.v1.HostFacts
+	(*Gpu)(nil),                         // 54: waypost.v1.Gpu
+	(*Cordon)(nil),                      // 55: waypost.v1.Cordon
+	(*ListPlacementsRequest)(nil),       // 56: waypost.v1.ListPlacementsRequest
+	(*SummarizePlacementsRequest)(nil),  // 57: waypost.v1.SummarizePlacementsRequest
+	(*GetReuseRequest)(nil),             // 58: waypost.v1.GetReuseRequest
+	(*ExplainWorkerRequest)(nil),        // 59: waypost.v1.ExplainWorkerRequest
+	(*ListPlacementsResponse)(nil),      // 60: waypost.v1.ListPlacementsResponse
+	(*SummarizePlacementsResponse)(nil), // 61: waypost.v1.SummarizePlacementsResponse
+	(*GetReuseResponse)(nil),            // 62: waypost.v1.GetReuseResponse
+	(*ExplainWorkerResponse)(nil),       // 63: waypost.v1.ExplainWorkerResponse
+	(*InspectWorkerRequest)(nil),        // 64: waypost.v1.InspectWorkerRequest
+	(*InspectWorkerResponse)(nil),       // 65: waypost.v1.InspectWorkerResponse
+	(*ReportOutcomeRequest)(nil),        // 66: waypost.v1.ReportOutcomeRequest
+	(*ReportOutcomeResponse)(nil),       // 67: waypost.v1.ReportOutcomeResponse
+	(*RenewPlacementRequest)(nil),       // 68: waypost.v1.RenewPlacementRequest
+	(*ReleasePlacementRequest)(nil),     // 69: waypost.v1.ReleasePlacementRequest
+	(*RenewPlacementResponse)(nil),      // 70: waypost.v1.RenewPlacementResponse
+	(*ReleasePlacementResponse)(nil),    // 71: waypost.v1.ReleasePlacementResponse
+	(*ListMembersResponse)(nil),         // 72: waypost.v1.ListMembersResponse
+	(*LearnTokensRequest)(nil),          // 73: waypost.v1.LearnTokensRequest
+	(*LearnTokensResponse)(nil),         // 74: waypost.v1.LearnTokensResponse
 }
 var file_waypost_v1_lane_proto_depIdxs = []int32{
 	2,  // 0: waypost.v1.ConnectRequest.hello:type_name -> waypost.v1.AgentHello
@@ -4361,7 +4663,7 @@ var file_waypost_v1_lane_proto_depIdxs = []int32{
 	8,  // 2: waypost.v1.ConnectRequest.prefixes:type_name -> waypost.v1.PrefixFrames
 	9,  // 3: waypost.v1.ConnectRequest.tokenize_reply:type_name -> waypost.v1.TokenizeReply
 	10, // 4: waypost.v1.ConnectRequest.host:type_name -> waypost.v1.HostReport
-	25, // 5: waypost.v1.ConnectRequest.evidence:type_name -> waypost.v1.EvidenceReply
+	26, // 5: waypost.v1.ConnectRequest.evidence:type_name -> waypost.v1.EvidenceReply
 	11, // 6: waypost.v1.ConnectResponse.hello:type_name -> waypost.v1.CoordinatorHello
 	12, // 7: waypost.v1.ConnectResponse.policy:type_name -> waypost.v1.PolicyPush
 	13, // 8: waypost.v1.ConnectResponse.pull:type_name -> waypost.v1.PrefixPull
@@ -4369,69 +4671,77 @@ var file_waypost_v1_lane_proto_depIdxs = []int32{
 	16, // 10: waypost.v1.ConnectResponse.marks:type_name -> waypost.v1.MarkFrame
 	18, // 11: waypost.v1.ConnectResponse.tokenize:type_name -> waypost.v1.TokenizeAsk
 	19, // 12: waypost.v1.ConnectResponse.render:type_name -> waypost.v1.RenderAsk
-	23, // 13: waypost.v1.ConnectResponse.evidence:type_name -> waypost.v1.EvidenceAsk
+	24, // 13: waypost.v1.ConnectResponse.evidence:type_name -> waypost.v1.EvidenceAsk
 	3,  // 14: waypost.v1.AgentHello.workers:type_name -> waypost.v1.WorkerFacts
-	46, // 15: waypost.v1.WorkerFacts.headers:type_name -> waypost.v1.WorkerFacts.HeadersEntry
+	51, // 15: waypost.v1.WorkerFacts.headers:type_name -> waypost.v1.WorkerFacts.HeadersEntry
 	4,  // 16: waypost.v1.WorkerFacts.step_model:type_name -> waypost.v1.StepModel
-	47, // 17: waypost.v1.WorkerFacts.transfer:type_name -> waypost.v1.TransferFacts
+	52, // 17: waypost.v1.WorkerFacts.transfer:type_name -> waypost.v1.TransferFacts
 	6,  // 18: waypost.v1.Load.workers:type_name -> waypost.v1.WorkerLoad
 	7,  // 19: waypost.v1.WorkerLoad.echo:type_name -> waypost.v1.Echo
-	48, // 20: waypost.v1.HostReport.facts:type_name -> waypost.v1.HostFacts
-	49, // 21: waypost.v1.HostReport.gpus:type_name -> waypost.v1.Gpu
-	50, // 22: waypost.v1.PolicyPush.cordons:type_name -> waypost.v1.Cordon
+	53, // 20: waypost.v1.HostReport.facts:type_name -> waypost.v1.HostFacts
+	54, // 21: waypost.v1.HostReport.gpus:type_name -> waypost.v1.Gpu
+	55, // 22: waypost.v1.PolicyPush.cordons:type_name -> waypost.v1.Cordon
 	15, // 23: waypost.v1.ClaimFrame.claims:type_name -> waypost.v1.Claim
 	17, // 24: waypost.v1.MarkFrame.marks:type_name -> waypost.v1.Mark
-	22, // 25: waypost.v1.ExchangePlacementsRequest.places:type_name -> waypost.v1.PlaceFrame
-	15, // 26: waypost.v1.PlaceFrame.claim:type_name -> waypost.v1.Claim
-	24, // 27: waypost.v1.EvidenceAsk.expected:type_name -> waypost.v1.EvidencePoint
-	24, // 28: waypost.v1.EvidenceAsk.tip:type_name -> waypost.v1.EvidencePoint
-	24, // 29: waypost.v1.EvidenceAsk.unsalted:type_name -> waypost.v1.EvidencePoint
-	51, // 30: waypost.v1.AskRecordsRequest.list:type_name -> waypost.v1.ListPlacementsRequest
-	52, // 31: waypost.v1.AskRecordsRequest.summarize:type_name -> waypost.v1.SummarizePlacementsRequest
-	53, // 32: waypost.v1.AskRecordsRequest.reuse:type_name -> waypost.v1.GetReuseRequest
-	54, // 33: waypost.v1.AskRecordsRequest.worker:type_name -> waypost.v1.ExplainWorkerRequest
-	55, // 34: waypost.v1.AskRecordsResponse.list:type_name -> waypost.v1.ListPlacementsResponse
-	56, // 35: waypost.v1.AskRecordsResponse.summarize:type_name -> waypost.v1.SummarizePlacementsResponse
-	57, // 36: waypost.v1.AskRecordsResponse.reuse:type_name -> waypost.v1.GetReuseResponse
-	58, // 37: waypost.v1.AskRecordsResponse.worker:type_name -> waypost.v1.ExplainWorkerResponse
-	59, // 38: waypost.v1.PeerInspectRequest.inspect:type_name -> waypost.v1.InspectWorkerRequest
-	60, // 39: waypost.v1.PeerInspectResponse.inspect:type_name -> waypost.v1.InspectWorkerResponse
-	61, // 40: waypost.v1.RelayOutcomeRequest.outcome:type_name -> waypost.v1.ReportOutcomeRequest
-	62, // 41: waypost.v1.RelayOutcomeResponse.outcome:type_name -> waypost.v1.ReportOutcomeResponse
-	63, // 42: waypost.v1.RelayReservationRequest.renew:type_name -> waypost.v1.RenewPlacementRequest
-	64, // 43: waypost.v1.RelayReservationRequest.release:type_name -> waypost.v1.ReleasePlacementRequest
-	65, // 44: waypost.v1.RelayReservationResponse.renew:type_name -> waypost.v1.RenewPlacementResponse
-	66, // 45: waypost.v1.RelayReservationResponse.release:type_name -> waypost.v1.ReleasePlacementResponse
-	67, // 46: waypost.v1.PeerMembersResponse.members:type_name -> waypost.v1.ListMembersResponse
-	0,  // 47: waypost.v1.LaneService.Connect:input_type -> waypost.v1.ConnectRequest
-	20, // 48: waypost.v1.PeerService.ExchangePlacements:input_type -> waypost.v1.ExchangePlacementsRequest
-	28, // 49: waypost.v1.PeerService.ForwardWrite:input_type -> waypost.v1.ForwardWriteRequest
-	30, // 50: waypost.v1.PeerService.JoinCluster:input_type -> waypost.v1.JoinClusterRequest
-	32, // 51: waypost.v1.PeerService.WaitApplied:input_type -> waypost.v1.WaitAppliedRequest
-	34, // 52: waypost.v1.PeerService.PeerInspect:input_type -> waypost.v1.PeerInspectRequest
-	36, // 53: waypost.v1.PeerService.FetchPlacement:input_type -> waypost.v1.FetchPlacementRequest
-	38, // 54: waypost.v1.PeerService.RelayOutcome:input_type -> waypost.v1.RelayOutcomeRequest
-	40, // 55: waypost.v1.PeerService.RelayReservation:input_type -> waypost.v1.RelayReservationRequest
-	26, // 56: waypost.v1.PeerService.AskRecords:input_type -> waypost.v1.AskRecordsRequest
-	42, // 57: waypost.v1.PeerService.PeerMembers:input_type -> waypost.v1.PeerMembersRequest
-	44, // 58: waypost.v1.PeerService.CopyPrefixes:input_type -> waypost.v1.CopyPrefixesRequest
-	1,  // 59: waypost.v1.LaneService.Connect:output_type -> waypost.v1.ConnectResponse
-	21, // 60: waypost.v1.PeerService.ExchangePlacements:output_type -> waypost.v1.ExchangePlacementsResponse
-	29, // 61: waypost.v1.PeerService.ForwardWrite:output_type -> waypost.v1.ForwardWriteResponse
-	31, // 62: waypost.v1.PeerService.JoinCluster:output_type -> waypost.v1.JoinClusterResponse
-	33, // 63: waypost.v1.PeerService.WaitApplied:output_type -> waypost.v1.WaitAppliedResponse
-	35, // 64: waypost.v1.PeerService.PeerInspect:output_type -> waypost.v1.PeerInspectResponse
-	37, // 65: waypost.v1.PeerService.FetchPlacement:output_type -> waypost.v1.FetchPlacementResponse
-	39, // 66: waypost.v1.PeerService.RelayOutcome:output_type -> waypost.v1.RelayOutcomeResponse
-	41, // 67: waypost.v1.PeerService.RelayReservation:output_type -> waypost.v1.RelayReservationResponse
-	27, // 68: waypost.v1.PeerService.AskRecords:output_type -> waypost.v1.AskRecordsResponse
-	43, // 69: waypost.v1.PeerService.PeerMembers:output_type -> waypost.v1.PeerMembersResponse
-	45, // 70: waypost.v1.PeerService.CopyPrefixes:output_type -> waypost.v1.CopyPrefixesResponse
-	59, // [59:71] is the sub-list for method output_type
-	47, // [47:59] is the sub-list for method input_type
-	47, // [47:47] is the sub-list for extension type_name
-	47, // [47:47] is the sub-list for extension extendee
-	0,  // [0:47] is the sub-list for field type_name
+	23, // 25: waypost.v1.ExchangePlacementsRequest.places:type_name -> waypost.v1.PlaceFrame
+	21, // 26: waypost.v1.ExchangePlacementsRequest.memo:type_name -> waypost.v1.MemoEntry
+	15, // 27: waypost.v1.PlaceFrame.claim:type_name -> waypost.v1.Claim
+	25, // 28: waypost.v1.EvidenceAsk.expected:type_name -> waypost.v1.EvidencePoint
+	25, // 29: waypost.v1.EvidenceAsk.tip:type_name -> waypost.v1.EvidencePoint
+	25, // 30: waypost.v1.EvidenceAsk.unsalted:type_name -> waypost.v1.EvidencePoint
+	56, // 31: waypost.v1.AskRecordsRequest.list:type_name -> waypost.v1.ListPlacementsRequest
+	57, // 32: waypost.v1.AskRecordsRequest.summarize:type_name -> waypost.v1.SummarizePlacementsRequest
+	58, // 33: waypost.v1.AskRecordsRequest.reuse:type_name -> waypost.v1.GetReuseRequest
+	59, // 34: waypost.v1.AskRecordsRequest.worker:type_name -> waypost.v1.ExplainWorkerRequest
+	60, // 35: waypost.v1.AskRecordsResponse.list:type_name -> waypost.v1.ListPlacementsResponse
+	61, // 36: waypost.v1.AskRecordsResponse.summarize:type_name -> waypost.v1.SummarizePlacementsResponse
+	62, // 37: waypost.v1.AskRecordsResponse.reuse:type_name -> waypost.v1.GetReuseResponse
+	63, // 38: waypost.v1.AskRecordsResponse.worker:type_name -> waypost.v1.ExplainWorkerResponse
+	64, // 39: waypost.v1.PeerInspectRequest.inspect:type_name -> waypost.v1.InspectWorkerRequest
+	65, // 40: waypost.v1.PeerInspectResponse.inspect:type_name -> waypost.v1.InspectWorkerResponse
+	66, // 41: waypost.v1.RelayOutcomeRequest.outcome:type_name -> waypost.v1.ReportOutcomeRequest
+	67, // 42: waypost.v1.RelayOutcomeResponse.outcome:type_name -> waypost.v1.ReportOutcomeResponse
+	68, // 43: waypost.v1.RelayReservationRequest.renew:type_name -> waypost.v1.RenewPlacementRequest
+	69, // 44: waypost.v1.RelayReservationRequest.release:type_name -> waypost.v1.ReleasePlacementRequest
+	70, // 45: waypost.v1.RelayReservationResponse.renew:type_name -> waypost.v1.RenewPlacementResponse
+	71, // 46: waypost.v1.RelayReservationResponse.release:type_name -> waypost.v1.ReleasePlacementResponse
+	72, // 47: waypost.v1.PeerMembersResponse.members:type_name -> waypost.v1.ListMembersResponse
+	73, // 48: waypost.v1.RelayLearnRequest.learn:type_name -> waypost.v1.LearnTokensRequest
+	74, // 49: waypost.v1.RelayLearnResponse.learn:type_name -> waypost.v1.LearnTokensResponse
+	21, // 50: waypost.v1.CopyMemoResponse.entries:type_name -> waypost.v1.MemoEntry
+	0,  // 51: waypost.v1.LaneService.Connect:input_type -> waypost.v1.ConnectRequest
+	20, // 52: waypost.v1.PeerService.ExchangePlacements:input_type -> waypost.v1.ExchangePlacementsRequest
+	29, // 53: waypost.v1.PeerService.ForwardWrite:input_type -> waypost.v1.ForwardWriteRequest
+	31, // 54: waypost.v1.PeerService.JoinCluster:input_type -> waypost.v1.JoinClusterRequest
+	33, // 55: waypost.v1.PeerService.WaitApplied:input_type -> waypost.v1.WaitAppliedRequest
+	35, // 56: waypost.v1.PeerService.PeerInspect:input_type -> waypost.v1.PeerInspectRequest
+	37, // 57: waypost.v1.PeerService.FetchPlacement:input_type -> waypost.v1.FetchPlacementRequest
+	39, // 58: waypost.v1.PeerService.RelayOutcome:input_type -> waypost.v1.RelayOutcomeRequest
+	41, // 59: waypost.v1.PeerService.RelayReservation:input_type -> waypost.v1.RelayReservationRequest
+	27, // 60: waypost.v1.PeerService.AskRecords:input_type -> waypost.v1.AskRecordsRequest
+	43, // 61: waypost.v1.PeerService.PeerMembers:input_type -> waypost.v1.PeerMembersRequest
+	45, // 62: waypost.v1.PeerService.CopyPrefixes:input_type -> waypost.v1.CopyPrefixesRequest
+	47, // 63: waypost.v1.PeerService.RelayLearn:input_type -> waypost.v1.RelayLearnRequest
+	49, // 64: waypost.v1.PeerService.CopyMemo:input_type -> waypost.v1.CopyMemoRequest
+	1,  // 65: waypost.v1.LaneService.Connect:output_type -> waypost.v1.ConnectResponse
+	22, // 66: waypost.v1.PeerService.ExchangePlacements:output_type -> waypost.v1.ExchangePlacementsResponse
+	30, // 67: waypost.v1.PeerService.ForwardWrite:output_type -> waypost.v1.ForwardWriteResponse
+	32, // 68: waypost.v1.PeerService.JoinCluster:output_type -> waypost.v1.JoinClusterResponse
+	34, // 69: waypost.v1.PeerService.WaitApplied:output_type -> waypost.v1.WaitAppliedResponse
+	36, // 70: waypost.v1.PeerService.PeerInspect:output_type -> waypost.v1.PeerInspectResponse
+	38, // 71: waypost.v1.PeerService.FetchPlacement:output_type -> waypost.v1.FetchPlacementResponse
+	40, // 72: waypost.v1.PeerService.RelayOutcome:output_type -> waypost.v1.RelayOutcomeResponse
+	42, // 73: waypost.v1.PeerService.RelayReservation:output_type -> waypost.v1.RelayReservationResponse
+	28, // 74: waypost.v1.PeerService.AskRecords:output_type -> waypost.v1.AskRecordsResponse
+	44, // 75: waypost.v1.PeerService.PeerMembers:output_type -> waypost.v1.PeerMembersResponse
+	46, // 76: waypost.v1.PeerService.CopyPrefixes:output_type -> waypost.v1.CopyPrefixesResponse
+	48, // 77: waypost.v1.PeerService.RelayLearn:output_type -> waypost.v1.RelayLearnResponse
+	50, // 78: waypost.v1.PeerService.CopyMemo:output_type -> waypost.v1.CopyMemoResponse
+	65, // [65:79] is the sub-list for method output_type
+	51, // [51:65] is the sub-list for method input_type
+	51, // [51:51] is the sub-list for extension type_name
+	51, // [51:51] is the sub-list for extension extendee
+	0,  // [0:51] is the sub-list for field type_name
 }
 
 func init() { file_waypost_v1_lane_proto_init() }
@@ -4459,11 +4769,11 @@ func file_waypost_v1_lane_proto_init() {
 		(*ConnectResponse_Render)(nil),
 		(*ConnectResponse_Evidence)(nil),
 	}
-	file_waypost_v1_lane_proto_msgTypes[40].OneofWrappers = []any{
+	file_waypost_v1_lane_proto_msgTypes[41].OneofWrappers = []any{
 		(*RelayReservationRequest_Renew)(nil),
 		(*RelayReservationRequest_Release)(nil),
 	}
-	file_waypost_v1_lane_proto_msgTypes[41].OneofWrappers = []any{
+	file_waypost_v1_lane_proto_msgTypes[42].OneofWrappers = []any{
 		(*RelayReservationResponse_Renew)(nil),
 		(*RelayReservationResponse_Release)(nil),
 	}
@@ -4473,7 +4783,7 @@ func file_waypost_v1_lane_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_waypost_v1_lane_proto_rawDesc), len(file_waypost_v1_lane_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   47,
+			NumMessages:   52,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

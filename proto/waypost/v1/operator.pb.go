@@ -1541,7 +1541,9 @@ type PoolReuse struct {
 	// Reachable tokens that were passed over, by why: load, health or policy.
 	LostTokens map[string]float64 `protobuf:"bytes,11,rep,name=lost_tokens,json=lostTokens" json:"lost_tokens,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"fixed64,2,opt,name=value"`
 	// The worker whose expectation was most wrong in all; unset: none was.
-	Worst         *WorkerReuse `protobuf:"bytes,12,opt,name=worst" json:"worst,omitempty"`
+	Worst *WorkerReuse `protobuf:"bytes,12,opt,name=worst" json:"worst,omitempty"`
+	// How requests given as text found their tokens; unset: none came.
+	Memo          *MemoReuse `protobuf:"bytes,20,opt,name=memo" json:"memo,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1660,6 +1662,147 @@ func (x *PoolReuse) GetWorst() *WorkerReuse {
 	return nil
 }
 
+func (x *PoolReuse) GetMemo() *MemoReuse {
+	if x != nil {
+		return x.Memo
+	}
+	return nil
+}
+
+// MemoReuse is the text memo of one pool, since the coordinators started.
+type MemoReuse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// on, or off with the reason after a colon.
+	State *string `protobuf:"bytes,1,opt,name=state" json:"state,omitempty"`
+	// Requests given as text, and of these those whose first tokens were known.
+	Lookups *float64 `protobuf:"fixed64,2,opt,name=lookups" json:"lookups,omitempty"`
+	Hits    *float64 `protobuf:"fixed64,3,opt,name=hits" json:"hits,omitempty"`
+	// Prompts learnt, by where their ids came from: engine, render, tokenize.
+	Learnt map[string]float64 `protobuf:"bytes,4,rep,name=learnt" json:"learnt,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"fixed64,2,opt,name=value"`
+	// Tokens of the prompts learnt, and of these those that a prompt learnt before
+	// had in common with them.
+	PromptTokens *float64 `protobuf:"fixed64,5,opt,name=prompt_tokens,json=promptTokens" json:"prompt_tokens,omitempty"`
+	KnownTokens  *float64 `protobuf:"fixed64,6,opt,name=known_tokens,json=knownTokens" json:"known_tokens,omitempty"`
+	// Of the known tokens, those that were told before the prompt was learnt, and
+	// tokens told that were not so.
+	CoveredTokens *float64 `protobuf:"fixed64,7,opt,name=covered_tokens,json=coveredTokens" json:"covered_tokens,omitempty"`
+	OverTokens    *float64 `protobuf:"fixed64,8,opt,name=over_tokens,json=overTokens" json:"over_tokens,omitempty"`
+	// Memory, bytes.
+	Bytes *float64 `protobuf:"fixed64,9,opt,name=bytes" json:"bytes,omitempty"`
+	// How often it was switched off, and began anew.
+	Opened        *float64 `protobuf:"fixed64,10,opt,name=opened" json:"opened,omitempty"`
+	Epochs        *float64 `protobuf:"fixed64,11,opt,name=epochs" json:"epochs,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MemoReuse) Reset() {
+	*x = MemoReuse{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MemoReuse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MemoReuse) ProtoMessage() {}
+
+func (x *MemoReuse) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MemoReuse.ProtoReflect.Descriptor instead.
+func (*MemoReuse) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *MemoReuse) GetState() string {
+	if x != nil && x.State != nil {
+		return *x.State
+	}
+	return ""
+}
+
+func (x *MemoReuse) GetLookups() float64 {
+	if x != nil && x.Lookups != nil {
+		return *x.Lookups
+	}
+	return 0
+}
+
+func (x *MemoReuse) GetHits() float64 {
+	if x != nil && x.Hits != nil {
+		return *x.Hits
+	}
+	return 0
+}
+
+func (x *MemoReuse) GetLearnt() map[string]float64 {
+	if x != nil {
+		return x.Learnt
+	}
+	return nil
+}
+
+func (x *MemoReuse) GetPromptTokens() float64 {
+	if x != nil && x.PromptTokens != nil {
+		return *x.PromptTokens
+	}
+	return 0
+}
+
+func (x *MemoReuse) GetKnownTokens() float64 {
+	if x != nil && x.KnownTokens != nil {
+		return *x.KnownTokens
+	}
+	return 0
+}
+
+func (x *MemoReuse) GetCoveredTokens() float64 {
+	if x != nil && x.CoveredTokens != nil {
+		return *x.CoveredTokens
+	}
+	return 0
+}
+
+func (x *MemoReuse) GetOverTokens() float64 {
+	if x != nil && x.OverTokens != nil {
+		return *x.OverTokens
+	}
+	return 0
+}
+
+func (x *MemoReuse) GetBytes() float64 {
+	if x != nil && x.Bytes != nil {
+		return *x.Bytes
+	}
+	return 0
+}
+
+func (x *MemoReuse) GetOpened() float64 {
+	if x != nil && x.Opened != nil {
+		return *x.Opened
+	}
+	return 0
+}
+
+func (x *MemoReuse) GetEpochs() float64 {
+	if x != nil && x.Epochs != nil {
+		return *x.Epochs
+	}
+	return 0
+}
+
 // WorkerReuse is the reuse of one worker.
 type WorkerReuse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1677,7 +1820,7 @@ type WorkerReuse struct {
 
 func (x *WorkerReuse) Reset() {
 	*x = WorkerReuse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[16]
+	mi := &file_waypost_v1_operator_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1689,7 +1832,7 @@ func (x *WorkerReuse) String() string {
 func (*WorkerReuse) ProtoMessage() {}
 
 func (x *WorkerReuse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[16]
+	mi := &file_waypost_v1_operator_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1702,7 +1845,7 @@ func (x *WorkerReuse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerReuse.ProtoReflect.Descriptor instead.
 func (*WorkerReuse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{16}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *WorkerReuse) GetWorker() string {
@@ -1751,7 +1894,7 @@ type ListHostsRequest struct {
 
 func (x *ListHostsRequest) Reset() {
 	*x = ListHostsRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[17]
+	mi := &file_waypost_v1_operator_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1763,7 +1906,7 @@ func (x *ListHostsRequest) String() string {
 func (*ListHostsRequest) ProtoMessage() {}
 
 func (x *ListHostsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[17]
+	mi := &file_waypost_v1_operator_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1776,7 +1919,7 @@ func (x *ListHostsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHostsRequest.ProtoReflect.Descriptor instead.
 func (*ListHostsRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{17}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ListHostsRequest) GetName() string {
@@ -1797,7 +1940,7 @@ type ListHostsResponse struct {
 
 func (x *ListHostsResponse) Reset() {
 	*x = ListHostsResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[18]
+	mi := &file_waypost_v1_operator_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1809,7 +1952,7 @@ func (x *ListHostsResponse) String() string {
 func (*ListHostsResponse) ProtoMessage() {}
 
 func (x *ListHostsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[18]
+	mi := &file_waypost_v1_operator_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1822,7 +1965,7 @@ func (x *ListHostsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHostsResponse.ProtoReflect.Descriptor instead.
 func (*ListHostsResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{18}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ListHostsResponse) GetHosts() []*Host {
@@ -1861,7 +2004,7 @@ type Host struct {
 
 func (x *Host) Reset() {
 	*x = Host{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[19]
+	mi := &file_waypost_v1_operator_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1873,7 +2016,7 @@ func (x *Host) String() string {
 func (*Host) ProtoMessage() {}
 
 func (x *Host) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[19]
+	mi := &file_waypost_v1_operator_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1886,7 +2029,7 @@ func (x *Host) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Host.ProtoReflect.Descriptor instead.
 func (*Host) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{19}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Host) GetName() string {
@@ -1982,7 +2125,7 @@ type HostFacts struct {
 
 func (x *HostFacts) Reset() {
 	*x = HostFacts{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[20]
+	mi := &file_waypost_v1_operator_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1994,7 +2137,7 @@ func (x *HostFacts) String() string {
 func (*HostFacts) ProtoMessage() {}
 
 func (x *HostFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[20]
+	mi := &file_waypost_v1_operator_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2007,7 +2150,7 @@ func (x *HostFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostFacts.ProtoReflect.Descriptor instead.
 func (*HostFacts) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{20}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *HostFacts) GetCpus() uint32 {
@@ -2076,7 +2219,7 @@ type NetworkInterface struct {
 
 func (x *NetworkInterface) Reset() {
 	*x = NetworkInterface{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[21]
+	mi := &file_waypost_v1_operator_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2088,7 +2231,7 @@ func (x *NetworkInterface) String() string {
 func (*NetworkInterface) ProtoMessage() {}
 
 func (x *NetworkInterface) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[21]
+	mi := &file_waypost_v1_operator_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2101,7 +2244,7 @@ func (x *NetworkInterface) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkInterface.ProtoReflect.Descriptor instead.
 func (*NetworkInterface) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{21}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *NetworkInterface) GetName() string {
@@ -2181,7 +2324,7 @@ type Gpu struct {
 
 func (x *Gpu) Reset() {
 	*x = Gpu{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[22]
+	mi := &file_waypost_v1_operator_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2193,7 +2336,7 @@ func (x *Gpu) String() string {
 func (*Gpu) ProtoMessage() {}
 
 func (x *Gpu) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[22]
+	mi := &file_waypost_v1_operator_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2206,7 +2349,7 @@ func (x *Gpu) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Gpu.ProtoReflect.Descriptor instead.
 func (*Gpu) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{22}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Gpu) GetIndex() uint32 {
@@ -2362,7 +2505,7 @@ type XidEvent struct {
 
 func (x *XidEvent) Reset() {
 	*x = XidEvent{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[23]
+	mi := &file_waypost_v1_operator_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2374,7 +2517,7 @@ func (x *XidEvent) String() string {
 func (*XidEvent) ProtoMessage() {}
 
 func (x *XidEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[23]
+	mi := &file_waypost_v1_operator_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2387,7 +2530,7 @@ func (x *XidEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use XidEvent.ProtoReflect.Descriptor instead.
 func (*XidEvent) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{23}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *XidEvent) GetXid() uint32 {
@@ -2417,7 +2560,7 @@ type GpuProcess struct {
 
 func (x *GpuProcess) Reset() {
 	*x = GpuProcess{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[24]
+	mi := &file_waypost_v1_operator_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2429,7 +2572,7 @@ func (x *GpuProcess) String() string {
 func (*GpuProcess) ProtoMessage() {}
 
 func (x *GpuProcess) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[24]
+	mi := &file_waypost_v1_operator_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2442,7 +2585,7 @@ func (x *GpuProcess) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GpuProcess.ProtoReflect.Descriptor instead.
 func (*GpuProcess) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{24}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *GpuProcess) GetPid() uint32 {
@@ -2470,7 +2613,7 @@ type ListMembersRequest struct {
 
 func (x *ListMembersRequest) Reset() {
 	*x = ListMembersRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[25]
+	mi := &file_waypost_v1_operator_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2482,7 +2625,7 @@ func (x *ListMembersRequest) String() string {
 func (*ListMembersRequest) ProtoMessage() {}
 
 func (x *ListMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[25]
+	mi := &file_waypost_v1_operator_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2495,7 +2638,7 @@ func (x *ListMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMembersRequest.ProtoReflect.Descriptor instead.
 func (*ListMembersRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{25}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ListMembersRequest) GetFrom() string {
@@ -2518,7 +2661,7 @@ type ListMembersResponse struct {
 
 func (x *ListMembersResponse) Reset() {
 	*x = ListMembersResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[26]
+	mi := &file_waypost_v1_operator_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2530,7 +2673,7 @@ func (x *ListMembersResponse) String() string {
 func (*ListMembersResponse) ProtoMessage() {}
 
 func (x *ListMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[26]
+	mi := &file_waypost_v1_operator_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2543,7 +2686,7 @@ func (x *ListMembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMembersResponse.ProtoReflect.Descriptor instead.
 func (*ListMembersResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{26}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ListMembersResponse) GetMembers() []*Member {
@@ -2591,7 +2734,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[27]
+	mi := &file_waypost_v1_operator_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2603,7 +2746,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[27]
+	mi := &file_waypost_v1_operator_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2616,7 +2759,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{27}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Member) GetName() string {
@@ -2705,7 +2848,7 @@ type ListCoordinatorsRequest struct {
 
 func (x *ListCoordinatorsRequest) Reset() {
 	*x = ListCoordinatorsRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[28]
+	mi := &file_waypost_v1_operator_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2717,7 +2860,7 @@ func (x *ListCoordinatorsRequest) String() string {
 func (*ListCoordinatorsRequest) ProtoMessage() {}
 
 func (x *ListCoordinatorsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[28]
+	mi := &file_waypost_v1_operator_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2730,7 +2873,7 @@ func (x *ListCoordinatorsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCoordinatorsRequest.ProtoReflect.Descriptor instead.
 func (*ListCoordinatorsRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{28}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{29}
 }
 
 // ListCoordinatorsResponse is the coordinators by number.
@@ -2744,7 +2887,7 @@ type ListCoordinatorsResponse struct {
 
 func (x *ListCoordinatorsResponse) Reset() {
 	*x = ListCoordinatorsResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[29]
+	mi := &file_waypost_v1_operator_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2756,7 +2899,7 @@ func (x *ListCoordinatorsResponse) String() string {
 func (*ListCoordinatorsResponse) ProtoMessage() {}
 
 func (x *ListCoordinatorsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[29]
+	mi := &file_waypost_v1_operator_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2769,7 +2912,7 @@ func (x *ListCoordinatorsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCoordinatorsResponse.ProtoReflect.Descriptor instead.
 func (*ListCoordinatorsResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{29}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ListCoordinatorsResponse) GetCoordinators() []*Coordinator {
@@ -2802,7 +2945,7 @@ type Coordinator struct {
 
 func (x *Coordinator) Reset() {
 	*x = Coordinator{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[30]
+	mi := &file_waypost_v1_operator_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2814,7 +2957,7 @@ func (x *Coordinator) String() string {
 func (*Coordinator) ProtoMessage() {}
 
 func (x *Coordinator) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[30]
+	mi := &file_waypost_v1_operator_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2827,7 +2970,7 @@ func (x *Coordinator) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Coordinator.ProtoReflect.Descriptor instead.
 func (*Coordinator) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{30}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Coordinator) GetName() string {
@@ -2888,7 +3031,7 @@ type GetFleetRequest struct {
 
 func (x *GetFleetRequest) Reset() {
 	*x = GetFleetRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[31]
+	mi := &file_waypost_v1_operator_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2900,7 +3043,7 @@ func (x *GetFleetRequest) String() string {
 func (*GetFleetRequest) ProtoMessage() {}
 
 func (x *GetFleetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[31]
+	mi := &file_waypost_v1_operator_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2913,7 +3056,7 @@ func (x *GetFleetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFleetRequest.ProtoReflect.Descriptor instead.
 func (*GetFleetRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{31}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{32}
 }
 
 // GetFleetResponse is the fleet file in force.
@@ -2935,7 +3078,7 @@ type GetFleetResponse struct {
 
 func (x *GetFleetResponse) Reset() {
 	*x = GetFleetResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[32]
+	mi := &file_waypost_v1_operator_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2947,7 +3090,7 @@ func (x *GetFleetResponse) String() string {
 func (*GetFleetResponse) ProtoMessage() {}
 
 func (x *GetFleetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[32]
+	mi := &file_waypost_v1_operator_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2960,7 +3103,7 @@ func (x *GetFleetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFleetResponse.ProtoReflect.Descriptor instead.
 func (*GetFleetResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{32}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *GetFleetResponse) GetVersion() uint32 {
@@ -3017,7 +3160,7 @@ type PutFleetRequest struct {
 
 func (x *PutFleetRequest) Reset() {
 	*x = PutFleetRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[33]
+	mi := &file_waypost_v1_operator_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3029,7 +3172,7 @@ func (x *PutFleetRequest) String() string {
 func (*PutFleetRequest) ProtoMessage() {}
 
 func (x *PutFleetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[33]
+	mi := &file_waypost_v1_operator_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3042,7 +3185,7 @@ func (x *PutFleetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutFleetRequest.ProtoReflect.Descriptor instead.
 func (*PutFleetRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{33}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *PutFleetRequest) GetToml() string {
@@ -3099,7 +3242,7 @@ type PutFleetResponse struct {
 
 func (x *PutFleetResponse) Reset() {
 	*x = PutFleetResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[34]
+	mi := &file_waypost_v1_operator_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3111,7 +3254,7 @@ func (x *PutFleetResponse) String() string {
 func (*PutFleetResponse) ProtoMessage() {}
 
 func (x *PutFleetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[34]
+	mi := &file_waypost_v1_operator_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3124,7 +3267,7 @@ func (x *PutFleetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutFleetResponse.ProtoReflect.Descriptor instead.
 func (*PutFleetResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{34}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *PutFleetResponse) GetVersion() uint32 {
@@ -3192,7 +3335,7 @@ type FleetEffect struct {
 
 func (x *FleetEffect) Reset() {
 	*x = FleetEffect{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[35]
+	mi := &file_waypost_v1_operator_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3204,7 +3347,7 @@ func (x *FleetEffect) String() string {
 func (*FleetEffect) ProtoMessage() {}
 
 func (x *FleetEffect) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[35]
+	mi := &file_waypost_v1_operator_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3217,7 +3360,7 @@ func (x *FleetEffect) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetEffect.ProtoReflect.Descriptor instead.
 func (*FleetEffect) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{35}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *FleetEffect) GetWindowMs() float64 {
@@ -3304,7 +3447,7 @@ type EffectExample struct {
 
 func (x *EffectExample) Reset() {
 	*x = EffectExample{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[36]
+	mi := &file_waypost_v1_operator_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3316,7 +3459,7 @@ func (x *EffectExample) String() string {
 func (*EffectExample) ProtoMessage() {}
 
 func (x *EffectExample) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[36]
+	mi := &file_waypost_v1_operator_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3329,7 +3472,7 @@ func (x *EffectExample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EffectExample.ProtoReflect.Descriptor instead.
 func (*EffectExample) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{36}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *EffectExample) GetPlacementId() string {
@@ -3393,7 +3536,7 @@ type Cordon struct {
 
 func (x *Cordon) Reset() {
 	*x = Cordon{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[37]
+	mi := &file_waypost_v1_operator_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3405,7 +3548,7 @@ func (x *Cordon) String() string {
 func (*Cordon) ProtoMessage() {}
 
 func (x *Cordon) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[37]
+	mi := &file_waypost_v1_operator_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3418,7 +3561,7 @@ func (x *Cordon) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cordon.ProtoReflect.Descriptor instead.
 func (*Cordon) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{37}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Cordon) GetSelector() string {
@@ -3473,7 +3616,7 @@ type CordonTargetRequest struct {
 
 func (x *CordonTargetRequest) Reset() {
 	*x = CordonTargetRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[38]
+	mi := &file_waypost_v1_operator_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3485,7 +3628,7 @@ func (x *CordonTargetRequest) String() string {
 func (*CordonTargetRequest) ProtoMessage() {}
 
 func (x *CordonTargetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[38]
+	mi := &file_waypost_v1_operator_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3498,7 +3641,7 @@ func (x *CordonTargetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonTargetRequest.ProtoReflect.Descriptor instead.
 func (*CordonTargetRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{38}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *CordonTargetRequest) GetSelector() string {
@@ -3546,7 +3689,7 @@ type CordonTargetResponse struct {
 
 func (x *CordonTargetResponse) Reset() {
 	*x = CordonTargetResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[39]
+	mi := &file_waypost_v1_operator_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3558,7 +3701,7 @@ func (x *CordonTargetResponse) String() string {
 func (*CordonTargetResponse) ProtoMessage() {}
 
 func (x *CordonTargetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[39]
+	mi := &file_waypost_v1_operator_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3571,7 +3714,7 @@ func (x *CordonTargetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonTargetResponse.ProtoReflect.Descriptor instead.
 func (*CordonTargetResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{39}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *CordonTargetResponse) GetCordon() *Cordon {
@@ -3619,7 +3762,7 @@ type UncordonTargetRequest struct {
 
 func (x *UncordonTargetRequest) Reset() {
 	*x = UncordonTargetRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[40]
+	mi := &file_waypost_v1_operator_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3631,7 +3774,7 @@ func (x *UncordonTargetRequest) String() string {
 func (*UncordonTargetRequest) ProtoMessage() {}
 
 func (x *UncordonTargetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[40]
+	mi := &file_waypost_v1_operator_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3644,7 +3787,7 @@ func (x *UncordonTargetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UncordonTargetRequest.ProtoReflect.Descriptor instead.
 func (*UncordonTargetRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{40}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *UncordonTargetRequest) GetSelector() string {
@@ -3688,7 +3831,7 @@ type UncordonTargetResponse struct {
 
 func (x *UncordonTargetResponse) Reset() {
 	*x = UncordonTargetResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[41]
+	mi := &file_waypost_v1_operator_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3700,7 +3843,7 @@ func (x *UncordonTargetResponse) String() string {
 func (*UncordonTargetResponse) ProtoMessage() {}
 
 func (x *UncordonTargetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[41]
+	mi := &file_waypost_v1_operator_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3713,7 +3856,7 @@ func (x *UncordonTargetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UncordonTargetResponse.ProtoReflect.Descriptor instead.
 func (*UncordonTargetResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{41}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *UncordonTargetResponse) GetRemoved() bool {
@@ -3743,7 +3886,7 @@ type InspectWorkerRequest struct {
 
 func (x *InspectWorkerRequest) Reset() {
 	*x = InspectWorkerRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[42]
+	mi := &file_waypost_v1_operator_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3755,7 +3898,7 @@ func (x *InspectWorkerRequest) String() string {
 func (*InspectWorkerRequest) ProtoMessage() {}
 
 func (x *InspectWorkerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[42]
+	mi := &file_waypost_v1_operator_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3768,7 +3911,7 @@ func (x *InspectWorkerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectWorkerRequest.ProtoReflect.Descriptor instead.
 func (*InspectWorkerRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{42}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *InspectWorkerRequest) GetWorker() string {
@@ -3842,7 +3985,7 @@ type InspectWorkerResponse struct {
 
 func (x *InspectWorkerResponse) Reset() {
 	*x = InspectWorkerResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[43]
+	mi := &file_waypost_v1_operator_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3854,7 +3997,7 @@ func (x *InspectWorkerResponse) String() string {
 func (*InspectWorkerResponse) ProtoMessage() {}
 
 func (x *InspectWorkerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[43]
+	mi := &file_waypost_v1_operator_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3867,7 +4010,7 @@ func (x *InspectWorkerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectWorkerResponse.ProtoReflect.Descriptor instead.
 func (*InspectWorkerResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{43}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *InspectWorkerResponse) GetWorker() string {
@@ -4058,7 +4201,7 @@ type StreamComparison struct {
 
 func (x *StreamComparison) Reset() {
 	*x = StreamComparison{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[44]
+	mi := &file_waypost_v1_operator_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4070,7 +4213,7 @@ func (x *StreamComparison) String() string {
 func (*StreamComparison) ProtoMessage() {}
 
 func (x *StreamComparison) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[44]
+	mi := &file_waypost_v1_operator_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4083,7 +4226,7 @@ func (x *StreamComparison) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamComparison.ProtoReflect.Descriptor instead.
 func (*StreamComparison) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{44}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *StreamComparison) GetEqual() uint32 {
@@ -4157,7 +4300,7 @@ type DifferingKey struct {
 
 func (x *DifferingKey) Reset() {
 	*x = DifferingKey{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[45]
+	mi := &file_waypost_v1_operator_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4169,7 +4312,7 @@ func (x *DifferingKey) String() string {
 func (*DifferingKey) ProtoMessage() {}
 
 func (x *DifferingKey) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[45]
+	mi := &file_waypost_v1_operator_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4182,7 +4325,7 @@ func (x *DifferingKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DifferingKey.ProtoReflect.Descriptor instead.
 func (*DifferingKey) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{45}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *DifferingKey) GetHow() string {
@@ -4219,7 +4362,7 @@ type GetTopologyRequest struct {
 
 func (x *GetTopologyRequest) Reset() {
 	*x = GetTopologyRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[46]
+	mi := &file_waypost_v1_operator_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4231,7 +4374,7 @@ func (x *GetTopologyRequest) String() string {
 func (*GetTopologyRequest) ProtoMessage() {}
 
 func (x *GetTopologyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[46]
+	mi := &file_waypost_v1_operator_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4244,7 +4387,7 @@ func (x *GetTopologyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTopologyRequest.ProtoReflect.Descriptor instead.
 func (*GetTopologyRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{46}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *GetTopologyRequest) GetFrom() string {
@@ -4282,7 +4425,7 @@ type GetTopologyResponse struct {
 
 func (x *GetTopologyResponse) Reset() {
 	*x = GetTopologyResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[47]
+	mi := &file_waypost_v1_operator_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4294,7 +4437,7 @@ func (x *GetTopologyResponse) String() string {
 func (*GetTopologyResponse) ProtoMessage() {}
 
 func (x *GetTopologyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[47]
+	mi := &file_waypost_v1_operator_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4307,7 +4450,7 @@ func (x *GetTopologyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTopologyResponse.ProtoReflect.Descriptor instead.
 func (*GetTopologyResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{47}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *GetTopologyResponse) GetHosts() []*TopologyHost {
@@ -4371,7 +4514,7 @@ type TopologyHost struct {
 
 func (x *TopologyHost) Reset() {
 	*x = TopologyHost{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[48]
+	mi := &file_waypost_v1_operator_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4383,7 +4526,7 @@ func (x *TopologyHost) String() string {
 func (*TopologyHost) ProtoMessage() {}
 
 func (x *TopologyHost) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[48]
+	mi := &file_waypost_v1_operator_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4396,7 +4539,7 @@ func (x *TopologyHost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopologyHost.ProtoReflect.Descriptor instead.
 func (*TopologyHost) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{48}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *TopologyHost) GetName() string {
@@ -4467,7 +4610,7 @@ type TopologyLink struct {
 
 func (x *TopologyLink) Reset() {
 	*x = TopologyLink{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[49]
+	mi := &file_waypost_v1_operator_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4479,7 +4622,7 @@ func (x *TopologyLink) String() string {
 func (*TopologyLink) ProtoMessage() {}
 
 func (x *TopologyLink) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[49]
+	mi := &file_waypost_v1_operator_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4492,7 +4635,7 @@ func (x *TopologyLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopologyLink.ProtoReflect.Descriptor instead.
 func (*TopologyLink) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{49}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *TopologyLink) GetName() string {
@@ -4604,7 +4747,7 @@ type TransferPair struct {
 
 func (x *TransferPair) Reset() {
 	*x = TransferPair{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[50]
+	mi := &file_waypost_v1_operator_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4616,7 +4759,7 @@ func (x *TransferPair) String() string {
 func (*TransferPair) ProtoMessage() {}
 
 func (x *TransferPair) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[50]
+	mi := &file_waypost_v1_operator_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4629,7 +4772,7 @@ func (x *TransferPair) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferPair.ProtoReflect.Descriptor instead.
 func (*TransferPair) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{50}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *TransferPair) GetFrom() string {
@@ -4717,7 +4860,7 @@ type TransferPrice struct {
 
 func (x *TransferPrice) Reset() {
 	*x = TransferPrice{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[51]
+	mi := &file_waypost_v1_operator_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4729,7 +4872,7 @@ func (x *TransferPrice) String() string {
 func (*TransferPrice) ProtoMessage() {}
 
 func (x *TransferPrice) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[51]
+	mi := &file_waypost_v1_operator_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4742,7 +4885,7 @@ func (x *TransferPrice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferPrice.ProtoReflect.Descriptor instead.
 func (*TransferPrice) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{51}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *TransferPrice) GetFrom() string {
@@ -4830,7 +4973,7 @@ type TransferCost struct {
 
 func (x *TransferCost) Reset() {
 	*x = TransferCost{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[52]
+	mi := &file_waypost_v1_operator_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4842,7 +4985,7 @@ func (x *TransferCost) String() string {
 func (*TransferCost) ProtoMessage() {}
 
 func (x *TransferCost) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[52]
+	mi := &file_waypost_v1_operator_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4855,7 +4998,7 @@ func (x *TransferCost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferCost.ProtoReflect.Descriptor instead.
 func (*TransferCost) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{52}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *TransferCost) GetTokens() uint32 {
@@ -5025,7 +5168,7 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"\x04pool\x18\x02 \x01(\tR\x04pool\"W\n" +
 	"\x10GetReuseResponse\x12+\n" +
 	"\x05pools\x18\x01 \x03(\v2\x15.waypost.v1.PoolReuseR\x05pools\x12\x16\n" +
-	"\x06silent\x18\x02 \x03(\tR\x06silent\"\xe9\x04\n" +
+	"\x06silent\x18\x02 \x03(\tR\x06silent\"\x94\x05\n" +
 	"\tPoolReuse\x12\x12\n" +
 	"\x04pool\x18\x01 \x01(\tR\x04pool\x12\x1a\n" +
 	"\brequests\x18\x02 \x01(\rR\brequests\x12\x1a\n" +
@@ -5041,11 +5184,29 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"missTokens\x12F\n" +
 	"\vlost_tokens\x18\v \x03(\v2%.waypost.v1.PoolReuse.LostTokensEntryR\n" +
 	"lostTokens\x12-\n" +
-	"\x05worst\x18\f \x01(\v2\x17.waypost.v1.WorkerReuseR\x05worst\x1a:\n" +
+	"\x05worst\x18\f \x01(\v2\x17.waypost.v1.WorkerReuseR\x05worst\x12)\n" +
+	"\x04memo\x18\x14 \x01(\v2\x15.waypost.v1.MemoReuseR\x04memo\x1a:\n" +
 	"\fClassesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\rR\x05value:\x028\x01\x1a=\n" +
 	"\x0fLostTokensEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"\x9b\x03\n" +
+	"\tMemoReuse\x12\x14\n" +
+	"\x05state\x18\x01 \x01(\tR\x05state\x12\x18\n" +
+	"\alookups\x18\x02 \x01(\x01R\alookups\x12\x12\n" +
+	"\x04hits\x18\x03 \x01(\x01R\x04hits\x129\n" +
+	"\x06learnt\x18\x04 \x03(\v2!.waypost.v1.MemoReuse.LearntEntryR\x06learnt\x12#\n" +
+	"\rprompt_tokens\x18\x05 \x01(\x01R\fpromptTokens\x12!\n" +
+	"\fknown_tokens\x18\x06 \x01(\x01R\vknownTokens\x12%\n" +
+	"\x0ecovered_tokens\x18\a \x01(\x01R\rcoveredTokens\x12\x1f\n" +
+	"\vover_tokens\x18\b \x01(\x01R\n" +
+	"overTokens\x12\x14\n" +
+	"\x05bytes\x18\t \x01(\x01R\x05bytes\x12\x16\n" +
+	"\x06opened\x18\n" +
+	" \x01(\x01R\x06opened\x12\x16\n" +
+	"\x06epochs\x18\v \x01(\x01R\x06epochs\x1a9\n" +
+	"\vLearntEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"\xb4\x01\n" +
 	"\vWorkerReuse\x12\x16\n" +
@@ -5364,7 +5525,7 @@ func file_waypost_v1_operator_proto_rawDescGZIP() []byte {
 	return file_waypost_v1_operator_proto_rawDescData
 }
 
-var file_waypost_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 60)
+var file_waypost_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 62)
 var file_waypost_v1_operator_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),         // 0: waypost.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),        // 1: waypost.v1.GetStatusResponse
@@ -5382,123 +5543,127 @@ var file_waypost_v1_operator_proto_goTypes = []any{
 	(*GetReuseRequest)(nil),          // 13: waypost.v1.GetReuseRequest
 	(*GetReuseResponse)(nil),         // 14: waypost.v1.GetReuseResponse
 	(*PoolReuse)(nil),                // 15: waypost.v1.PoolReuse
-	(*WorkerReuse)(nil),              // 16: waypost.v1.WorkerReuse
-	(*ListHostsRequest)(nil),         // 17: waypost.v1.ListHostsRequest
-	(*ListHostsResponse)(nil),        // 18: waypost.v1.ListHostsResponse
-	(*Host)(nil),                     // 19: waypost.v1.Host
-	(*HostFacts)(nil),                // 20: waypost.v1.HostFacts
-	(*NetworkInterface)(nil),         // 21: waypost.v1.NetworkInterface
-	(*Gpu)(nil),                      // 22: waypost.v1.Gpu
-	(*XidEvent)(nil),                 // 23: waypost.v1.XidEvent
-	(*GpuProcess)(nil),               // 24: waypost.v1.GpuProcess
-	(*ListMembersRequest)(nil),       // 25: waypost.v1.ListMembersRequest
-	(*ListMembersResponse)(nil),      // 26: waypost.v1.ListMembersResponse
-	(*Member)(nil),                   // 27: waypost.v1.Member
-	(*ListCoordinatorsRequest)(nil),  // 28: waypost.v1.ListCoordinatorsRequest
-	(*ListCoordinatorsResponse)(nil), // 29: waypost.v1.ListCoordinatorsResponse
-	(*Coordinator)(nil),              // 30: waypost.v1.Coordinator
-	(*GetFleetRequest)(nil),          // 31: waypost.v1.GetFleetRequest
-	(*GetFleetResponse)(nil),         // 32: waypost.v1.GetFleetResponse
-	(*PutFleetRequest)(nil),          // 33: waypost.v1.PutFleetRequest
-	(*PutFleetResponse)(nil),         // 34: waypost.v1.PutFleetResponse
-	(*FleetEffect)(nil),              // 35: waypost.v1.FleetEffect
-	(*EffectExample)(nil),            // 36: waypost.v1.EffectExample
-	(*Cordon)(nil),                   // 37: waypost.v1.Cordon
-	(*CordonTargetRequest)(nil),      // 38: waypost.v1.CordonTargetRequest
-	(*CordonTargetResponse)(nil),     // 39: waypost.v1.CordonTargetResponse
-	(*UncordonTargetRequest)(nil),    // 40: waypost.v1.UncordonTargetRequest
-	(*UncordonTargetResponse)(nil),   // 41: waypost.v1.UncordonTargetResponse
-	(*InspectWorkerRequest)(nil),     // 42: waypost.v1.InspectWorkerRequest
-	(*InspectWorkerResponse)(nil),    // 43: waypost.v1.InspectWorkerResponse
-	(*StreamComparison)(nil),         // 44: waypost.v1.StreamComparison
-	(*DifferingKey)(nil),             // 45: waypost.v1.DifferingKey
-	(*GetTopologyRequest)(nil),       // 46: waypost.v1.GetTopologyRequest
-	(*GetTopologyResponse)(nil),      // 47: waypost.v1.GetTopologyResponse
-	(*TopologyHost)(nil),             // 48: waypost.v1.TopologyHost
-	(*TopologyLink)(nil),             // 49: waypost.v1.TopologyLink
-	(*TransferPair)(nil),             // 50: waypost.v1.TransferPair
-	(*TransferPrice)(nil),            // 51: waypost.v1.TransferPrice
-	(*TransferCost)(nil),             // 52: waypost.v1.TransferCost
-	nil,                              // 53: waypost.v1.Worker.HeadersEntry
-	nil,                              // 54: waypost.v1.ExplainWorkerResponse.LostByEntry
-	nil,                              // 55: waypost.v1.ExplainWorkerResponse.ExcludedEntry
-	nil,                              // 56: waypost.v1.PoolReuse.ClassesEntry
-	nil,                              // 57: waypost.v1.PoolReuse.LostTokensEntry
-	nil,                              // 58: waypost.v1.InspectWorkerResponse.FramesEntry
-	nil,                              // 59: waypost.v1.InspectWorkerResponse.ResyncsEntry
-	(*Terms)(nil),                    // 60: waypost.v1.Terms
+	(*MemoReuse)(nil),                // 16: waypost.v1.MemoReuse
+	(*WorkerReuse)(nil),              // 17: waypost.v1.WorkerReuse
+	(*ListHostsRequest)(nil),         // 18: waypost.v1.ListHostsRequest
+	(*ListHostsResponse)(nil),        // 19: waypost.v1.ListHostsResponse
+	(*Host)(nil),                     // 20: waypost.v1.Host
+	(*HostFacts)(nil),                // 21: waypost.v1.HostFacts
+	(*NetworkInterface)(nil),         // 22: waypost.v1.NetworkInterface
+	(*Gpu)(nil),                      // 23: waypost.v1.Gpu
+	(*XidEvent)(nil),                 // 24: waypost.v1.XidEvent
+	(*GpuProcess)(nil),               // 25: waypost.v1.GpuProcess
+	(*ListMembersRequest)(nil),       // 26: waypost.v1.ListMembersRequest
+	(*ListMembersResponse)(nil),      // 27: waypost.v1.ListMembersResponse
+	(*Member)(nil),                   // 28: waypost.v1.Member
+	(*ListCoordinatorsRequest)(nil),  // 29: waypost.v1.ListCoordinatorsRequest
+	(*ListCoordinatorsResponse)(nil), // 30: waypost.v1.ListCoordinatorsResponse
+	(*Coordinator)(nil),              // 31: waypost.v1.Coordinator
+	(*GetFleetRequest)(nil),          // 32: waypost.v1.GetFleetRequest
+	(*GetFleetResponse)(nil),         // 33: waypost.v1.GetFleetResponse
+	(*PutFleetRequest)(nil),          // 34: waypost.v1.PutFleetRequest
+	(*PutFleetResponse)(nil),         // 35: waypost.v1.PutFleetResponse
+	(*FleetEffect)(nil),              // 36: waypost.v1.FleetEffect
+	(*EffectExample)(nil),            // 37: waypost.v1.EffectExample
+	(*Cordon)(nil),                   // 38: waypost.v1.Cordon
+	(*CordonTargetRequest)(nil),      // 39: waypost.v1.CordonTargetRequest
+	(*CordonTargetResponse)(nil),     // 40: waypost.v1.CordonTargetResponse
+	(*UncordonTargetRequest)(nil),    // 41: waypost.v1.UncordonTargetRequest
+	(*UncordonTargetResponse)(nil),   // 42: waypost.v1.UncordonTargetResponse
+	(*InspectWorkerRequest)(nil),     // 43: waypost.v1.InspectWorkerRequest
+	(*InspectWorkerResponse)(nil),    // 44: waypost.v1.InspectWorkerResponse
+	(*StreamComparison)(nil),         // 45: waypost.v1.StreamComparison
+	(*DifferingKey)(nil),             // 46: waypost.v1.DifferingKey
+	(*GetTopologyRequest)(nil),       // 47: waypost.v1.GetTopologyRequest
+	(*GetTopologyResponse)(nil),      // 48: waypost.v1.GetTopologyResponse
+	(*TopologyHost)(nil),             // 49: waypost.v1.TopologyHost
+	(*TopologyLink)(nil),             // 50: waypost.v1.TopologyLink
+	(*TransferPair)(nil),             // 51: waypost.v1.TransferPair
+	(*TransferPrice)(nil),            // 52: waypost.v1.TransferPrice
+	(*TransferCost)(nil),             // 53: waypost.v1.TransferCost
+	nil,                              // 54: waypost.v1.Worker.HeadersEntry
+	nil,                              // 55: waypost.v1.ExplainWorkerResponse.LostByEntry
+	nil,                              // 56: waypost.v1.ExplainWorkerResponse.ExcludedEntry
+	nil,                              // 57: waypost.v1.PoolReuse.ClassesEntry
+	nil,                              // 58: waypost.v1.PoolReuse.LostTokensEntry
+	nil,                              // 59: waypost.v1.MemoReuse.LearntEntry
+	nil,                              // 60: waypost.v1.InspectWorkerResponse.FramesEntry
+	nil,                              // 61: waypost.v1.InspectWorkerResponse.ResyncsEntry
+	(*Terms)(nil),                    // 62: waypost.v1.Terms
 }
 var file_waypost_v1_operator_proto_depIdxs = []int32{
 	2,  // 0: waypost.v1.GetStatusResponse.pools:type_name -> waypost.v1.PoolStatus
 	3,  // 1: waypost.v1.GetStatusResponse.problems:type_name -> waypost.v1.Problem
-	37, // 2: waypost.v1.GetStatusResponse.cordons:type_name -> waypost.v1.Cordon
+	38, // 2: waypost.v1.GetStatusResponse.cordons:type_name -> waypost.v1.Cordon
 	6,  // 3: waypost.v1.ListWorkersResponse.workers:type_name -> waypost.v1.Worker
-	53, // 4: waypost.v1.Worker.headers:type_name -> waypost.v1.Worker.HeadersEntry
-	37, // 5: waypost.v1.Worker.cordon:type_name -> waypost.v1.Cordon
+	54, // 4: waypost.v1.Worker.headers:type_name -> waypost.v1.Worker.HeadersEntry
+	38, // 5: waypost.v1.Worker.cordon:type_name -> waypost.v1.Cordon
 	7,  // 6: waypost.v1.Worker.transfer:type_name -> waypost.v1.TransferFacts
 	8,  // 7: waypost.v1.Worker.learnt:type_name -> waypost.v1.Learnt
 	9,  // 8: waypost.v1.Learnt.errors:type_name -> waypost.v1.TermError
 	6,  // 9: waypost.v1.ExplainWorkerResponse.worker:type_name -> waypost.v1.Worker
-	54, // 10: waypost.v1.ExplainWorkerResponse.lost_by:type_name -> waypost.v1.ExplainWorkerResponse.LostByEntry
-	55, // 11: waypost.v1.ExplainWorkerResponse.excluded:type_name -> waypost.v1.ExplainWorkerResponse.ExcludedEntry
+	55, // 10: waypost.v1.ExplainWorkerResponse.lost_by:type_name -> waypost.v1.ExplainWorkerResponse.LostByEntry
+	56, // 11: waypost.v1.ExplainWorkerResponse.excluded:type_name -> waypost.v1.ExplainWorkerResponse.ExcludedEntry
 	12, // 12: waypost.v1.ExplainWorkerResponse.present:type_name -> waypost.v1.PresentPrice
-	60, // 13: waypost.v1.PresentPrice.terms:type_name -> waypost.v1.Terms
-	60, // 14: waypost.v1.PresentPrice.chosen:type_name -> waypost.v1.Terms
+	62, // 13: waypost.v1.PresentPrice.terms:type_name -> waypost.v1.Terms
+	62, // 14: waypost.v1.PresentPrice.chosen:type_name -> waypost.v1.Terms
 	15, // 15: waypost.v1.GetReuseResponse.pools:type_name -> waypost.v1.PoolReuse
-	56, // 16: waypost.v1.PoolReuse.classes:type_name -> waypost.v1.PoolReuse.ClassesEntry
-	57, // 17: waypost.v1.PoolReuse.lost_tokens:type_name -> waypost.v1.PoolReuse.LostTokensEntry
-	16, // 18: waypost.v1.PoolReuse.worst:type_name -> waypost.v1.WorkerReuse
-	19, // 19: waypost.v1.ListHostsResponse.hosts:type_name -> waypost.v1.Host
-	22, // 20: waypost.v1.Host.gpus:type_name -> waypost.v1.Gpu
-	20, // 21: waypost.v1.Host.facts:type_name -> waypost.v1.HostFacts
-	21, // 22: waypost.v1.HostFacts.interfaces:type_name -> waypost.v1.NetworkInterface
-	23, // 23: waypost.v1.Gpu.xids:type_name -> waypost.v1.XidEvent
-	24, // 24: waypost.v1.Gpu.processes:type_name -> waypost.v1.GpuProcess
-	27, // 25: waypost.v1.ListMembersResponse.members:type_name -> waypost.v1.Member
-	30, // 26: waypost.v1.ListCoordinatorsResponse.coordinators:type_name -> waypost.v1.Coordinator
-	35, // 27: waypost.v1.PutFleetResponse.effect:type_name -> waypost.v1.FleetEffect
-	36, // 28: waypost.v1.FleetEffect.worst:type_name -> waypost.v1.EffectExample
-	37, // 29: waypost.v1.CordonTargetResponse.cordon:type_name -> waypost.v1.Cordon
-	58, // 30: waypost.v1.InspectWorkerResponse.frames:type_name -> waypost.v1.InspectWorkerResponse.FramesEntry
-	59, // 31: waypost.v1.InspectWorkerResponse.resyncs:type_name -> waypost.v1.InspectWorkerResponse.ResyncsEntry
-	44, // 32: waypost.v1.InspectWorkerResponse.comparison:type_name -> waypost.v1.StreamComparison
-	45, // 33: waypost.v1.StreamComparison.keys:type_name -> waypost.v1.DifferingKey
-	48, // 34: waypost.v1.GetTopologyResponse.hosts:type_name -> waypost.v1.TopologyHost
-	49, // 35: waypost.v1.GetTopologyResponse.links:type_name -> waypost.v1.TopologyLink
-	50, // 36: waypost.v1.GetTopologyResponse.pairs:type_name -> waypost.v1.TransferPair
-	51, // 37: waypost.v1.GetTopologyResponse.prices:type_name -> waypost.v1.TransferPrice
-	52, // 38: waypost.v1.TransferPrice.costs:type_name -> waypost.v1.TransferCost
-	0,  // 39: waypost.v1.OperatorService.GetStatus:input_type -> waypost.v1.GetStatusRequest
-	4,  // 40: waypost.v1.OperatorService.ListWorkers:input_type -> waypost.v1.ListWorkersRequest
-	17, // 41: waypost.v1.OperatorService.ListHosts:input_type -> waypost.v1.ListHostsRequest
-	25, // 42: waypost.v1.OperatorService.ListMembers:input_type -> waypost.v1.ListMembersRequest
-	28, // 43: waypost.v1.OperatorService.ListCoordinators:input_type -> waypost.v1.ListCoordinatorsRequest
-	31, // 44: waypost.v1.OperatorService.GetFleet:input_type -> waypost.v1.GetFleetRequest
-	33, // 45: waypost.v1.OperatorService.PutFleet:input_type -> waypost.v1.PutFleetRequest
-	38, // 46: waypost.v1.OperatorService.CordonTarget:input_type -> waypost.v1.CordonTargetRequest
-	40, // 47: waypost.v1.OperatorService.UncordonTarget:input_type -> waypost.v1.UncordonTargetRequest
-	10, // 48: waypost.v1.OperatorService.ExplainWorker:input_type -> waypost.v1.ExplainWorkerRequest
-	13, // 49: waypost.v1.OperatorService.GetReuse:input_type -> waypost.v1.GetReuseRequest
-	46, // 50: waypost.v1.OperatorService.GetTopology:input_type -> waypost.v1.GetTopologyRequest
-	42, // 51: waypost.v1.OperatorService.InspectWorker:input_type -> waypost.v1.InspectWorkerRequest
-	1,  // 52: waypost.v1.OperatorService.GetStatus:output_type -> waypost.v1.GetStatusResponse
-	5,  // 53: waypost.v1.OperatorService.ListWorkers:output_type -> waypost.v1.ListWorkersResponse
-	18, // 54: waypost.v1.OperatorService.ListHosts:output_type -> waypost.v1.ListHostsResponse
-	26, // 55: waypost.v1.OperatorService.ListMembers:output_type -> waypost.v1.ListMembersResponse
-	29, // 56: waypost.v1.OperatorService.ListCoordinators:output_type -> waypost.v1.ListCoordinatorsResponse
-	32, // 57: waypost.v1.OperatorService.GetFleet:output_type -> waypost.v1.GetFleetResponse
-	34, // 58: waypost.v1.OperatorService.PutFleet:output_type -> waypost.v1.PutFleetResponse
-	39, // 59: waypost.v1.OperatorService.CordonTarget:output_type -> waypost.v1.CordonTargetResponse
-	41, // 60: waypost.v1.OperatorService.UncordonTarget:output_type -> waypost.v1.UncordonTargetResponse
-	11, // 61: waypost.v1.OperatorService.ExplainWorker:output_type -> waypost.v1.ExplainWorkerResponse
-	14, // 62: waypost.v1.OperatorService.GetReuse:output_type -> waypost.v1.GetReuseResponse
-	47, // 63: waypost.v1.OperatorService.GetTopology:output_type -> waypost.v1.GetTopologyResponse
-	43, // 64: waypost.v1.OperatorService.InspectWorker:output_type -> waypost.v1.InspectWorkerResponse
-	52, // [52:65] is the sub-list for method output_type
-	39, // [39:52] is the sub-list for method input_type
-	39, // [39:39] is the sub-list for extension type_name
-	39, // [39:39] is the sub-list for extension extendee
-	0,  // [0:39] is the sub-list for field type_name
+	57, // 16: waypost.v1.PoolReuse.classes:type_name -> waypost.v1.PoolReuse.ClassesEntry
+	58, // 17: waypost.v1.PoolReuse.lost_tokens:type_name -> waypost.v1.PoolReuse.LostTokensEntry
+	17, // 18: waypost.v1.PoolReuse.worst:type_name -> waypost.v1.WorkerReuse
+	16, // 19: waypost.v1.PoolReuse.memo:type_name -> waypost.v1.MemoReuse
+	59, // 20: waypost.v1.MemoReuse.learnt:type_name -> waypost.v1.MemoReuse.LearntEntry
+	20, // 21: waypost.v1.ListHostsResponse.hosts:type_name -> waypost.v1.Host
+	23, // 22: waypost.v1.Host.gpus:type_name -> waypost.v1.Gpu
+	21, // 23: waypost.v1.Host.facts:type_name -> waypost.v1.HostFacts
+	22, // 24: waypost.v1.HostFacts.interfaces:type_name -> waypost.v1.NetworkInterface
+	24, // 25: waypost.v1.Gpu.xids:type_name -> waypost.v1.XidEvent
+	25, // 26: waypost.v1.Gpu.processes:type_name -> waypost.v1.GpuProcess
+	28, // 27: waypost.v1.ListMembersResponse.members:type_name -> waypost.v1.Member
+	31, // 28: waypost.v1.ListCoordinatorsResponse.coordinators:type_name -> waypost.v1.Coordinator
+	36, // 29: waypost.v1.PutFleetResponse.effect:type_name -> waypost.v1.FleetEffect
+	37, // 30: waypost.v1.FleetEffect.worst:type_name -> waypost.v1.EffectExample
+	38, // 31: waypost.v1.CordonTargetResponse.cordon:type_name -> waypost.v1.Cordon
+	60, // 32: waypost.v1.InspectWorkerResponse.frames:type_name -> waypost.v1.InspectWorkerResponse.FramesEntry
+	61, // 33: waypost.v1.InspectWorkerResponse.resyncs:type_name -> waypost.v1.InspectWorkerResponse.ResyncsEntry
+	45, // 34: waypost.v1.InspectWorkerResponse.comparison:type_name -> waypost.v1.StreamComparison
+	46, // 35: waypost.v1.StreamComparison.keys:type_name -> waypost.v1.DifferingKey
+	49, // 36: waypost.v1.GetTopologyResponse.hosts:type_name -> waypost.v1.TopologyHost
+	50, // 37: waypost.v1.GetTopologyResponse.links:type_name -> waypost.v1.TopologyLink
+	51, // 38: waypost.v1.GetTopologyResponse.pairs:type_name -> waypost.v1.TransferPair
+	52, // 39: waypost.v1.GetTopologyResponse.prices:type_name -> waypost.v1.TransferPrice
+	53, // 40: waypost.v1.TransferPrice.costs:type_name -> waypost.v1.TransferCost
+	0,  // 41: waypost.v1.OperatorService.GetStatus:input_type -> waypost.v1.GetStatusRequest
+	4,  // 42: waypost.v1.OperatorService.ListWorkers:input_type -> waypost.v1.ListWorkersRequest
+	18, // 43: waypost.v1.OperatorService.ListHosts:input_type -> waypost.v1.ListHostsRequest
+	26, // 44: waypost.v1.OperatorService.ListMembers:input_type -> waypost.v1.ListMembersRequest
+	29, // 45: waypost.v1.OperatorService.ListCoordinators:input_type -> waypost.v1.ListCoordinatorsRequest
+	32, // 46: waypost.v1.OperatorService.GetFleet:input_type -> waypost.v1.GetFleetRequest
+	34, // 47: waypost.v1.OperatorService.PutFleet:input_type -> waypost.v1.PutFleetRequest
+	39, // 48: waypost.v1.OperatorService.CordonTarget:input_type -> waypost.v1.CordonTargetRequest
+	41, // 49: waypost.v1.OperatorService.UncordonTarget:input_type -> waypost.v1.UncordonTargetRequest
+	10, // 50: waypost.v1.OperatorService.ExplainWorker:input_type -> waypost.v1.ExplainWorkerRequest
+	13, // 51: waypost.v1.OperatorService.GetReuse:input_type -> waypost.v1.GetReuseRequest
+	47, // 52: waypost.v1.OperatorService.GetTopology:input_type -> waypost.v1.GetTopologyRequest
+	43, // 53: waypost.v1.OperatorService.InspectWorker:input_type -> waypost.v1.InspectWorkerRequest
+	1,  // 54: waypost.v1.OperatorService.GetStatus:output_type -> waypost.v1.GetStatusResponse
+	5,  // 55: waypost.v1.OperatorService.ListWorkers:output_type -> waypost.v1.ListWorkersResponse
+	19, // 56: waypost.v1.OperatorService.ListHosts:output_type -> waypost.v1.ListHostsResponse
+	27, // 57: waypost.v1.OperatorService.ListMembers:output_type -> waypost.v1.ListMembersResponse
+	30, // 58: waypost.v1.OperatorService.ListCoordinators:output_type -> waypost.v1.ListCoordinatorsResponse
+	33, // 59: waypost.v1.OperatorService.GetFleet:output_type -> waypost.v1.GetFleetResponse
+	35, // 60: waypost.v1.OperatorService.PutFleet:output_type -> waypost.v1.PutFleetResponse
+	40, // 61: waypost.v1.OperatorService.CordonTarget:output_type -> waypost.v1.CordonTargetResponse
+	42, // 62: waypost.v1.OperatorService.UncordonTarget:output_type -> waypost.v1.UncordonTargetResponse
+	11, // 63: waypost.v1.OperatorService.ExplainWorker:output_type -> waypost.v1.ExplainWorkerResponse
+	14, // 64: waypost.v1.OperatorService.GetReuse:output_type -> waypost.v1.GetReuseResponse
+	48, // 65: waypost.v1.OperatorService.GetTopology:output_type -> waypost.v1.GetTopologyResponse
+	44, // 66: waypost.v1.OperatorService.InspectWorker:output_type -> waypost.v1.InspectWorkerResponse
+	54, // [54:67] is the sub-list for method output_type
+	41, // [41:54] is the sub-list for method input_type
+	41, // [41:41] is the sub-list for extension type_name
+	41, // [41:41] is the sub-list for extension extendee
+	0,  // [0:41] is the sub-list for field type_name
 }
 
 func init() { file_waypost_v1_operator_proto_init() }
@@ -5513,7 +5678,7 @@ func file_waypost_v1_operator_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_waypost_v1_operator_proto_rawDesc), len(file_waypost_v1_operator_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   60,
+			NumMessages:   62,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
