@@ -61,8 +61,12 @@ type link struct {
 
 	mu    sync.Mutex
 	queue []placeOut
-	up    bool
-	since time.Time // of up or its opposite
+	// memo waits too; allowance is how many bytes of it may, since allowedAt.
+	memo      []*waypostv1.MemoEntry
+	allowance float64
+	allowedAt time.Time
+	up        bool
+	since     time.Time // of up or its opposite
 }
 
 // setUp notes whether the peer is told, and returns whether it was.
@@ -232,6 +236,7 @@ func (l *link) stream() error {
 		return context.DeadlineExceeded
 	}
 	l.setUp(true)
+	l.x.c.tasks.Go(func() { l.x.c.copyMemo(l.address) })
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -256,6 +261,9 @@ func (l *link) write(s placesStream, ended <-chan struct{}) error {
 		case <-l.ctx.Done():
 			return l.ctx.Err()
 		case <-l.wake:
+		}
+		if err := l.writeMemo(s); err != nil {
+			return err
 		}
 		now := time.Now()
 		for waiting := l.take(now); len(waiting) > 0; {
@@ -312,6 +320,7 @@ func (p *peers) ExchangePlacements(stream waypostv1.PeerService_ExchangePlacemen
 		case m.GetCoordinator() != process:
 			return status.Errorf(codes.InvalidArgument, "coordinator: %016x is not the stream's %016x", m.GetCoordinator(), process)
 		}
+		c.memos.take(m.GetMemo())
 		for _, f := range m.GetPlaces() {
 			c.takePlace(process, f, late)
 		}

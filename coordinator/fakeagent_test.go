@@ -92,6 +92,8 @@ type fakeAgent struct {
 	process uint64                       // mark of the agent; 0: 0xa1
 	facts   func(*waypostv1.WorkerFacts) // changes the facts of a worker; nil: nothing
 	state   func(i int, l *ledger.Load)  // changes the report of a worker; nil: nothing
+	// asks answers questions about texts; nil: they are not answered.
+	asks func(*lane.Lane, *waypostv1.ConnectResponse)
 
 	mu    sync.Mutex
 	seq   uint64
@@ -177,6 +179,9 @@ func (a *fakeAgent) Frame(l *lane.Lane, f *waypostv1.ConnectResponse) {
 		a.policy = p
 	}
 	a.mu.Unlock()
+	if a.asks != nil {
+		a.asks(l, f)
+	}
 	p := f.GetPull()
 	if p == nil || p.GetIndex() != 0 {
 		return

@@ -139,10 +139,14 @@ func (s *Server) httpPlace(w http.ResponseWriter, r *http.Request) {
 		writeError(w, err)
 		return
 	}
+	rest, chat := liftText(rest)
 	req := &waypostv1.PlaceRequest{}
 	if err := protojson.Unmarshal(rest, req); err != nil {
 		writeError(w, badJSON(err))
 		return
+	}
+	if chat != "" {
+		req.Input.BodyJson = &chat
 	}
 	if ids != nil {
 		if req.Input == nil {
