@@ -89,6 +89,7 @@ type Coordinator struct {
 	journal      *explain.Journal // nil: the disk is unusable
 	journalError error
 	cases        *cases
+	memos        *memos
 	judges       *judges
 	transfers    *transfers
 	heardMu      sync.Mutex
@@ -246,6 +247,7 @@ func (c *Coordinator) wireView() error {
 	if err != nil {
 		return err
 	}
+	c.memos = newMemos(c)
 	c.cases, c.judges = newCases(c, cmp.Or(c.opt.SettleAfter, settleAfter)), newJudges(c)
 	if c.cfg.Explain.Disk > 0 {
 		// A disk that cannot be used must not keep placements from being

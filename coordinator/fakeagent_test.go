@@ -93,6 +93,8 @@ type fakeAgent struct {
 	facts   func(*waypostv1.WorkerFacts) // changes the facts of a worker; nil: nothing
 	state   func(i int, l *ledger.Load)  // changes the report of a worker; nil: nothing
 	ageMs   func() *float64              // of the oldest change not told; nil: the agent does not say
+	// asks answers questions about texts; nil: they are not answered.
+	asks func(*lane.Lane, *waypostv1.ConnectResponse)
 
 	mu    sync.Mutex
 	seq   uint64
@@ -181,6 +183,9 @@ func (a *fakeAgent) Frame(l *lane.Lane, f *waypostv1.ConnectResponse) {
 		a.policy = p
 	}
 	a.mu.Unlock()
+	if a.asks != nil {
+		a.asks(l, f)
+	}
 	p := f.GetPull()
 	if p == nil || p.GetIndex() != 0 {
 		return

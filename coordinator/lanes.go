@@ -173,7 +173,7 @@ func (h *lanes) Frame(s *lane.Session, f *waypostv1.ConnectRequest, late time.Du
 	case *waypostv1.ConnectRequest_Evidence:
 		h.c.cases.answered(fr.Evidence)
 	case *waypostv1.ConnectRequest_TokenizeReply:
-		// Nobody asks yet: text requests come with the text memo.
+		h.c.memos.ask.answered(fr.TokenizeReply)
 	}
 }
 

@@ -44,6 +44,7 @@ type placements struct {
 // work is the memory of one decision, used again.
 type work struct {
 	prompt     prompt
+	text       text
 	tokens     []uint32
 	candidates []placement.Candidate
 	ask        fleet.Ask
@@ -111,7 +112,15 @@ func (p *placements) place(w *work, req *waypostv1.PlaceRequest) (*waypostv1.Pla
 	if w.tokens, err = w.prompt.read(req.GetInput(), keyer, c.prefixKey.ID(), w.tokens); err != nil {
 		return nil, pool, err
 	}
-	request.PromptTokens, request.LengthEstimated = w.prompt.tokens, w.prompt.estimated
+	w.text.request, w.text.learnt = nil, false
+	if w.prompt.text {
+		if _, err := w.text.readText(req.GetInput()); err != nil {
+			return nil, pool, err
+		}
+		if err := c.memos.look(w, pool, keyer); err != nil {
+			return nil, pool, err
+		}
+	}
 	key := fleet.RequestKey{Tenant: req.GetTenant(), ID: request.ID}
 	if req.GetReserve() {
 		if c.number.Load() == 0 {
@@ -132,6 +141,10 @@ func (p *placements) place(w *work, req *waypostv1.PlaceRequest) (*waypostv1.Pla
 		}
 		request.ExcludeProcesses = admission.ExcludeProcesses
 	}
+	if w.prompt.text {
+		c.memos.ask.first(w, req, keyer)
+	}
+	request.PromptTokens, request.LengthEstimated = w.prompt.tokens, w.prompt.estimated
 	for range decideTries {
 		resp, again, err := p.decide(w, req, &request, key)
 		if err != nil || !again {

@@ -189,6 +189,7 @@ func (o *operators) GetStatus(context.Context, *waypostv1.GetStatusRequest) (*wa
 	out.Hosts = proto.Uint32(uint32(len(hosts)))
 	p.check(out.GetLeader() != "", "error", "coordinators", "no leader: changes are refused, placements continue from local views", nil, "placements continue", "waypost coordinators")
 	p.check(state.FleetProblem() == nil, "error", "fleet file", fmt.Sprintf("cannot be read by this version: %v", state.FleetProblem()), nil, "the former policy stays in force", "waypost fleet show")
+	c.checkMemos(p)
 	problem := c.journalProblem()
 	p.check(problem == "", "warning", "decision records", "are kept in memory only: "+problem, nil, "placements go on; records do not survive a restart", "df "+c.cfg.StateDir)
 	alive := 0

@@ -412,7 +412,9 @@ func (p *placements) match(w *work) (deepest int) {
 		if g.Unverified {
 			return // its boundary is not its pool's
 		}
-		m := placement.Match{Tokens: int(g.Tokens), GPUTokens: int(g.GPUTokens), HostTokens: int(g.HostTokens), Predicted: g.Predicted}
+		// What lies behind what is known of a text belongs to another prompt.
+		sure := w.prompt.sure
+		m := placement.Match{Tokens: min(int(g.Tokens), sure), GPUTokens: min(int(g.GPUTokens), sure), HostTokens: min(int(g.HostTokens), sure), Predicted: g.Predicted}
 		for id := range g.Workers.All {
 			m.Worker = placement.WorkerID(id)
 			w.ask.Matches = append(w.ask.Matches, m)

@@ -157,10 +157,14 @@ func (s *Server) placeRequest(w http.ResponseWriter, r *http.Request) (*waypostv
 		writeError(w, err)
 		return nil, false
 	}
+	rest, chat := liftText(rest)
 	req := &waypostv1.PlaceRequest{}
 	if err := protojson.Unmarshal(rest, req); err != nil {
 		writeError(w, badJSON(err))
 		return nil, false
+	}
+	if chat != "" {
+		req.Input.BodyJson = &chat
 	}
 	if ids != nil {
 		if req.Input == nil {

@@ -2908,7 +2908,9 @@ type ExchangePlacementsRequest struct {
 	// Sender's monotonic clock at sending, ns since an arbitrary start.
 	SentMonoNs *uint64 `protobuf:"fixed64,3,opt,name=sent_mono_ns,json=sentMonoNs" json:"sent_mono_ns,omitempty"`
 	// Hosts that the sender hears on their lanes; unset: not told.
-	HostsHeard    *uint32 `protobuf:"varint,4,opt,name=hosts_heard,json=hostsHeard" json:"hosts_heard,omitempty"`
+	HostsHeard *uint32 `protobuf:"varint,4,opt,name=hosts_heard,json=hostsHeard" json:"hosts_heard,omitempty"`
+	// Entries of the text memo.
+	Memo          []*MemoEntry `protobuf:"bytes,20,rep,name=memo" json:"memo,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2971,6 +2973,106 @@ func (x *ExchangePlacementsRequest) GetHostsHeard() uint32 {
 	return 0
 }
 
+func (x *ExchangePlacementsRequest) GetMemo() []*MemoEntry {
+	if x != nil {
+		return x.Memo
+	}
+	return nil
+}
+
+// MemoEntry is what a coordinator's text memo knows behind one keyed hash of a
+// text. It holds neither text nor token ids.
+type MemoEntry struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Pool.
+	Pool *string `protobuf:"bytes,1,opt,name=pool" json:"pool,omitempty"`
+	// Epoch of the sender's memo of the pool, from 1.
+	Epoch *uint32 `protobuf:"varint,2,opt,name=epoch" json:"epoch,omitempty"`
+	// Keyed hash of the text and its state.
+	Key *uint64 `protobuf:"fixed64,3,opt,name=key" json:"key,omitempty"`
+	// Tokens known, a multiple of 16.
+	Tokens *uint32 `protobuf:"varint,4,opt,name=tokens" json:"tokens,omitempty"`
+	// What kind of answer ends it: 0 none, 1 as given, 2 without its reasoning.
+	Answer *uint32 `protobuf:"varint,5,opt,name=answer" json:"answer,omitempty"`
+	// Chain values at every 512 tokens, then at every 16 behind the last of them,
+	// masked under the cluster key.
+	Values        []uint64 `protobuf:"fixed64,6,rep,packed,name=values" json:"values,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MemoEntry) Reset() {
+	*x = MemoEntry{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MemoEntry) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MemoEntry) ProtoMessage() {}
+
+func (x *MemoEntry) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MemoEntry.ProtoReflect.Descriptor instead.
+func (*MemoEntry) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *MemoEntry) GetPool() string {
+	if x != nil && x.Pool != nil {
+		return *x.Pool
+	}
+	return ""
+}
+
+func (x *MemoEntry) GetEpoch() uint32 {
+	if x != nil && x.Epoch != nil {
+		return *x.Epoch
+	}
+	return 0
+}
+
+func (x *MemoEntry) GetKey() uint64 {
+	if x != nil && x.Key != nil {
+		return *x.Key
+	}
+	return 0
+}
+
+func (x *MemoEntry) GetTokens() uint32 {
+	if x != nil && x.Tokens != nil {
+		return *x.Tokens
+	}
+	return 0
+}
+
+func (x *MemoEntry) GetAnswer() uint32 {
+	if x != nil && x.Answer != nil {
+		return *x.Answer
+	}
+	return 0
+}
+
+func (x *MemoEntry) GetValues() []uint64 {
+	if x != nil {
+		return x.Values
+	}
+	return nil
+}
+
 // ExchangePlacementsResponse says once who listens; placements of the answering
 // coordinator come on a stream of its own.
 type ExchangePlacementsResponse struct {
@@ -2983,7 +3085,7 @@ type ExchangePlacementsResponse struct {
 
 func (x *ExchangePlacementsResponse) Reset() {
 	*x = ExchangePlacementsResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[27]
+	mi := &file_waypost_v1_lane_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2995,7 +3097,7 @@ func (x *ExchangePlacementsResponse) String() string {
 func (*ExchangePlacementsResponse) ProtoMessage() {}
 
 func (x *ExchangePlacementsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[27]
+	mi := &file_waypost_v1_lane_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3008,7 +3110,7 @@ func (x *ExchangePlacementsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExchangePlacementsResponse.ProtoReflect.Descriptor instead.
 func (*ExchangePlacementsResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{27}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ExchangePlacementsResponse) GetCoordinator() uint64 {
@@ -3039,7 +3141,7 @@ type PlaceFrame struct {
 
 func (x *PlaceFrame) Reset() {
 	*x = PlaceFrame{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[28]
+	mi := &file_waypost_v1_lane_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3051,7 +3153,7 @@ func (x *PlaceFrame) String() string {
 func (*PlaceFrame) ProtoMessage() {}
 
 func (x *PlaceFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[28]
+	mi := &file_waypost_v1_lane_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3064,7 +3166,7 @@ func (x *PlaceFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlaceFrame.ProtoReflect.Descriptor instead.
 func (*PlaceFrame) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{28}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *PlaceFrame) GetWorker() string {
@@ -3135,7 +3237,7 @@ type EvidenceAsk struct {
 
 func (x *EvidenceAsk) Reset() {
 	*x = EvidenceAsk{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[29]
+	mi := &file_waypost_v1_lane_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3147,7 +3249,7 @@ func (x *EvidenceAsk) String() string {
 func (*EvidenceAsk) ProtoMessage() {}
 
 func (x *EvidenceAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[29]
+	mi := &file_waypost_v1_lane_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3160,7 +3262,7 @@ func (x *EvidenceAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvidenceAsk.ProtoReflect.Descriptor instead.
 func (*EvidenceAsk) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{29}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *EvidenceAsk) GetAskId() uint32 {
@@ -3232,7 +3334,7 @@ type EvidencePoint struct {
 
 func (x *EvidencePoint) Reset() {
 	*x = EvidencePoint{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[30]
+	mi := &file_waypost_v1_lane_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3244,7 +3346,7 @@ func (x *EvidencePoint) String() string {
 func (*EvidencePoint) ProtoMessage() {}
 
 func (x *EvidencePoint) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[30]
+	mi := &file_waypost_v1_lane_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3257,7 +3359,7 @@ func (x *EvidencePoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvidencePoint.ProtoReflect.Descriptor instead.
 func (*EvidencePoint) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{30}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *EvidencePoint) GetDepth() uint32 {
@@ -3303,7 +3405,7 @@ type EvidenceReply struct {
 
 func (x *EvidenceReply) Reset() {
 	*x = EvidenceReply{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[31]
+	mi := &file_waypost_v1_lane_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3315,7 +3417,7 @@ func (x *EvidenceReply) String() string {
 func (*EvidenceReply) ProtoMessage() {}
 
 func (x *EvidenceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[31]
+	mi := &file_waypost_v1_lane_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3328,7 +3430,7 @@ func (x *EvidenceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvidenceReply.ProtoReflect.Descriptor instead.
 func (*EvidenceReply) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{31}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *EvidenceReply) GetAskId() uint32 {
@@ -3411,7 +3513,7 @@ type AskRecordsRequest struct {
 
 func (x *AskRecordsRequest) Reset() {
 	*x = AskRecordsRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[32]
+	mi := &file_waypost_v1_lane_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3423,7 +3525,7 @@ func (x *AskRecordsRequest) String() string {
 func (*AskRecordsRequest) ProtoMessage() {}
 
 func (x *AskRecordsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[32]
+	mi := &file_waypost_v1_lane_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3436,7 +3538,7 @@ func (x *AskRecordsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AskRecordsRequest.ProtoReflect.Descriptor instead.
 func (*AskRecordsRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{32}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *AskRecordsRequest) GetList() *ListPlacementsRequest {
@@ -3484,7 +3586,7 @@ type AskRecordsResponse struct {
 
 func (x *AskRecordsResponse) Reset() {
 	*x = AskRecordsResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[33]
+	mi := &file_waypost_v1_lane_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3496,7 +3598,7 @@ func (x *AskRecordsResponse) String() string {
 func (*AskRecordsResponse) ProtoMessage() {}
 
 func (x *AskRecordsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[33]
+	mi := &file_waypost_v1_lane_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3509,7 +3611,7 @@ func (x *AskRecordsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AskRecordsResponse.ProtoReflect.Descriptor instead.
 func (*AskRecordsResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{33}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *AskRecordsResponse) GetList() *ListPlacementsResponse {
@@ -3551,7 +3653,7 @@ type ForwardWriteRequest struct {
 
 func (x *ForwardWriteRequest) Reset() {
 	*x = ForwardWriteRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[34]
+	mi := &file_waypost_v1_lane_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3563,7 +3665,7 @@ func (x *ForwardWriteRequest) String() string {
 func (*ForwardWriteRequest) ProtoMessage() {}
 
 func (x *ForwardWriteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[34]
+	mi := &file_waypost_v1_lane_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3576,7 +3678,7 @@ func (x *ForwardWriteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForwardWriteRequest.ProtoReflect.Descriptor instead.
 func (*ForwardWriteRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{34}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ForwardWriteRequest) GetCommand() []byte {
@@ -3601,7 +3703,7 @@ type ForwardWriteResponse struct {
 
 func (x *ForwardWriteResponse) Reset() {
 	*x = ForwardWriteResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[35]
+	mi := &file_waypost_v1_lane_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3613,7 +3715,7 @@ func (x *ForwardWriteResponse) String() string {
 func (*ForwardWriteResponse) ProtoMessage() {}
 
 func (x *ForwardWriteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[35]
+	mi := &file_waypost_v1_lane_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3626,7 +3728,7 @@ func (x *ForwardWriteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForwardWriteResponse.ProtoReflect.Descriptor instead.
 func (*ForwardWriteResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{35}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ForwardWriteResponse) GetIndex() uint64 {
@@ -3671,7 +3773,7 @@ type JoinClusterRequest struct {
 
 func (x *JoinClusterRequest) Reset() {
 	*x = JoinClusterRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[36]
+	mi := &file_waypost_v1_lane_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3683,7 +3785,7 @@ func (x *JoinClusterRequest) String() string {
 func (*JoinClusterRequest) ProtoMessage() {}
 
 func (x *JoinClusterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[36]
+	mi := &file_waypost_v1_lane_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3696,7 +3798,7 @@ func (x *JoinClusterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinClusterRequest.ProtoReflect.Descriptor instead.
 func (*JoinClusterRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{36}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *JoinClusterRequest) GetId() string {
@@ -3754,7 +3856,7 @@ type JoinClusterResponse struct {
 
 func (x *JoinClusterResponse) Reset() {
 	*x = JoinClusterResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[37]
+	mi := &file_waypost_v1_lane_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3766,7 +3868,7 @@ func (x *JoinClusterResponse) String() string {
 func (*JoinClusterResponse) ProtoMessage() {}
 
 func (x *JoinClusterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[37]
+	mi := &file_waypost_v1_lane_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3779,7 +3881,7 @@ func (x *JoinClusterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinClusterResponse.ProtoReflect.Descriptor instead.
 func (*JoinClusterResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{37}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *JoinClusterResponse) GetNumber() uint32 {
@@ -3809,7 +3911,7 @@ type WaitAppliedRequest struct {
 
 func (x *WaitAppliedRequest) Reset() {
 	*x = WaitAppliedRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[38]
+	mi := &file_waypost_v1_lane_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3821,7 +3923,7 @@ func (x *WaitAppliedRequest) String() string {
 func (*WaitAppliedRequest) ProtoMessage() {}
 
 func (x *WaitAppliedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[38]
+	mi := &file_waypost_v1_lane_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3834,7 +3936,7 @@ func (x *WaitAppliedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitAppliedRequest.ProtoReflect.Descriptor instead.
 func (*WaitAppliedRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{38}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *WaitAppliedRequest) GetIndex() uint64 {
@@ -3864,7 +3966,7 @@ type WaitAppliedResponse struct {
 
 func (x *WaitAppliedResponse) Reset() {
 	*x = WaitAppliedResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[39]
+	mi := &file_waypost_v1_lane_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3876,7 +3978,7 @@ func (x *WaitAppliedResponse) String() string {
 func (*WaitAppliedResponse) ProtoMessage() {}
 
 func (x *WaitAppliedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[39]
+	mi := &file_waypost_v1_lane_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3889,7 +3991,7 @@ func (x *WaitAppliedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitAppliedResponse.ProtoReflect.Descriptor instead.
 func (*WaitAppliedResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{39}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *WaitAppliedResponse) GetAppliedIndex() uint64 {
@@ -3918,7 +4020,7 @@ type PeerInspectRequest struct {
 
 func (x *PeerInspectRequest) Reset() {
 	*x = PeerInspectRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[40]
+	mi := &file_waypost_v1_lane_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3930,7 +4032,7 @@ func (x *PeerInspectRequest) String() string {
 func (*PeerInspectRequest) ProtoMessage() {}
 
 func (x *PeerInspectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[40]
+	mi := &file_waypost_v1_lane_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3943,7 +4045,7 @@ func (x *PeerInspectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerInspectRequest.ProtoReflect.Descriptor instead.
 func (*PeerInspectRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{40}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *PeerInspectRequest) GetInspect() *InspectWorkerRequest {
@@ -3964,7 +4066,7 @@ type PeerInspectResponse struct {
 
 func (x *PeerInspectResponse) Reset() {
 	*x = PeerInspectResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[41]
+	mi := &file_waypost_v1_lane_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3976,7 +4078,7 @@ func (x *PeerInspectResponse) String() string {
 func (*PeerInspectResponse) ProtoMessage() {}
 
 func (x *PeerInspectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[41]
+	mi := &file_waypost_v1_lane_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3989,7 +4091,7 @@ func (x *PeerInspectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerInspectResponse.ProtoReflect.Descriptor instead.
 func (*PeerInspectResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{41}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *PeerInspectResponse) GetInspect() *InspectWorkerResponse {
@@ -4010,7 +4112,7 @@ type FetchPlacementRequest struct {
 
 func (x *FetchPlacementRequest) Reset() {
 	*x = FetchPlacementRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[42]
+	mi := &file_waypost_v1_lane_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4022,7 +4124,7 @@ func (x *FetchPlacementRequest) String() string {
 func (*FetchPlacementRequest) ProtoMessage() {}
 
 func (x *FetchPlacementRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[42]
+	mi := &file_waypost_v1_lane_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4035,7 +4137,7 @@ func (x *FetchPlacementRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchPlacementRequest.ProtoReflect.Descriptor instead.
 func (*FetchPlacementRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{42}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *FetchPlacementRequest) GetPlacementId() string {
@@ -4056,7 +4158,7 @@ type FetchPlacementResponse struct {
 
 func (x *FetchPlacementResponse) Reset() {
 	*x = FetchPlacementResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[43]
+	mi := &file_waypost_v1_lane_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4068,7 +4170,7 @@ func (x *FetchPlacementResponse) String() string {
 func (*FetchPlacementResponse) ProtoMessage() {}
 
 func (x *FetchPlacementResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[43]
+	mi := &file_waypost_v1_lane_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4081,7 +4183,7 @@ func (x *FetchPlacementResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchPlacementResponse.ProtoReflect.Descriptor instead.
 func (*FetchPlacementResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{43}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *FetchPlacementResponse) GetRecord() []byte {
@@ -4102,7 +4204,7 @@ type RelayOutcomeRequest struct {
 
 func (x *RelayOutcomeRequest) Reset() {
 	*x = RelayOutcomeRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[44]
+	mi := &file_waypost_v1_lane_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4114,7 +4216,7 @@ func (x *RelayOutcomeRequest) String() string {
 func (*RelayOutcomeRequest) ProtoMessage() {}
 
 func (x *RelayOutcomeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[44]
+	mi := &file_waypost_v1_lane_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4127,7 +4229,7 @@ func (x *RelayOutcomeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayOutcomeRequest.ProtoReflect.Descriptor instead.
 func (*RelayOutcomeRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{44}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *RelayOutcomeRequest) GetOutcome() *ReportOutcomeRequest {
@@ -4148,7 +4250,7 @@ type RelayOutcomeResponse struct {
 
 func (x *RelayOutcomeResponse) Reset() {
 	*x = RelayOutcomeResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[45]
+	mi := &file_waypost_v1_lane_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4160,7 +4262,7 @@ func (x *RelayOutcomeResponse) String() string {
 func (*RelayOutcomeResponse) ProtoMessage() {}
 
 func (x *RelayOutcomeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[45]
+	mi := &file_waypost_v1_lane_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4173,7 +4275,7 @@ func (x *RelayOutcomeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayOutcomeResponse.ProtoReflect.Descriptor instead.
 func (*RelayOutcomeResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{45}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *RelayOutcomeResponse) GetOutcome() *ReportOutcomeResponse {
@@ -4200,7 +4302,7 @@ type RelayReservationRequest struct {
 
 func (x *RelayReservationRequest) Reset() {
 	*x = RelayReservationRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[46]
+	mi := &file_waypost_v1_lane_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4212,7 +4314,7 @@ func (x *RelayReservationRequest) String() string {
 func (*RelayReservationRequest) ProtoMessage() {}
 
 func (x *RelayReservationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[46]
+	mi := &file_waypost_v1_lane_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4225,7 +4327,7 @@ func (x *RelayReservationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayReservationRequest.ProtoReflect.Descriptor instead.
 func (*RelayReservationRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{46}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *RelayReservationRequest) GetWhat() isRelayReservationRequest_What {
@@ -4287,7 +4389,7 @@ type RelayReservationResponse struct {
 
 func (x *RelayReservationResponse) Reset() {
 	*x = RelayReservationResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[47]
+	mi := &file_waypost_v1_lane_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4299,7 +4401,7 @@ func (x *RelayReservationResponse) String() string {
 func (*RelayReservationResponse) ProtoMessage() {}
 
 func (x *RelayReservationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[47]
+	mi := &file_waypost_v1_lane_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4312,7 +4414,7 @@ func (x *RelayReservationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayReservationResponse.ProtoReflect.Descriptor instead.
 func (*RelayReservationResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{47}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *RelayReservationResponse) GetWhat() isRelayReservationResponse_What {
@@ -4367,7 +4469,7 @@ type PeerMembersRequest struct {
 
 func (x *PeerMembersRequest) Reset() {
 	*x = PeerMembersRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[48]
+	mi := &file_waypost_v1_lane_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4379,7 +4481,7 @@ func (x *PeerMembersRequest) String() string {
 func (*PeerMembersRequest) ProtoMessage() {}
 
 func (x *PeerMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[48]
+	mi := &file_waypost_v1_lane_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4392,7 +4494,7 @@ func (x *PeerMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerMembersRequest.ProtoReflect.Descriptor instead.
 func (*PeerMembersRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{48}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{49}
 }
 
 // PeerMembersResponse is a coordinator's own view of the mesh.
@@ -4406,7 +4508,7 @@ type PeerMembersResponse struct {
 
 func (x *PeerMembersResponse) Reset() {
 	*x = PeerMembersResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[49]
+	mi := &file_waypost_v1_lane_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4418,7 +4520,7 @@ func (x *PeerMembersResponse) String() string {
 func (*PeerMembersResponse) ProtoMessage() {}
 
 func (x *PeerMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[49]
+	mi := &file_waypost_v1_lane_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4431,7 +4533,7 @@ func (x *PeerMembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerMembersResponse.ProtoReflect.Descriptor instead.
 func (*PeerMembersResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{49}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *PeerMembersResponse) GetMembers() *ListMembersResponse {
@@ -4454,7 +4556,7 @@ type CopyPrefixesRequest struct {
 
 func (x *CopyPrefixesRequest) Reset() {
 	*x = CopyPrefixesRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[50]
+	mi := &file_waypost_v1_lane_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4466,7 +4568,7 @@ func (x *CopyPrefixesRequest) String() string {
 func (*CopyPrefixesRequest) ProtoMessage() {}
 
 func (x *CopyPrefixesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[50]
+	mi := &file_waypost_v1_lane_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4479,7 +4581,7 @@ func (x *CopyPrefixesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyPrefixesRequest.ProtoReflect.Descriptor instead.
 func (*CopyPrefixesRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{50}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *CopyPrefixesRequest) GetWorker() string {
@@ -4509,7 +4611,7 @@ type CopyPrefixesResponse struct {
 
 func (x *CopyPrefixesResponse) Reset() {
 	*x = CopyPrefixesResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[51]
+	mi := &file_waypost_v1_lane_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4521,7 +4623,7 @@ func (x *CopyPrefixesResponse) String() string {
 func (*CopyPrefixesResponse) ProtoMessage() {}
 
 func (x *CopyPrefixesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[51]
+	mi := &file_waypost_v1_lane_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4534,7 +4636,7 @@ func (x *CopyPrefixesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyPrefixesResponse.ProtoReflect.Descriptor instead.
 func (*CopyPrefixesResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{51}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *CopyPrefixesResponse) GetFrames() [][]byte {
@@ -4549,6 +4651,181 @@ func (x *CopyPrefixesResponse) GetAgeMs() float64 {
 		return *x.AgeMs
 	}
 	return 0
+}
+
+// RelayLearnRequest is what came to another coordinator.
+type RelayLearnRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The ids.
+	Learn         *LearnTokensRequest `protobuf:"bytes,1,opt,name=learn" json:"learn,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RelayLearnRequest) Reset() {
+	*x = RelayLearnRequest{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[53]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RelayLearnRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RelayLearnRequest) ProtoMessage() {}
+
+func (x *RelayLearnRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[53]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RelayLearnRequest.ProtoReflect.Descriptor instead.
+func (*RelayLearnRequest) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{53}
+}
+
+func (x *RelayLearnRequest) GetLearn() *LearnTokensRequest {
+	if x != nil {
+		return x.Learn
+	}
+	return nil
+}
+
+// RelayLearnResponse is the answer to it.
+type RelayLearnResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The answer.
+	Learn         *LearnTokensResponse `protobuf:"bytes,1,opt,name=learn" json:"learn,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RelayLearnResponse) Reset() {
+	*x = RelayLearnResponse{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[54]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RelayLearnResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RelayLearnResponse) ProtoMessage() {}
+
+func (x *RelayLearnResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[54]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RelayLearnResponse.ProtoReflect.Descriptor instead.
+func (*RelayLearnResponse) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{54}
+}
+
+func (x *RelayLearnResponse) GetLearn() *LearnTokensResponse {
+	if x != nil {
+		return x.Learn
+	}
+	return nil
+}
+
+// CopyMemoRequest has no fields.
+type CopyMemoRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CopyMemoRequest) Reset() {
+	*x = CopyMemoRequest{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[55]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CopyMemoRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CopyMemoRequest) ProtoMessage() {}
+
+func (x *CopyMemoRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[55]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CopyMemoRequest.ProtoReflect.Descriptor instead.
+func (*CopyMemoRequest) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{55}
+}
+
+// CopyMemoResponse is a part of the entries.
+type CopyMemoResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Entries, the most used first.
+	Entries       []*MemoEntry `protobuf:"bytes,1,rep,name=entries" json:"entries,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CopyMemoResponse) Reset() {
+	*x = CopyMemoResponse{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[56]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CopyMemoResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CopyMemoResponse) ProtoMessage() {}
+
+func (x *CopyMemoResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[56]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CopyMemoResponse.ProtoReflect.Descriptor instead.
+func (*CopyMemoResponse) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{56}
+}
+
+func (x *CopyMemoResponse) GetEntries() []*MemoEntry {
+	if x != nil {
+		return x.Entries
+	}
+	return nil
 }
 
 var File_waypost_v1_lane_proto protoreflect.FileDescriptor
@@ -4805,14 +5082,22 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\tRenderAsk\x12\x15\n" +
 	"\x06ask_id\x18\x01 \x01(\rR\x05askId\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\rR\x05index\x12\x1b\n" +
-	"\tchat_json\x18\x03 \x01(\tR\bchatJson\"\xb0\x01\n" +
+	"\tchat_json\x18\x03 \x01(\tR\bchatJson\"\xdb\x01\n" +
 	"\x19ExchangePlacementsRequest\x12 \n" +
 	"\vcoordinator\x18\x01 \x01(\x06R\vcoordinator\x12.\n" +
 	"\x06places\x18\x02 \x03(\v2\x16.waypost.v1.PlaceFrameR\x06places\x12 \n" +
 	"\fsent_mono_ns\x18\x03 \x01(\x06R\n" +
 	"sentMonoNs\x12\x1f\n" +
 	"\vhosts_heard\x18\x04 \x01(\rR\n" +
-	"hostsHeard\">\n" +
+	"hostsHeard\x12)\n" +
+	"\x04memo\x18\x14 \x03(\v2\x15.waypost.v1.MemoEntryR\x04memo\"\x8f\x01\n" +
+	"\tMemoEntry\x12\x12\n" +
+	"\x04pool\x18\x01 \x01(\tR\x04pool\x12\x14\n" +
+	"\x05epoch\x18\x02 \x01(\rR\x05epoch\x12\x10\n" +
+	"\x03key\x18\x03 \x01(\x06R\x03key\x12\x16\n" +
+	"\x06tokens\x18\x04 \x01(\rR\x06tokens\x12\x16\n" +
+	"\x06answer\x18\x05 \x01(\rR\x06answer\x12\x16\n" +
+	"\x06values\x18\x06 \x03(\x06R\x06values\">\n" +
 	"\x1aExchangePlacementsResponse\x12 \n" +
 	"\vcoordinator\x18\x01 \x01(\x06R\vcoordinator\"\xc1\x01\n" +
 	"\n" +
@@ -4910,9 +5195,16 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\x0eengine_process\x18\x02 \x01(\x06R\rengineProcess\"E\n" +
 	"\x14CopyPrefixesResponse\x12\x16\n" +
 	"\x06frames\x18\x01 \x03(\fR\x06frames\x12\x15\n" +
-	"\x06age_ms\x18\x02 \x01(\x01R\x05ageMs2U\n" +
+	"\x06age_ms\x18\x02 \x01(\x01R\x05ageMs\"I\n" +
+	"\x11RelayLearnRequest\x124\n" +
+	"\x05learn\x18\x01 \x01(\v2\x1e.waypost.v1.LearnTokensRequestR\x05learn\"K\n" +
+	"\x12RelayLearnResponse\x125\n" +
+	"\x05learn\x18\x01 \x01(\v2\x1f.waypost.v1.LearnTokensResponseR\x05learn\"\x11\n" +
+	"\x0fCopyMemoRequest\"C\n" +
+	"\x10CopyMemoResponse\x12/\n" +
+	"\aentries\x18\x01 \x03(\v2\x15.waypost.v1.MemoEntryR\aentries2U\n" +
 	"\vLaneService\x12F\n" +
-	"\aConnect\x12\x1a.waypost.v1.ConnectRequest\x1a\x1b.waypost.v1.ConnectResponse(\x010\x012\xb6\a\n" +
+	"\aConnect\x12\x1a.waypost.v1.ConnectRequest\x1a\x1b.waypost.v1.ConnectResponse(\x010\x012\xcc\b\n" +
 	"\vPeerService\x12g\n" +
 	"\x12ExchangePlacements\x12%.waypost.v1.ExchangePlacementsRequest\x1a&.waypost.v1.ExchangePlacementsResponse(\x010\x01\x12Q\n" +
 	"\fForwardWrite\x12\x1f.waypost.v1.ForwardWriteRequest\x1a .waypost.v1.ForwardWriteResponse\x12N\n" +
@@ -4925,7 +5217,10 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\n" +
 	"AskRecords\x12\x1d.waypost.v1.AskRecordsRequest\x1a\x1e.waypost.v1.AskRecordsResponse\x12N\n" +
 	"\vPeerMembers\x12\x1e.waypost.v1.PeerMembersRequest\x1a\x1f.waypost.v1.PeerMembersResponse\x12S\n" +
-	"\fCopyPrefixes\x12\x1f.waypost.v1.CopyPrefixesRequest\x1a .waypost.v1.CopyPrefixesResponse0\x01B$Z\"waypost/proto/waypost/v1;waypostv1b\beditionsp\xe8\a"
+	"\fCopyPrefixes\x12\x1f.waypost.v1.CopyPrefixesRequest\x1a .waypost.v1.CopyPrefixesResponse0\x01\x12K\n" +
+	"\n" +
+	"RelayLearn\x12\x1d.waypost.v1.RelayLearnRequest\x1a\x1e.waypost.v1.RelayLearnResponse\x12G\n" +
+	"\bCopyMemo\x12\x1b.waypost.v1.CopyMemoRequest\x1a\x1c.waypost.v1.CopyMemoResponse0\x01B$Z\"waypost/proto/waypost/v1;waypostv1b\beditionsp\xe8\a"
 
 var (
 	file_waypost_v1_lane_proto_rawDescOnce sync.Once
@@ -4939,7 +5234,7 @@ func file_waypost_v1_lane_proto_rawDescGZIP() []byte {
 	return file_waypost_v1_lane_proto_rawDescData
 }
 
-var file_waypost_v1_lane_proto_msgTypes = make([]protoimpl.MessageInfo, 53)
+var file_waypost_v1_lane_proto_msgTypes = make([]protoimpl.MessageInfo, 58)
 var file_waypost_v1_lane_proto_goTypes = []any{
 	(*ConnectRequest)(nil),              // 0: waypost.v1.ConnectRequest
 	(*ConnectResponse)(nil),             // 1: waypost.v1.ConnectResponse
@@ -4968,54 +5263,61 @@ var file_waypost_v1_lane_proto_goTypes = []any{
 	(*TokenizeAsk)(nil),                 // 24: waypost.v1.TokenizeAsk
 	(*RenderAsk)(nil),                   // 25: waypost.v1.RenderAsk
 	(*ExchangePlacementsRequest)(nil),   // 26: waypost.v1.ExchangePlacementsRequest
-	(*ExchangePlacementsResponse)(nil),  // 27: waypost.v1.ExchangePlacementsResponse
-	(*PlaceFrame)(nil),                  // 28: waypost.v1.PlaceFrame
-	(*EvidenceAsk)(nil),                 // 29: waypost.v1.EvidenceAsk
-	(*EvidencePoint)(nil),               // 30: waypost.v1.EvidencePoint
-	(*EvidenceReply)(nil),               // 31: waypost.v1.EvidenceReply
-	(*AskRecordsRequest)(nil),           // 32: waypost.v1.AskRecordsRequest
-	(*AskRecordsResponse)(nil),          // 33: waypost.v1.AskRecordsResponse
-	(*ForwardWriteRequest)(nil),         // 34: waypost.v1.ForwardWriteRequest
-	(*ForwardWriteResponse)(nil),        // 35: waypost.v1.ForwardWriteResponse
-	(*JoinClusterRequest)(nil),          // 36: waypost.v1.JoinClusterRequest
-	(*JoinClusterResponse)(nil),         // 37: waypost.v1.JoinClusterResponse
-	(*WaitAppliedRequest)(nil),          // 38: waypost.v1.WaitAppliedRequest
-	(*WaitAppliedResponse)(nil),         // 39: waypost.v1.WaitAppliedResponse
-	(*PeerInspectRequest)(nil),          // 40: waypost.v1.PeerInspectRequest
-	(*PeerInspectResponse)(nil),         // 41: waypost.v1.PeerInspectResponse
-	(*FetchPlacementRequest)(nil),       // 42: waypost.v1.FetchPlacementRequest
-	(*FetchPlacementResponse)(nil),      // 43: waypost.v1.FetchPlacementResponse
-	(*RelayOutcomeRequest)(nil),         // 44: waypost.v1.RelayOutcomeRequest
-	(*RelayOutcomeResponse)(nil),        // 45: waypost.v1.RelayOutcomeResponse
-	(*RelayReservationRequest)(nil),     // 46: waypost.v1.RelayReservationRequest
-	(*RelayReservationResponse)(nil),    // 47: waypost.v1.RelayReservationResponse
-	(*PeerMembersRequest)(nil),          // 48: waypost.v1.PeerMembersRequest
-	(*PeerMembersResponse)(nil),         // 49: waypost.v1.PeerMembersResponse
-	(*CopyPrefixesRequest)(nil),         // 50: waypost.v1.CopyPrefixesRequest
-	(*CopyPrefixesResponse)(nil),        // 51: waypost.v1.CopyPrefixesResponse
-	nil,                                 // 52: waypost.v1.WorkerFacts.HeadersEntry
-	(*TransferFacts)(nil),               // 53: waypost.v1.TransferFacts
-	(*TermError)(nil),                   // 54: waypost.v1.TermError
-	(*HostFacts)(nil),                   // 55: waypost.v1.HostFacts
-	(*Gpu)(nil),                         // 56: waypost.v1.Gpu
-	(*Cordon)(nil),                      // 57: waypost.v1.Cordon
-	(*ListPlacementsRequest)(nil),       // 58: waypost.v1.ListPlacementsRequest
-	(*SummarizePlacementsRequest)(nil),  // 59: waypost.v1.SummarizePlacementsRequest
-	(*GetReuseRequest)(nil),             // 60: waypost.v1.GetReuseRequest
-	(*ExplainWorkerRequest)(nil),        // 61: waypost.v1.ExplainWorkerRequest
-	(*ListPlacementsResponse)(nil),      // 62: waypost.v1.ListPlacementsResponse
-	(*SummarizePlacementsResponse)(nil), // 63: waypost.v1.SummarizePlacementsResponse
-	(*GetReuseResponse)(nil),            // 64: waypost.v1.GetReuseResponse
-	(*ExplainWorkerResponse)(nil),       // 65: waypost.v1.ExplainWorkerResponse
-	(*InspectWorkerRequest)(nil),        // 66: waypost.v1.InspectWorkerRequest
-	(*InspectWorkerResponse)(nil),       // 67: waypost.v1.InspectWorkerResponse
-	(*ReportOutcomeRequest)(nil),        // 68: waypost.v1.ReportOutcomeRequest
-	(*ReportOutcomeResponse)(nil),       // 69: waypost.v1.ReportOutcomeResponse
-	(*RenewPlacementRequest)(nil),       // 70: waypost.v1.RenewPlacementRequest
-	(*ReleasePlacementRequest)(nil),     // 71: waypost.v1.ReleasePlacementRequest
-	(*RenewPlacementResponse)(nil),      // 72: waypost.v1.RenewPlacementResponse
-	(*ReleasePlacementResponse)(nil),    // 73: waypost.v1.ReleasePlacementResponse
-	(*ListMembersResponse)(nil),         // 74: waypost.v1.ListMembersResponse
+	(*MemoEntry)(nil),                   // 27: waypost.v1.MemoEntry
+	(*ExchangePlacementsResponse)(nil),  // 28: waypost.v1.ExchangePlacementsResponse
+	(*PlaceFrame)(nil),                  // 29: waypost.v1.PlaceFrame
+	(*EvidenceAsk)(nil),                 // 30: waypost.v1.EvidenceAsk
+	(*EvidencePoint)(nil),               // 31: waypost.v1.EvidencePoint
+	(*EvidenceReply)(nil),               // 32: waypost.v1.EvidenceReply
+	(*AskRecordsRequest)(nil),           // 33: waypost.v1.AskRecordsRequest
+	(*AskRecordsResponse)(nil),          // 34: waypost.v1.AskRecordsResponse
+	(*ForwardWriteRequest)(nil),         // 35: waypost.v1.ForwardWriteRequest
+	(*ForwardWriteResponse)(nil),        // 36: waypost.v1.ForwardWriteResponse
+	(*JoinClusterRequest)(nil),          // 37: waypost.v1.JoinClusterRequest
+	(*JoinClusterResponse)(nil),         // 38: waypost.v1.JoinClusterResponse
+	(*WaitAppliedRequest)(nil),          // 39: waypost.v1.WaitAppliedRequest
+	(*WaitAppliedResponse)(nil),         // 40: waypost.v1.WaitAppliedResponse
+	(*PeerInspectRequest)(nil),          // 41: waypost.v1.PeerInspectRequest
+	(*PeerInspectResponse)(nil),         // 42: waypost.v1.PeerInspectResponse
+	(*FetchPlacementRequest)(nil),       // 43: waypost.v1.FetchPlacementRequest
+	(*FetchPlacementResponse)(nil),      // 44: waypost.v1.FetchPlacementResponse
+	(*RelayOutcomeRequest)(nil),         // 45: waypost.v1.RelayOutcomeRequest
+	(*RelayOutcomeResponse)(nil),        // 46: waypost.v1.RelayOutcomeResponse
+	(*RelayReservationRequest)(nil),     // 47: waypost.v1.RelayReservationRequest
+	(*RelayReservationResponse)(nil),    // 48: waypost.v1.RelayReservationResponse
+	(*PeerMembersRequest)(nil),          // 49: waypost.v1.PeerMembersRequest
+	(*PeerMembersResponse)(nil),         // 50: waypost.v1.PeerMembersResponse
+	(*CopyPrefixesRequest)(nil),         // 51: waypost.v1.CopyPrefixesRequest
+	(*CopyPrefixesResponse)(nil),        // 52: waypost.v1.CopyPrefixesResponse
+	(*RelayLearnRequest)(nil),           // 53: waypost.v1.RelayLearnRequest
+	(*RelayLearnResponse)(nil),          // 54: waypost.v1.RelayLearnResponse
+	(*CopyMemoRequest)(nil),             // 55: waypost.v1.CopyMemoRequest
+	(*CopyMemoResponse)(nil),            // 56: waypost.v1.CopyMemoResponse
+	nil,                                 // 57: waypost.v1.WorkerFacts.HeadersEntry
+	(*TransferFacts)(nil),               // 58: waypost.v1.TransferFacts
+	(*TermError)(nil),                   // 59: waypost.v1.TermError
+	(*HostFacts)(nil),                   // 60: waypost.v1.HostFacts
+	(*Gpu)(nil),                         // 61: waypost.v1.Gpu
+	(*Cordon)(nil),                      // 62: waypost.v1.Cordon
+	(*ListPlacementsRequest)(nil),       // 63: waypost.v1.ListPlacementsRequest
+	(*SummarizePlacementsRequest)(nil),  // 64: waypost.v1.SummarizePlacementsRequest
+	(*GetReuseRequest)(nil),             // 65: waypost.v1.GetReuseRequest
+	(*ExplainWorkerRequest)(nil),        // 66: waypost.v1.ExplainWorkerRequest
+	(*ListPlacementsResponse)(nil),      // 67: waypost.v1.ListPlacementsResponse
+	(*SummarizePlacementsResponse)(nil), // 68: waypost.v1.SummarizePlacementsResponse
+	(*GetReuseResponse)(nil),            // 69: waypost.v1.GetReuseResponse
+	(*ExplainWorkerResponse)(nil),       // 70: waypost.v1.ExplainWorkerResponse
+	(*InspectWorkerRequest)(nil),        // 71: waypost.v1.InspectWorkerRequest
+	(*InspectWorkerResponse)(nil),       // 72: waypost.v1.InspectWorkerResponse
+	(*ReportOutcomeRequest)(nil),        // 73: waypost.v1.ReportOutcomeRequest
+	(*ReportOutcomeResponse)(nil),       // 74: waypost.v1.ReportOutcomeResponse
+	(*RenewPlacementRequest)(nil),       // 75: waypost.v1.RenewPlacementRequest
+	(*ReleasePlacementRequest)(nil),     // 76: waypost.v1.ReleasePlacementRequest
+	(*RenewPlacementResponse)(nil),      // 77: waypost.v1.RenewPlacementResponse
+	(*ReleasePlacementResponse)(nil),    // 78: waypost.v1.ReleasePlacementResponse
+	(*ListMembersResponse)(nil),         // 79: waypost.v1.ListMembersResponse
+	(*LearnTokensRequest)(nil),          // 80: waypost.v1.LearnTokensRequest
+	(*LearnTokensResponse)(nil),         // 81: waypost.v1.LearnTokensResponse
 }
 var file_waypost_v1_lane_proto_depIdxs = []int32{
 	2,  // 0: waypost.v1.ConnectRequest.hello:type_name -> waypost.v1.AgentHello
@@ -5023,7 +5325,7 @@ var file_waypost_v1_lane_proto_depIdxs = []int32{
 	10, // 2: waypost.v1.ConnectRequest.prefixes:type_name -> waypost.v1.PrefixFrames
 	11, // 3: waypost.v1.ConnectRequest.tokenize_reply:type_name -> waypost.v1.TokenizeReply
 	12, // 4: waypost.v1.ConnectRequest.host:type_name -> waypost.v1.HostReport
-	31, // 5: waypost.v1.ConnectRequest.evidence:type_name -> waypost.v1.EvidenceReply
+	32, // 5: waypost.v1.ConnectRequest.evidence:type_name -> waypost.v1.EvidenceReply
 	13, // 6: waypost.v1.ConnectResponse.hello:type_name -> waypost.v1.CoordinatorHello
 	14, // 7: waypost.v1.ConnectResponse.policy:type_name -> waypost.v1.PolicyPush
 	15, // 8: waypost.v1.ConnectResponse.pull:type_name -> waypost.v1.PrefixPull
@@ -5031,77 +5333,85 @@ var file_waypost_v1_lane_proto_depIdxs = []int32{
 	18, // 10: waypost.v1.ConnectResponse.marks:type_name -> waypost.v1.MarkFrame
 	24, // 11: waypost.v1.ConnectResponse.tokenize:type_name -> waypost.v1.TokenizeAsk
 	25, // 12: waypost.v1.ConnectResponse.render:type_name -> waypost.v1.RenderAsk
-	29, // 13: waypost.v1.ConnectResponse.evidence:type_name -> waypost.v1.EvidenceAsk
+	30, // 13: waypost.v1.ConnectResponse.evidence:type_name -> waypost.v1.EvidenceAsk
 	20, // 14: waypost.v1.ConnectResponse.outcomes:type_name -> waypost.v1.OutcomeFrame
 	21, // 15: waypost.v1.ConnectResponse.transfers:type_name -> waypost.v1.TransferFrame
 	3,  // 16: waypost.v1.AgentHello.workers:type_name -> waypost.v1.WorkerFacts
-	52, // 17: waypost.v1.WorkerFacts.headers:type_name -> waypost.v1.WorkerFacts.HeadersEntry
+	57, // 17: waypost.v1.WorkerFacts.headers:type_name -> waypost.v1.WorkerFacts.HeadersEntry
 	4,  // 18: waypost.v1.WorkerFacts.step_model:type_name -> waypost.v1.StepModel
-	53, // 19: waypost.v1.WorkerFacts.transfer:type_name -> waypost.v1.TransferFacts
+	58, // 19: waypost.v1.WorkerFacts.transfer:type_name -> waypost.v1.TransferFacts
 	6,  // 20: waypost.v1.Load.workers:type_name -> waypost.v1.WorkerLoad
 	9,  // 21: waypost.v1.WorkerLoad.echo:type_name -> waypost.v1.Echo
 	7,  // 22: waypost.v1.WorkerLoad.accuracy:type_name -> waypost.v1.WorkerAccuracy
 	22, // 23: waypost.v1.WorkerLoad.transfers:type_name -> waypost.v1.ObservedTransfer
 	8,  // 24: waypost.v1.WorkerLoad.idle_slots:type_name -> waypost.v1.IdleSlot
-	54, // 25: waypost.v1.WorkerAccuracy.errors:type_name -> waypost.v1.TermError
-	55, // 26: waypost.v1.HostReport.facts:type_name -> waypost.v1.HostFacts
-	56, // 27: waypost.v1.HostReport.gpus:type_name -> waypost.v1.Gpu
-	57, // 28: waypost.v1.PolicyPush.cordons:type_name -> waypost.v1.Cordon
+	59, // 25: waypost.v1.WorkerAccuracy.errors:type_name -> waypost.v1.TermError
+	60, // 26: waypost.v1.HostReport.facts:type_name -> waypost.v1.HostFacts
+	61, // 27: waypost.v1.HostReport.gpus:type_name -> waypost.v1.Gpu
+	62, // 28: waypost.v1.PolicyPush.cordons:type_name -> waypost.v1.Cordon
 	17, // 29: waypost.v1.ClaimFrame.claims:type_name -> waypost.v1.Claim
 	19, // 30: waypost.v1.MarkFrame.marks:type_name -> waypost.v1.Mark
 	23, // 31: waypost.v1.OutcomeFrame.outcomes:type_name -> waypost.v1.ObservedOutcome
 	22, // 32: waypost.v1.TransferFrame.transfers:type_name -> waypost.v1.ObservedTransfer
-	28, // 33: waypost.v1.ExchangePlacementsRequest.places:type_name -> waypost.v1.PlaceFrame
-	17, // 34: waypost.v1.PlaceFrame.claim:type_name -> waypost.v1.Claim
-	30, // 35: waypost.v1.EvidenceAsk.expected:type_name -> waypost.v1.EvidencePoint
-	30, // 36: waypost.v1.EvidenceAsk.tip:type_name -> waypost.v1.EvidencePoint
-	30, // 37: waypost.v1.EvidenceAsk.unsalted:type_name -> waypost.v1.EvidencePoint
-	58, // 38: waypost.v1.AskRecordsRequest.list:type_name -> waypost.v1.ListPlacementsRequest
-	59, // 39: waypost.v1.AskRecordsRequest.summarize:type_name -> waypost.v1.SummarizePlacementsRequest
-	60, // 40: waypost.v1.AskRecordsRequest.reuse:type_name -> waypost.v1.GetReuseRequest
-	61, // 41: waypost.v1.AskRecordsRequest.worker:type_name -> waypost.v1.ExplainWorkerRequest
-	62, // 42: waypost.v1.AskRecordsResponse.list:type_name -> waypost.v1.ListPlacementsResponse
-	63, // 43: waypost.v1.AskRecordsResponse.summarize:type_name -> waypost.v1.SummarizePlacementsResponse
-	64, // 44: waypost.v1.AskRecordsResponse.reuse:type_name -> waypost.v1.GetReuseResponse
-	65, // 45: waypost.v1.AskRecordsResponse.worker:type_name -> waypost.v1.ExplainWorkerResponse
-	66, // 46: waypost.v1.PeerInspectRequest.inspect:type_name -> waypost.v1.InspectWorkerRequest
-	67, // 47: waypost.v1.PeerInspectResponse.inspect:type_name -> waypost.v1.InspectWorkerResponse
-	68, // 48: waypost.v1.RelayOutcomeRequest.outcome:type_name -> waypost.v1.ReportOutcomeRequest
-	69, // 49: waypost.v1.RelayOutcomeResponse.outcome:type_name -> waypost.v1.ReportOutcomeResponse
-	70, // 50: waypost.v1.RelayReservationRequest.renew:type_name -> waypost.v1.RenewPlacementRequest
-	71, // 51: waypost.v1.RelayReservationRequest.release:type_name -> waypost.v1.ReleasePlacementRequest
-	72, // 52: waypost.v1.RelayReservationResponse.renew:type_name -> waypost.v1.RenewPlacementResponse
-	73, // 53: waypost.v1.RelayReservationResponse.release:type_name -> waypost.v1.ReleasePlacementResponse
-	74, // 54: waypost.v1.PeerMembersResponse.members:type_name -> waypost.v1.ListMembersResponse
-	0,  // 55: waypost.v1.LaneService.Connect:input_type -> waypost.v1.ConnectRequest
-	26, // 56: waypost.v1.PeerService.ExchangePlacements:input_type -> waypost.v1.ExchangePlacementsRequest
-	34, // 57: waypost.v1.PeerService.ForwardWrite:input_type -> waypost.v1.ForwardWriteRequest
-	36, // 58: waypost.v1.PeerService.JoinCluster:input_type -> waypost.v1.JoinClusterRequest
-	38, // 59: waypost.v1.PeerService.WaitApplied:input_type -> waypost.v1.WaitAppliedRequest
-	40, // 60: waypost.v1.PeerService.PeerInspect:input_type -> waypost.v1.PeerInspectRequest
-	42, // 61: waypost.v1.PeerService.FetchPlacement:input_type -> waypost.v1.FetchPlacementRequest
-	44, // 62: waypost.v1.PeerService.RelayOutcome:input_type -> waypost.v1.RelayOutcomeRequest
-	46, // 63: waypost.v1.PeerService.RelayReservation:input_type -> waypost.v1.RelayReservationRequest
-	32, // 64: waypost.v1.PeerService.AskRecords:input_type -> waypost.v1.AskRecordsRequest
-	48, // 65: waypost.v1.PeerService.PeerMembers:input_type -> waypost.v1.PeerMembersRequest
-	50, // 66: waypost.v1.PeerService.CopyPrefixes:input_type -> waypost.v1.CopyPrefixesRequest
-	1,  // 67: waypost.v1.LaneService.Connect:output_type -> waypost.v1.ConnectResponse
-	27, // 68: waypost.v1.PeerService.ExchangePlacements:output_type -> waypost.v1.ExchangePlacementsResponse
-	35, // 69: waypost.v1.PeerService.ForwardWrite:output_type -> waypost.v1.ForwardWriteResponse
-	37, // 70: waypost.v1.PeerService.JoinCluster:output_type -> waypost.v1.JoinClusterResponse
-	39, // 71: waypost.v1.PeerService.WaitApplied:output_type -> waypost.v1.WaitAppliedResponse
-	41, // 72: waypost.v1.PeerService.PeerInspect:output_type -> waypost.v1.PeerInspectResponse
-	43, // 73: waypost.v1.PeerService.FetchPlacement:output_type -> waypost.v1.FetchPlacementResponse
-	45, // 74: waypost.v1.PeerService.RelayOutcome:output_type -> waypost.v1.RelayOutcomeResponse
-	47, // 75: waypost.v1.PeerService.RelayReservation:output_type -> waypost.v1.RelayReservationResponse
-	33, // 76: waypost.v1.PeerService.AskRecords:output_type -> waypost.v1.AskRecordsResponse
-	49, // 77: waypost.v1.PeerService.PeerMembers:output_type -> waypost.v1.PeerMembersResponse
-	51, // 78: waypost.v1.PeerService.CopyPrefixes:output_type -> waypost.v1.CopyPrefixesResponse
-	67, // [67:79] is the sub-list for method output_type
-	55, // [55:67] is the sub-list for method input_type
-	55, // [55:55] is the sub-list for extension type_name
-	55, // [55:55] is the sub-list for extension extendee
-	0,  // [0:55] is the sub-list for field type_name
+	29, // 33: waypost.v1.ExchangePlacementsRequest.places:type_name -> waypost.v1.PlaceFrame
+	27, // 34: waypost.v1.ExchangePlacementsRequest.memo:type_name -> waypost.v1.MemoEntry
+	17, // 35: waypost.v1.PlaceFrame.claim:type_name -> waypost.v1.Claim
+	31, // 36: waypost.v1.EvidenceAsk.expected:type_name -> waypost.v1.EvidencePoint
+	31, // 37: waypost.v1.EvidenceAsk.tip:type_name -> waypost.v1.EvidencePoint
+	31, // 38: waypost.v1.EvidenceAsk.unsalted:type_name -> waypost.v1.EvidencePoint
+	63, // 39: waypost.v1.AskRecordsRequest.list:type_name -> waypost.v1.ListPlacementsRequest
+	64, // 40: waypost.v1.AskRecordsRequest.summarize:type_name -> waypost.v1.SummarizePlacementsRequest
+	65, // 41: waypost.v1.AskRecordsRequest.reuse:type_name -> waypost.v1.GetReuseRequest
+	66, // 42: waypost.v1.AskRecordsRequest.worker:type_name -> waypost.v1.ExplainWorkerRequest
+	67, // 43: waypost.v1.AskRecordsResponse.list:type_name -> waypost.v1.ListPlacementsResponse
+	68, // 44: waypost.v1.AskRecordsResponse.summarize:type_name -> waypost.v1.SummarizePlacementsResponse
+	69, // 45: waypost.v1.AskRecordsResponse.reuse:type_name -> waypost.v1.GetReuseResponse
+	70, // 46: waypost.v1.AskRecordsResponse.worker:type_name -> waypost.v1.ExplainWorkerResponse
+	71, // 47: waypost.v1.PeerInspectRequest.inspect:type_name -> waypost.v1.InspectWorkerRequest
+	72, // 48: waypost.v1.PeerInspectResponse.inspect:type_name -> waypost.v1.InspectWorkerResponse
+	73, // 49: waypost.v1.RelayOutcomeRequest.outcome:type_name -> waypost.v1.ReportOutcomeRequest
+	74, // 50: waypost.v1.RelayOutcomeResponse.outcome:type_name -> waypost.v1.ReportOutcomeResponse
+	75, // 51: waypost.v1.RelayReservationRequest.renew:type_name -> waypost.v1.RenewPlacementRequest
+	76, // 52: waypost.v1.RelayReservationRequest.release:type_name -> waypost.v1.ReleasePlacementRequest
+	77, // 53: waypost.v1.RelayReservationResponse.renew:type_name -> waypost.v1.RenewPlacementResponse
+	78, // 54: waypost.v1.RelayReservationResponse.release:type_name -> waypost.v1.ReleasePlacementResponse
+	79, // 55: waypost.v1.PeerMembersResponse.members:type_name -> waypost.v1.ListMembersResponse
+	80, // 56: waypost.v1.RelayLearnRequest.learn:type_name -> waypost.v1.LearnTokensRequest
+	81, // 57: waypost.v1.RelayLearnResponse.learn:type_name -> waypost.v1.LearnTokensResponse
+	27, // 58: waypost.v1.CopyMemoResponse.entries:type_name -> waypost.v1.MemoEntry
+	0,  // 59: waypost.v1.LaneService.Connect:input_type -> waypost.v1.ConnectRequest
+	26, // 60: waypost.v1.PeerService.ExchangePlacements:input_type -> waypost.v1.ExchangePlacementsRequest
+	35, // 61: waypost.v1.PeerService.ForwardWrite:input_type -> waypost.v1.ForwardWriteRequest
+	37, // 62: waypost.v1.PeerService.JoinCluster:input_type -> waypost.v1.JoinClusterRequest
+	39, // 63: waypost.v1.PeerService.WaitApplied:input_type -> waypost.v1.WaitAppliedRequest
+	41, // 64: waypost.v1.PeerService.PeerInspect:input_type -> waypost.v1.PeerInspectRequest
+	43, // 65: waypost.v1.PeerService.FetchPlacement:input_type -> waypost.v1.FetchPlacementRequest
+	45, // 66: waypost.v1.PeerService.RelayOutcome:input_type -> waypost.v1.RelayOutcomeRequest
+	47, // 67: waypost.v1.PeerService.RelayReservation:input_type -> waypost.v1.RelayReservationRequest
+	33, // 68: waypost.v1.PeerService.AskRecords:input_type -> waypost.v1.AskRecordsRequest
+	49, // 69: waypost.v1.PeerService.PeerMembers:input_type -> waypost.v1.PeerMembersRequest
+	51, // 70: waypost.v1.PeerService.CopyPrefixes:input_type -> waypost.v1.CopyPrefixesRequest
+	53, // 71: waypost.v1.PeerService.RelayLearn:input_type -> waypost.v1.RelayLearnRequest
+	55, // 72: waypost.v1.PeerService.CopyMemo:input_type -> waypost.v1.CopyMemoRequest
+	1,  // 73: waypost.v1.LaneService.Connect:output_type -> waypost.v1.ConnectResponse
+	28, // 74: waypost.v1.PeerService.ExchangePlacements:output_type -> waypost.v1.ExchangePlacementsResponse
+	36, // 75: waypost.v1.PeerService.ForwardWrite:output_type -> waypost.v1.ForwardWriteResponse
+	38, // 76: waypost.v1.PeerService.JoinCluster:output_type -> waypost.v1.JoinClusterResponse
+	40, // 77: waypost.v1.PeerService.WaitApplied:output_type -> waypost.v1.WaitAppliedResponse
+	42, // 78: waypost.v1.PeerService.PeerInspect:output_type -> waypost.v1.PeerInspectResponse
+	44, // 79: waypost.v1.PeerService.FetchPlacement:output_type -> waypost.v1.FetchPlacementResponse
+	46, // 80: waypost.v1.PeerService.RelayOutcome:output_type -> waypost.v1.RelayOutcomeResponse
+	48, // 81: waypost.v1.PeerService.RelayReservation:output_type -> waypost.v1.RelayReservationResponse
+	34, // 82: waypost.v1.PeerService.AskRecords:output_type -> waypost.v1.AskRecordsResponse
+	50, // 83: waypost.v1.PeerService.PeerMembers:output_type -> waypost.v1.PeerMembersResponse
+	52, // 84: waypost.v1.PeerService.CopyPrefixes:output_type -> waypost.v1.CopyPrefixesResponse
+	54, // 85: waypost.v1.PeerService.RelayLearn:output_type -> waypost.v1.RelayLearnResponse
+	56, // 86: waypost.v1.PeerService.CopyMemo:output_type -> waypost.v1.CopyMemoResponse
+	73, // [73:87] is the sub-list for method output_type
+	59, // [59:73] is the sub-list for method input_type
+	59, // [59:59] is the sub-list for extension type_name
+	59, // [59:59] is the sub-list for extension extendee
+	0,  // [0:59] is the sub-list for field type_name
 }
 
 func init() { file_waypost_v1_lane_proto_init() }
@@ -5131,11 +5441,11 @@ func file_waypost_v1_lane_proto_init() {
 		(*ConnectResponse_Outcomes)(nil),
 		(*ConnectResponse_Transfers)(nil),
 	}
-	file_waypost_v1_lane_proto_msgTypes[46].OneofWrappers = []any{
+	file_waypost_v1_lane_proto_msgTypes[47].OneofWrappers = []any{
 		(*RelayReservationRequest_Renew)(nil),
 		(*RelayReservationRequest_Release)(nil),
 	}
-	file_waypost_v1_lane_proto_msgTypes[47].OneofWrappers = []any{
+	file_waypost_v1_lane_proto_msgTypes[48].OneofWrappers = []any{
 		(*RelayReservationResponse_Renew)(nil),
 		(*RelayReservationResponse_Release)(nil),
 	}
@@ -5145,7 +5455,7 @@ func file_waypost_v1_lane_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_waypost_v1_lane_proto_rawDesc), len(file_waypost_v1_lane_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   53,
+			NumMessages:   58,
 			NumExtensions: 0,
 			NumServices:   2,
 		},
