@@ -19,6 +19,7 @@ import (
 func (r *rank) estimateFacts() {
 	facts := queue.Facts{
 		Model: ledger.PriorFor(ledger.Class{Engine: r.kind, Model: r.facts.Model}).Model, StepTokens: r.facts.StepTokens,
+		Unordered:   r.facts.Unordered,
 		BlockTokens: r.facts.BlockTokens, PoolBlocks: r.facts.PoolBlocks, MaxRunning: r.facts.MaxRunning,
 	}
 	if r.estimate == nil {
@@ -128,6 +129,9 @@ func (r *rank) takeClaims(f *ledger.ClaimFrame) (due bool, err error) {
 	if err != nil {
 		return false, err
 	}
+	if in.Taken > 0 {
+		r.followClaims(now, f)
+	}
 	return r.estimate.Due(now) || in.Taken+in.Fenced > 0, nil
 }
 
@@ -142,7 +146,7 @@ func (r *rank) takeMarks(f *ledger.MarkFrame) (due bool, err error) {
 	if err := r.estimate.Marks(now, f); err != nil {
 		return false, err
 	}
-	return r.estimate.Due(now), nil
+	return r.followMarks(now, f) || r.estimate.Due(now), nil
 }
 
 // due reports whether a load report is worth sending at once.

@@ -11,6 +11,7 @@ import (
 	"waypost/agent/blocktable"
 	"waypost/agent/engine"
 	"waypost/agent/queue"
+	"waypost/gossip/accuracy"
 	"waypost/gossip/lane"
 	"waypost/gossip/ledger"
 	"waypost/gossip/prefix"
@@ -31,8 +32,10 @@ type rank struct {
 
 	// agentProcess marks the agent's life: frames of claims name it.
 	agentProcess uint64
-	// restore is what was learnt of this worker before a restart of the agent.
-	restore func(engine.Facts, uint64) (queue.State, bool)
+	// restore is what was learnt of this worker before a restart of the agent,
+	// restoreAccuracy what was learnt of one of its engine lives.
+	restore         func(engine.Facts, uint64) (queue.State, bool)
+	restoreAccuracy func(uint64) (accuracy.State, bool)
 
 	mu  sync.Mutex
 	key prefix.ClusterKey
@@ -47,6 +50,9 @@ type rank struct {
 	process   uint64
 	table     *blocktable.Table
 	encoder   *summary.Encoder
+	// accuracy is how right predictions about the engine life accuracyOf were.
+	accuracy   *accuracy.Worker
+	accuracyOf uint64
 	// recorder turns what the mirror gains into evidence of claims.
 	recorder *queue.Recorder
 	// lanes are those that are up, with their coordinator's process mark.
@@ -55,7 +61,10 @@ type rank struct {
 	toldModel ledger.StepModel
 	// beside is a mirror under construction that replaces table when it is
 	// complete; nil: none.
-	beside   *blocktable.Table
+	beside *blocktable.Table
+	// follow mirrors the cache of an engine that publishes nothing, by the
+	// claims on it; nil: its events are mirrored.
+	follow   engine.Mirror
 	estimate *queue.Estimator
 	// noProgressAfter is the fleet's bound for a worker without progress; 0:
 	// the estimate's own.
@@ -122,7 +131,7 @@ func (r *rank) newTable() *blocktable.Table {
 
 // mirror makes a table the rank's mirror, with a stream of its own.
 func (r *rank) mirror(t *blocktable.Table) {
-	r.table, r.beside = t, nil
+	r.table, r.beside, r.follow = t, nil, nil
 	r.encoder = r.newEncoder(t)
 	r.recorder = queue.NewRecorder(r.key, t, r.encoder)
 	t.Listen(r.recorder.ForTable())
@@ -192,6 +201,10 @@ func (r *rank) reset(cause engine.ResetCause) {
 	if r.table != nil {
 		r.table.Clear()
 		r.table.CountCopies(!r.overPool)
+	}
+	if r.follow != nil {
+		r.follow.Reset()
+		r.followed(time.Now())
 	}
 	if cause == engine.ResetRestart && r.facts.StartMark == 0 {
 		// Else the facts of the new process say so, before or after this.
@@ -309,7 +322,10 @@ func (r *rank) report(now time.Time) report {
 			}
 		}
 	}
-	if r.table != nil {
+	switch {
+	case r.follow != nil:
+		out.cachedBlocks = r.follow.Blocks()
+	case r.table != nil:
 		out.cachedBlocks = r.table.Attached()
 	}
 	return out

@@ -9,6 +9,7 @@ import (
 
 	"waypost/coordinator/api"
 	"waypost/coordinator/placement"
+	"waypost/gossip/ledger"
 	"waypost/gossip/prefix"
 	"waypost/gossip/summary"
 	waypostv1 "waypost/proto/waypost/v1"
@@ -214,6 +215,23 @@ func (p *prompt) newPart(heldTokens, blockTokens int, keys []prefix.Key, depths 
 		add(k, ok, tip)
 	}
 	return keys, depths
+}
+
+// claimPoints are the keys of the whole prompt at each ledger.PointTokens tokens,
+// up to the first that is not known.
+func (p *prompt) claimPoints() []prefix.Key {
+	if !p.keyed {
+		return nil
+	}
+	points := make([]prefix.Key, 0, p.tokens/ledger.PointTokens)
+	for depth := ledger.PointTokens; depth <= p.tokens; depth += ledger.PointTokens {
+		k, ok := p.probe.At(depth)
+		if !ok {
+			break
+		}
+		points = append(points, k)
+	}
+	return points
 }
 
 // after is the index key of the last checkpoint that a worker holds of the

@@ -2,12 +2,14 @@ package coordinator
 
 import (
 	"errors"
+	"slices"
 	"time"
 
 	"google.golang.org/protobuf/proto"
 
 	"waypost/coordinator/fleet"
 	"waypost/gossip/lane"
+	"waypost/gossip/ledger"
 	waypostv1 "waypost/proto/waypost/v1"
 )
 
@@ -55,12 +57,44 @@ func (h *lanes) ship(f *fleet.HostFrames) {
 		}
 	}
 	for i := range f.Claims {
+		if slices.ContainsFunc(f.Claims[i].Offers, func(o ledger.Offer) bool { return len(o.Points) > 0 }) {
+			f.Claims[i].PointsKeyID = h.c.prefixKey.ID()
+		}
 		for _, frame := range lane.ClaimFramesOf(f.Claims[i].Index, &f.Claims[i].ClaimFrame) {
 			send(&waypostv1.ConnectResponse{Frame: &waypostv1.ConnectResponse_Claims{Claims: frame}})
 		}
 	}
 	for i := range f.Marks {
 		send(&waypostv1.ConnectResponse{Frame: &waypostv1.ConnectResponse_Marks{Marks: lane.MarkFrameOf(f.Marks[i].Index, &f.Marks[i].MarkFrame)}})
+	}
+}
+
+// report tells a worker's agent of an outcome, once: one that does not get
+// through teaches nothing.
+func (h *lanes) report(worker string, o *lane.Observed) {
+	host, index, ok := h.where(worker)
+	if !ok {
+		return
+	}
+	frame := lane.OutcomeFrameOf(h.c.process, index, o)
+	if !h.send(host, &waypostv1.ConnectResponse{Frame: &waypostv1.ConnectResponse_Outcomes{Outcomes: frame}}) {
+		h.c.metrics.framesUnsent.Inc()
+	}
+}
+
+// takeAccuracy takes what a worker's agent folded of outcomes.
+func (h *lanes) takeAccuracy(hl *hostLane, s *lane.Session, w *waypostv1.WorkerLoad) {
+	hl.mu.Lock()
+	l := hl.lane
+	hl.mu.Unlock()
+	report, err := lane.AccuracyReportOf(w.GetAccuracy())
+	if err != nil {
+		h.c.metrics.badFrames.WithLabelValues("accuracy").Inc()
+		h.c.log.Debug("what outcomes taught about a worker is refused", "host", s.Host(), "error", err)
+		return
+	}
+	if id, process, ok := h.c.fleet.LaneWorker(s.Host(), l, w.GetIndex()); ok && process == w.GetEngineProcess() {
+		h.c.judges.reported(time.Now(), id, process, report)
 	}
 }
 

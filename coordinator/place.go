@@ -171,11 +171,16 @@ func (p *placements) decide(w *work, req *waypostv1.PlaceRequest, request *place
 	chosen, terms := w.candidates[d.Chosen], &d.Terms[d.Chosen]
 	held := max(0, terms.ReuseTokens)
 	w.keys, w.depths = w.prompt.newPart(held, chosen.BlockTokens, w.keys[:0], w.depths[:0])
+	var points []prefix.Key
+	if c.fleet.Followed(chosen.ID) {
+		points = w.prompt.claimPoints()
+	}
 	claim, stored, changes, err := c.fleet.Claim(now, fleet.NewClaim{
 		Key: key, Attempt: req.GetAttempt(), Placement: answer.GetPlacementId(), Worker: chosen.ID,
 		Claim: ledger.Claim{
 			EngineProcess: chosen.Process, PromptTokens: request.PromptTokens + request.GeneratedTokens, UncachedTokens: terms.UncachedTokens,
 			OutputTokens: c.expectedOutput(request, sit), Sequences: 1, Keys: slices.Clone(w.keys), KeyDepths: slices.Clone(w.depths), AfterKey: uint64(w.prompt.after(held)),
+			Points: points,
 		},
 		Decode:          decodeClaim(&chosen, terms, request, c.expectedOutput(request, sit)),
 		ExpectedFirstMs: d.FirstTokenMs, Answer: resp,

@@ -126,7 +126,10 @@ func (h *lanes) covered(hl *hostLane, s *lane.Session, w *waypostv1.WorkerLoad) 
 	hl.mu.Lock()
 	defer hl.mu.Unlock()
 	if st := h.streamOf(hl, s, w.GetIndex()); st != nil {
-		st.coverage, st.untoldMs = w.GetCoverage(), w.PrefixAgeMs
+		st.coverage, st.untoldMs = w.GetCoverage(), nil
+		if age := w.PrefixAgeMs; age != nil && *age >= 0 { // else it is no age, and none is known
+			st.untoldMs = age
+		}
 		h.retain(st)
 	}
 }
@@ -136,7 +139,7 @@ func (h *lanes) covered(hl *hostLane, s *lane.Session, w *waypostv1.WorkerLoad) 
 // says it can hold. Of an engine that does not say, nothing is kept.
 func (h *lanes) retain(st *stream) {
 	tokens := uint64(0)
-	if st.coverage == "none" || st.coverage == "partial" {
+	if (st.coverage == "none" || st.coverage == "partial") && !h.c.fleet.Followed(st.worker) {
 		tokens = h.c.fleet.CapacityTokens(st.worker)
 	}
 	if tokens != st.retainedTokens {
@@ -162,6 +165,8 @@ func (h *lanes) view(st *stream) {
 	kind := placement.ViewWarming
 	_, _, have := st.decoder.Have()
 	switch {
+	case have && st.coverage == "none" && h.c.fleet.Followed(st.worker):
+		kind = placement.ViewInferred
 	case st.coverage == "none":
 		kind = placement.ViewBlind
 	case have && st.coverage == "partial":
@@ -171,7 +176,7 @@ func (h *lanes) view(st *stream) {
 	}
 	age := st.decoder.Age()
 	if st.untoldMs != nil {
-		age = time.Duration(max(0, min(*st.untoldMs, maxUntoldMs)) * float64(time.Millisecond))
+		age = time.Duration(min(*st.untoldMs, maxUntoldMs) * float64(time.Millisecond))
 	}
 	st.viewKind, st.viewAt = kind, time.Now().Add(-age)
 	h.c.setView(st.worker, st.process, kind, age)

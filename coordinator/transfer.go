@@ -396,6 +396,7 @@ func (p *placements) match(w *work) (deepest int) {
 		}
 	})
 	w.ask.Matches = p.c.sketches.credit(p.c.fleet, &w.prompt.probe, w.ask.Matches)
+	p.c.fleet.Reusable(w.ask.Matches, w.prompt.tokens)
 	for i := range w.ask.Matches {
 		deepest = max(deepest, w.ask.Matches[i].Tokens)
 	}

@@ -12,9 +12,8 @@ import (
 // topology, tenants, events, the truth of a view and the identity of blocks, by
 // the names that they are listed under, and the tests that show what is done
 // about each. IDN-02 (a block size that is configured and not used) cannot be:
-// only the engine tells it. WRK-06 (the progress of a drain until its limit) and
-// TOP-04 (NUMA nodes that are not known) are about parts that do not exist yet:
-// who is cordoned gets nothing new, and no price rests on NUMA.
+// only the engine tells it. TOP-04 (NUMA nodes that are not known) is about a
+// part that does not exist yet: no price rests on NUMA.
 var faults = []struct {
 	name string
 	// tests are a package's directory and a test in it.
@@ -42,6 +41,7 @@ var faults = []struct {
 	{"WRK-03", [][2]string{{"coordinator/outcome", "TestOnlyWorkerFaultsCount"}, {"testbed/cluster", "TestFailFastWorkerIsNoMagnet"}}},
 	{"WRK-04", [][2]string{{"coordinator/outcome", "TestBreakerOpensOnFaultsAndProbes"}, {"testbed/cluster", "TestFailFastWorkerIsNoMagnet"}}},
 	{"WRK-05", [][2]string{{"coordinator/placement", "TestWRK05Continuation"}, {"testbed/cluster", "TestSameRequestSameAnswer"}}},
+	{"WRK-06", [][2]string{{"testbed/cluster", "TestWRK06DrainCountsDown"}, {"coordinator/ctl", "TestDrainShowsWhatStillRuns"}}},
 	{"WRK-07", [][2]string{{"coordinator/placement", "TestWRK07WillAndGuess"}}},
 	{"WRK-08", [][2]string{{"coordinator/placement", "TestLosingAWorkerMovesOnlyItsRequests"}}},
 	{"WRK-12", [][2]string{{"coordinator/fleet", "TestLostEngineEndsItsClaims"}, {"testbed/cluster", "TestEngineRestartEndsItsClaims"}}},

@@ -31,12 +31,15 @@ const (
 	TokenizesChats
 	// PinsSlots: a request can name the slot that serves it.
 	PinsSlots
+	// WantsClaimPoints: the engine publishes nothing, and the agent follows its
+	// cache by claims, which carry a point every 16 tokens for it.
+	WantsClaimPoints
 )
 
 // capabilityNames are the names that operators and coordinators see, in the
 // order of the bits.
 var capabilityNames = [...]string{
-	"cached-tokens", "cached-tokens-if-any", "kv-events", "kv-replay", "late-stores", "omits-adapters", "omits-salts", "tokenize", "render", "slots",
+	"cached-tokens", "cached-tokens-if-any", "kv-events", "kv-replay", "late-stores", "omits-adapters", "omits-salts", "tokenize", "render", "slots", "claim-points",
 }
 
 // Has says whether all of some capabilities are among c.

@@ -87,6 +87,11 @@ type Facts struct {
 	PerRank []RankFacts
 	// Capabilities are those that the engine was seen to have.
 	Capabilities Capability
+	// LeastReuseRatio is the share of a prompt that must be found for any of it
+	// to be reused, 0 to 1; 0: anything that is found is.
+	LeastReuseRatio float64
+	// Unordered says that the engine does not serve requests in their order.
+	Unordered bool
 	// Transfer is what the engine says of its KV transfer connector.
 	Transfer Transfer
 }
@@ -110,6 +115,9 @@ func (f Facts) Bounded() Facts {
 	for i := range f.PerRank {
 		r := &f.PerRank[i]
 		r.BlockTokens, r.PoolBlocks = Within(r.BlockTokens, MaxBlockTokens), Within(r.PoolBlocks, MaxPoolBlocks)
+	}
+	if !(f.LeastReuseRatio >= 0 && f.LeastReuseRatio <= 1) {
+		f.LeastReuseRatio = 0
 	}
 	if !(f.Transfer.BytesPerToken >= 0 && f.Transfer.BytesPerToken <= maxBytesPerToken) {
 		f.Transfer.BytesPerToken = 0

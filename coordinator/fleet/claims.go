@@ -114,12 +114,14 @@ type claim struct {
 	OpenClaim
 	// parts are its claims at workers: the prefill, and the decode part of a
 	// placement over two.
-	parts      []*part
-	first      bool
-	expected   float64
-	excluded   []uint64 // engine lives of former attempts
-	deadlineMs float64
-	heapIndex  int
+	parts    []*part
+	first    bool
+	expected float64
+	// cachedTokens is the reuse that was reported; nil: not yet.
+	cachedTokens *int
+	excluded     []uint64 // engine lives of former attempts
+	deadlineMs   float64
+	heapIndex    int
 }
 
 // claims is the ledger of own claims and what is known of peers' requests.
@@ -342,7 +344,7 @@ func (f *Fleet) add(workers []*worker, n *NewClaim, excluded []uint64, nowMs flo
 		} else {
 			c.Decode = &DecodeClaim{Worker: w.id, Claim: made}
 		}
-		if len(made.Keys) > 0 || made.AfterKey != 0 {
+		if !w.facts.followed() && (len(made.Keys) > 0 || made.AfterKey != 0) {
 			f.options.Predicted.AddPredicted(w.id, c.Number, made.AfterKey, made.Keys, made.KeyDepths)
 		}
 		f.insert(w, p)

@@ -75,7 +75,19 @@ type Facts struct {
 	// Role is what it serves of a request: "prefill", "decode", or empty for
 	// all of it.
 	Role string
+	// LeastReuseRatio is the share of a prompt that must be found for any of it
+	// to be reused; 0: anything that is found is.
+	LeastReuseRatio float64
 }
+
+// CapabilityClaimPoints is that of a worker whose engine publishes nothing: its
+// agent follows the cache by claims, which carry points, and tells it on the
+// prefix stream. Nothing is predicted of it, for a slot that is in use serves
+// nobody else, and what was placed is not kept.
+const CapabilityClaimPoints = "claim-points"
+
+// followed says that the worker's agent follows its cache by claims.
+func (w *Facts) followed() bool { return slices.Contains(w.Capabilities, CapabilityClaimPoints) }
 
 // Bounds of a hello.
 const (
@@ -169,6 +181,9 @@ func (w *Facts) validateRest(bad func(string, string, ...any) error, field func(
 		if c.n > maxListEntries {
 			return bad(field(c.name), "%d entries are more than %d", c.n, maxListEntries)
 		}
+	}
+	if !(w.LeastReuseRatio >= 0 && w.LeastReuseRatio <= 1) {
+		return bad(field("leastReuseRatio"), "%v is not in 0 to 1", w.LeastReuseRatio)
 	}
 	if _, ok := placement.RoleOf(w.Role); !ok {
 		return bad(field("role"), "%.40q is not prefill or decode; leave it out for both", w.Role)
@@ -411,21 +426,20 @@ func (f *Fleet) CloseLane(now time.Time, host string, lane Lane) Changes {
 	return changes
 }
 
-// RemoveHost forgets a host and frees its slots: it was shut down or drained
-// for good. Its claims end.
-func (f *Fleet) RemoveHost(now time.Time, host string) Changes {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	var changes Changes
-	h := f.hosts[host]
-	if h == nil {
-		return changes
-	}
+// removeHost forgets a host and frees its slots: nobody expects it back. Its
+// claims end.
+func (f *Fleet) removeHost(h *host, nowMs float64, changes *Changes) {
 	for _, w := range slices.Clone(h.workers) {
-		f.removeWorker(w, f.Ms(now), &changes)
+		f.removeWorker(w, nowMs, changes)
 	}
-	delete(f.hosts, host)
-	return changes
+	delete(f.hosts, h.name)
+}
+
+// HasHost says whether a host is known: its lane is up, or was not long ago.
+func (f *Fleet) HasHost(host string) bool {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	return f.hosts[host] != nil
 }
 
 // removeWorker frees a worker's slot.

@@ -206,6 +206,28 @@ func (f *Fleet) ViewOf(id WorkerID) (kind placement.ViewKind, process uint64, ok
 	return w.view.Kind, w.process, true
 }
 
+// Followed says whether a worker's agent follows its cache by claims, which then
+// carry points.
+func (f *Fleet) Followed(id WorkerID) bool {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	w := f.worker(id)
+	return w != nil && w.facts.followed()
+}
+
+// Reusable takes back the matches of which a worker's engine reuses nothing,
+// because too small a share of the prompt was found.
+func (f *Fleet) Reusable(matches []placement.Match, promptTokens int) {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	for i := range matches {
+		m := &matches[i]
+		if w := f.worker(m.Worker); w != nil && float64(m.Tokens) <= w.facts.LeastReuseRatio*float64(promptTokens) && m.Tokens > 0 && w.facts.LeastReuseRatio > 0 {
+			m.Tokens, m.GPUTokens, m.HostTokens = 0, 0, 0
+		}
+	}
+}
+
 // CapacityTokens is how many tokens of KV cache a worker's engine says it has;
 // 0: it does not say.
 func (f *Fleet) CapacityTokens(id WorkerID) uint64 {

@@ -49,6 +49,16 @@ func (f *Fleet) Mark(now time.Time, placementID string, mark ledger.Mark, output
 	return changes, nil
 }
 
+// NoteReuse notes how much of a placement's prompt its engine reused, for the
+// agent, which is told with the end. An unknown placement changes nothing.
+func (f *Fleet) NoteReuse(placementID string, cachedTokens int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if c := f.claims.byPlacement[placementID]; c != nil && cachedTokens >= 0 {
+		c.cachedTokens = &cachedTokens
+	}
+}
+
 // maxErrorMs bounds one prediction error.
 const maxErrorMs = 60_000
 
@@ -151,8 +161,8 @@ func (f *Fleet) endAll(w *worker, nowMs float64, changes *Changes) {
 }
 
 // Tick ends claims whose reservation is over, forgets those of peers that no
-// report speaks of, and removes workers that their agents stopped listing long
-// ago. Call it about once per second.
+// report speaks of, and removes workers that their agents stopped listing and
+// hosts that went away, both long ago. Call it about once per second.
 func (f *Fleet) Tick(now time.Time) Changes {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -171,6 +181,11 @@ func (f *Fleet) Tick(now time.Time) Changes {
 			continue
 		}
 		f.expirePeers(w, nowMs, &changes)
+	}
+	for _, h := range f.hosts {
+		if h.lane == 0 && nowMs-h.downSinceMs >= durationMs(f.options.ForgetHostAfter) {
+			f.removeHost(h, nowMs, &changes)
+		}
 	}
 	return changes
 }

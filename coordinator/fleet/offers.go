@@ -34,6 +34,7 @@ type markOut struct {
 	what         ledger.Mark
 	atMs         float64
 	outputTokens int
+	cachedTokens *int
 }
 
 // placedOut is a placement to be told to peers.
@@ -88,7 +89,11 @@ func (f *Fleet) tellMark(p *part, what ledger.Mark, outputTokens int, nowMs floa
 		return
 	}
 	f.counts.LostMarks += makeRoom(&o.marks, maxMarksWaiting)
-	o.marks = append(o.marks, markOut{p.Seq, what, nowMs, outputTokens})
+	out := markOut{seq: p.Seq, what: what, atMs: nowMs, outputTokens: outputTokens}
+	if what == ledger.MarkDone && p.c != nil {
+		out.cachedTokens = p.c.cachedTokens
+	}
+	o.marks = append(o.marks, out)
 	f.enqueue(p.w)
 }
 
@@ -173,8 +178,10 @@ func (f *Fleet) TakeOutgoing(now time.Time) Outgoing {
 	clear(f.outbox)
 	f.outbox = f.outbox[:0]
 	for _, p := range f.claims.places {
+		offer := p.p.offer(nowMs)
+		offer.Points = nil // they are for the worker's agent
 		out.Places = append(out.Places, ledger.Placed{
-			Worker: p.p.w.name, Tenant: p.tenant, RequestID: p.id, Attempt: p.attempt, Placement: p.placement, Offer: p.p.offer(nowMs),
+			Worker: p.p.w.name, Tenant: p.tenant, RequestID: p.id, Attempt: p.attempt, Placement: p.placement, Offer: offer,
 		})
 	}
 	clear(f.claims.places)
@@ -218,7 +225,7 @@ func (w *worker) takeMarks(process uint64, nowMs float64) ledger.MarkFrame {
 	if o.lane == w.host.lane && w.host.lane != 0 && w.listed {
 		for _, m := range o.marks {
 			age := min(max(nowMs-m.atMs, 0), ledger.MaxClaimAgeMs)
-			frame.Marks = append(frame.Marks, ledger.Marked{Seq: m.seq, What: m.what, AgeMs: age, OutputTokens: m.outputTokens})
+			frame.Marks = append(frame.Marks, ledger.Marked{Seq: m.seq, What: m.what, AgeMs: age, OutputTokens: m.outputTokens, CachedTokens: m.cachedTokens})
 		}
 	}
 	o.marks = o.marks[:0]

@@ -19,6 +19,9 @@ func ClaimFramesOf(index uint32, f *ledger.ClaimFrame) []*waypostv1.ClaimFrame {
 	prev := f.Prev
 	for from := 0; from < len(f.Offers); {
 		frame := &waypostv1.ClaimFrame{Coordinator: &f.Coordinator, AgentProcess: &f.Agent, Index: &index, Prev: proto.Uint64(prev)}
+		if f.PointsKeyID != "" {
+			frame.PointsKeyId = &f.PointsKeyID
+		}
 		for size := 0; from < len(f.Offers) && size < frameBytes; from++ {
 			c := claimOf(&f.Offers[from])
 			size += proto.Size(c)
@@ -33,7 +36,7 @@ func ClaimFramesOf(index uint32, f *ledger.ClaimFrame) []*waypostv1.ClaimFrame {
 // ClaimsOf turns the wire form of a frame of claims back. Check it with
 // Validate before use.
 func ClaimsOf(f *waypostv1.ClaimFrame) ledger.ClaimFrame {
-	out := ledger.ClaimFrame{Coordinator: f.GetCoordinator(), Agent: f.GetAgentProcess(), Prev: f.GetPrev()}
+	out := ledger.ClaimFrame{Coordinator: f.GetCoordinator(), Agent: f.GetAgentProcess(), Prev: f.GetPrev(), PointsKeyID: f.GetPointsKeyId()}
 	if n := len(f.GetClaims()); n > 0 {
 		out.Offers = make([]ledger.Offer, 0, n)
 	}
@@ -55,6 +58,9 @@ func claimOf(o *ledger.Offer) *waypostv1.Claim {
 	for _, k := range o.Keys {
 		c.Keys = append(c.Keys, uint64(k))
 	}
+	for _, k := range o.Points {
+		c.Points = append(c.Points, uint64(k))
+	}
 	return c
 }
 
@@ -65,6 +71,9 @@ func offerOf(c *waypostv1.Claim) ledger.Offer {
 	}}
 	for _, k := range c.GetKeys() {
 		o.Keys = append(o.Keys, prefix.Key(k))
+	}
+	for _, k := range c.GetPoints() {
+		o.Points = append(o.Points, prefix.Key(k))
 	}
 	return o
 }
@@ -79,6 +88,9 @@ func MarkFrameOf(index uint32, f *ledger.MarkFrame) *waypostv1.MarkFrame {
 		if m.OutputTokens > 0 {
 			mark.OutputTokens = proto.Uint32(uint32(m.OutputTokens))
 		}
+		if m.CachedTokens != nil {
+			mark.CachedTokens = proto.Uint32(uint32(*m.CachedTokens))
+		}
 		out.Marks = append(out.Marks, mark)
 	}
 	return out
@@ -89,7 +101,11 @@ func MarkFrameOf(index uint32, f *ledger.MarkFrame) *waypostv1.MarkFrame {
 func MarksOf(f *waypostv1.MarkFrame) ledger.MarkFrame {
 	out := ledger.MarkFrame{Coordinator: f.GetCoordinator()}
 	for _, m := range f.GetMarks() {
-		out.Marks = append(out.Marks, ledger.Marked{Seq: m.GetSeq(), What: ledger.Mark(m.GetWhat()), AgeMs: m.GetAgeMs(), OutputTokens: int(m.GetOutputTokens())})
+		mark := ledger.Marked{Seq: m.GetSeq(), What: ledger.Mark(m.GetWhat()), AgeMs: m.GetAgeMs(), OutputTokens: int(m.GetOutputTokens())}
+		if m.CachedTokens != nil {
+			mark.CachedTokens = new(int(m.GetCachedTokens()))
+		}
+		out.Marks = append(out.Marks, mark)
 	}
 	return out
 }

@@ -2,6 +2,17 @@ package ledger
 
 import "waypost/gossip/prefix"
 
+// ClaimID is the identity of a claim at one worker.
+type ClaimID struct {
+	// Coordinator is the process mark of its issuer.
+	Coordinator uint64
+	// Seq is the claim's.
+	Seq uint64
+}
+
+// PointTokens is the distance of a claim's points.
+const PointTokens = 16
+
 // Claim is one placement as told to the chosen worker's agent and to other
 // coordinators. Its identity is (coordinator process, worker, seq).
 type Claim struct {
@@ -26,6 +37,10 @@ type Claim struct {
 	// before the first of Keys, on which they hang; 0: there is none, or none is
 	// known.
 	AfterKey uint64
+	// Points are the prefix keys of the whole prompt at each PointTokens tokens,
+	// as far as known, for workers whose agent follows the cache by the requests
+	// it is told; else none.
+	Points []prefix.Key
 }
 
 // ReusedTokens is the part of the prompt expected to be found in the cache.

@@ -72,6 +72,8 @@ func (c *Claim) Fault() (field, detail string) {
 		return "n", fmt.Sprintf("%d is not in 1 to %d", c.Sequences, MaxSequences)
 	case len(c.Keys) != len(c.KeyDepths):
 		return "keyDepths", fmt.Sprintf("%d depths for %d keys", len(c.KeyDepths), len(c.Keys))
+	case len(c.Points) > c.PromptTokens/PointTokens:
+		return "points", fmt.Sprintf("%d are more than a prompt of %d tokens has", len(c.Points), c.PromptTokens)
 	case len(c.Keys) > MaxClaimKeys:
 		return "keys", fmt.Sprintf("%d are more than %d", len(c.Keys), MaxClaimKeys)
 	}
@@ -95,6 +97,9 @@ type ClaimFrame struct {
 	Prev uint64
 	// Offers are the claims by seq, all above Prev.
 	Offers []Offer
+	// PointsKeyID is the id of the cluster key that the claims' points are made
+	// with.
+	PointsKeyID string
 }
 
 // Validate reports the first field that is out of range, by its wire name.
@@ -129,6 +134,9 @@ type Marked struct {
 	AgeMs float64
 	// OutputTokens is the length of the answer for MarkDone; 0: unknown.
 	OutputTokens int
+	// CachedTokens is how much of the prompt the engine reused, for MarkDone;
+	// nil: unknown.
+	CachedTokens *int
 }
 
 // MarkFrame is marks of one coordinator on its claims of one worker.
@@ -159,6 +167,8 @@ func (f *MarkFrame) Validate() error {
 			return bad("what", "%.40q is not first, done, failed, gone or superseded", string(m.What))
 		case !(m.AgeMs >= 0 && m.AgeMs <= MaxClaimAgeMs):
 			return bad("ageMs", "%v is not in 0 to %d", m.AgeMs, MaxClaimAgeMs)
+		case m.CachedTokens != nil && (*m.CachedTokens < 0 || *m.CachedTokens > MaxTokens):
+			return bad("cachedTokens", "%d is not in 0 to %d", *m.CachedTokens, MaxTokens)
 		case m.OutputTokens < 0 || m.OutputTokens > MaxTokens:
 			return bad("outputTokens", "%d is not in 0 to %d", m.OutputTokens, MaxTokens)
 		}

@@ -299,10 +299,18 @@ func (e *Encoder) attach(r *grown) []byte {
 // appendMark writes the fingerprints of a depth, one per cluster key.
 func (e *Encoder) appendMark(b []byte, domain uint16, c prefix.Chain, depth uint32) []byte {
 	for i := range e.told {
-		k := e.keyer(&e.told[i], domain).Key(c, depth)
+		k := e.name(&e.told[i], domain, c, depth)
 		b = appendFingerprint(b, fingerprintOf(k, depth), markBytes(depth))
 	}
 	return b
+}
+
+// name is the prefix key of a depth.
+func (e *Encoder) name(t *told, domain uint16, c prefix.Chain, depth uint32) prefix.Key {
+	if e.keyed {
+		return prefix.Key(c)
+	}
+	return e.keyer(t, domain).Key(c, depth)
 }
 
 func (e *Encoder) keyer(t *told, domain uint16) *prefix.Keyer {

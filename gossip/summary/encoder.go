@@ -23,6 +23,10 @@ type Options struct {
 	Key prefix.ClusterKey
 	// Blocks is the table that the encoder listens to.
 	Blocks Blocks
+	// Keyed says that Blocks tells prefix keys under Key in place of chain
+	// values: whoever made them knows no others. Such a stream serves that one
+	// key.
+	Keyed bool
 	// Epoch marks the numbering of runs in this stream. It must differ from the
 	// epoch of the former encoder of the same rank; a process mark or a random
 	// number will do. It rises when the encoder renumbers.
@@ -42,6 +46,7 @@ type Options struct {
 // concurrent use; whoever drives the table drives it too.
 type Encoder struct {
 	forest
+	keyed     bool
 	told      []told // one per cluster key, the primary first
 	wanted    []prefix.ClusterKey
 	heartbeat time.Duration
@@ -88,6 +93,7 @@ func NewEncoder(o Options) *Encoder {
 	}
 	return &Encoder{
 		forest:    newForest(o.Blocks),
+		keyed:     o.Keyed,
 		told:      []told{{key: o.Key, id: o.Key.IDUint32()}},
 		wanted:    []prefix.ClusterKey{o.Key},
 		heartbeat: o.Heartbeat,
@@ -104,6 +110,9 @@ var ErrKeys = errors.New("a stream serves one cluster key, or two during a rotat
 // next delta on: two during a rotation, one before and after. The stream goes on
 // for who follows a key that stays. The error wraps [ErrKeys].
 func (e *Encoder) SetKeys(keys ...prefix.ClusterKey) error {
+	if e.keyed && (len(keys) != 1 || keys[0] != e.told[0].key) {
+		return fmt.Errorf("%w: of this one prefixes are known by one key only", ErrKeys)
+	}
 	if len(keys) == 0 || len(keys) > maxClusterKeys || len(keys) == 2 && keys[0] == keys[1] {
 		return fmt.Errorf("%w: got %d, or one twice", ErrKeys, len(keys))
 	}

@@ -44,9 +44,8 @@ func (e *Encoder) rootOf(r *grown) Root {
 			depth, block = s, e.runs[c].attach
 		}
 	}
-	k := e.keyer(&e.told[0], r.domain)
 	if n := depth / prefix.ChunkTokens; n > 0 {
-		return Root{k.Key(r.chains[n-1], n*prefix.ChunkTokens), n * prefix.ChunkTokens}
+		return Root{e.name(&e.told[0], r.domain, r.chains[n-1], n*prefix.ChunkTokens), n * prefix.ChunkTokens}
 	}
-	return Root{k.Key(e.blocks.PointOf(block), depth), depth}
+	return Root{e.name(&e.told[0], r.domain, e.blocks.PointOf(block), depth), depth}
 }

@@ -32,6 +32,12 @@ type Options struct {
 	Dir string
 	// Engines are the emulated engines, one agent each.
 	Engines []emulator.Options
+	// External are engines that run already, one agent each, on the hosts after
+	// those of the emulated ones.
+	External []agent.EngineConfig
+	// LateAgents leaves the agents to the caller to start, and does not wait for
+	// their workers.
+	LateAgents bool
 	// Coordinators is the number of coordinators; 1, 3 or 5 of them vote.
 	Coordinators int
 	// APIAddress is where the first coordinator's API is, if the port is
@@ -78,7 +84,12 @@ func Start(ctx context.Context, opt Options) (*Cluster, error) {
 		opt.Logger = slog.New(slog.DiscardHandler)
 	}
 	c := &Cluster{opt: opt}
-	for _, step := range []func(context.Context) error{c.writeCerts, c.startEngines, c.startCoordinators, c.startAgents, c.WaitReady} {
+	steps := []func(context.Context) error{c.writeCerts, c.startEngines, c.startCoordinators, c.startAgents, c.WaitReady}
+	if opt.LateAgents {
+		steps = steps[:3]
+		c.Agents, c.AgentSeries = make([]*agent.Agent, c.hosts()), make([]prometheus.Gatherer, c.hosts())
+	}
+	for _, step := range steps {
 		if err := step(ctx); err != nil {
 			return nil, errors.Join(err, c.Stop())
 		}
@@ -100,12 +111,15 @@ func WorkerName(engine, rank int) string {
 	return fmt.Sprintf("%s/%s/%d", HostName(engine), EngineName, rank)
 }
 
+// hosts is the number of hosts with an agent.
+func (c *Cluster) hosts() int { return len(c.opt.Engines) + len(c.opt.External) }
+
 // Cert is the path of a file among the certificates.
 func (c *Cluster) Cert(name string) string { return filepath.Join(c.opt.Dir, "certs", name) }
 
 func (c *Cluster) writeCerts(context.Context) error {
 	var hosts, names []string
-	for i := range c.opt.Engines {
+	for i := range c.hosts() {
 		hosts = append(hosts, HostName(i))
 	}
 	for i := range c.opt.Coordinators {
@@ -218,8 +232,8 @@ func (c *Cluster) StopCoordinator(i int) error {
 }
 
 func (c *Cluster) startAgents(context.Context) error {
-	c.Agents, c.AgentSeries = make([]*agent.Agent, len(c.Engines)), make([]prometheus.Gatherer, len(c.Engines))
-	for i := range c.Engines {
+	c.Agents, c.AgentSeries = make([]*agent.Agent, c.hosts()), make([]prometheus.Gatherer, c.hosts())
+	for i := range c.hosts() {
 		if err := c.StartAgent(i); err != nil {
 			return err
 		}
@@ -242,6 +256,10 @@ func (c *Cluster) AgentConfig(i int) agent.Config {
 	cfg.Prefix.KeyFile = c.Cert("prefix.key")
 	cfg.GPU.Enabled = "off"
 	cfg.Metrics.Listen = ""
+	if i >= len(c.Engines) {
+		cfg.Engines = []agent.EngineConfig{c.opt.External[i-len(c.Engines)]}
+		return cfg
+	}
 	e := c.Engines[i]
 	cfg.Engines = []agent.EngineConfig{{Name: EngineName, Kind: "vllm", URL: e.URL(), KVEvents: e.EventsEndpoint(), KVReplay: e.ReplayEndpoint()}}
 	if e.Options().Transfer != nil {
@@ -354,9 +372,9 @@ func (c *Cluster) WaitCluster(ctx context.Context) error {
 }
 
 // WaitReady waits until every running coordinator sees every worker ready,
-// with a live view of its cache.
+// with a live view of its cache, or one that follows from the requests.
 func (c *Cluster) WaitReady(ctx context.Context) error {
-	want := 0
+	want := len(c.opt.External)
 	for _, e := range c.Engines {
 		want += e.Ranks()
 	}
@@ -371,7 +389,7 @@ func (c *Cluster) WaitReady(ctx context.Context) error {
 			}
 			ready := 0
 			for _, w := range resp.GetWorkers() {
-				if w.GetState() == "ready" && w.GetView() == "live" {
+				if w.GetState() == "ready" && (w.GetView() == "live" || w.GetView() == "inferred") {
 					ready++
 				}
 			}

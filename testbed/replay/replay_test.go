@@ -91,7 +91,7 @@ func fixtures(t *testing.T, engine string) string {
 	}
 	dir := filepath.Join(root, "fixtures", engine, "open")
 	if _, err := os.Stat(dir); err != nil {
-		t.Skipf("the full recordings are not here: %v", err)
+		t.Skipf("the full recordings are not here, set WAYPOST_SHARED: %v", err)
 	}
 	return dir
 }

@@ -206,6 +206,7 @@ type ConnectResponse struct {
 	//	*ConnectResponse_Tokenize
 	//	*ConnectResponse_Render
 	//	*ConnectResponse_Evidence
+	//	*ConnectResponse_Outcomes
 	Frame         isConnectResponse_Frame `protobuf_oneof:"frame"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -327,6 +328,15 @@ func (x *ConnectResponse) GetEvidence() *EvidenceAsk {
 	return nil
 }
 
+func (x *ConnectResponse) GetOutcomes() *OutcomeFrame {
+	if x != nil {
+		if x, ok := x.Frame.(*ConnectResponse_Outcomes); ok {
+			return x.Outcomes
+		}
+	}
+	return nil
+}
+
 type isConnectResponse_Frame interface {
 	isConnectResponse_Frame()
 }
@@ -371,6 +381,11 @@ type ConnectResponse_Evidence struct {
 	Evidence *EvidenceAsk `protobuf:"bytes,20,opt,name=evidence,oneof"`
 }
 
+type ConnectResponse_Outcomes struct {
+	// Outcomes beside their predictions.
+	Outcomes *OutcomeFrame `protobuf:"bytes,21,opt,name=outcomes,oneof"`
+}
+
 func (*ConnectResponse_Hello) isConnectResponse_Frame() {}
 
 func (*ConnectResponse_Policy) isConnectResponse_Frame() {}
@@ -386,6 +401,8 @@ func (*ConnectResponse_Tokenize) isConnectResponse_Frame() {}
 func (*ConnectResponse_Render) isConnectResponse_Frame() {}
 
 func (*ConnectResponse_Evidence) isConnectResponse_Frame() {}
+
+func (*ConnectResponse_Outcomes) isConnectResponse_Frame() {}
 
 // AgentHello introduces a host.
 type AgentHello struct {
@@ -587,9 +604,12 @@ type WorkerFacts struct {
 	// How its saved KV may travel; unset: not at all.
 	Transfer *TransferFacts `protobuf:"bytes,30,opt,name=transfer" json:"transfer,omitempty"`
 	// What it serves of a request: prefill or decode; empty: all of it.
-	Role          *string `protobuf:"bytes,31,opt,name=role" json:"role,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Role *string `protobuf:"bytes,31,opt,name=role" json:"role,omitempty"`
+	// Share of a prompt that must be found for any of it to be reused, 0 to 1; 0:
+	// anything that is found is.
+	LeastReuseRatio *float64 `protobuf:"fixed64,40,opt,name=least_reuse_ratio,json=leastReuseRatio" json:"least_reuse_ratio,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *WorkerFacts) Reset() {
@@ -795,6 +815,13 @@ func (x *WorkerFacts) GetRole() string {
 		return *x.Role
 	}
 	return ""
+}
+
+func (x *WorkerFacts) GetLeastReuseRatio() float64 {
+	if x != nil && x.LeastReuseRatio != nil {
+		return *x.LeastReuseRatio
+	}
+	return 0
 }
 
 // StepModel: stepMs = [prefill: p0 + p1 N + q N^2 + p2 sum((c+u)^2 - c^2)] +
@@ -1055,7 +1082,10 @@ type WorkerLoad struct {
 	QueueBasis *string `protobuf:"bytes,26,opt,name=queue_basis,json=queueBasis" json:"queue_basis,omitempty"`
 	// Age of the oldest change in the cache that neither prefix_frame nor a frame
 	// before it tells, ms; 0: there is none; unset: unknown.
-	PrefixAgeMs   *float64 `protobuf:"fixed64,27,opt,name=prefix_age_ms,json=prefixAgeMs" json:"prefix_age_ms,omitempty"`
+	PrefixAgeMs *float64 `protobuf:"fixed64,27,opt,name=prefix_age_ms,json=prefixAgeMs" json:"prefix_age_ms,omitempty"`
+	// How right predictions about it were; unset: as told before on this lane, and
+	// nothing before the first time.
+	Accuracy      *WorkerAccuracy `protobuf:"bytes,28,opt,name=accuracy" json:"accuracy,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1279,6 +1309,87 @@ func (x *WorkerLoad) GetPrefixAgeMs() float64 {
 	return 0
 }
 
+func (x *WorkerLoad) GetAccuracy() *WorkerAccuracy {
+	if x != nil {
+		return x.Accuracy
+	}
+	return nil
+}
+
+// WorkerAccuracy is what the outcomes of all coordinators taught about the
+// present engine process of a worker.
+type WorkerAccuracy struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Outcomes that expected reuse, old ones counting less.
+	Outcomes *float64 `protobuf:"fixed64,1,opt,name=outcomes" json:"outcomes,omitempty"`
+	// Mean share of the expected reuse that was found, 0 to 1.
+	FoundRatio *float64 `protobuf:"fixed64,2,opt,name=found_ratio,json=foundRatio" json:"found_ratio,omitempty"`
+	// Constant difference of actual and expected reuse, tokens.
+	BiasTokens *int32 `protobuf:"zigzag32,3,opt,name=bias_tokens,json=biasTokens" json:"bias_tokens,omitempty"`
+	// Error of the predictions per term.
+	Errors        []*TermError `protobuf:"bytes,4,rep,name=errors" json:"errors,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WorkerAccuracy) Reset() {
+	*x = WorkerAccuracy{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WorkerAccuracy) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WorkerAccuracy) ProtoMessage() {}
+
+func (x *WorkerAccuracy) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WorkerAccuracy.ProtoReflect.Descriptor instead.
+func (*WorkerAccuracy) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *WorkerAccuracy) GetOutcomes() float64 {
+	if x != nil && x.Outcomes != nil {
+		return *x.Outcomes
+	}
+	return 0
+}
+
+func (x *WorkerAccuracy) GetFoundRatio() float64 {
+	if x != nil && x.FoundRatio != nil {
+		return *x.FoundRatio
+	}
+	return 0
+}
+
+func (x *WorkerAccuracy) GetBiasTokens() int32 {
+	if x != nil && x.BiasTokens != nil {
+		return *x.BiasTokens
+	}
+	return 0
+}
+
+func (x *WorkerAccuracy) GetErrors() []*TermError {
+	if x != nil {
+		return x.Errors
+	}
+	return nil
+}
+
 // Echo is the contiguous end of what was taken in from one coordinator.
 type Echo struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1292,7 +1403,7 @@ type Echo struct {
 
 func (x *Echo) Reset() {
 	*x = Echo{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[7]
+	mi := &file_waypost_v1_lane_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1304,7 +1415,7 @@ func (x *Echo) String() string {
 func (*Echo) ProtoMessage() {}
 
 func (x *Echo) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[7]
+	mi := &file_waypost_v1_lane_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1317,7 +1428,7 @@ func (x *Echo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Echo.ProtoReflect.Descriptor instead.
 func (*Echo) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{7}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Echo) GetCoordinator() uint64 {
@@ -1353,7 +1464,7 @@ type PrefixFrames struct {
 
 func (x *PrefixFrames) Reset() {
 	*x = PrefixFrames{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[8]
+	mi := &file_waypost_v1_lane_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1365,7 +1476,7 @@ func (x *PrefixFrames) String() string {
 func (*PrefixFrames) ProtoMessage() {}
 
 func (x *PrefixFrames) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[8]
+	mi := &file_waypost_v1_lane_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1378,7 +1489,7 @@ func (x *PrefixFrames) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrefixFrames.ProtoReflect.Descriptor instead.
 func (*PrefixFrames) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{8}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *PrefixFrames) GetIndex() uint32 {
@@ -1431,7 +1542,7 @@ type TokenizeReply struct {
 
 func (x *TokenizeReply) Reset() {
 	*x = TokenizeReply{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[9]
+	mi := &file_waypost_v1_lane_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1443,7 +1554,7 @@ func (x *TokenizeReply) String() string {
 func (*TokenizeReply) ProtoMessage() {}
 
 func (x *TokenizeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[9]
+	mi := &file_waypost_v1_lane_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1456,7 +1567,7 @@ func (x *TokenizeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenizeReply.ProtoReflect.Descriptor instead.
 func (*TokenizeReply) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{9}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *TokenizeReply) GetAskId() uint32 {
@@ -1495,7 +1606,7 @@ type HostReport struct {
 
 func (x *HostReport) Reset() {
 	*x = HostReport{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[10]
+	mi := &file_waypost_v1_lane_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1507,7 +1618,7 @@ func (x *HostReport) String() string {
 func (*HostReport) ProtoMessage() {}
 
 func (x *HostReport) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[10]
+	mi := &file_waypost_v1_lane_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1520,7 +1631,7 @@ func (x *HostReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostReport.ProtoReflect.Descriptor instead.
 func (*HostReport) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{10}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *HostReport) GetFacts() *HostFacts {
@@ -1570,7 +1681,7 @@ type CoordinatorHello struct {
 
 func (x *CoordinatorHello) Reset() {
 	*x = CoordinatorHello{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[11]
+	mi := &file_waypost_v1_lane_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1582,7 +1693,7 @@ func (x *CoordinatorHello) String() string {
 func (*CoordinatorHello) ProtoMessage() {}
 
 func (x *CoordinatorHello) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[11]
+	mi := &file_waypost_v1_lane_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1595,7 +1706,7 @@ func (x *CoordinatorHello) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoordinatorHello.ProtoReflect.Descriptor instead.
 func (*CoordinatorHello) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{11}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *CoordinatorHello) GetName() string {
@@ -1672,7 +1783,7 @@ type PolicyPush struct {
 
 func (x *PolicyPush) Reset() {
 	*x = PolicyPush{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[12]
+	mi := &file_waypost_v1_lane_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1684,7 +1795,7 @@ func (x *PolicyPush) String() string {
 func (*PolicyPush) ProtoMessage() {}
 
 func (x *PolicyPush) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[12]
+	mi := &file_waypost_v1_lane_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1697,7 +1808,7 @@ func (x *PolicyPush) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyPush.ProtoReflect.Descriptor instead.
 func (*PolicyPush) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{12}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *PolicyPush) GetPolicyVersion() uint32 {
@@ -1749,7 +1860,7 @@ type PrefixPull struct {
 
 func (x *PrefixPull) Reset() {
 	*x = PrefixPull{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[13]
+	mi := &file_waypost_v1_lane_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1761,7 +1872,7 @@ func (x *PrefixPull) String() string {
 func (*PrefixPull) ProtoMessage() {}
 
 func (x *PrefixPull) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[13]
+	mi := &file_waypost_v1_lane_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1774,7 +1885,7 @@ func (x *PrefixPull) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrefixPull.ProtoReflect.Descriptor instead.
 func (*PrefixPull) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{13}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *PrefixPull) GetPullId() uint32 {
@@ -1831,14 +1942,16 @@ type ClaimFrame struct {
 	// Last seq offered on this lane before this frame.
 	Prev *uint64 `protobuf:"fixed64,4,opt,name=prev" json:"prev,omitempty"`
 	// Claims by seq.
-	Claims        []*Claim `protobuf:"bytes,5,rep,name=claims" json:"claims,omitempty"`
+	Claims []*Claim `protobuf:"bytes,5,rep,name=claims" json:"claims,omitempty"`
+	// Id of the prefix cluster key that points are made with, 8 hex digits.
+	PointsKeyId   *string `protobuf:"bytes,20,opt,name=points_key_id,json=pointsKeyId" json:"points_key_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ClaimFrame) Reset() {
 	*x = ClaimFrame{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[14]
+	mi := &file_waypost_v1_lane_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1850,7 +1963,7 @@ func (x *ClaimFrame) String() string {
 func (*ClaimFrame) ProtoMessage() {}
 
 func (x *ClaimFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[14]
+	mi := &file_waypost_v1_lane_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1863,7 +1976,7 @@ func (x *ClaimFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimFrame.ProtoReflect.Descriptor instead.
 func (*ClaimFrame) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{14}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ClaimFrame) GetCoordinator() uint64 {
@@ -1901,6 +2014,13 @@ func (x *ClaimFrame) GetClaims() []*Claim {
 	return nil
 }
 
+func (x *ClaimFrame) GetPointsKeyId() string {
+	if x != nil && x.PointsKeyId != nil {
+		return *x.PointsKeyId
+	}
+	return ""
+}
+
 // Claim is one placement as told to the chosen worker's agent and to peers.
 type Claim struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1923,14 +2043,17 @@ type Claim struct {
 	// Depth of each key, tokens.
 	KeyDepths []uint32 `protobuf:"varint,9,rep,packed,name=key_depths,json=keyDepths" json:"key_depths,omitempty"`
 	// Index key of the last checkpoint before the new part; 0: there is none.
-	AfterKey      *uint64 `protobuf:"fixed64,10,opt,name=after_key,json=afterKey" json:"after_key,omitempty"`
+	AfterKey *uint64 `protobuf:"fixed64,10,opt,name=after_key,json=afterKey" json:"after_key,omitempty"`
+	// Prefix keys of the whole prompt at 16 tokens, 32 and so on, for a worker
+	// with the capability claim-points; its agent follows the cache by them.
+	Points        []uint64 `protobuf:"fixed64,20,rep,packed,name=points" json:"points,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Claim) Reset() {
 	*x = Claim{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[15]
+	mi := &file_waypost_v1_lane_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1942,7 +2065,7 @@ func (x *Claim) String() string {
 func (*Claim) ProtoMessage() {}
 
 func (x *Claim) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[15]
+	mi := &file_waypost_v1_lane_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1955,7 +2078,7 @@ func (x *Claim) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Claim.ProtoReflect.Descriptor instead.
 func (*Claim) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{15}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Claim) GetSeq() uint64 {
@@ -2028,6 +2151,13 @@ func (x *Claim) GetAfterKey() uint64 {
 	return 0
 }
 
+func (x *Claim) GetPoints() []uint64 {
+	if x != nil {
+		return x.Points
+	}
+	return nil
+}
+
 // MarkFrame is marks of one coordinator on its claims.
 type MarkFrame struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2043,7 +2173,7 @@ type MarkFrame struct {
 
 func (x *MarkFrame) Reset() {
 	*x = MarkFrame{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[16]
+	mi := &file_waypost_v1_lane_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2055,7 +2185,7 @@ func (x *MarkFrame) String() string {
 func (*MarkFrame) ProtoMessage() {}
 
 func (x *MarkFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[16]
+	mi := &file_waypost_v1_lane_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2068,7 +2198,7 @@ func (x *MarkFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MarkFrame.ProtoReflect.Descriptor instead.
 func (*MarkFrame) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{16}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *MarkFrame) GetCoordinator() uint64 {
@@ -2102,14 +2232,16 @@ type Mark struct {
 	// Age at sending, ms.
 	AgeMs *float64 `protobuf:"fixed64,3,opt,name=age_ms,json=ageMs" json:"age_ms,omitempty"`
 	// Output tokens, when done.
-	OutputTokens  *uint32 `protobuf:"varint,4,opt,name=output_tokens,json=outputTokens" json:"output_tokens,omitempty"`
+	OutputTokens *uint32 `protobuf:"varint,4,opt,name=output_tokens,json=outputTokens" json:"output_tokens,omitempty"`
+	// Prompt tokens that the engine reused, when done; unset: unknown.
+	CachedTokens  *uint32 `protobuf:"varint,20,opt,name=cached_tokens,json=cachedTokens" json:"cached_tokens,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Mark) Reset() {
 	*x = Mark{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[17]
+	mi := &file_waypost_v1_lane_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2121,7 +2253,7 @@ func (x *Mark) String() string {
 func (*Mark) ProtoMessage() {}
 
 func (x *Mark) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[17]
+	mi := &file_waypost_v1_lane_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2134,7 +2266,7 @@ func (x *Mark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mark.ProtoReflect.Descriptor instead.
 func (*Mark) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{17}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Mark) GetSeq() uint64 {
@@ -2165,6 +2297,178 @@ func (x *Mark) GetOutputTokens() uint32 {
 	return 0
 }
 
+func (x *Mark) GetCachedTokens() uint32 {
+	if x != nil && x.CachedTokens != nil {
+		return *x.CachedTokens
+	}
+	return 0
+}
+
+// OutcomeFrame is outcomes that one coordinator saw on one worker; it is never
+// repeated.
+type OutcomeFrame struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Process mark of the coordinator.
+	Coordinator *uint64 `protobuf:"fixed64,1,opt,name=coordinator" json:"coordinator,omitempty"`
+	// Index from the hello.
+	Index *uint32 `protobuf:"varint,2,opt,name=index" json:"index,omitempty"`
+	// Outcomes, at most 256.
+	Outcomes      []*ObservedOutcome `protobuf:"bytes,3,rep,name=outcomes" json:"outcomes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OutcomeFrame) Reset() {
+	*x = OutcomeFrame{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OutcomeFrame) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OutcomeFrame) ProtoMessage() {}
+
+func (x *OutcomeFrame) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OutcomeFrame.ProtoReflect.Descriptor instead.
+func (*OutcomeFrame) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *OutcomeFrame) GetCoordinator() uint64 {
+	if x != nil && x.Coordinator != nil {
+		return *x.Coordinator
+	}
+	return 0
+}
+
+func (x *OutcomeFrame) GetIndex() uint32 {
+	if x != nil && x.Index != nil {
+		return *x.Index
+	}
+	return 0
+}
+
+func (x *OutcomeFrame) GetOutcomes() []*ObservedOutcome {
+	if x != nil {
+		return x.Outcomes
+	}
+	return nil
+}
+
+// ObservedOutcome is what happened minus what was predicted; unset is unknown.
+type ObservedOutcome struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Engine process it happened on.
+	EngineProcess *uint64 `protobuf:"fixed64,1,opt,name=engine_process,json=engineProcess" json:"engine_process,omitempty"`
+	// Reuse that was predicted before the learnt bias was applied, tokens.
+	ExpectedTokens *uint32 `protobuf:"varint,2,opt,name=expected_tokens,json=expectedTokens" json:"expected_tokens,omitempty"`
+	// Reuse that happened, tokens.
+	ActualTokens *uint32 `protobuf:"varint,3,opt,name=actual_tokens,json=actualTokens" json:"actual_tokens,omitempty"`
+	// Error of the reuse, ms of prefill.
+	ReuseMs *float64 `protobuf:"fixed64,4,opt,name=reuse_ms,json=reuseMs" json:"reuse_ms,omitempty"`
+	// Error of the wait, ms.
+	WaitMs *float64 `protobuf:"fixed64,5,opt,name=wait_ms,json=waitMs" json:"wait_ms,omitempty"`
+	// Error of the first token's time, ms.
+	FirstTokenMs *float64 `protobuf:"fixed64,6,opt,name=first_token_ms,json=firstTokenMs" json:"first_token_ms,omitempty"`
+	// Error of the gap between tokens, ms.
+	GapMs         *float64 `protobuf:"fixed64,7,opt,name=gap_ms,json=gapMs" json:"gap_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ObservedOutcome) Reset() {
+	*x = ObservedOutcome{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ObservedOutcome) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ObservedOutcome) ProtoMessage() {}
+
+func (x *ObservedOutcome) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ObservedOutcome.ProtoReflect.Descriptor instead.
+func (*ObservedOutcome) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *ObservedOutcome) GetEngineProcess() uint64 {
+	if x != nil && x.EngineProcess != nil {
+		return *x.EngineProcess
+	}
+	return 0
+}
+
+func (x *ObservedOutcome) GetExpectedTokens() uint32 {
+	if x != nil && x.ExpectedTokens != nil {
+		return *x.ExpectedTokens
+	}
+	return 0
+}
+
+func (x *ObservedOutcome) GetActualTokens() uint32 {
+	if x != nil && x.ActualTokens != nil {
+		return *x.ActualTokens
+	}
+	return 0
+}
+
+func (x *ObservedOutcome) GetReuseMs() float64 {
+	if x != nil && x.ReuseMs != nil {
+		return *x.ReuseMs
+	}
+	return 0
+}
+
+func (x *ObservedOutcome) GetWaitMs() float64 {
+	if x != nil && x.WaitMs != nil {
+		return *x.WaitMs
+	}
+	return 0
+}
+
+func (x *ObservedOutcome) GetFirstTokenMs() float64 {
+	if x != nil && x.FirstTokenMs != nil {
+		return *x.FirstTokenMs
+	}
+	return 0
+}
+
+func (x *ObservedOutcome) GetGapMs() float64 {
+	if x != nil && x.GapMs != nil {
+		return *x.GapMs
+	}
+	return 0
+}
+
 // TokenizeAsk asks the engine's tokenizer about a prompt.
 type TokenizeAsk struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2182,7 +2486,7 @@ type TokenizeAsk struct {
 
 func (x *TokenizeAsk) Reset() {
 	*x = TokenizeAsk{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[18]
+	mi := &file_waypost_v1_lane_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2194,7 +2498,7 @@ func (x *TokenizeAsk) String() string {
 func (*TokenizeAsk) ProtoMessage() {}
 
 func (x *TokenizeAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[18]
+	mi := &file_waypost_v1_lane_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2207,7 +2511,7 @@ func (x *TokenizeAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenizeAsk.ProtoReflect.Descriptor instead.
 func (*TokenizeAsk) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{18}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *TokenizeAsk) GetAskId() uint32 {
@@ -2253,7 +2557,7 @@ type RenderAsk struct {
 
 func (x *RenderAsk) Reset() {
 	*x = RenderAsk{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[19]
+	mi := &file_waypost_v1_lane_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2265,7 +2569,7 @@ func (x *RenderAsk) String() string {
 func (*RenderAsk) ProtoMessage() {}
 
 func (x *RenderAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[19]
+	mi := &file_waypost_v1_lane_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2278,7 +2582,7 @@ func (x *RenderAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenderAsk.ProtoReflect.Descriptor instead.
 func (*RenderAsk) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{19}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *RenderAsk) GetAskId() uint32 {
@@ -2310,14 +2614,16 @@ type ExchangePlacementsRequest struct {
 	// Placements; none in the first message.
 	Places []*PlaceFrame `protobuf:"bytes,2,rep,name=places" json:"places,omitempty"`
 	// Sender's monotonic clock at sending, ns since an arbitrary start.
-	SentMonoNs    *uint64 `protobuf:"fixed64,3,opt,name=sent_mono_ns,json=sentMonoNs" json:"sent_mono_ns,omitempty"`
+	SentMonoNs *uint64 `protobuf:"fixed64,3,opt,name=sent_mono_ns,json=sentMonoNs" json:"sent_mono_ns,omitempty"`
+	// Hosts that the sender hears on their lanes; unset: not told.
+	HostsHeard    *uint32 `protobuf:"varint,4,opt,name=hosts_heard,json=hostsHeard" json:"hosts_heard,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ExchangePlacementsRequest) Reset() {
 	*x = ExchangePlacementsRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[20]
+	mi := &file_waypost_v1_lane_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2329,7 +2635,7 @@ func (x *ExchangePlacementsRequest) String() string {
 func (*ExchangePlacementsRequest) ProtoMessage() {}
 
 func (x *ExchangePlacementsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[20]
+	mi := &file_waypost_v1_lane_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2342,7 +2648,7 @@ func (x *ExchangePlacementsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExchangePlacementsRequest.ProtoReflect.Descriptor instead.
 func (*ExchangePlacementsRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{20}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ExchangePlacementsRequest) GetCoordinator() uint64 {
@@ -2366,6 +2672,13 @@ func (x *ExchangePlacementsRequest) GetSentMonoNs() uint64 {
 	return 0
 }
 
+func (x *ExchangePlacementsRequest) GetHostsHeard() uint32 {
+	if x != nil && x.HostsHeard != nil {
+		return *x.HostsHeard
+	}
+	return 0
+}
+
 // ExchangePlacementsResponse says once who listens; placements of the answering
 // coordinator come on a stream of its own.
 type ExchangePlacementsResponse struct {
@@ -2378,7 +2691,7 @@ type ExchangePlacementsResponse struct {
 
 func (x *ExchangePlacementsResponse) Reset() {
 	*x = ExchangePlacementsResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[21]
+	mi := &file_waypost_v1_lane_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2390,7 +2703,7 @@ func (x *ExchangePlacementsResponse) String() string {
 func (*ExchangePlacementsResponse) ProtoMessage() {}
 
 func (x *ExchangePlacementsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[21]
+	mi := &file_waypost_v1_lane_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2403,7 +2716,7 @@ func (x *ExchangePlacementsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExchangePlacementsResponse.ProtoReflect.Descriptor instead.
 func (*ExchangePlacementsResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{21}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ExchangePlacementsResponse) GetCoordinator() uint64 {
@@ -2434,7 +2747,7 @@ type PlaceFrame struct {
 
 func (x *PlaceFrame) Reset() {
 	*x = PlaceFrame{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[22]
+	mi := &file_waypost_v1_lane_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2446,7 +2759,7 @@ func (x *PlaceFrame) String() string {
 func (*PlaceFrame) ProtoMessage() {}
 
 func (x *PlaceFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[22]
+	mi := &file_waypost_v1_lane_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2459,7 +2772,7 @@ func (x *PlaceFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlaceFrame.ProtoReflect.Descriptor instead.
 func (*PlaceFrame) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{22}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *PlaceFrame) GetWorker() string {
@@ -2530,7 +2843,7 @@ type EvidenceAsk struct {
 
 func (x *EvidenceAsk) Reset() {
 	*x = EvidenceAsk{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[23]
+	mi := &file_waypost_v1_lane_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2542,7 +2855,7 @@ func (x *EvidenceAsk) String() string {
 func (*EvidenceAsk) ProtoMessage() {}
 
 func (x *EvidenceAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[23]
+	mi := &file_waypost_v1_lane_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2555,7 +2868,7 @@ func (x *EvidenceAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvidenceAsk.ProtoReflect.Descriptor instead.
 func (*EvidenceAsk) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{23}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *EvidenceAsk) GetAskId() uint32 {
@@ -2627,7 +2940,7 @@ type EvidencePoint struct {
 
 func (x *EvidencePoint) Reset() {
 	*x = EvidencePoint{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[24]
+	mi := &file_waypost_v1_lane_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2639,7 +2952,7 @@ func (x *EvidencePoint) String() string {
 func (*EvidencePoint) ProtoMessage() {}
 
 func (x *EvidencePoint) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[24]
+	mi := &file_waypost_v1_lane_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2652,7 +2965,7 @@ func (x *EvidencePoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvidencePoint.ProtoReflect.Descriptor instead.
 func (*EvidencePoint) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{24}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *EvidencePoint) GetDepth() uint32 {
@@ -2698,7 +3011,7 @@ type EvidenceReply struct {
 
 func (x *EvidenceReply) Reset() {
 	*x = EvidenceReply{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[25]
+	mi := &file_waypost_v1_lane_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2710,7 +3023,7 @@ func (x *EvidenceReply) String() string {
 func (*EvidenceReply) ProtoMessage() {}
 
 func (x *EvidenceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[25]
+	mi := &file_waypost_v1_lane_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2723,7 +3036,7 @@ func (x *EvidenceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvidenceReply.ProtoReflect.Descriptor instead.
 func (*EvidenceReply) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{25}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *EvidenceReply) GetAskId() uint32 {
@@ -2806,7 +3119,7 @@ type AskRecordsRequest struct {
 
 func (x *AskRecordsRequest) Reset() {
 	*x = AskRecordsRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[26]
+	mi := &file_waypost_v1_lane_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2818,7 +3131,7 @@ func (x *AskRecordsRequest) String() string {
 func (*AskRecordsRequest) ProtoMessage() {}
 
 func (x *AskRecordsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[26]
+	mi := &file_waypost_v1_lane_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2831,7 +3144,7 @@ func (x *AskRecordsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AskRecordsRequest.ProtoReflect.Descriptor instead.
 func (*AskRecordsRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{26}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *AskRecordsRequest) GetList() *ListPlacementsRequest {
@@ -2879,7 +3192,7 @@ type AskRecordsResponse struct {
 
 func (x *AskRecordsResponse) Reset() {
 	*x = AskRecordsResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[27]
+	mi := &file_waypost_v1_lane_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2891,7 +3204,7 @@ func (x *AskRecordsResponse) String() string {
 func (*AskRecordsResponse) ProtoMessage() {}
 
 func (x *AskRecordsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[27]
+	mi := &file_waypost_v1_lane_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2904,7 +3217,7 @@ func (x *AskRecordsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AskRecordsResponse.ProtoReflect.Descriptor instead.
 func (*AskRecordsResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{27}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *AskRecordsResponse) GetList() *ListPlacementsResponse {
@@ -2946,7 +3259,7 @@ type ForwardWriteRequest struct {
 
 func (x *ForwardWriteRequest) Reset() {
 	*x = ForwardWriteRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[28]
+	mi := &file_waypost_v1_lane_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2958,7 +3271,7 @@ func (x *ForwardWriteRequest) String() string {
 func (*ForwardWriteRequest) ProtoMessage() {}
 
 func (x *ForwardWriteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[28]
+	mi := &file_waypost_v1_lane_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2971,7 +3284,7 @@ func (x *ForwardWriteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForwardWriteRequest.ProtoReflect.Descriptor instead.
 func (*ForwardWriteRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{28}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ForwardWriteRequest) GetCommand() []byte {
@@ -2996,7 +3309,7 @@ type ForwardWriteResponse struct {
 
 func (x *ForwardWriteResponse) Reset() {
 	*x = ForwardWriteResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[29]
+	mi := &file_waypost_v1_lane_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3008,7 +3321,7 @@ func (x *ForwardWriteResponse) String() string {
 func (*ForwardWriteResponse) ProtoMessage() {}
 
 func (x *ForwardWriteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[29]
+	mi := &file_waypost_v1_lane_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3021,7 +3334,7 @@ func (x *ForwardWriteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForwardWriteResponse.ProtoReflect.Descriptor instead.
 func (*ForwardWriteResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{29}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ForwardWriteResponse) GetIndex() uint64 {
@@ -3066,7 +3379,7 @@ type JoinClusterRequest struct {
 
 func (x *JoinClusterRequest) Reset() {
 	*x = JoinClusterRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[30]
+	mi := &file_waypost_v1_lane_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3078,7 +3391,7 @@ func (x *JoinClusterRequest) String() string {
 func (*JoinClusterRequest) ProtoMessage() {}
 
 func (x *JoinClusterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[30]
+	mi := &file_waypost_v1_lane_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3091,7 +3404,7 @@ func (x *JoinClusterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinClusterRequest.ProtoReflect.Descriptor instead.
 func (*JoinClusterRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{30}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *JoinClusterRequest) GetId() string {
@@ -3149,7 +3462,7 @@ type JoinClusterResponse struct {
 
 func (x *JoinClusterResponse) Reset() {
 	*x = JoinClusterResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[31]
+	mi := &file_waypost_v1_lane_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3161,7 +3474,7 @@ func (x *JoinClusterResponse) String() string {
 func (*JoinClusterResponse) ProtoMessage() {}
 
 func (x *JoinClusterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[31]
+	mi := &file_waypost_v1_lane_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3174,7 +3487,7 @@ func (x *JoinClusterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinClusterResponse.ProtoReflect.Descriptor instead.
 func (*JoinClusterResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{31}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *JoinClusterResponse) GetNumber() uint32 {
@@ -3204,7 +3517,7 @@ type WaitAppliedRequest struct {
 
 func (x *WaitAppliedRequest) Reset() {
 	*x = WaitAppliedRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[32]
+	mi := &file_waypost_v1_lane_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3216,7 +3529,7 @@ func (x *WaitAppliedRequest) String() string {
 func (*WaitAppliedRequest) ProtoMessage() {}
 
 func (x *WaitAppliedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[32]
+	mi := &file_waypost_v1_lane_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3229,7 +3542,7 @@ func (x *WaitAppliedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitAppliedRequest.ProtoReflect.Descriptor instead.
 func (*WaitAppliedRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{32}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *WaitAppliedRequest) GetIndex() uint64 {
@@ -3259,7 +3572,7 @@ type WaitAppliedResponse struct {
 
 func (x *WaitAppliedResponse) Reset() {
 	*x = WaitAppliedResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[33]
+	mi := &file_waypost_v1_lane_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3271,7 +3584,7 @@ func (x *WaitAppliedResponse) String() string {
 func (*WaitAppliedResponse) ProtoMessage() {}
 
 func (x *WaitAppliedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[33]
+	mi := &file_waypost_v1_lane_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3284,7 +3597,7 @@ func (x *WaitAppliedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitAppliedResponse.ProtoReflect.Descriptor instead.
 func (*WaitAppliedResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{33}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *WaitAppliedResponse) GetAppliedIndex() uint64 {
@@ -3313,7 +3626,7 @@ type PeerInspectRequest struct {
 
 func (x *PeerInspectRequest) Reset() {
 	*x = PeerInspectRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[34]
+	mi := &file_waypost_v1_lane_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3325,7 +3638,7 @@ func (x *PeerInspectRequest) String() string {
 func (*PeerInspectRequest) ProtoMessage() {}
 
 func (x *PeerInspectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[34]
+	mi := &file_waypost_v1_lane_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3338,7 +3651,7 @@ func (x *PeerInspectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerInspectRequest.ProtoReflect.Descriptor instead.
 func (*PeerInspectRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{34}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *PeerInspectRequest) GetInspect() *InspectWorkerRequest {
@@ -3359,7 +3672,7 @@ type PeerInspectResponse struct {
 
 func (x *PeerInspectResponse) Reset() {
 	*x = PeerInspectResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[35]
+	mi := &file_waypost_v1_lane_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3371,7 +3684,7 @@ func (x *PeerInspectResponse) String() string {
 func (*PeerInspectResponse) ProtoMessage() {}
 
 func (x *PeerInspectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[35]
+	mi := &file_waypost_v1_lane_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3384,7 +3697,7 @@ func (x *PeerInspectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerInspectResponse.ProtoReflect.Descriptor instead.
 func (*PeerInspectResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{35}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *PeerInspectResponse) GetInspect() *InspectWorkerResponse {
@@ -3405,7 +3718,7 @@ type FetchPlacementRequest struct {
 
 func (x *FetchPlacementRequest) Reset() {
 	*x = FetchPlacementRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[36]
+	mi := &file_waypost_v1_lane_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3417,7 +3730,7 @@ func (x *FetchPlacementRequest) String() string {
 func (*FetchPlacementRequest) ProtoMessage() {}
 
 func (x *FetchPlacementRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[36]
+	mi := &file_waypost_v1_lane_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3430,7 +3743,7 @@ func (x *FetchPlacementRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchPlacementRequest.ProtoReflect.Descriptor instead.
 func (*FetchPlacementRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{36}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *FetchPlacementRequest) GetPlacementId() string {
@@ -3451,7 +3764,7 @@ type FetchPlacementResponse struct {
 
 func (x *FetchPlacementResponse) Reset() {
 	*x = FetchPlacementResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[37]
+	mi := &file_waypost_v1_lane_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3463,7 +3776,7 @@ func (x *FetchPlacementResponse) String() string {
 func (*FetchPlacementResponse) ProtoMessage() {}
 
 func (x *FetchPlacementResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[37]
+	mi := &file_waypost_v1_lane_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3476,7 +3789,7 @@ func (x *FetchPlacementResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchPlacementResponse.ProtoReflect.Descriptor instead.
 func (*FetchPlacementResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{37}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *FetchPlacementResponse) GetRecord() []byte {
@@ -3497,7 +3810,7 @@ type RelayOutcomeRequest struct {
 
 func (x *RelayOutcomeRequest) Reset() {
 	*x = RelayOutcomeRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[38]
+	mi := &file_waypost_v1_lane_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3509,7 +3822,7 @@ func (x *RelayOutcomeRequest) String() string {
 func (*RelayOutcomeRequest) ProtoMessage() {}
 
 func (x *RelayOutcomeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[38]
+	mi := &file_waypost_v1_lane_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3522,7 +3835,7 @@ func (x *RelayOutcomeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayOutcomeRequest.ProtoReflect.Descriptor instead.
 func (*RelayOutcomeRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{38}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *RelayOutcomeRequest) GetOutcome() *ReportOutcomeRequest {
@@ -3543,7 +3856,7 @@ type RelayOutcomeResponse struct {
 
 func (x *RelayOutcomeResponse) Reset() {
 	*x = RelayOutcomeResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[39]
+	mi := &file_waypost_v1_lane_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3555,7 +3868,7 @@ func (x *RelayOutcomeResponse) String() string {
 func (*RelayOutcomeResponse) ProtoMessage() {}
 
 func (x *RelayOutcomeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[39]
+	mi := &file_waypost_v1_lane_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3568,7 +3881,7 @@ func (x *RelayOutcomeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayOutcomeResponse.ProtoReflect.Descriptor instead.
 func (*RelayOutcomeResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{39}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *RelayOutcomeResponse) GetOutcome() *ReportOutcomeResponse {
@@ -3595,7 +3908,7 @@ type RelayReservationRequest struct {
 
 func (x *RelayReservationRequest) Reset() {
 	*x = RelayReservationRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[40]
+	mi := &file_waypost_v1_lane_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3607,7 +3920,7 @@ func (x *RelayReservationRequest) String() string {
 func (*RelayReservationRequest) ProtoMessage() {}
 
 func (x *RelayReservationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[40]
+	mi := &file_waypost_v1_lane_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3620,7 +3933,7 @@ func (x *RelayReservationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayReservationRequest.ProtoReflect.Descriptor instead.
 func (*RelayReservationRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{40}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *RelayReservationRequest) GetWhat() isRelayReservationRequest_What {
@@ -3682,7 +3995,7 @@ type RelayReservationResponse struct {
 
 func (x *RelayReservationResponse) Reset() {
 	*x = RelayReservationResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[41]
+	mi := &file_waypost_v1_lane_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3694,7 +4007,7 @@ func (x *RelayReservationResponse) String() string {
 func (*RelayReservationResponse) ProtoMessage() {}
 
 func (x *RelayReservationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[41]
+	mi := &file_waypost_v1_lane_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3707,7 +4020,7 @@ func (x *RelayReservationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayReservationResponse.ProtoReflect.Descriptor instead.
 func (*RelayReservationResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{41}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *RelayReservationResponse) GetWhat() isRelayReservationResponse_What {
@@ -3762,7 +4075,7 @@ type PeerMembersRequest struct {
 
 func (x *PeerMembersRequest) Reset() {
 	*x = PeerMembersRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[42]
+	mi := &file_waypost_v1_lane_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3774,7 +4087,7 @@ func (x *PeerMembersRequest) String() string {
 func (*PeerMembersRequest) ProtoMessage() {}
 
 func (x *PeerMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[42]
+	mi := &file_waypost_v1_lane_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3787,7 +4100,7 @@ func (x *PeerMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerMembersRequest.ProtoReflect.Descriptor instead.
 func (*PeerMembersRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{42}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{45}
 }
 
 // PeerMembersResponse is a coordinator's own view of the mesh.
@@ -3801,7 +4114,7 @@ type PeerMembersResponse struct {
 
 func (x *PeerMembersResponse) Reset() {
 	*x = PeerMembersResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[43]
+	mi := &file_waypost_v1_lane_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3813,7 +4126,7 @@ func (x *PeerMembersResponse) String() string {
 func (*PeerMembersResponse) ProtoMessage() {}
 
 func (x *PeerMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[43]
+	mi := &file_waypost_v1_lane_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3826,7 +4139,7 @@ func (x *PeerMembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerMembersResponse.ProtoReflect.Descriptor instead.
 func (*PeerMembersResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{43}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *PeerMembersResponse) GetMembers() *ListMembersResponse {
@@ -3849,7 +4162,7 @@ type CopyPrefixesRequest struct {
 
 func (x *CopyPrefixesRequest) Reset() {
 	*x = CopyPrefixesRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[44]
+	mi := &file_waypost_v1_lane_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3861,7 +4174,7 @@ func (x *CopyPrefixesRequest) String() string {
 func (*CopyPrefixesRequest) ProtoMessage() {}
 
 func (x *CopyPrefixesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[44]
+	mi := &file_waypost_v1_lane_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3874,7 +4187,7 @@ func (x *CopyPrefixesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyPrefixesRequest.ProtoReflect.Descriptor instead.
 func (*CopyPrefixesRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{44}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *CopyPrefixesRequest) GetWorker() string {
@@ -3904,7 +4217,7 @@ type CopyPrefixesResponse struct {
 
 func (x *CopyPrefixesResponse) Reset() {
 	*x = CopyPrefixesResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[45]
+	mi := &file_waypost_v1_lane_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3916,7 +4229,7 @@ func (x *CopyPrefixesResponse) String() string {
 func (*CopyPrefixesResponse) ProtoMessage() {}
 
 func (x *CopyPrefixesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[45]
+	mi := &file_waypost_v1_lane_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3929,7 +4242,7 @@ func (x *CopyPrefixesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyPrefixesResponse.ProtoReflect.Descriptor instead.
 func (*CopyPrefixesResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{45}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *CopyPrefixesResponse) GetFrames() [][]byte {
@@ -3961,7 +4274,7 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\x0etokenize_reply\x18\x05 \x01(\v2\x19.waypost.v1.TokenizeReplyH\x00R\rtokenizeReply\x12,\n" +
 	"\x04host\x18\x06 \x01(\v2\x16.waypost.v1.HostReportH\x00R\x04host\x127\n" +
 	"\bevidence\x18\x14 \x01(\v2\x19.waypost.v1.EvidenceReplyH\x00R\bevidenceB\a\n" +
-	"\x05frame\"\xd2\x03\n" +
+	"\x05frame\"\x8a\x04\n" +
 	"\x0fConnectResponse\x12 \n" +
 	"\fsent_mono_ns\x18\x01 \x01(\x06R\n" +
 	"sentMonoNs\x124\n" +
@@ -3972,7 +4285,8 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\x05marks\x18\x06 \x01(\v2\x15.waypost.v1.MarkFrameH\x00R\x05marks\x125\n" +
 	"\btokenize\x18\a \x01(\v2\x17.waypost.v1.TokenizeAskH\x00R\btokenize\x12/\n" +
 	"\x06render\x18\b \x01(\v2\x15.waypost.v1.RenderAskH\x00R\x06render\x125\n" +
-	"\bevidence\x18\x14 \x01(\v2\x17.waypost.v1.EvidenceAskH\x00R\bevidenceB\a\n" +
+	"\bevidence\x18\x14 \x01(\v2\x17.waypost.v1.EvidenceAskH\x00R\bevidence\x126\n" +
+	"\boutcomes\x18\x15 \x01(\v2\x18.waypost.v1.OutcomeFrameH\x00R\boutcomesB\a\n" +
 	"\x05frame\"\x95\x03\n" +
 	"\n" +
 	"AgentHello\x12\x12\n" +
@@ -3988,7 +4302,7 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\track_hint\x18\n" +
 	" \x01(\tR\brackHint\x121\n" +
 	"\aworkers\x18\v \x03(\v2\x17.waypost.v1.WorkerFactsR\aworkers\x12#\n" +
-	"\ropen_sessions\x18\f \x03(\x06R\fopenSessions\"\xf9\x06\n" +
+	"\ropen_sessions\x18\f \x03(\x06R\fopenSessions\"\xa5\a\n" +
 	"\vWorkerFacts\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12\x16\n" +
 	"\x06engine\x18\x02 \x01(\tR\x06engine\x12\x12\n" +
@@ -4019,7 +4333,8 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"step_model\x18\x16 \x01(\v2\x15.waypost.v1.StepModelR\tstepModel\x12#\n" +
 	"\rwindow_tokens\x18\x17 \x01(\rR\fwindowTokens\x125\n" +
 	"\btransfer\x18\x1e \x01(\v2\x19.waypost.v1.TransferFactsR\btransfer\x12\x12\n" +
-	"\x04role\x18\x1f \x01(\tR\x04role\x1a:\n" +
+	"\x04role\x18\x1f \x01(\tR\x04role\x12*\n" +
+	"\x11least_reuse_ratio\x18( \x01(\x01R\x0fleastReuseRatio\x1a:\n" +
 	"\fHeadersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xab\x02\n" +
@@ -4038,7 +4353,7 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\bload_seq\x18\x02 \x01(\x06R\aloadSeq\x120\n" +
 	"\aworkers\x18\x03 \x03(\v2\x16.waypost.v1.WorkerLoadR\aworkers\x12\x18\n" +
 	"\acordons\x18\x04 \x03(\tR\acordons\x12%\n" +
-	"\x0epolicy_version\x18\x05 \x01(\rR\rpolicyVersion\"\xea\x06\n" +
+	"\x0epolicy_version\x18\x05 \x01(\rR\rpolicyVersion\"\xa2\a\n" +
 	"\n" +
 	"WorkerLoad\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12%\n" +
@@ -4072,7 +4387,15 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\bcoverage\x18\x19 \x01(\tR\bcoverage\x12\x1f\n" +
 	"\vqueue_basis\x18\x1a \x01(\tR\n" +
 	"queueBasis\x12\"\n" +
-	"\rprefix_age_ms\x18\x1b \x01(\x01R\vprefixAgeMs\"<\n" +
+	"\rprefix_age_ms\x18\x1b \x01(\x01R\vprefixAgeMs\x126\n" +
+	"\baccuracy\x18\x1c \x01(\v2\x1a.waypost.v1.WorkerAccuracyR\baccuracy\"\x9d\x01\n" +
+	"\x0eWorkerAccuracy\x12\x1a\n" +
+	"\boutcomes\x18\x01 \x01(\x01R\boutcomes\x12\x1f\n" +
+	"\vfound_ratio\x18\x02 \x01(\x01R\n" +
+	"foundRatio\x12\x1f\n" +
+	"\vbias_tokens\x18\x03 \x01(\x11R\n" +
+	"biasTokens\x12-\n" +
+	"\x06errors\x18\x04 \x03(\v2\x15.waypost.v1.TermErrorR\x06errors\"<\n" +
 	"\x04Echo\x12 \n" +
 	"\vcoordinator\x18\x01 \x01(\x06R\vcoordinator\x12\x12\n" +
 	"\x04upto\x18\x02 \x01(\x06R\x04upto\"\x90\x01\n" +
@@ -4114,14 +4437,15 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\x0eengine_process\x18\x03 \x01(\x06R\rengineProcess\x12\x14\n" +
 	"\x05epoch\x18\x04 \x01(\rR\x05epoch\x12\x19\n" +
 	"\bhave_seq\x18\x05 \x01(\x06R\ahaveSeq\x12\x16\n" +
-	"\x06reason\x18\x06 \x01(\tR\x06reason\"\xa8\x01\n" +
+	"\x06reason\x18\x06 \x01(\tR\x06reason\"\xcc\x01\n" +
 	"\n" +
 	"ClaimFrame\x12 \n" +
 	"\vcoordinator\x18\x01 \x01(\x06R\vcoordinator\x12#\n" +
 	"\ragent_process\x18\x02 \x01(\x06R\fagentProcess\x12\x14\n" +
 	"\x05index\x18\x03 \x01(\rR\x05index\x12\x12\n" +
 	"\x04prev\x18\x04 \x01(\x06R\x04prev\x12)\n" +
-	"\x06claims\x18\x05 \x03(\v2\x11.waypost.v1.ClaimR\x06claims\"\xa8\x02\n" +
+	"\x06claims\x18\x05 \x03(\v2\x11.waypost.v1.ClaimR\x06claims\x12\"\n" +
+	"\rpoints_key_id\x18\x14 \x01(\tR\vpointsKeyId\"\xc0\x02\n" +
 	"\x05Claim\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x06R\x03seq\x12%\n" +
 	"\x0eengine_process\x18\x02 \x01(\x06R\rengineProcess\x12\x15\n" +
@@ -4134,16 +4458,30 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\n" +
 	"key_depths\x18\t \x03(\rR\tkeyDepths\x12\x1b\n" +
 	"\tafter_key\x18\n" +
-	" \x01(\x06R\bafterKey\"k\n" +
+	" \x01(\x06R\bafterKey\x12\x16\n" +
+	"\x06points\x18\x14 \x03(\x06R\x06points\"k\n" +
 	"\tMarkFrame\x12 \n" +
 	"\vcoordinator\x18\x01 \x01(\x06R\vcoordinator\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\rR\x05index\x12&\n" +
-	"\x05marks\x18\x03 \x03(\v2\x10.waypost.v1.MarkR\x05marks\"h\n" +
+	"\x05marks\x18\x03 \x03(\v2\x10.waypost.v1.MarkR\x05marks\"\x8d\x01\n" +
 	"\x04Mark\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x06R\x03seq\x12\x12\n" +
 	"\x04what\x18\x02 \x01(\tR\x04what\x12\x15\n" +
 	"\x06age_ms\x18\x03 \x01(\x01R\x05ageMs\x12#\n" +
-	"\routput_tokens\x18\x04 \x01(\rR\foutputTokens\"\x80\x01\n" +
+	"\routput_tokens\x18\x04 \x01(\rR\foutputTokens\x12#\n" +
+	"\rcached_tokens\x18\x14 \x01(\rR\fcachedTokens\"\x7f\n" +
+	"\fOutcomeFrame\x12 \n" +
+	"\vcoordinator\x18\x01 \x01(\x06R\vcoordinator\x12\x14\n" +
+	"\x05index\x18\x02 \x01(\rR\x05index\x127\n" +
+	"\boutcomes\x18\x03 \x03(\v2\x1b.waypost.v1.ObservedOutcomeR\boutcomes\"\xf7\x01\n" +
+	"\x0fObservedOutcome\x12%\n" +
+	"\x0eengine_process\x18\x01 \x01(\x06R\rengineProcess\x12'\n" +
+	"\x0fexpected_tokens\x18\x02 \x01(\rR\x0eexpectedTokens\x12#\n" +
+	"\ractual_tokens\x18\x03 \x01(\rR\factualTokens\x12\x19\n" +
+	"\breuse_ms\x18\x04 \x01(\x01R\areuseMs\x12\x17\n" +
+	"\await_ms\x18\x05 \x01(\x01R\x06waitMs\x12$\n" +
+	"\x0efirst_token_ms\x18\x06 \x01(\x01R\ffirstTokenMs\x12\x15\n" +
+	"\x06gap_ms\x18\a \x01(\x01R\x05gapMs\"\x80\x01\n" +
 	"\vTokenizeAsk\x12\x15\n" +
 	"\x06ask_id\x18\x01 \x01(\rR\x05askId\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\rR\x05index\x12\x16\n" +
@@ -4152,12 +4490,14 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\tRenderAsk\x12\x15\n" +
 	"\x06ask_id\x18\x01 \x01(\rR\x05askId\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\rR\x05index\x12\x1b\n" +
-	"\tchat_json\x18\x03 \x01(\tR\bchatJson\"\x8f\x01\n" +
+	"\tchat_json\x18\x03 \x01(\tR\bchatJson\"\xb0\x01\n" +
 	"\x19ExchangePlacementsRequest\x12 \n" +
 	"\vcoordinator\x18\x01 \x01(\x06R\vcoordinator\x12.\n" +
 	"\x06places\x18\x02 \x03(\v2\x16.waypost.v1.PlaceFrameR\x06places\x12 \n" +
 	"\fsent_mono_ns\x18\x03 \x01(\x06R\n" +
-	"sentMonoNs\">\n" +
+	"sentMonoNs\x12\x1f\n" +
+	"\vhosts_heard\x18\x04 \x01(\rR\n" +
+	"hostsHeard\">\n" +
 	"\x1aExchangePlacementsResponse\x12 \n" +
 	"\vcoordinator\x18\x01 \x01(\x06R\vcoordinator\"\xc1\x01\n" +
 	"\n" +
@@ -4284,7 +4624,7 @@ func file_waypost_v1_lane_proto_rawDescGZIP() []byte {
 	return file_waypost_v1_lane_proto_rawDescData
 }
 
-var file_waypost_v1_lane_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
+var file_waypost_v1_lane_proto_msgTypes = make([]protoimpl.MessageInfo, 50)
 var file_waypost_v1_lane_proto_goTypes = []any{
 	(*ConnectRequest)(nil),              // 0: waypost.v1.ConnectRequest
 	(*ConnectResponse)(nil),             // 1: waypost.v1.ConnectResponse
@@ -4293,145 +4633,153 @@ var file_waypost_v1_lane_proto_goTypes = []any{
 	(*StepModel)(nil),                   // 4: waypost.v1.StepModel
 	(*Load)(nil),                        // 5: waypost.v1.Load
 	(*WorkerLoad)(nil),                  // 6: waypost.v1.WorkerLoad
-	(*Echo)(nil),                        // 7: waypost.v1.Echo
-	(*PrefixFrames)(nil),                // 8: waypost.v1.PrefixFrames
-	(*TokenizeReply)(nil),               // 9: waypost.v1.TokenizeReply
-	(*HostReport)(nil),                  // 10: waypost.v1.HostReport
-	(*CoordinatorHello)(nil),            // 11: waypost.v1.CoordinatorHello
-	(*PolicyPush)(nil),                  // 12: waypost.v1.PolicyPush
-	(*PrefixPull)(nil),                  // 13: waypost.v1.PrefixPull
-	(*ClaimFrame)(nil),                  // 14: waypost.v1.ClaimFrame
-	(*Claim)(nil),                       // 15: waypost.v1.Claim
-	(*MarkFrame)(nil),                   // 16: waypost.v1.MarkFrame
-	(*Mark)(nil),                        // 17: waypost.v1.Mark
-	(*TokenizeAsk)(nil),                 // 18: waypost.v1.TokenizeAsk
-	(*RenderAsk)(nil),                   // 19: waypost.v1.RenderAsk
-	(*ExchangePlacementsRequest)(nil),   // 20: waypost.v1.ExchangePlacementsRequest
-	(*ExchangePlacementsResponse)(nil),  // 21: waypost.v1.ExchangePlacementsResponse
-	(*PlaceFrame)(nil),                  // 22: waypost.v1.PlaceFrame
-	(*EvidenceAsk)(nil),                 // 23: waypost.v1.EvidenceAsk
-	(*EvidencePoint)(nil),               // 24: waypost.v1.EvidencePoint
-	(*EvidenceReply)(nil),               // 25: waypost.v1.EvidenceReply
-	(*AskRecordsRequest)(nil),           // 26: waypost.v1.AskRecordsRequest
-	(*AskRecordsResponse)(nil),          // 27: waypost.v1.AskRecordsResponse
-	(*ForwardWriteRequest)(nil),         // 28: waypost.v1.ForwardWriteRequest
-	(*ForwardWriteResponse)(nil),        // 29: waypost.v1.ForwardWriteResponse
-	(*JoinClusterRequest)(nil),          // 30: waypost.v1.JoinClusterRequest
-	(*JoinClusterResponse)(nil),         // 31: waypost.v1.JoinClusterResponse
-	(*WaitAppliedRequest)(nil),          // 32: waypost.v1.WaitAppliedRequest
-	(*WaitAppliedResponse)(nil),         // 33: waypost.v1.WaitAppliedResponse
-	(*PeerInspectRequest)(nil),          // 34: waypost.v1.PeerInspectRequest
-	(*PeerInspectResponse)(nil),         // 35: waypost.v1.PeerInspectResponse
-	(*FetchPlacementRequest)(nil),       // 36: waypost.v1.FetchPlacementRequest
-	(*FetchPlacementResponse)(nil),      // 37: waypost.v1.FetchPlacementResponse
-	(*RelayOutcomeRequest)(nil),         // 38: waypost.v1.RelayOutcomeRequest
-	(*RelayOutcomeResponse)(nil),        // 39: waypost.v1.RelayOutcomeResponse
-	(*RelayReservationRequest)(nil),     // 40: waypost.v1.RelayReservationRequest
-	(*RelayReservationResponse)(nil),    // 41: waypost.v1.RelayReservationResponse
-	(*PeerMembersRequest)(nil),          // 42: waypost.v1.PeerMembersRequest
-	(*PeerMembersResponse)(nil),         // 43: waypost.v1.PeerMembersResponse
-	(*CopyPrefixesRequest)(nil),         // 44: waypost.v1.CopyPrefixesRequest
-	(*CopyPrefixesResponse)(nil),        // 45: waypost.v1.CopyPrefixesResponse
-	nil,                                 // 46: waypost.v1.WorkerFacts.HeadersEntry
-	(*TransferFacts)(nil),               // 47: waypost.v1.TransferFacts
-	(*HostFacts)(nil),                   // 48: waypost.v1.HostFacts
-	(*Gpu)(nil),                         // 49: waypost.v1.Gpu
-	(*Cordon)(nil),                      // 50: waypost.v1.Cordon
-	(*ListPlacementsRequest)(nil),       // 51: waypost.v1.ListPlacementsRequest
-	(*SummarizePlacementsRequest)(nil),  // 52: waypost.v1.SummarizePlacementsRequest
-	(*GetReuseRequest)(nil),             // 53: waypost.v1.GetReuseRequest
-	(*ExplainWorkerRequest)(nil),        // 54: waypost.v1.ExplainWorkerRequest
-	(*ListPlacementsResponse)(nil),      // 55: waypost.v1.ListPlacementsResponse
-	(*SummarizePlacementsResponse)(nil), // 56: waypost.v1.SummarizePlacementsResponse
-	(*GetReuseResponse)(nil),            // 57: waypost.v1.GetReuseResponse
-	(*ExplainWorkerResponse)(nil),       // 58: waypost.v1.ExplainWorkerResponse
-	(*InspectWorkerRequest)(nil),        // 59: waypost.v1.InspectWorkerRequest
-	(*InspectWorkerResponse)(nil),       // 60: waypost.v1.InspectWorkerResponse
-	(*ReportOutcomeRequest)(nil),        // 61: waypost.v1.ReportOutcomeRequest
-	(*ReportOutcomeResponse)(nil),       // 62: waypost.v1.ReportOutcomeResponse
-	(*RenewPlacementRequest)(nil),       // 63: waypost.v1.RenewPlacementRequest
-	(*ReleasePlacementRequest)(nil),     // 64: waypost.v1.ReleasePlacementRequest
-	(*RenewPlacementResponse)(nil),      // 65: waypost.v1.RenewPlacementResponse
-	(*ReleasePlacementResponse)(nil),    // 66: waypost.v1.ReleasePlacementResponse
-	(*ListMembersResponse)(nil),         // 67: waypost.v1.ListMembersResponse
+	(*WorkerAccuracy)(nil),              // 7: waypost.v1.WorkerAccuracy
+	(*Echo)(nil),                        // 8: waypost.v1.Echo
+	(*PrefixFrames)(nil),                // 9: waypost.v1.PrefixFrames
+	(*TokenizeReply)(nil),               // 10: waypost.v1.TokenizeReply
+	(*HostReport)(nil),                  // 11: waypost.v1.HostReport
+	(*CoordinatorHello)(nil),            // 12: waypost.v1.CoordinatorHello
+	(*PolicyPush)(nil),                  // 13: waypost.v1.PolicyPush
+	(*PrefixPull)(nil),                  // 14: waypost.v1.PrefixPull
+	(*ClaimFrame)(nil),                  // 15: waypost.v1.ClaimFrame
+	(*Claim)(nil),                       // 16: waypost.v1.Claim
+	(*MarkFrame)(nil),                   // 17: waypost.v1.MarkFrame
+	(*Mark)(nil),                        // 18: waypost.v1.Mark
+	(*OutcomeFrame)(nil),                // 19: waypost.v1.OutcomeFrame
+	(*ObservedOutcome)(nil),             // 20: waypost.v1.ObservedOutcome
+	(*TokenizeAsk)(nil),                 // 21: waypost.v1.TokenizeAsk
+	(*RenderAsk)(nil),                   // 22: waypost.v1.RenderAsk
+	(*ExchangePlacementsRequest)(nil),   // 23: waypost.v1.ExchangePlacementsRequest
+	(*ExchangePlacementsResponse)(nil),  // 24: waypost.v1.ExchangePlacementsResponse
+	(*PlaceFrame)(nil),                  // 25: waypost.v1.PlaceFrame
+	(*EvidenceAsk)(nil),                 // 26: waypost.v1.EvidenceAsk
+	(*EvidencePoint)(nil),               // 27: waypost.v1.EvidencePoint
+	(*EvidenceReply)(nil),               // 28: waypost.v1.EvidenceReply
+	(*AskRecordsRequest)(nil),           // 29: waypost.v1.AskRecordsRequest
+	(*AskRecordsResponse)(nil),          // 30: waypost.v1.AskRecordsResponse
+	(*ForwardWriteRequest)(nil),         // 31: waypost.v1.ForwardWriteRequest
+	(*ForwardWriteResponse)(nil),        // 32: waypost.v1.ForwardWriteResponse
+	(*JoinClusterRequest)(nil),          // 33: waypost.v1.JoinClusterRequest
+	(*JoinClusterResponse)(nil),         // 34: waypost.v1.JoinClusterResponse
+	(*WaitAppliedRequest)(nil),          // 35: waypost.v1.WaitAppliedRequest
+	(*WaitAppliedResponse)(nil),         // 36: waypost.v1.WaitAppliedResponse
+	(*PeerInspectRequest)(nil),          // 37: waypost.v1.PeerInspectRequest
+	(*PeerInspectResponse)(nil),         // 38: waypost.v1.PeerInspectResponse
+	(*FetchPlacementRequest)(nil),       // 39: waypost.v1.FetchPlacementRequest
+	(*FetchPlacementResponse)(nil),      // 40: waypost.v1.FetchPlacementResponse
+	(*RelayOutcomeRequest)(nil),         // 41: waypost.v1.RelayOutcomeRequest
+	(*RelayOutcomeResponse)(nil),        // 42: waypost.v1.RelayOutcomeResponse
+	(*RelayReservationRequest)(nil),     // 43: waypost.v1.RelayReservationRequest
+	(*RelayReservationResponse)(nil),    // 44: waypost.v1.RelayReservationResponse
+	(*PeerMembersRequest)(nil),          // 45: waypost.v1.PeerMembersRequest
+	(*PeerMembersResponse)(nil),         // 46: waypost.v1.PeerMembersResponse
+	(*CopyPrefixesRequest)(nil),         // 47: waypost.v1.CopyPrefixesRequest
+	(*CopyPrefixesResponse)(nil),        // 48: waypost.v1.CopyPrefixesResponse
+	nil,                                 // 49: waypost.v1.WorkerFacts.HeadersEntry
+	(*TransferFacts)(nil),               // 50: waypost.v1.TransferFacts
+	(*TermError)(nil),                   // 51: waypost.v1.TermError
+	(*HostFacts)(nil),                   // 52: waypost.v1.HostFacts
+	(*Gpu)(nil),                         // 53: waypost.v1.Gpu
+	(*Cordon)(nil),                      // 54: waypost.v1.Cordon
+	(*ListPlacementsRequest)(nil),       // 55: waypost.v1.ListPlacementsRequest
+	(*SummarizePlacementsRequest)(nil),  // 56: waypost.v1.SummarizePlacementsRequest
+	(*GetReuseRequest)(nil),             // 57: waypost.v1.GetReuseRequest
+	(*ExplainWorkerRequest)(nil),        // 58: waypost.v1.ExplainWorkerRequest
+	(*ListPlacementsResponse)(nil),      // 59: waypost.v1.ListPlacementsResponse
+	(*SummarizePlacementsResponse)(nil), // 60: waypost.v1.SummarizePlacementsResponse
+	(*GetReuseResponse)(nil),            // 61: waypost.v1.GetReuseResponse
+	(*ExplainWorkerResponse)(nil),       // 62: waypost.v1.ExplainWorkerResponse
+	(*InspectWorkerRequest)(nil),        // 63: waypost.v1.InspectWorkerRequest
+	(*InspectWorkerResponse)(nil),       // 64: waypost.v1.InspectWorkerResponse
+	(*ReportOutcomeRequest)(nil),        // 65: waypost.v1.ReportOutcomeRequest
+	(*ReportOutcomeResponse)(nil),       // 66: waypost.v1.ReportOutcomeResponse
+	(*RenewPlacementRequest)(nil),       // 67: waypost.v1.RenewPlacementRequest
+	(*ReleasePlacementRequest)(nil),     // 68: waypost.v1.ReleasePlacementRequest
+	(*RenewPlacementResponse)(nil),      // 69: waypost.v1.RenewPlacementResponse
+	(*ReleasePlacementResponse)(nil),    // 70: waypost.v1.ReleasePlacementResponse
+	(*ListMembersResponse)(nil),         // 71: waypost.v1.ListMembersResponse
 }
 var file_waypost_v1_lane_proto_depIdxs = []int32{
 	2,  // 0: waypost.v1.ConnectRequest.hello:type_name -> waypost.v1.AgentHello
 	5,  // 1: waypost.v1.ConnectRequest.load:type_name -> waypost.v1.Load
-	8,  // 2: waypost.v1.ConnectRequest.prefixes:type_name -> waypost.v1.PrefixFrames
-	9,  // 3: waypost.v1.ConnectRequest.tokenize_reply:type_name -> waypost.v1.TokenizeReply
-	10, // 4: waypost.v1.ConnectRequest.host:type_name -> waypost.v1.HostReport
-	25, // 5: waypost.v1.ConnectRequest.evidence:type_name -> waypost.v1.EvidenceReply
-	11, // 6: waypost.v1.ConnectResponse.hello:type_name -> waypost.v1.CoordinatorHello
-	12, // 7: waypost.v1.ConnectResponse.policy:type_name -> waypost.v1.PolicyPush
-	13, // 8: waypost.v1.ConnectResponse.pull:type_name -> waypost.v1.PrefixPull
-	14, // 9: waypost.v1.ConnectResponse.claims:type_name -> waypost.v1.ClaimFrame
-	16, // 10: waypost.v1.ConnectResponse.marks:type_name -> waypost.v1.MarkFrame
-	18, // 11: waypost.v1.ConnectResponse.tokenize:type_name -> waypost.v1.TokenizeAsk
-	19, // 12: waypost.v1.ConnectResponse.render:type_name -> waypost.v1.RenderAsk
-	23, // 13: waypost.v1.ConnectResponse.evidence:type_name -> waypost.v1.EvidenceAsk
-	3,  // 14: waypost.v1.AgentHello.workers:type_name -> waypost.v1.WorkerFacts
-	46, // 15: waypost.v1.WorkerFacts.headers:type_name -> waypost.v1.WorkerFacts.HeadersEntry
-	4,  // 16: waypost.v1.WorkerFacts.step_model:type_name -> waypost.v1.StepModel
-	47, // 17: waypost.v1.WorkerFacts.transfer:type_name -> waypost.v1.TransferFacts
-	6,  // 18: waypost.v1.Load.workers:type_name -> waypost.v1.WorkerLoad
-	7,  // 19: waypost.v1.WorkerLoad.echo:type_name -> waypost.v1.Echo
-	48, // 20: waypost.v1.HostReport.facts:type_name -> waypost.v1.HostFacts
-	49, // 21: waypost.v1.HostReport.gpus:type_name -> waypost.v1.Gpu
-	50, // 22: waypost.v1.PolicyPush.cordons:type_name -> waypost.v1.Cordon
-	15, // 23: waypost.v1.ClaimFrame.claims:type_name -> waypost.v1.Claim
-	17, // 24: waypost.v1.MarkFrame.marks:type_name -> waypost.v1.Mark
-	22, // 25: waypost.v1.ExchangePlacementsRequest.places:type_name -> waypost.v1.PlaceFrame
-	15, // 26: waypost.v1.PlaceFrame.claim:type_name -> waypost.v1.Claim
-	24, // 27: waypost.v1.EvidenceAsk.expected:type_name -> waypost.v1.EvidencePoint
-	24, // 28: waypost.v1.EvidenceAsk.tip:type_name -> waypost.v1.EvidencePoint
-	24, // 29: waypost.v1.EvidenceAsk.unsalted:type_name -> waypost.v1.EvidencePoint
-	51, // 30: waypost.v1.AskRecordsRequest.list:type_name -> waypost.v1.ListPlacementsRequest
-	52, // 31: waypost.v1.AskRecordsRequest.summarize:type_name -> waypost.v1.SummarizePlacementsRequest
-	53, // 32: waypost.v1.AskRecordsRequest.reuse:type_name -> waypost.v1.GetReuseRequest
-	54, // 33: waypost.v1.AskRecordsRequest.worker:type_name -> waypost.v1.ExplainWorkerRequest
-	55, // 34: waypost.v1.AskRecordsResponse.list:type_name -> waypost.v1.ListPlacementsResponse
-	56, // 35: waypost.v1.AskRecordsResponse.summarize:type_name -> waypost.v1.SummarizePlacementsResponse
-	57, // 36: waypost.v1.AskRecordsResponse.reuse:type_name -> waypost.v1.GetReuseResponse
-	58, // 37: waypost.v1.AskRecordsResponse.worker:type_name -> waypost.v1.ExplainWorkerResponse
-	59, // 38: waypost.v1.PeerInspectRequest.inspect:type_name -> waypost.v1.InspectWorkerRequest
-	60, // 39: waypost.v1.PeerInspectResponse.inspect:type_name -> waypost.v1.InspectWorkerResponse
-	61, // 40: waypost.v1.RelayOutcomeRequest.outcome:type_name -> waypost.v1.ReportOutcomeRequest
-	62, // 41: waypost.v1.RelayOutcomeResponse.outcome:type_name -> waypost.v1.ReportOutcomeResponse
-	63, // 42: waypost.v1.RelayReservationRequest.renew:type_name -> waypost.v1.RenewPlacementRequest
-	64, // 43: waypost.v1.RelayReservationRequest.release:type_name -> waypost.v1.ReleasePlacementRequest
-	65, // 44: waypost.v1.RelayReservationResponse.renew:type_name -> waypost.v1.RenewPlacementResponse
-	66, // 45: waypost.v1.RelayReservationResponse.release:type_name -> waypost.v1.ReleasePlacementResponse
-	67, // 46: waypost.v1.PeerMembersResponse.members:type_name -> waypost.v1.ListMembersResponse
-	0,  // 47: waypost.v1.LaneService.Connect:input_type -> waypost.v1.ConnectRequest
-	20, // 48: waypost.v1.PeerService.ExchangePlacements:input_type -> waypost.v1.ExchangePlacementsRequest
-	28, // 49: waypost.v1.PeerService.ForwardWrite:input_type -> waypost.v1.ForwardWriteRequest
-	30, // 50: waypost.v1.PeerService.JoinCluster:input_type -> waypost.v1.JoinClusterRequest
-	32, // 51: waypost.v1.PeerService.WaitApplied:input_type -> waypost.v1.WaitAppliedRequest
-	34, // 52: waypost.v1.PeerService.PeerInspect:input_type -> waypost.v1.PeerInspectRequest
-	36, // 53: waypost.v1.PeerService.FetchPlacement:input_type -> waypost.v1.FetchPlacementRequest
-	38, // 54: waypost.v1.PeerService.RelayOutcome:input_type -> waypost.v1.RelayOutcomeRequest
-	40, // 55: waypost.v1.PeerService.RelayReservation:input_type -> waypost.v1.RelayReservationRequest
-	26, // 56: waypost.v1.PeerService.AskRecords:input_type -> waypost.v1.AskRecordsRequest
-	42, // 57: waypost.v1.PeerService.PeerMembers:input_type -> waypost.v1.PeerMembersRequest
-	44, // 58: waypost.v1.PeerService.CopyPrefixes:input_type -> waypost.v1.CopyPrefixesRequest
-	1,  // 59: waypost.v1.LaneService.Connect:output_type -> waypost.v1.ConnectResponse
-	21, // 60: waypost.v1.PeerService.ExchangePlacements:output_type -> waypost.v1.ExchangePlacementsResponse
-	29, // 61: waypost.v1.PeerService.ForwardWrite:output_type -> waypost.v1.ForwardWriteResponse
-	31, // 62: waypost.v1.PeerService.JoinCluster:output_type -> waypost.v1.JoinClusterResponse
-	33, // 63: waypost.v1.PeerService.WaitApplied:output_type -> waypost.v1.WaitAppliedResponse
-	35, // 64: waypost.v1.PeerService.PeerInspect:output_type -> waypost.v1.PeerInspectResponse
-	37, // 65: waypost.v1.PeerService.FetchPlacement:output_type -> waypost.v1.FetchPlacementResponse
-	39, // 66: waypost.v1.PeerService.RelayOutcome:output_type -> waypost.v1.RelayOutcomeResponse
-	41, // 67: waypost.v1.PeerService.RelayReservation:output_type -> waypost.v1.RelayReservationResponse
-	27, // 68: waypost.v1.PeerService.AskRecords:output_type -> waypost.v1.AskRecordsResponse
-	43, // 69: waypost.v1.PeerService.PeerMembers:output_type -> waypost.v1.PeerMembersResponse
-	45, // 70: waypost.v1.PeerService.CopyPrefixes:output_type -> waypost.v1.CopyPrefixesResponse
-	59, // [59:71] is the sub-list for method output_type
-	47, // [47:59] is the sub-list for method input_type
-	47, // [47:47] is the sub-list for extension type_name
-	47, // [47:47] is the sub-list for extension extendee
-	0,  // [0:47] is the sub-list for field type_name
+	9,  // 2: waypost.v1.ConnectRequest.prefixes:type_name -> waypost.v1.PrefixFrames
+	10, // 3: waypost.v1.ConnectRequest.tokenize_reply:type_name -> waypost.v1.TokenizeReply
+	11, // 4: waypost.v1.ConnectRequest.host:type_name -> waypost.v1.HostReport
+	28, // 5: waypost.v1.ConnectRequest.evidence:type_name -> waypost.v1.EvidenceReply
+	12, // 6: waypost.v1.ConnectResponse.hello:type_name -> waypost.v1.CoordinatorHello
+	13, // 7: waypost.v1.ConnectResponse.policy:type_name -> waypost.v1.PolicyPush
+	14, // 8: waypost.v1.ConnectResponse.pull:type_name -> waypost.v1.PrefixPull
+	15, // 9: waypost.v1.ConnectResponse.claims:type_name -> waypost.v1.ClaimFrame
+	17, // 10: waypost.v1.ConnectResponse.marks:type_name -> waypost.v1.MarkFrame
+	21, // 11: waypost.v1.ConnectResponse.tokenize:type_name -> waypost.v1.TokenizeAsk
+	22, // 12: waypost.v1.ConnectResponse.render:type_name -> waypost.v1.RenderAsk
+	26, // 13: waypost.v1.ConnectResponse.evidence:type_name -> waypost.v1.EvidenceAsk
+	19, // 14: waypost.v1.ConnectResponse.outcomes:type_name -> waypost.v1.OutcomeFrame
+	3,  // 15: waypost.v1.AgentHello.workers:type_name -> waypost.v1.WorkerFacts
+	49, // 16: waypost.v1.WorkerFacts.headers:type_name -> waypost.v1.WorkerFacts.HeadersEntry
+	4,  // 17: waypost.v1.WorkerFacts.step_model:type_name -> waypost.v1.StepModel
+	50, // 18: waypost.v1.WorkerFacts.transfer:type_name -> waypost.v1.TransferFacts
+	6,  // 19: waypost.v1.Load.workers:type_name -> waypost.v1.WorkerLoad
+	8,  // 20: waypost.v1.WorkerLoad.echo:type_name -> waypost.v1.Echo
+	7,  // 21: waypost.v1.WorkerLoad.accuracy:type_name -> waypost.v1.WorkerAccuracy
+	51, // 22: waypost.v1.WorkerAccuracy.errors:type_name -> waypost.v1.TermError
+	52, // 23: waypost.v1.HostReport.facts:type_name -> waypost.v1.HostFacts
+	53, // 24: waypost.v1.HostReport.gpus:type_name -> waypost.v1.Gpu
+	54, // 25: waypost.v1.PolicyPush.cordons:type_name -> waypost.v1.Cordon
+	16, // 26: waypost.v1.ClaimFrame.claims:type_name -> waypost.v1.Claim
+	18, // 27: waypost.v1.MarkFrame.marks:type_name -> waypost.v1.Mark
+	20, // 28: waypost.v1.OutcomeFrame.outcomes:type_name -> waypost.v1.ObservedOutcome
+	25, // 29: waypost.v1.ExchangePlacementsRequest.places:type_name -> waypost.v1.PlaceFrame
+	16, // 30: waypost.v1.PlaceFrame.claim:type_name -> waypost.v1.Claim
+	27, // 31: waypost.v1.EvidenceAsk.expected:type_name -> waypost.v1.EvidencePoint
+	27, // 32: waypost.v1.EvidenceAsk.tip:type_name -> waypost.v1.EvidencePoint
+	27, // 33: waypost.v1.EvidenceAsk.unsalted:type_name -> waypost.v1.EvidencePoint
+	55, // 34: waypost.v1.AskRecordsRequest.list:type_name -> waypost.v1.ListPlacementsRequest
+	56, // 35: waypost.v1.AskRecordsRequest.summarize:type_name -> waypost.v1.SummarizePlacementsRequest
+	57, // 36: waypost.v1.AskRecordsRequest.reuse:type_name -> waypost.v1.GetReuseRequest
+	58, // 37: waypost.v1.AskRecordsRequest.worker:type_name -> waypost.v1.ExplainWorkerRequest
+	59, // 38: waypost.v1.AskRecordsResponse.list:type_name -> waypost.v1.ListPlacementsResponse
+	60, // 39: waypost.v1.AskRecordsResponse.summarize:type_name -> waypost.v1.SummarizePlacementsResponse
+	61, // 40: waypost.v1.AskRecordsResponse.reuse:type_name -> waypost.v1.GetReuseResponse
+	62, // 41: waypost.v1.AskRecordsResponse.worker:type_name -> waypost.v1.ExplainWorkerResponse
+	63, // 42: waypost.v1.PeerInspectRequest.inspect:type_name -> waypost.v1.InspectWorkerRequest
+	64, // 43: waypost.v1.PeerInspectResponse.inspect:type_name -> waypost.v1.InspectWorkerResponse
+	65, // 44: waypost.v1.RelayOutcomeRequest.outcome:type_name -> waypost.v1.ReportOutcomeRequest
+	66, // 45: waypost.v1.RelayOutcomeResponse.outcome:type_name -> waypost.v1.ReportOutcomeResponse
+	67, // 46: waypost.v1.RelayReservationRequest.renew:type_name -> waypost.v1.RenewPlacementRequest
+	68, // 47: waypost.v1.RelayReservationRequest.release:type_name -> waypost.v1.ReleasePlacementRequest
+	69, // 48: waypost.v1.RelayReservationResponse.renew:type_name -> waypost.v1.RenewPlacementResponse
+	70, // 49: waypost.v1.RelayReservationResponse.release:type_name -> waypost.v1.ReleasePlacementResponse
+	71, // 50: waypost.v1.PeerMembersResponse.members:type_name -> waypost.v1.ListMembersResponse
+	0,  // 51: waypost.v1.LaneService.Connect:input_type -> waypost.v1.ConnectRequest
+	23, // 52: waypost.v1.PeerService.ExchangePlacements:input_type -> waypost.v1.ExchangePlacementsRequest
+	31, // 53: waypost.v1.PeerService.ForwardWrite:input_type -> waypost.v1.ForwardWriteRequest
+	33, // 54: waypost.v1.PeerService.JoinCluster:input_type -> waypost.v1.JoinClusterRequest
+	35, // 55: waypost.v1.PeerService.WaitApplied:input_type -> waypost.v1.WaitAppliedRequest
+	37, // 56: waypost.v1.PeerService.PeerInspect:input_type -> waypost.v1.PeerInspectRequest
+	39, // 57: waypost.v1.PeerService.FetchPlacement:input_type -> waypost.v1.FetchPlacementRequest
+	41, // 58: waypost.v1.PeerService.RelayOutcome:input_type -> waypost.v1.RelayOutcomeRequest
+	43, // 59: waypost.v1.PeerService.RelayReservation:input_type -> waypost.v1.RelayReservationRequest
+	29, // 60: waypost.v1.PeerService.AskRecords:input_type -> waypost.v1.AskRecordsRequest
+	45, // 61: waypost.v1.PeerService.PeerMembers:input_type -> waypost.v1.PeerMembersRequest
+	47, // 62: waypost.v1.PeerService.CopyPrefixes:input_type -> waypost.v1.CopyPrefixesRequest
+	1,  // 63: waypost.v1.LaneService.Connect:output_type -> waypost.v1.ConnectResponse
+	24, // 64: waypost.v1.PeerService.ExchangePlacements:output_type -> waypost.v1.ExchangePlacementsResponse
+	32, // 65: waypost.v1.PeerService.ForwardWrite:output_type -> waypost.v1.ForwardWriteResponse
+	34, // 66: waypost.v1.PeerService.JoinCluster:output_type -> waypost.v1.JoinClusterResponse
+	36, // 67: waypost.v1.PeerService.WaitApplied:output_type -> waypost.v1.WaitAppliedResponse
+	38, // 68: waypost.v1.PeerService.PeerInspect:output_type -> waypost.v1.PeerInspectResponse
+	40, // 69: waypost.v1.PeerService.FetchPlacement:output_type -> waypost.v1.FetchPlacementResponse
+	42, // 70: waypost.v1.PeerService.RelayOutcome:output_type -> waypost.v1.RelayOutcomeResponse
+	44, // 71: waypost.v1.PeerService.RelayReservation:output_type -> waypost.v1.RelayReservationResponse
+	30, // 72: waypost.v1.PeerService.AskRecords:output_type -> waypost.v1.AskRecordsResponse
+	46, // 73: waypost.v1.PeerService.PeerMembers:output_type -> waypost.v1.PeerMembersResponse
+	48, // 74: waypost.v1.PeerService.CopyPrefixes:output_type -> waypost.v1.CopyPrefixesResponse
+	63, // [63:75] is the sub-list for method output_type
+	51, // [51:63] is the sub-list for method input_type
+	51, // [51:51] is the sub-list for extension type_name
+	51, // [51:51] is the sub-list for extension extendee
+	0,  // [0:51] is the sub-list for field type_name
 }
 
 func init() { file_waypost_v1_lane_proto_init() }
@@ -4458,12 +4806,13 @@ func file_waypost_v1_lane_proto_init() {
 		(*ConnectResponse_Tokenize)(nil),
 		(*ConnectResponse_Render)(nil),
 		(*ConnectResponse_Evidence)(nil),
+		(*ConnectResponse_Outcomes)(nil),
 	}
-	file_waypost_v1_lane_proto_msgTypes[40].OneofWrappers = []any{
+	file_waypost_v1_lane_proto_msgTypes[43].OneofWrappers = []any{
 		(*RelayReservationRequest_Renew)(nil),
 		(*RelayReservationRequest_Release)(nil),
 	}
-	file_waypost_v1_lane_proto_msgTypes[41].OneofWrappers = []any{
+	file_waypost_v1_lane_proto_msgTypes[44].OneofWrappers = []any{
 		(*RelayReservationResponse_Renew)(nil),
 		(*RelayReservationResponse_Release)(nil),
 	}
@@ -4473,7 +4822,7 @@ func file_waypost_v1_lane_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_waypost_v1_lane_proto_rawDesc), len(file_waypost_v1_lane_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   47,
+			NumMessages:   50,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

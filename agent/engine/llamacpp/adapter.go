@@ -1,0 +1,343 @@
+package llamacpp
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"reflect"
+	"syscall"
+	"time"
+
+	"waypost/agent/engine"
+	"waypost/agent/engine/enginehttp"
+	"waypost/agent/engine/llamacpp/slots"
+)
+
+var (
+	_ engine.Adapter   = (*Adapter)(nil)
+	_ engine.Tokenizer = (*Adapter)(nil)
+)
+
+// Options configures an adapter. Zero values are the defaults.
+type Options struct {
+	engine.Options
+}
+
+const (
+	// healthEvery is the time between looks at /health. Slots and counters are
+	// read in turns, so each half as often as the options say.
+	healthEvery = 5 * time.Second
+	// refusalsToGone is after how many refused connections the process is taken
+	// to have ended, errorsToDown after how many errors it does not serve.
+	refusalsToGone = 2
+	errorsToDown   = 5
+)
+
+// The hints that go with the coverage.
+const (
+	hintFollowed = "llama.cpp publishes no KV events: what is cached follows from the requests that were placed here"
+	hintNoSlots  = "llama.cpp publishes no KV events, and its slots are not shown: start it with --slots"
+)
+
+// Adapter reads one llama.cpp server.
+type Adapter struct {
+	o      Options
+	log    *slog.Logger
+	client *enginehttp.Client
+}
+
+// New makes an adapter; Run starts it.
+func New(o Options) (*Adapter, error) {
+	var err error
+	if o.Options, err = o.WithDefaults(); err != nil {
+		return nil, fmt.Errorf("llamacpp: %w", err)
+	}
+	c, err := enginehttp.New(enginehttp.Options{URL: o.Target.URL, APIKey: o.Target.APIKey, DialTimeout: o.PageTimeout})
+	if err != nil {
+		return nil, fmt.Errorf("llamacpp: %w", err)
+	}
+	return &Adapter{o: o, log: o.Logger, client: c}, nil
+}
+
+// Tokenize asks the server for the token ids of a prompt, special tokens in the
+// text included, as its completion endpoints read them.
+func (a *Adapter) Tokenize(ctx context.Context, prompt string, addSpecialTokens bool) ([]uint32, error) {
+	var answer struct {
+		Tokens []uint32 `json:"tokens"`
+	}
+	body := map[string]any{"content": prompt, "add_special": addSpecialTokens, "parse_special": true}
+	if err := a.client.PostJSON(ctx, "/tokenize", body, &answer); err != nil {
+		return nil, err
+	}
+	if answer.Tokens == nil {
+		return nil, errors.New("/tokenize: answer has no tokens")
+	}
+	return answer.Tokens, nil
+}
+
+// Render asks the server for the token ids a chat request becomes: it applies
+// the template, and its chat endpoint then reads the text so.
+func (a *Adapter) Render(ctx context.Context, chatJSON []byte) ([]uint32, error) {
+	var chat map[string]json.RawMessage
+	if err := json.Unmarshal(chatJSON, &chat); err != nil {
+		return nil, errors.New("chat request: not a JSON object")
+	}
+	if len(chat["messages"]) == 0 {
+		return nil, errors.New("chat request: messages is missing")
+	}
+	var answer struct {
+		Prompt *string `json:"prompt"`
+	}
+	if err := a.client.PostJSON(ctx, "/apply-template", chat, &answer); err != nil {
+		return nil, err
+	}
+	if answer.Prompt == nil {
+		return nil, errors.New("/apply-template: answer has no prompt")
+	}
+	return a.Tokenize(ctx, *answer.Prompt, true)
+}
+
+// Run reads the server until ctx ends.
+func (a *Adapter) Run(ctx context.Context, sink engine.Sink) error {
+	defer a.client.Close()
+	p := &poller{a: a, sink: sink}
+	p.mirrors, _ = sink.(engine.MirrorSink)
+	tick := time.NewTicker(a.o.LoadEvery)
+	defer tick.Stop()
+	for {
+		p.poll(ctx)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+	}
+}
+
+// poller is one Run. It is used by one goroutine.
+type poller struct {
+	a       *Adapter
+	sink    engine.Sink
+	mirrors engine.MirrorSink // nil: the sink follows no cache
+
+	buf     bytes.Buffer
+	turn    int
+	facts   engine.Facts
+	known   bool
+	factsAt time.Time
+	aliveAt time.Time
+	mark    uint64
+	// replay is the mirror that the sink drives; nil: none.
+	replay *slots.Replay
+	// noMetrics and noSlots say that the server was started without.
+	noMetrics, noSlots bool
+	sleeping           bool
+	hint               string
+
+	refused, failed int
+	gone, up        bool
+	reason          string
+}
+
+// absent says that the server does not have a route, or was started without.
+func absent(err error) bool {
+	return enginehttp.Missing(err) || enginehttp.Status(err) == http.StatusNotImplemented
+}
+
+// poll does what is due.
+func (p *poller) poll(ctx context.Context) {
+	now := time.Now()
+	err := p.read(ctx)
+	if err == nil && now.Sub(p.aliveAt) >= healthEvery {
+		if err = p.checkHealth(ctx); err == nil {
+			p.aliveAt = now
+		}
+	}
+	if err == nil && (!p.known || p.sleeping || now.Sub(p.factsAt) >= p.a.o.FactsEvery) {
+		err = p.learn(ctx)
+	}
+	if ctx.Err() == nil {
+		p.judge(err)
+	}
+}
+
+// read reads slots or counters, in turns. Either would wake a server that
+// sleeps.
+func (p *poller) read(ctx context.Context) error {
+	if p.sleeping {
+		return nil
+	}
+	p.turn++
+	if !p.noMetrics && (p.turn%2 == 1 || p.noSlots) {
+		return p.readMetrics(ctx)
+	}
+	if !p.noSlots {
+		return p.readSlots(ctx)
+	}
+	return nil
+}
+
+func (p *poller) readMetrics(ctx context.Context) error {
+	header, err := p.a.client.Ask(ctx, enginehttp.Question{Path: "/metrics", MaxBytes: enginehttp.MaxPageBytes, Timeout: p.a.o.PageTimeout}, &p.buf)
+	at := time.Now()
+	if absent(err) {
+		p.noMetrics = true
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if mark := startMark(header.Get("Process-Start-Time-Unix")); mark != p.mark {
+		restarted := p.mark != 0
+		p.mark, p.factsAt = mark, time.Time{}
+		if restarted {
+			p.restarted(engine.ResetRestart)
+		}
+	}
+	c := parseMetrics(p.buf.Bytes())
+	if p.known {
+		p.sink.Load(0, c.load(at))
+		if c.faults > 0 {
+			p.sink.Counted(0, "metricFaults", c.faults)
+		}
+	}
+	return nil
+}
+
+func (p *poller) readSlots(ctx context.Context) error {
+	_, err := p.a.client.Ask(ctx, enginehttp.Question{Path: "/slots", MaxBytes: enginehttp.MaxPageBytes, Timeout: p.a.o.PageTimeout}, &p.buf)
+	at := time.Now()
+	if absent(err) {
+		p.noSlots = true
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	page, err := parseSlots(p.buf.Bytes())
+	if err != nil {
+		p.sink.Counted(0, "slotFaults", 1)
+		return err
+	}
+	if p.known && p.noMetrics {
+		p.sink.Load(0, engine.Load{At: at, Running: &page.busy})
+	}
+	if p.replay != nil {
+		p.mirrors.Update(0, func() { p.replay.Observe(page.seen) })
+	}
+	return nil
+}
+
+// restarted tells that the server's cache is empty, and asks for its facts
+// anew.
+func (p *poller) restarted(cause engine.ResetCause) {
+	p.factsAt = time.Time{}
+	if p.known {
+		p.sink.Reset(0, cause)
+	}
+}
+
+func (p *poller) checkHealth(ctx context.Context) error {
+	var buf bytes.Buffer
+	_, err := p.a.client.Ask(ctx, enginehttp.Question{Path: "/health"}, &buf)
+	if absent(err) {
+		return nil
+	}
+	return err
+}
+
+// learn reads the facts and begins to follow the cache once they are known.
+func (p *poller) learn(ctx context.Context) error {
+	var told props
+	if err := p.a.client.GetJSON(ctx, "/props", &told); err != nil {
+		return err
+	}
+	var list models
+	if err := p.a.client.GetJSON(ctx, "/v1/models", &list); err != nil {
+		return err
+	}
+	f, err := facts(&told, &list)
+	if err != nil {
+		return err
+	}
+	f.StartMark = p.mark
+	p.factsAt = time.Now()
+	if f.MaxRunning > 0 && p.mirrors != nil && !p.noSlots {
+		f.Capabilities |= engine.WantsClaimPoints
+	}
+	if told.Sleeping != p.sleeping {
+		p.sleeping = told.Sleeping
+		if p.sleeping && p.known {
+			p.sink.Reset(0, engine.ResetSleep)
+		}
+	}
+	former := p.facts
+	if !p.known || !reflect.DeepEqual(f, former) {
+		p.known, p.facts = true, f
+		p.sink.Facts(f)
+	}
+	if p.sleeping {
+		p.sink.Load(0, engine.Load{At: p.factsAt, Sleeping: &p.sleeping})
+	}
+	p.follow(&f, &former)
+	return nil
+}
+
+// follow gives the sink a mirror when there is none yet that fits.
+func (p *poller) follow(f, former *engine.Facts) {
+	hint := hintNoSlots
+	if f.Capabilities.Has(engine.WantsClaimPoints) {
+		hint = hintFollowed
+		if p.replay == nil || f.MaxRunning != former.MaxRunning || f.Model != former.Model {
+			// What the host cache holds is told by nobody; as much as one slot
+			// is a first guess.
+			p.replay = slots.New(slots.Options{Slots: f.MaxRunning, HostTokens: f.MaxModelTokens})
+			p.mirrors.Mirror(0, p.replay)
+		}
+	}
+	if hint != p.hint {
+		p.hint = hint
+		p.sink.Coverage(0, engine.CoverageNone, hint)
+	}
+}
+
+// judge turns the outcome of a poll into health. A refused connection means
+// that the server's process has ended; while it loads its model everything
+// answers 503.
+func (p *poller) judge(err error) {
+	if err == nil {
+		if p.gone && p.mark == 0 {
+			// Without counters nothing else tells this life from the former.
+			p.restarted(engine.ResetRestart)
+		}
+		p.refused, p.failed, p.gone = 0, 0, false
+		p.health(true, "")
+		return
+	}
+	p.failed++
+	if errors.Is(err, syscall.ECONNREFUSED) || enginehttp.Status(err) == http.StatusServiceUnavailable {
+		p.refused++
+	} else {
+		p.refused = 0
+	}
+	if p.refused >= refusalsToGone && !p.gone {
+		p.gone, p.mark, p.turn = true, 0, 0 // what tells the next life comes first
+		p.noMetrics, p.noSlots, p.sleeping = false, false, false
+		p.restarted(engine.ResetGone)
+	}
+	if p.gone || p.failed >= errorsToDown || !p.known {
+		p.health(false, err.Error())
+	}
+}
+
+func (p *poller) health(up bool, reason string) {
+	if up == p.up && (up || reason == p.reason) {
+		return
+	}
+	p.up, p.reason = up, reason
+	p.sink.Health(up, reason)
+}

@@ -1,0 +1,120 @@
+package slots
+
+import "waypost/gossip/ledger"
+
+import "slices"
+
+const (
+	// keptAtLeast is the share of an entry that must be kept for it to be
+	// taken; lostAtMost is the share of a slot that may be lost without
+	// looking for an entry.
+	keptAtLeast = 0.25
+	lostAtMost  = 0.5
+	// maxEntries bounds the entries and the ghosts of them.
+	maxEntries = 4096
+)
+
+// hostCache is the cache of whole sequences in host memory.
+type hostCache struct {
+	// entries are in the order they were given, ghosts are those that are
+	// believed to be gone, newest last.
+	entries, ghosts []*sequence
+	// limitTokens is what is believed to fit; 0: there is no cache.
+	limitTokens int
+}
+
+// give saves what a slot holds, unless an entry holds it already; entries that
+// it continues are dropped. It reports whether it saved something.
+func (c *hostCache) give(s *sequence) bool {
+	if c.limitTokens <= 0 || s.tokens == 0 || len(s.keys) == 0 || c.holds(s) {
+		return false
+	}
+	c.entries = slices.DeleteFunc(c.entries, func(e *sequence) bool { return contains(s, e) })
+	c.entries = append(c.entries, s)
+	c.trim()
+	return true
+}
+
+// holds says whether an entry holds a sequence.
+func (c *hostCache) holds(s *sequence) bool {
+	return slices.ContainsFunc(c.entries, func(e *sequence) bool { return e == s || contains(e, s) })
+}
+
+// contains says whether s holds all of e. Of generated tokens only the number is
+// known: what ends in some is taken to be held when all that is known of it is,
+// and s is at least as long.
+func contains(s, e *sequence) bool {
+	return s.tokens >= e.tokens && s.shared(e.keys) >= len(e.keys)*ledger.PointTokens
+}
+
+// trim drops the oldest entries that do not fit.
+func (c *hostCache) trim() {
+	for len(c.entries) > 0 && (c.tokens() > c.limitTokens || len(c.entries) > maxEntries) {
+		c.ghosts = append(c.ghosts, c.entries[0])
+		c.entries = c.entries[1:]
+	}
+	if n := len(c.ghosts) - maxEntries; n > 0 {
+		c.ghosts = c.ghosts[n:]
+	}
+}
+
+func (c *hostCache) tokens() (n int) {
+	for _, e := range c.entries {
+		n += e.tokens
+	}
+	return n
+}
+
+// better finds the entry that keeps more of itself and of the prompt than the
+// slot's own content does.
+func (c *hostCache) better(held *sequence, r *request) *sequence {
+	own := held.shared(r.keys)
+	kept, found := share(own, held.tokens), share(own, r.tokens)
+	if held.tokens == 0 {
+		kept = -1 // any entry is better than nothing
+	}
+	var best *sequence
+	for _, e := range c.entries {
+		lcp := e.shared(r.keys)
+		k, f := share(lcp, e.tokens), share(lcp, r.tokens)
+		if k >= keptAtLeast && k > kept && f > found {
+			kept, found, best = k, f, e
+		}
+	}
+	return best
+}
+
+// take removes an entry.
+func (c *hostCache) take(s *sequence) {
+	c.entries = slices.DeleteFunc(c.entries, func(e *sequence) bool { return e == s })
+}
+
+// missed learns that an entry was gone that had been believed to be there:
+// newerTokens is how much was given after it.
+func (c *hostCache) missed(newerTokens int) {
+	c.limitTokens = max(1, min(c.limitTokens, newerTokens))
+	c.trim()
+}
+
+// newer is how many tokens were given after an entry, with it.
+func (c *hostCache) newer(s *sequence) (tokens int) {
+	at := slices.Index(c.entries, s)
+	for i := max(at, 0); i < len(c.entries); i++ {
+		tokens += c.entries[i].tokens
+	}
+	return tokens
+}
+
+// ghost finds what was believed to be gone and would have given a request so
+// much, and how many tokens had to fit for it to be there.
+func (c *hostCache) ghost(r *request) (lcp, needTokens int) {
+	need := c.tokens()
+	for i := len(c.ghosts) - 1; i >= 0; i-- {
+		g := c.ghosts[i]
+		need += g.tokens
+		if n := min(g.shared(r.keys), r.tokens-1); n > lcp && share(n, g.tokens) >= keptAtLeast {
+			lcp, needTokens = n, need
+		}
+	}
+	return lcp, needTokens
+}

@@ -1,0 +1,29 @@
+// Package slots is a pure replay of what a llama.cpp server keeps of the
+// requests it is given: one token sequence per slot and, in host memory, whole
+// sequences that slots have given up.
+//
+// The server publishes no events and never shows token ids, but what it keeps
+// follows from its published rules and the requests in their order. The replay
+// is told each request as prefix keys at every [ledger.PointTokens] tokens of its
+// prompt, and its end; it tells a listener the prefixes that a new request
+// could reuse, as blocks of [ledger.PointTokens] tokens whose chain values are the
+// prefix keys themselves.
+//
+// A longest common prefix alone promises too much. What counts:
+//
+//   - a request goes to the idle slot that shares most of it, if that is more
+//     than a tenth of its prompt, else to the least recently used one (of
+//     those never used the last); what a busy slot holds is nobody's;
+//   - a slot that would lose more than half of what it holds gives it to the
+//     host cache first, and takes from there what fits the request better, in
+//     the share kept and in the share found, if at least a quarter of it is
+//     kept; what is taken is in the cache no more;
+//   - the host cache lets go of what was given to it first; what continues an
+//     entry replaces it, what an entry holds already is not given;
+//   - a new request makes the server copy what idle slots hold to the host
+//     cache and, when the slots share one KV buffer, empty them.
+//
+// How much the host cache holds is told by nobody; it is learnt from reuse that
+// was missing or not expected. Of generated tokens only the number is known, so
+// a prefix ends with the prompt. A Replay is not safe for concurrent use.
+package slots

@@ -1,0 +1,363 @@
+package slots
+
+import (
+	"waypost/gossip/ledger"
+	"waypost/gossip/prefix"
+	"waypost/gossip/summary"
+)
+
+// Bounds of a replay.
+const (
+	// MaxSlots bounds the slots of one server.
+	MaxSlots = 1024
+	// maxRequests bounds the requests under way; the oldest is given up.
+	maxRequests = 4096
+	// maxStrays bounds the sequences whose slot is not known.
+	maxStrays = 64
+	// maxPoints bounds the points of one prompt.
+	maxPoints = summary.MaxDepthTokens / ledger.PointTokens
+)
+
+// DefaultSimilarity is the share of a prompt that a slot must hold more than,
+// to be chosen for it: the server's own default.
+const DefaultSimilarity = 0.1
+
+// Options says what is known of a server.
+type Options struct {
+	// Slots is the number of slots, 1 to MaxSlots.
+	Slots int
+	// Similarity is the server's --slot-prompt-similarity; 0: DefaultSimilarity.
+	Similarity float64
+	// Shared says that the slots share one KV buffer: idle ones are emptied by
+	// each new request.
+	Shared bool
+	// HostTokens is the first guess of what the host cache holds, in tokens; 0:
+	// there is none.
+	HostTokens int
+	// Listener is told what can be reused; nil: nobody.
+	Listener summary.Listener
+}
+
+// request is a request that has not ended.
+type request struct {
+	id     ledger.ClaimID
+	keys   []prefix.Key
+	tokens int
+	slot   int // -1: all slots were busy
+	pinned int // -1: the server chooses
+	// began says that its first token was told.
+	began bool
+	// expected is the reuse that the rules give, from what was held before;
+	// fromHost how much had to fit the host cache for it, 0: it was in a slot.
+	expected, fromHost int
+	// unexpected is the reuse that an entry believed to be gone would give, and
+	// what had to fit for it to be there.
+	unexpected, needTokens int
+}
+
+type slot struct {
+	held *sequence
+	// by is the request under way; nil: idle. foreign says that a request
+	// is under way that nobody told of.
+	by      *request
+	foreign bool
+	used    int64 // order of the ends of requests; -1: never
+}
+
+func (s *slot) busy() bool { return s.by != nil || s.foreign }
+
+// Counts is what happened, since New.
+type Counts struct {
+	// Requests were told, Replaced sequences overwritten in a slot, Given to
+	// the host cache, Taken from it.
+	Requests, Replaced, Given, Taken uint64
+	// Missed counts requests that reused less than was expected, Found those
+	// that reused what was believed to be gone.
+	Missed, Found uint64
+	// Corrected counts slots whose content was not as the server says.
+	Corrected uint64
+}
+
+// Replay follows one server.
+type Replay struct {
+	opt    Options
+	slots  []slot
+	cache  hostCache
+	open   map[ledger.ClaimID]*request
+	order  []*request // by time of arrival, those waiting among them
+	clock  int64
+	counts Counts
+	tree   tree
+	seen   []Seen // the latest observation, for disagreements seen twice
+	moves  uint64 // counts changes by requests
+	seenAt uint64 // moves at the latest observation
+	// lost are requests that left their slot before their end was told, strays
+	// what ended in a slot that is not known.
+	lost   []*request
+	strays []*sequence
+}
+
+// New follows a server that has just started.
+func New(o Options) *Replay {
+	o.Slots = min(max(o.Slots, 1), MaxSlots)
+	if !(o.Similarity > 0 && o.Similarity < 1) {
+		o.Similarity = DefaultSimilarity
+	}
+	r := &Replay{opt: o, open: map[ledger.ClaimID]*request{}}
+	r.cache.limitTokens = max(0, o.HostTokens)
+	r.tree.init(o.Listener)
+	r.empty()
+	return r
+}
+
+func (r *Replay) empty() {
+	r.slots = make([]slot, r.opt.Slots)
+	for i := range r.slots {
+		r.slots[i] = slot{held: &sequence{exact: true}, used: -1}
+	}
+	r.cache.entries, r.cache.ghosts = nil, nil
+	clear(r.open)
+	r.order, r.seen, r.lost, r.strays = nil, nil, nil, nil
+	r.moves++
+}
+
+// Reset forgets everything: the server's process ended, or its model was
+// unloaded. What was learnt of the host cache's size stays.
+func (r *Replay) Reset() {
+	r.empty()
+	r.tree.reset()
+}
+
+// Counts tells what happened.
+func (r *Replay) Counts() Counts { return r.counts }
+
+// HostTokens is what the host cache is believed to hold.
+func (r *Replay) HostTokens() int { return r.cache.limitTokens }
+
+// Begin tells a request in the order of arrival: keys are the prefix keys of
+// its prompt at ledger.PointTokens, twice that and so on; pinned is the slot it names,
+// -1: none. A second request of a name is ignored. expected is the reuse that
+// the rules give it, in tokens, rounded down to a point; -1: it waits for a
+// slot.
+func (r *Replay) Begin(id ledger.ClaimID, keys []prefix.Key, promptTokens, pinned int) (expected int) {
+	if _, known := r.open[id]; known || promptTokens < 1 {
+		return 0
+	}
+	if len(r.order) >= maxRequests {
+		r.end(r.order[0], 0, -1, false)
+	}
+	r.counts.Requests++
+	r.moves++
+	keys = keys[:min(len(keys), promptTokens/ledger.PointTokens, maxPoints)]
+	q := &request{id: id, keys: append([]prefix.Key(nil), keys...), tokens: promptTokens, slot: -1, pinned: pinned}
+	if pinned >= 0 {
+		q.pinned = pinned % len(r.slots) // as the server takes it
+	} else {
+		q.pinned = -1
+	}
+	r.open[id] = q
+	r.order = append(r.order, q)
+	expected = -1
+	if r.launch(q) {
+		expected = q.expected
+	}
+	r.publish()
+	return expected
+}
+
+// Slot is the slot a request is believed to be in; -1: none.
+func (r *Replay) Slot(id ledger.ClaimID) int {
+	if q := r.open[id]; q != nil {
+		return q.slot
+	}
+	return -1
+}
+
+// launch gives a request a slot, if one is idle.
+func (r *Replay) launch(q *request) bool {
+	i := r.choose(q)
+	if i < 0 {
+		return false
+	}
+	s := &r.slots[i]
+	lcp := s.held.shared(q.keys)
+	similar := share(lcp, q.tokens) > r.opt.Similarity
+	if !similar || share(lcp, s.held.tokens) < lostAtMost {
+		r.give(s.held)
+		if e := r.cache.better(s.held, q); e != nil {
+			q.fromHost = r.cache.newer(e)
+			r.cache.take(e)
+			s.held = e
+			r.counts.Taken++
+			lcp = e.shared(q.keys)
+		}
+	}
+	q.unexpected, q.needTokens = r.cache.ghost(q)
+	if lcp < len(s.held.keys)*ledger.PointTokens {
+		r.counts.Replaced++
+	}
+	q.slot, q.expected = i, min(lcp, q.tokens-1)
+	s.by = q
+	s.held = &sequence{keys: q.keys, tokens: q.tokens}
+	if r.cache.limitTokens > 0 {
+		for k := range r.slots {
+			if idle := &r.slots[k]; !idle.busy() {
+				r.give(idle.held)
+				if r.opt.Shared {
+					idle.held = &sequence{exact: true}
+				}
+			}
+		}
+	}
+	return true
+}
+
+func (r *Replay) give(s *sequence) {
+	if r.cache.give(s) {
+		r.counts.Given++
+	}
+}
+
+// choose finds the slot as the server does; -1: the request waits.
+func (r *Replay) choose(q *request) int {
+	if q.pinned >= 0 {
+		if r.slots[q.pinned].busy() {
+			return -1
+		}
+		return q.pinned
+	}
+	best, most := -1, 0
+	for i := range r.slots {
+		s := &r.slots[i]
+		if s.busy() || s.held.tokens == 0 {
+			continue
+		}
+		if lcp := s.held.shared(q.keys); lcp > most && share(lcp, q.tokens) > r.opt.Similarity {
+			best, most = i, lcp
+		}
+	}
+	if best >= 0 {
+		return best
+	}
+	for i := range r.slots {
+		if s := &r.slots[i]; !s.busy() && (best < 0 || s.used <= r.slots[best].used) {
+			best = i
+		}
+	}
+	return best
+}
+
+// First tells that a request's first token came: its prompt is computed.
+func (r *Replay) First(id ledger.ClaimID) {
+	if q := r.open[id]; q != nil {
+		q.began = true
+	}
+}
+
+// Done tells the end of a request's answer: outputTokens of it, 0: not known;
+// cachedTokens as the server reported, -1: not known.
+func (r *Replay) Done(id ledger.ClaimID, outputTokens, cachedTokens int) {
+	q := r.open[id]
+	if q == nil {
+		r.found(id, outputTokens)
+		return
+	}
+	q.began = true
+	r.judge(q, cachedTokens)
+	if q.slot < 0 {
+		r.stray(q, outputTokens)
+	}
+	r.end(q, outputTokens, cachedTokens, true)
+	r.publish()
+}
+
+// found notes that a request that was taken to be over has ended: what it left
+// is in some slot.
+func (r *Replay) found(id ledger.ClaimID, outputTokens int) {
+	for i, q := range r.lost {
+		if q.id == id {
+			r.lost = append(r.lost[:i], r.lost[i+1:]...)
+			r.stray(q, outputTokens)
+			return
+		}
+	}
+}
+
+func (r *Replay) stray(q *request, outputTokens int) {
+	if outputTokens <= 0 {
+		return
+	}
+	r.strays = append(r.strays, &sequence{keys: q.keys, tokens: q.tokens + outputTokens - 1, exact: true})
+	r.strays = r.strays[max(0, len(r.strays)-maxStrays):]
+}
+
+// lose notes that a request has left its slot though its end was not told.
+func (r *Replay) lose(q *request) {
+	r.lost = append(r.lost, q)
+	r.lost = r.lost[max(0, len(r.lost)-maxStrays):]
+	r.end(q, 0, -1, false)
+}
+
+// Gone tells that a request came to no good end, or none is known: how much of
+// its prompt was computed is not known, unless its first token was told.
+func (r *Replay) Gone(id ledger.ClaimID) {
+	if q := r.open[id]; q != nil {
+		r.end(q, 0, -1, false)
+		r.publish()
+	}
+}
+
+// judge learns from the reuse that the server reported.
+func (r *Replay) judge(q *request, cached int) {
+	if cached < 0 || q.slot < 0 {
+		return
+	}
+	switch {
+	case cached < q.expected:
+		r.counts.Missed++
+		if q.fromHost > 0 {
+			r.cache.missed(q.fromHost - 1)
+		}
+	case q.unexpected > q.expected && cached >= q.unexpected:
+		r.counts.Found++
+		r.cache.limitTokens = max(r.cache.limitTokens, q.needTokens)
+	}
+}
+
+// end takes a request out of its slot and lets the next one in.
+func (r *Replay) end(q *request, outputTokens, cached int, whole bool) {
+	r.moves++
+	delete(r.open, q.id)
+	for i, o := range r.order {
+		if o == q {
+			r.order = append(r.order[:i], r.order[i+1:]...)
+			break
+		}
+	}
+	if q.slot < 0 {
+		return
+	}
+	s := &r.slots[q.slot]
+	if s.by != q {
+		return
+	}
+	r.clock++
+	s.by, s.used = nil, r.clock
+	switch {
+	case whole && outputTokens > 0:
+		// The last token that is sampled is not computed any more.
+		s.held.tokens, s.held.exact = q.tokens+outputTokens-1, true
+	case !q.began:
+		// Sure is only what was there before.
+		keep := q.expected
+		if cached >= 0 {
+			keep = min(keep, cached)
+		}
+		s.held = &sequence{keys: q.keys[:keep/ledger.PointTokens], tokens: keep}
+	}
+	for _, next := range r.order {
+		if next.slot < 0 && r.launch(next) {
+			break
+		}
+	}
+}
