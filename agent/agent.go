@@ -17,6 +17,7 @@ import (
 	"waypost/agent/engine"
 	"waypost/agent/host"
 	"waypost/agent/queue"
+	"waypost/gossip/accuracy"
 	"waypost/gossip/identity"
 	"waypost/gossip/lane"
 	"waypost/gossip/mesh"
@@ -195,6 +196,7 @@ func (a *Agent) newRank(e EngineConfig, engineName string, number int) *rank {
 		r := newRank(uint32(len(a.index)), string(e.Kind), engineName, a.name+" "+e.URL, number, a.prefixKeys, perRank)
 		r.agentProcess = a.process
 		r.restore = func(f engine.Facts, process uint64) (queue.State, bool) { return a.learnt.of(r.local(), f, process) }
+		r.restoreAccuracy = func(process uint64) (accuracy.State, bool) { return a.learnt.accuracyOf(r.local(), process) }
 		a.index = append(a.index, r)
 		return r
 	})

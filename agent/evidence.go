@@ -7,7 +7,7 @@ import (
 
 	"waypost/agent/blocktable"
 	"waypost/agent/engine"
-	"waypost/agent/engine/vllm"
+	"waypost/agent/engine/kvevents"
 	"waypost/gossip/lane"
 	"waypost/gossip/prefix"
 	waypostv1 "waypost/proto/waypost/v1"
@@ -34,7 +34,7 @@ func (r *rank) ms(now time.Time) float64 {
 // lostEvents notes counts of the stream that mean lost events.
 func (r *rank) lostEvents(what string, now time.Time) {
 	switch what {
-	case vllm.CountLost, vllm.CountMissing, vllm.CountDamaged, vllm.CountMalformed, vllm.CountHeldDropped:
+	case kvevents.CountLost, kvevents.CountMissing, kvevents.CountDamaged, kvevents.CountMalformed, kvevents.CountHeldDropped:
 		r.lostAt = now
 	}
 }

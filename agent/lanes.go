@@ -35,6 +35,8 @@ type lanes struct {
 
 	mu   sync.Mutex
 	told map[*lane.Lane]map[uint32]position
+	// toldAccuracy is what each lane was told of how right predictions were.
+	toldAccuracy map[*lane.Lane]map[uint32]toldAccuracy
 	// fresh tells how late frames of a lane come.
 	fresh map[*lane.Lane]*lane.Freshness
 	// up are the lanes that are up. The lock is held while a rank is told of
@@ -51,7 +53,7 @@ type lanes struct {
 
 func newLanes(a *Agent) *lanes {
 	return &lanes{
-		a: a, told: map[*lane.Lane]map[uint32]position{}, up: map[*lane.Lane]uint64{}, fresh: map[*lane.Lane]*lane.Freshness{},
+		a: a, told: map[*lane.Lane]map[uint32]position{}, toldAccuracy: map[*lane.Lane]map[uint32]toldAccuracy{}, up: map[*lane.Lane]uint64{}, fresh: map[*lane.Lane]*lane.Freshness{},
 		asks: make(chan struct{}, tokenizeAtOnce), pulls: map[*lane.Lane]chan *waypostv1.PrefixPull{}, began: time.Now(),
 	}
 }
@@ -65,7 +67,7 @@ func (h *lanes) LaneUp(l *lane.Lane) {
 		told[r.index] = position{epoch, seq}
 	}
 	h.mu.Lock()
-	h.told[l] = told
+	h.told[l], h.toldAccuracy[l] = told, map[uint32]toldAccuracy{}
 	_, process := l.Coordinator()
 	h.up[l] = process
 	for _, r := range h.a.ranks() {
@@ -81,6 +83,7 @@ func (h *lanes) LaneUp(l *lane.Lane) {
 func (h *lanes) LaneDown(l *lane.Lane, cause error) {
 	h.mu.Lock()
 	delete(h.told, l)
+	delete(h.toldAccuracy, l)
 	delete(h.fresh, l)
 	delete(h.up, l)
 	for _, r := range h.a.ranks() {
@@ -108,6 +111,8 @@ func (h *lanes) Frame(l *lane.Lane, f *waypostv1.ConnectResponse) {
 		h.takeClaims(l, fr.Claims)
 	case *waypostv1.ConnectResponse_Marks:
 		h.takeMarks(l, fr.Marks)
+	case *waypostv1.ConnectResponse_Outcomes:
+		h.takeOutcomes(l, fr.Outcomes)
 	case *waypostv1.ConnectResponse_Policy:
 		h.takePolicy(fr.Policy)
 	case *waypostv1.ConnectResponse_Tokenize:
@@ -202,6 +207,7 @@ func (h *lanes) load(l *lane.Lane) *waypostv1.Load {
 			w.IdleSlots = append(w.IdleSlots, &waypostv1.IdleSlot{Slot: &s.Slot, Depth: &s.DepthTokens, Key: proto.Uint64(uint64(s.Key))})
 		}
 		w.PrefixFrame, w.PrefixAgeMs = h.nextFrame(r, told, now)
+		w.Accuracy = h.nextAccuracy(l, r, now)
 		out.Workers = append(out.Workers, w)
 	}
 	return out

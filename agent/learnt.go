@@ -15,6 +15,7 @@ import (
 
 	"waypost/agent/engine"
 	"waypost/agent/queue"
+	"waypost/gossip/accuracy"
 )
 
 // What was learnt of the workers' queues is kept in a file of the state
@@ -50,6 +51,8 @@ type learntWorker struct {
 	Model         string      `json:"model"`
 	EngineVersion string      `json:"engineVersion"`
 	State         queue.State `json:"state"`
+	// Accuracy is how right predictions about this engine life were.
+	Accuracy accuracy.State `json:"accuracy"`
 }
 
 func newLearnt(stateDir string) *learnt {
@@ -115,6 +118,14 @@ func (l *learnt) of(name string, f engine.Facts, process uint64) (queue.State, b
 	return w.State, true
 }
 
+// accuracyOf is how right predictions about an engine life were.
+func (l *learnt) accuracyOf(name string, process uint64) (accuracy.State, bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	w, known := l.workers[name]
+	return w.Accuracy, known && w.Process == markHex(process)
+}
+
 // write replaces the file at once if something was learnt since.
 func (l *learnt) write(now map[string]learntWorker) error {
 	l.mu.Lock()
@@ -170,7 +181,10 @@ func (r *rank) export() (w learntWorker, ok bool) {
 	if r.estimate == nil {
 		return w, false
 	}
-	return learntWorker{Process: markHex(r.process), Model: r.facts.Model, EngineVersion: r.facts.Version, State: r.estimate.Export()}, true
+	return learntWorker{
+		Process: markHex(r.process), Model: r.facts.Model, EngineVersion: r.facts.Version, State: r.estimate.Export(),
+		Accuracy: r.accuracyNow().Export(r.ms(time.Now())),
+	}, true
 }
 
 // local is the name of a worker on its host.

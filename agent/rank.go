@@ -11,6 +11,7 @@ import (
 	"waypost/agent/blocktable"
 	"waypost/agent/engine"
 	"waypost/agent/queue"
+	"waypost/gossip/accuracy"
 	"waypost/gossip/lane"
 	"waypost/gossip/ledger"
 	"waypost/gossip/prefix"
@@ -31,8 +32,10 @@ type rank struct {
 
 	// agentProcess marks the agent's life: frames of claims name it.
 	agentProcess uint64
-	// restore is what was learnt of this worker before a restart of the agent.
-	restore func(engine.Facts, uint64) (queue.State, bool)
+	// restore is what was learnt of this worker before a restart of the agent,
+	// restoreAccuracy what was learnt of one of its engine lives.
+	restore         func(engine.Facts, uint64) (queue.State, bool)
+	restoreAccuracy func(uint64) (accuracy.State, bool)
 
 	mu  sync.Mutex
 	key prefix.ClusterKey
@@ -47,6 +50,9 @@ type rank struct {
 	process   uint64
 	table     *blocktable.Table
 	encoder   *summary.Encoder
+	// accuracy is how right predictions about the engine life accuracyOf were.
+	accuracy   *accuracy.Worker
+	accuracyOf uint64
 	// recorder turns what the mirror gains into evidence of claims.
 	recorder *queue.Recorder
 	// lanes are those that are up, with their coordinator's process mark.

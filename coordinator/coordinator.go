@@ -103,6 +103,10 @@ type Coordinator struct {
 	operators      *operators
 	peers          *peers
 	exchange       *exchange
+	hearing        *hearing
+	board          *board
+	announced      atomic.Pointer[registry.State]
+	drains         drains
 	metrics        *metrics
 	policy         atomic.Pointer[placement.Policy]
 	fleetFile      atomic.Pointer[registry.Fleet]
@@ -179,7 +183,8 @@ func (c *Coordinator) wireIdentity() error {
 		}
 		c.name = "c-" + host
 	}
-	c.log = c.opt.Logger.With("coordinator", c.name)
+	c.board = newBoard(c)
+	c.log = slog.New(&eventTap{Handler: c.opt.Logger.Handler(), keep: c.board.keep}).With("coordinator", c.name)
 	if c.process = c.opt.Process; c.process == 0 {
 		var err error
 		if c.process, err = daemon.ProcessMark(); err != nil {
@@ -256,7 +261,7 @@ func (c *Coordinator) wireView() error {
 	}
 	c.placements, c.operators = &placements{c: c}, &operators{c: c}
 	c.peers = newPeers(c)
-	c.exchange = newExchange(c)
+	c.exchange, c.hearing = newExchange(c), newHearing()
 	c.metrics = newMetrics(c.opt.Registerer, c)
 	return nil
 }
@@ -488,7 +493,7 @@ func (c *Coordinator) ready() []api.Check {
 	if err := c.replica.State().FleetProblem(); err != nil {
 		checks[1].Problem = err.Error()
 	}
-	return checks
+	return append(checks, c.laneCheck(time.Now()))
 }
 
 // policyAgeMs is the time since the last contact with a leader; NaN: never.

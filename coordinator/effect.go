@@ -44,7 +44,7 @@ func (c *Coordinator) effectOf(now time.Time, next *registry.Fleet) (*waypostv1.
 	}
 	for _, e := range c.records.List(explain.Filter{Since: since, Limit: explain.MaxList}) {
 		if e.Full {
-			sum.add(e.Placement, &e.Record, &u)
+			sum.add(e.Placement, e.Record, &u)
 		}
 	}
 	out := sum.proto()

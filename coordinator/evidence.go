@@ -198,6 +198,9 @@ func (k *cases) later(id string, now time.Time, ended bool) {
 		p.ended = p.ended && ended
 		return
 	}
+	if len(k.due) >= maxOpenCases { // agents answer too slowly: its class stays provisional
+		return
+	}
 	p.dueAt, p.ended = now.Add(k.after), ended
 	k.due = append(k.due, p)
 	select {

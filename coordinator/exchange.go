@@ -35,6 +35,8 @@ const (
 	exchangePause     = 100 * time.Millisecond
 	exchangePauseMost = 3 * time.Second
 	exchangeGreeting  = 5 * time.Second
+	// exchangeEvery is how often a peer hears how many hosts are heard here.
+	exchangeEvery = time.Second
 )
 
 // exchange tells the other coordinators of placements made here, each on a
@@ -249,12 +251,19 @@ func (l *link) stream() error {
 
 // write sends what is queued until the stream has ended.
 func (l *link) write(s placesStream, ended <-chan struct{}) error {
+	beat := time.NewTicker(exchangeEvery)
+	defer beat.Stop()
 	for {
 		select {
 		case <-ended:
 			return nil
 		case <-l.ctx.Done():
 			return l.ctx.Err()
+		case <-beat.C:
+			if err := l.send(s, nil); err != nil {
+				return err
+			}
+			continue
 		case <-l.wake:
 		}
 		now := time.Now()
@@ -280,7 +289,9 @@ type placesStream = grpc.BidiStreamingClient[waypostv1.ExchangePlacementsRequest
 
 func (l *link) send(s placesStream, frames []*waypostv1.PlaceFrame) error {
 	c := l.x.c
-	return s.Send(&waypostv1.ExchangePlacementsRequest{Coordinator: &c.process, Places: frames, SentMonoNs: proto.Uint64(uint64(time.Since(c.began)))})
+	return s.Send(&waypostv1.ExchangePlacementsRequest{
+		Coordinator: &c.process, Places: frames, SentMonoNs: proto.Uint64(uint64(time.Since(c.began))), HostsHeard: proto.Uint32(uint32(c.lanes.heardHosts(time.Now()))),
+	})
 }
 
 // ExchangePlacements implements the peer service: it takes what a peer placed.
@@ -295,6 +306,8 @@ func (p *peers) ExchangePlacements(stream waypostv1.PeerService_ExchangePlacemen
 	}
 	var fresh lane.Freshness
 	process := uint64(0)
+	hears := c.hearing.of(peerName(stream.Context()))
+	defer c.hearing.end(hears)
 	for {
 		m, err := stream.Recv()
 		if err != nil {
@@ -311,6 +324,9 @@ func (p *peers) ExchangePlacements(stream waypostv1.PeerService_ExchangePlacemen
 			}
 		case m.GetCoordinator() != process:
 			return status.Errorf(codes.InvalidArgument, "coordinator: %016x is not the stream's %016x", m.GetCoordinator(), process)
+		}
+		if m.HostsHeard != nil {
+			c.hearing.told(hears, m.GetHostsHeard(), time.Now().Add(-late))
 		}
 		for _, f := range m.GetPlaces() {
 			c.takePlace(process, f, late)

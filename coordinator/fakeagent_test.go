@@ -92,6 +92,7 @@ type fakeAgent struct {
 	process uint64                       // mark of the agent; 0: 0xa1
 	facts   func(*waypostv1.WorkerFacts) // changes the facts of a worker; nil: nothing
 	state   func(i int, l *ledger.Load)  // changes the report of a worker; nil: nothing
+	ageMs   func() *float64              // of the oldest change not told; nil: the agent does not say
 
 	mu    sync.Mutex
 	seq   uint64
@@ -156,6 +157,9 @@ func (a *fakeAgent) load(*lane.Lane) *waypostv1.Load {
 		w := lane.WorkerLoadOf(uint32(i), &r)
 		if i == 0 && a.frame != nil {
 			w.PrefixFrame = a.frame()
+		}
+		if a.ageMs != nil {
+			w.PrefixAgeMs = a.ageMs()
 		}
 		l.Workers = append(l.Workers, w)
 	}

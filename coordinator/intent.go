@@ -87,8 +87,40 @@ func (c *Coordinator) applyState(state *registry.State) {
 		c.policy.Store(&policy)
 		c.fleetFile.Store(file)
 	}
-	c.note(c.fleet.SetIntent(time.Now(), intentOf(state)))
+	now := time.Now()
+	c.note(c.fleet.SetIntent(now, intentOf(state)))
+	c.drains.follow(state, now)
 	c.pushPolicy(state)
+	c.announce(state)
+}
+
+// announce tells what operators changed since the state before. What was in
+// force when this coordinator started is no news.
+func (c *Coordinator) announce(state *registry.State) {
+	former := c.announced.Swap(state)
+	if former == nil {
+		return
+	}
+	if f := state.FleetFile(); f.Version != former.FleetFile().Version {
+		c.log.Info("fleet file applied", "event", "fleet_applied", "version", f.Version, "by", f.By, "message", f.Message)
+	}
+	before := map[string]registry.Cordon{}
+	for _, k := range former.Cordons() {
+		before[k.Selector] = k
+	}
+	for _, k := range state.Cordons() {
+		was, known := before[k.Selector]
+		delete(before, k.Selector)
+		switch {
+		case k.Drain && !(known && was.Drain):
+			c.log.Info("drain started", "event", "drain_started", "target", k.Selector, "by", k.By, "reason", k.Reason)
+		case !known:
+			c.log.Info("cordoned", "event", "cordoned", "target", k.Selector, "by", k.By, "reason", k.Reason)
+		}
+	}
+	for _, k := range before {
+		c.log.Info("uncordoned", "event", "uncordoned", "target", k.Selector)
+	}
 }
 
 // whereIs lists the workers that a selector names now.

@@ -2,7 +2,9 @@ package coordinator
 
 import (
 	"errors"
+	"maps"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -31,6 +33,10 @@ type lanes struct {
 // streams and its last host report. It outlives a lane, so that an agent that
 // comes back continues where it was.
 type hostLane struct {
+	// heardNs is when a frame came last, in ns since the coordinator began; 0:
+	// never.
+	heardNs atomic.Int64
+
 	mu      sync.Mutex
 	session *lane.Session
 	open    bool
@@ -140,6 +146,7 @@ func (h *lanes) LaneDown(s *lane.Session, cause error) {
 // Frame implements lane.CoordinatorHandler.
 func (h *lanes) Frame(s *lane.Session, f *waypostv1.ConnectRequest, late time.Duration) {
 	hl := h.host(s.Host())
+	hl.heardNs.Store(int64(time.Since(h.c.began)))
 	switch fr := f.GetFrame().(type) {
 	case *waypostv1.ConnectRequest_Hello:
 		h.takeHello(hl, s)
@@ -205,6 +212,9 @@ func (h *lanes) takeLoad(hl *hostLane, s *lane.Session, load *waypostv1.Load, se
 	h.c.note(changes)
 	for _, w := range load.GetWorkers() {
 		h.covered(hl, s, w)
+		if w.GetAccuracy() != nil {
+			h.takeAccuracy(hl, s, w)
+		}
 		if len(w.GetPrefixFrame()) > 0 {
 			h.takePrefix(hl, s, w.GetIndex(), w.GetEngineProcess(), w.GetPrefixFrame(), fromDelta)
 		} else {
@@ -233,6 +243,30 @@ func (h *lanes) streamOf(hl *hostLane, s *lane.Session, index uint32) *stream {
 		hl.streams[index] = st
 	}
 	return st
+}
+
+// forget gives up what belongs to hosts and engine lives that the fleet does not
+// know any more: the mirror of a cache takes megabytes.
+func (h *lanes) forget() {
+	h.mu.Lock()
+	hosts := maps.Clone(h.hosts)
+	h.mu.Unlock()
+	for name, hl := range hosts {
+		hl.mu.Lock()
+		for index, st := range hl.streams {
+			if _, process, ok := h.c.fleet.ViewOf(st.worker); !ok || process != st.process {
+				st.verification.fail(errRestarted)
+				delete(hl.streams, index)
+			}
+		}
+		hl.mu.Unlock()
+		h.mu.Lock()
+		// A host that comes is known to the fleet before it asks for its entry.
+		if !h.c.fleet.HasHost(name) {
+			delete(h.hosts, name)
+		}
+		h.mu.Unlock()
+	}
 }
 
 // sendPolicy tells a host what it must obey.

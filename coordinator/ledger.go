@@ -69,6 +69,35 @@ func (h *lanes) ship(f *fleet.HostFrames) {
 	}
 }
 
+// report tells a worker's agent of an outcome, once: one that does not get
+// through teaches nothing.
+func (h *lanes) report(worker string, o *lane.Observed) {
+	host, index, ok := h.where(worker)
+	if !ok {
+		return
+	}
+	frame := lane.OutcomeFrameOf(h.c.process, index, o)
+	if !h.send(host, &waypostv1.ConnectResponse{Frame: &waypostv1.ConnectResponse_Outcomes{Outcomes: frame}}) {
+		h.c.metrics.framesUnsent.Inc()
+	}
+}
+
+// takeAccuracy takes what a worker's agent folded of outcomes.
+func (h *lanes) takeAccuracy(hl *hostLane, s *lane.Session, w *waypostv1.WorkerLoad) {
+	hl.mu.Lock()
+	l := hl.lane
+	hl.mu.Unlock()
+	report, err := lane.AccuracyReportOf(w.GetAccuracy())
+	if err != nil {
+		h.c.metrics.badFrames.WithLabelValues("accuracy").Inc()
+		h.c.log.Debug("what outcomes taught about a worker is refused", "host", s.Host(), "error", err)
+		return
+	}
+	if id, process, ok := h.c.fleet.LaneWorker(s.Host(), l, w.GetIndex()); ok && process == w.GetEngineProcess() {
+		h.c.judges.reported(time.Now(), id, process, report)
+	}
+}
+
 // younger takes back what the lane added to an age: the fleet keeps a lane's
 // lateness by itself.
 func younger(ageMs *float64, late time.Duration) *float64 {

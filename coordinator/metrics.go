@@ -177,10 +177,13 @@ func (c *Coordinator) tick() {
 			return
 		case now := <-t.C:
 			c.note(c.fleet.Tick(now))
+			c.lanes.forget()
 			c.checkBoundaries(now)
 			c.readSketches(now)
 			c.judges.tick(now)
+			c.checkDrains(now)
 			c.records.Trim(now)
+			c.api.UpdateHealth()
 		}
 	}
 }

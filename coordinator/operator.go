@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"sync"
 	"time"
@@ -38,10 +39,12 @@ func (o *operators) ListWorkers(_ context.Context, req *waypostv1.ListWorkersReq
 	state := o.c.replica.State()
 	for _, w := range o.c.fleet.Workers(now) {
 		if (req.Name != nil && req.GetName() != w.Name) || (req.Pool != nil && req.GetPool() != w.Pool) ||
-			(req.Host != nil && req.GetHost() != w.Host) || (req.State != nil && !strings.HasPrefix(w.State, req.GetState())) {
+			(req.Host != nil && req.GetHost() != w.Host) {
 			continue
 		}
-		out.Workers = append(out.Workers, o.c.workerProto(&w, state))
+		if m := o.c.workerProto(&w, state); strings.HasPrefix(m.GetState(), req.GetState()) {
+			out.Workers = append(out.Workers, m)
+		}
 	}
 	return out, nil
 }
@@ -56,7 +59,7 @@ func (c *Coordinator) workerProto(w *fleet.WorkerInfo, state *registry.State) *w
 		Engine: &f.Kind, EngineVersion: &f.EngineVersion, Headers: f.Headers, BlockTokens: positive(f.BlockTokens), PoolBlocks: positive(f.PoolBlocks),
 		Capabilities: f.Capabilities,
 		QueueBasis:   proto.String(string(w.QueueBasis)), Live: counted(w.Live), OpenClaims: proto.Uint32(uint32(w.OpenClaims)),
-		PendingClaims: counted(w.PendingClaims), SpeedSource: proto.String(string(w.SpeedSource)), Role: &f.Role, Transfer: transferProto(f.Transfer),
+		PendingClaims: counted(w.PendingClaims), InFlight: counted(math.Ceil(w.InFlight)), SpeedSource: proto.String(string(w.SpeedSource)), Role: &f.Role, Transfer: transferProto(f.Transfer),
 	}
 	out.Learnt = c.judges.learnt(time.Now(), w.Name, w.Process)
 	if f.BlockTokens == 0 {
@@ -75,6 +78,7 @@ func (c *Coordinator) workerProto(w *fleet.WorkerInfo, state *registry.State) *w
 	}
 	if cs := state.CordonsFor(w.Name, f.Model, f.GPUUUIDs); len(cs) > 0 {
 		out.Cordon = cordonProto(cs[0])
+		out.State = proto.String(c.shownState(w, cs, time.Now()))
 	}
 	return out
 }
@@ -183,12 +187,17 @@ func (o *operators) ListCoordinators(context.Context, *waypostv1.ListCoordinator
 
 // GetFleet implements the operator service.
 func (o *operators) GetFleet(context.Context, *waypostv1.GetFleetRequest) (*waypostv1.GetFleetResponse, error) {
-	f := o.c.replica.State().FleetFile()
+	return o.c.fleetProto(), nil
+}
+
+// fleetProto is the fleet file in force.
+func (c *Coordinator) fleetProto() *waypostv1.GetFleetResponse {
+	f := c.replica.State().FleetFile()
 	out := &waypostv1.GetFleetResponse{Version: &f.Version, Toml: &f.TOML, AppliedBy: &f.By, Message: &f.Message}
 	if f.Version > 0 {
 		out.AppliedAt = proto.String(f.At().Format(time.RFC3339))
 	}
-	return out, nil
+	return out
 }
 
 // PutFleet implements the operator service.
@@ -235,7 +244,7 @@ func (o *operators) CordonTarget(ctx context.Context, req *waypostv1.CordonTarge
 	if req.GetDryRun() {
 		return out, nil
 	}
-	body := registry.SetCordon{Selector: req.GetSelector(), Reason: req.GetReason()}
+	body := registry.SetCordon{Selector: req.GetSelector(), Reason: req.GetReason(), Drain: req.GetDrain()}
 	if w, err := c.fleet.Worker(time.Now(), firstOf(out.GetWorkers())); err == nil && strings.Contains(req.GetSelector(), "/") {
 		body.GPUUUIDs, body.Model = w.Facts.GPUUUIDs, w.Facts.Model
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -55,6 +56,9 @@ func (c *Coordinator) peer(address string) (*grpc.ClientConn, error) {
 		return conn, nil
 	}
 	if len(p.conns) >= maxPeers {
+		p.closeGone(c.joinAddresses())
+	}
+	if len(p.conns) >= maxPeers {
 		return nil, fmt.Errorf("more than %d coordinators", maxPeers)
 	}
 	creds := insecure.NewCredentials()
@@ -70,6 +74,18 @@ func (c *Coordinator) peer(address string) (*grpc.ClientConn, error) {
 	}
 	p.conns[address] = conn
 	return conn, nil
+}
+
+// closeGone closes connections to addresses where no coordinator is expected any
+// more: coordinators that are replaced come with new ones. The lock is held.
+func (p *peers) closeGone(expected []string) {
+	for address, conn := range p.conns {
+		if !slices.Contains(expected, address) {
+			_ = conn.Close() // what is under way to nobody fails
+			delete(p.conns, address)
+			delete(p.mute, address)
+		}
+	}
 }
 
 func (p *peers) close() {

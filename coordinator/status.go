@@ -178,6 +178,8 @@ func (o *operators) GetStatus(context.Context, *waypostv1.GetStatusRequest) (*wa
 		p.check(h.LaneUp, "error", h.Name, "lane is down: its reports are missing", finite(down), "its workers stay placeable with growing doubt, then as a last resort", "waypost members "+h.Name)
 		p.check(h.ConflictWith == 0, "error", h.Name, "another agent claims the same host name", nil, "the first one keeps serving", "waypost members")
 	}
+	silent := c.laneCheck(now).Problem
+	p.check(silent == "", "error", c.name, silent, nil, "it is not ready, and answers with what it knows", "waypost coordinators")
 	c.exchange.check(p, now)
 	c.transfers.check(p, now)
 	for _, w := range c.fleet.Workers(now) {

@@ -126,8 +126,11 @@ func (h *lanes) covered(hl *hostLane, s *lane.Session, w *waypostv1.WorkerLoad) 
 	hl.mu.Lock()
 	defer hl.mu.Unlock()
 	if st := h.streamOf(hl, s, w.GetIndex()); st != nil {
-		st.coverage, st.untoldMs = w.GetCoverage(), w.PrefixAgeMs
 		h.c.slots.report(st.worker, w.GetIdleSlots())
+		st.coverage, st.untoldMs = w.GetCoverage(), nil
+		if age := w.PrefixAgeMs; age != nil && *age >= 0 { // else it is no age, and none is known
+			st.untoldMs = age
+		}
 		h.retain(st)
 	}
 }
@@ -174,7 +177,7 @@ func (h *lanes) view(st *stream) {
 	}
 	age := st.decoder.Age()
 	if st.untoldMs != nil {
-		age = time.Duration(max(0, min(*st.untoldMs, maxUntoldMs)) * float64(time.Millisecond))
+		age = time.Duration(min(*st.untoldMs, maxUntoldMs) * float64(time.Millisecond))
 	}
 	st.viewKind, st.viewAt = kind, time.Now().Add(-age)
 	h.c.setView(st.worker, st.process, kind, age)

@@ -13,10 +13,14 @@ import (
 	"waypost/coordinator/fleet"
 	"waypost/coordinator/outcome"
 	"waypost/coordinator/placement"
+	"waypost/gossip/accuracy"
+	"waypost/gossip/lane"
 	waypostv1 "waypost/proto/waypost/v1"
 )
 
-// judges keep what outcomes taught about the workers and tell the fleet.
+// judges keep what outcomes taught about the workers and tell the fleet. How
+// right predictions were is folded by the workers' agents, which hear of it from
+// all coordinators; what is done about a worker that fails is decided here.
 type judges struct {
 	c *Coordinator
 
@@ -32,7 +36,12 @@ type judged struct {
 	id      fleet.WorkerID
 	process uint64
 	*outcome.Worker
+	// accuracy is what its agent told last, at accuracyMs.
+	accuracy   accuracy.Report
+	accuracyMs float64
 }
+
+var accuracyLimits = accuracy.DefaultLimits()
 
 func newJudges(c *Coordinator) *judges {
 	j := &judges{c: c, workers: map[string]*judged{}}
@@ -69,41 +78,43 @@ func (j *judges) ended(now time.Time, e *explain.Entry, o *outcome.Outcome) {
 	j.tell(now, e.Worker, w)
 }
 
-// observe learns from a final outcome.
+// observe learns from a final outcome, and has the worker's agent learn.
 func (j *judges) observe(now time.Time, e *explain.Entry) {
 	o := observationOf(e)
-	j.mu.Lock()
-	w := j.of(e.Worker, e.Process)
 	resync := false
-	if w != nil {
+	j.mu.Lock()
+	if w := j.of(e.Worker, e.Process); w != nil {
 		nowMs := j.c.fleet.Ms(now)
-		if f, err := j.c.fleet.Worker(now, e.Worker); err == nil {
-			o.BlockTokens = f.Facts.BlockTokens
-		}
-		bias := w.BiasTokens()
-		w.Observe(nowMs, &o)
+		w.Observe(nowMs, e.Class, o.ExpectedTokens, e.Outcome.CachedTokens)
 		resync = w.ResyncDue(nowMs)
-		if w.BiasTokens() != bias {
-			j.setBias(w.id, w.BiasTokens())
-		}
-		j.tell(now, e.Worker, w)
 	}
 	j.mu.Unlock()
+	j.c.lanes.report(e.Worker, o)
 	if resync {
 		j.c.lanes.distrust(e.Worker)
 	}
 }
 
+// reported takes what a worker's agent folded of all coordinators' outcomes.
+func (j *judges) reported(now time.Time, id fleet.WorkerID, process uint64, r accuracy.Report) {
+	w, ok := j.c.fleet.Endpoint(id)
+	if !ok || w.Process != process {
+		return
+	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	known := j.of(w.Name, process)
+	if known == nil {
+		return
+	}
+	known.accuracy, known.accuracyMs = r, j.c.fleet.Ms(now)
+	j.setBias(id, r.BiasTokens)
+	j.tell(now, w.Name, known)
+}
+
 // observationOf sets an outcome against its prediction, term by term.
-func observationOf(e *explain.Entry) outcome.Observation {
-	nan := math.NaN()
-	out := outcome.Observation{
-		Class: e.Class, ExpectedTokens: e.ExpectedTokens, ActualTokens: e.Outcome.CachedTokens,
-		ReuseMs: nan, WaitMs: nan, FirstTokenMs: nan, GapMs: nan,
-	}
-	if e.ExpectedTokens > 0 {
-		out.ExpectedTokens -= e.BiasTokens
-	}
+func observationOf(e *explain.Entry) *lane.Observed {
+	out := &lane.Observed{EngineProcess: e.Process, Observation: accuracy.NewObservation()}
 	o := e.Outcome
 	out.FirstTokenMs = o.FirstTokenMs - e.FirstTokenMs
 	if e.ExpectedTokens >= 0 && o.CachedTokens >= 0 && e.UncachedTokens > 0 {
@@ -113,12 +124,23 @@ func observationOf(e *explain.Entry) outcome.Observation {
 	if o.OutputTokens > 1 {
 		out.GapMs = (o.DurationMs-o.FirstTokenMs)/float64(o.OutputTokens-1) - e.GapMs
 	}
+	if out.ExpectedTokens = e.ExpectedTokens; e.ExpectedTokens > 0 {
+		out.ExpectedTokens -= e.BiasTokens
+	}
+	if e.Class != outcome.ClassRestarted {
+		// What a new process does not hold is no error of the view.
+		out.ActualTokens = o.CachedTokens
+	}
 	return out
 }
 
 // setBias publishes the biases anew.
 func (j *judges) setBias(id fleet.WorkerID, tokens int) {
-	next := slices.Clone(*j.biases.Load())
+	before := *j.biases.Load()
+	if int(id) < len(before) && before[id] == int32(tokens) || int(id) >= len(before) && tokens == 0 {
+		return
+	}
+	next := slices.Clone(before)
 	if tokens != 0 && int(id) >= len(next) {
 		next = append(next, make([]int32, int(id)+1-len(next))...)
 	}
@@ -180,8 +202,8 @@ func (j *judges) tell(now time.Time, name string, w *judged) {
 		return
 	}
 	// Below a twentieth of an outcome the prior of the view says it all.
-	if w.Outcomes(nowMs) > .05 {
-		out.Trust = w.Trust(nowMs, j.c.policy.Load().PriorTrust(info.View))
+	if age := nowMs - w.accuracyMs; w.accuracy.OutcomesAfter(&accuracyLimits, age) > .05 {
+		out.Trust = w.accuracy.Trust(&accuracyLimits, age, j.c.policy.Load().PriorTrust(info.View))
 	}
 	switch state := w.Breaker(nowMs); {
 	case state == outcome.BreakerOpen:
@@ -204,9 +226,7 @@ func (j *judges) tick(now time.Time) {
 	for name, w := range j.workers {
 		id, process, ok := j.c.fleet.LookupWorker(name)
 		if !ok || process != w.process || id != w.id {
-			if w.BiasTokens() != 0 {
-				j.setBias(w.id, 0)
-			}
+			j.setBias(w.id, 0)
 			delete(j.workers, name)
 			continue
 		}
@@ -223,14 +243,11 @@ func (j *judges) learnt(now time.Time, name string, process uint64) *waypostv1.L
 		return nil
 	}
 	nowMs := j.c.fleet.Ms(now)
-	out := &waypostv1.Learnt{
-		Outcomes: proto.Float64(w.Outcomes(nowMs)), BiasTokens: proto.Int32(int32(w.BiasTokens())), Resyncs: proto.Uint32(uint32(w.Resyncs())),
+	return &waypostv1.Learnt{
+		Outcomes: proto.Float64(w.accuracy.OutcomesAfter(&accuracyLimits, nowMs-w.accuracyMs)), BiasTokens: proto.Int32(int32(w.accuracy.BiasTokens)),
+		Errors: lane.TermErrorsOf(w.accuracy.Errors), Resyncs: proto.Uint32(uint32(w.Resyncs())),
 		Breaker: proto.String(w.Breaker(nowMs).String()), FailingMs: finite(w.FailingMs(nowMs)), NextProbeMs: finite(w.NextProbeMs(nowMs)),
 	}
-	for _, e := range w.Errors(nowMs) {
-		out.Errors = append(out.Errors, &waypostv1.TermError{Term: proto.String(e.Term.String()), BiasMs: &e.BiasMs, MeanMs: &e.MeanMs, Outcomes: &e.Weight})
-	}
-	return out
 }
 
 // learn takes a final outcome: counters, shares, and what it teaches about the

@@ -116,7 +116,7 @@ func (c *Coordinator) toChange(r *waypostv1.ExplainWorkerResponse, stateWhy stri
 	host, _, _ := strings.Cut(w.GetName(), "/")
 	var out []string
 	switch state := w.GetState(); {
-	case state == "cordoned" && w.GetCordon() != nil:
+	case w.GetCordon() != nil && (state == "cordoned" || strings.HasPrefix(state, "drain")):
 		out = append(out, "take the cordon back: waypost uncordon "+w.GetCordon().GetSelector())
 	case state == "failing":
 		out = append(out, "find out why it fails what it is given (its engine's log); a probe placement readmits it by itself")

@@ -9,10 +9,11 @@ import (
 )
 
 // faults are the faults of comparable systems about load, hot spots, workers,
-// topology and tenants, by the names that they are listed under, and the tests
-// that show what is done about each. WRK-06 (the progress of a drain until its
-// limit) and TOP-04 (NUMA nodes that are not known) are about parts that do not
-// exist yet: who is cordoned gets nothing new, and no price rests on NUMA.
+// topology, tenants, events, the truth of a view and the identity of blocks, by
+// the names that they are listed under, and the tests that show what is done
+// about each. IDN-02 (a block size that is configured and not used) cannot be:
+// only the engine tells it. TOP-04 (NUMA nodes that are not known) is about a
+// part that does not exist yet: no price rests on NUMA.
 var faults = []struct {
 	name string
 	// tests are a package's directory and a test in it.
@@ -40,6 +41,7 @@ var faults = []struct {
 	{"WRK-03", [][2]string{{"coordinator/outcome", "TestOnlyWorkerFaultsCount"}, {"testbed/cluster", "TestFailFastWorkerIsNoMagnet"}}},
 	{"WRK-04", [][2]string{{"coordinator/outcome", "TestBreakerOpensOnFaultsAndProbes"}, {"testbed/cluster", "TestFailFastWorkerIsNoMagnet"}}},
 	{"WRK-05", [][2]string{{"coordinator/placement", "TestWRK05Continuation"}, {"testbed/cluster", "TestSameRequestSameAnswer"}}},
+	{"WRK-06", [][2]string{{"testbed/cluster", "TestWRK06DrainCountsDown"}, {"coordinator/ctl", "TestDrainShowsWhatStillRuns"}}},
 	{"WRK-07", [][2]string{{"coordinator/placement", "TestWRK07WillAndGuess"}}},
 	{"WRK-08", [][2]string{{"coordinator/placement", "TestLosingAWorkerMovesOnlyItsRequests"}}},
 	{"WRK-12", [][2]string{{"coordinator/fleet", "TestLostEngineEndsItsClaims"}, {"testbed/cluster", "TestEngineRestartEndsItsClaims"}}},
@@ -50,9 +52,35 @@ var faults = []struct {
 	{"TOP-06", [][2]string{{"coordinator/placement", "TestTOP06SlowPairCostsMore"}}},
 	{"TEN-01", [][2]string{{"testbed/cluster", "TestSaltsAndAdaptersAreDomainsOfTheirOwn"}}},
 	{"TEN-02", [][2]string{{"testbed/cluster", "TestSaltsAndAdaptersAreDomainsOfTheirOwn"}, {"coordinator/registry", "TestSaltsBelongToTheirTenant"}}},
-	{"TEN-03", [][2]string{{"agent/engine/vllm", "TestExtraKeys"}}},
+	{"TEN-03", [][2]string{{"agent/engine/kvevents", "TestExtraKeys"}}},
 	{"TEN-04", [][2]string{{"coordinator/placement", "TestTranscripts"}}},
-	{"TEN-06", [][2]string{{"agent/engine/vllm", "TestExtraKeys"}}},
+	{"TEN-06", [][2]string{{"agent/engine/kvevents", "TestExtraKeys"}}},
+	{"EVT-01", [][2]string{{"agent/engine/kvevents", "TestEVT01RestartBeginsAgain"}, {"agent/engine/vllm", "TestRestartWithEqualHashes"}, {"testbed/cluster", "TestEngineRestart"}}},
+	{"EVT-02", [][2]string{{"agent/engine/kvevents", "TestReplayRequestsAreBounded"}}},
+	{"EVT-03", [][2]string{{"agent/engine/kvevents", "TestEVT03OneLostBatch"}, {"testbed/cluster", "TestLostEvents"}}},
+	{"EVT-04", [][2]string{{"agent/engine/kvevents", "TestEVT04LateJoinIsPartial"}, {"coordinator/fleet", "TestCoverage"}}},
+	{"EVT-05", [][2]string{{"agent/blocktable", "TestEVT05UnknownRemovalInABatch"}}},
+	{"EVT-06", [][2]string{{"agent/engine/kvevents", "TestEVT06JumpWithoutReplay"}, {"testbed/cluster", "TestLostEvents"}}},
+	{"EVT-07", [][2]string{{"agent/engine/kvevents", "TestEVT07LongHistory"}}},
+	{"EVT-08", [][2]string{{"agent/blocktable", "TestEVT08OrphansWaitForTheirParent"}}},
+	{"EVT-09", [][2]string{{"agent/blocktable", "TestEVT09TokensOfAnotherSpan"}}},
+	{"EVT-10", [][2]string{{"agent/engine/kvevents", "TestEVT10LossIsMeasured"}}},
+	{"TRU-01", [][2]string{{"agent/engine/kvevents", "TestTRU01ClearTakesEffectAtOnce"}, {"agent/engine/vllm", "TestSleepClears"}, {"testbed/cluster", "TestCacheClear"}}},
+	{"TRU-02", [][2]string{{"agent/blocktable", "TestTRU02TwoCopiesOfABlock"}}},
+	{"TRU-03", [][2]string{{"coordinator/fleet", "TestReportAges"}}},
+	{"TRU-04", [][2]string{{"agent/engine/vllm", "TestRestartByStartTime"}, {"testbed/cluster", "TestEngineRestart"}}},
+	{"TRU-05", [][2]string{{"agent/engine/kvevents", "TestTRU05UnknownTierIsNotGPU"}}},
+	{"TRU-06", [][2]string{{"agent/blocktable", "TestTRU06OnlyTheUnbrokenRunCounts"}}},
+	{"TRU-07", [][2]string{{"coordinator/outcome", "TestResyncIsBounded"}, {"coordinator", "TestDistrustAsksForAllOfAView"}}},
+	{"TRU-10", [][2]string{{"testbed/cluster", "TestAgentRestart"}}},
+	{"TRU-11", [][2]string{{"coordinator", "TestDistrustAsksForAllOfAView"}, {"agent/engine/vllm", "TestResync"}}},
+	{"IDN-01", [][2]string{{"agent/blocktable", "TestIDN01TokensNotBlocks"}}},
+	{"IDN-03", [][2]string{{"agent/engine/vllm", "TestIDN03SilentRanks"}, {"agent/engine/kvevents", "TestWrongRank"}}},
+	{"IDN-04", [][2]string{{"agent/engine/vllm", "TestTwoRanksAreTwoWorkers"}, {"testbed/cluster", "TestTwoRanksBehindOnePortAreTwoWorkers"}}},
+	{"IDN-05", [][2]string{{"agent/engine/vllm", "TestNoEventsIsSaid"}, {"agent/engine/kvevents", "TestWorkWithoutEvents"}}},
+	{"IDN-06", [][2]string{{"agent/engine/kvevents", "TestIDN06TakenPort"}}},
+	{"IDN-07", [][2]string{{"agent/blocktable", "TestIDN07BlockSizesOfTiersAreNotAdded"}}},
+	{"IDN-11", [][2]string{{"agent/engine/kvevents", "TestIDN11OddMessages"}}},
 }
 
 // Each fault that is listed has the tests that are named for it.
@@ -91,7 +119,7 @@ func TestEveryListedFaultHasItsTest(t *testing.T) {
 	// A test that bears the name of a fault is listed under it.
 	for dir, names := range tests {
 		for name := range names {
-			m := regexp.MustCompile(`^Test(LOD|HOT|WRK|TOP|TEN)(\d\d)`).FindStringSubmatch(name)
+			m := regexp.MustCompile(`^Test(LOD|HOT|WRK|TOP|TEN|EVT|TRU|IDN)(\d\d)`).FindStringSubmatch(name)
 			if m != nil && !listed[strings.Join(m[1:], "-")] {
 				t.Errorf("%s in %s is not listed", name, dir)
 			}

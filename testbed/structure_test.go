@@ -20,15 +20,16 @@ const module = "waypost/"
 // pure lists the packages that decide. They run the same in production and in
 // the simulator, so they may not know the time, the network or the log.
 var pure = []string{
-	"agent/blocktable", "agent/engine/llamacpp/slots", "agent/queue", "gossip/prefix", "gossip/summary", "gossip/ledger",
-	"coordinator/prefixindex", "coordinator/pull", "coordinator/fleet", "coordinator/placement", "coordinator/registry", "coordinator/outcome",
+	"agent/blocktable", "agent/engine/llamacpp/slots", "agent/queue",
+	"gossip/prefix", "gossip/summary", "gossip/ledger", "gossip/accuracy",
+	"coordinator/prefixindex", "coordinator/pull", "coordinator/fleet", "coordinator/placement", "coordinator/registry", "coordinator/outcome", "coordinator/memo",
 }
 
 // pureLibraries are the libraries outside the standard library that pure
 // packages may use, and who may use them.
 var pureLibraries = map[string][]string{
 	"github.com/zeebo/xxh3":                    {"gossip/prefix", "gossip/summary", "coordinator/prefixindex", "coordinator/placement"},
-	"github.com/dchest/siphash":                {"gossip/prefix"},
+	"github.com/dchest/siphash":                {"gossip/prefix", "coordinator/memo"},
 	"github.com/pelletier/go-toml/v2":          {"coordinator/registry"},
 	"github.com/pelletier/go-toml/v2/unstable": {"coordinator/registry"},
 }

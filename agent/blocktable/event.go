@@ -11,7 +11,7 @@ const (
 	OpStore
 	// OpRemove removes one copy of each block.
 	OpRemove
-	// OpClear removes every copy in GPU memory.
+	// OpClear removes every copy in the event's medium.
 	OpClear
 )
 

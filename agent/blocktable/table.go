@@ -230,7 +230,11 @@ func (t *Table) Apply(e *Event) {
 		t.remove(e)
 	case OpClear:
 		t.stats.Clears++
-		t.clearGPU()
+		if e.Medium == MediumGPU {
+			t.clearGPU()
+		} else {
+			t.clearTier(e.Medium)
+		}
 	}
 }
 
@@ -424,9 +428,32 @@ func (t *Table) remove(e *Event) {
 	}
 }
 
+// clearTier drops every copy in a medium other than GPU memory; what is held
+// there stays.
+func (t *Table) clearTier(m Medium) {
+	for _, g := range t.allGroups {
+		if g.medium == m {
+			g.reset()
+		}
+	}
+	if !t.hasTiers() {
+		return
+	}
+	for id := uint32(1); id <= t.nodes.made; id++ {
+		if t.nodes.at(id).flags&flagUsed != 0 {
+			t.release(id)
+		}
+	}
+}
+
 // clearGPU drops every copy in GPU memory; other tiers keep theirs.
 func (t *Table) clearGPU() {
 	told := t.attached > 0
+	if t.copies == 0 {
+		// Clears where nothing is held come in floods.
+		t.history.cleared(true)
+		return
+	}
 	if t.hasTiers() {
 		t.clearGPUCopies()
 	} else {

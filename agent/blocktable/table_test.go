@@ -337,6 +337,38 @@ func TestClearKeepsTiers(t *testing.T) {
 	}
 }
 
+// A clear that names a tier drops that one only.
+func TestClearOfATier(t *testing.T) {
+	table := New(Options{})
+	apply(table, store(0, 1, 2), &Event{Op: OpStore, Medium: MediumCPU, Hashes: []uint64{1, 2, 3}}, remove(2))
+	apply(table, &Event{Op: OpClear, Medium: MediumCPU})
+	if got := table.Match(prompt(1, 2), "", ""); got != 16 {
+		t.Errorf("match = %d after a clear of host memory, want 16", got)
+	}
+	// The root, and the block in GPU memory.
+	if table.Held() != 2 || table.Copies() != 1 {
+		t.Errorf("%d nodes, %d copies", table.Held(), table.Copies())
+	}
+	apply(table, &Event{Op: OpClear, Medium: MediumDisk}, &Event{Op: OpClear}, &Event{Op: OpClear})
+	if table.Held() != 0 || table.Stats().Clears != 4 {
+		t.Errorf("%d nodes, %+v", table.Held(), table.Stats())
+	}
+}
+
+// A flood of clears costs next to nothing where nothing is held.
+func TestFloodOfClears(t *testing.T) {
+	table := New(Options{ExpectBlocks: 1 << 20})
+	apply(table, store(0, 1), &Event{Op: OpClear})
+	// One clear of the index of a million blocks takes about a millisecond.
+	for range 1_000_000 {
+		table.Apply(&Event{Op: OpClear})
+	}
+	apply(table, store(0, 2))
+	if table.Len() != 1 {
+		t.Errorf("%d blocks", table.Len())
+	}
+}
+
 func TestChains(t *testing.T) {
 	for _, size := range []int{16, 48, 512, 528, 1300} {
 		table := New(Options{})

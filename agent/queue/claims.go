@@ -21,6 +21,9 @@ const (
 	// claim does.
 	silentMs = 60_000
 	lifeMs   = 600_000
+	// endUntoldMs is how long a claim stays after its newest fact if its end
+	// was not told: evidence of it may still come.
+	endUntoldMs = 20_000
 	// maxClaimMs bounds the work of one claim.
 	maxClaimMs = 600_000
 )

@@ -36,6 +36,13 @@ func (e *Estimator) Slots(at time.Time, slots []Slot) {
 	atMs := e.ms(at)
 	used := map[*claim]bool{}
 	foreign := 0
+	// A claim may be kept long after its stream must have ended; a slot is not
+	// its any more.
+	pace := e.paceMs()
+	gone := func(c *claim) bool {
+		_, ended := e.streamEnd(c, atMs-earlyMarkMs, pace)
+		return ended || c.why == overGone || !math.IsNaN(c.doneMs)
+	}
 	for _, s := range slots {
 		if s.PromptTokens < 1 || s.PromptTokens > ledger.MaxTokens || s.ProcessedTokens < 0 || s.ProcessedTokens > s.PromptTokens {
 			e.counts.BadReadings++
@@ -43,7 +50,7 @@ func (e *Estimator) Slots(at time.Time, slots []Slot) {
 		}
 		var match *claim
 		for _, c := range e.ledger.list {
-			if c.prompt == s.PromptTokens && !used[c] && c.why != overGone && math.IsNaN(c.doneMs) && c.madeMs <= atMs {
+			if c.prompt == s.PromptTokens && !used[c] && c.madeMs <= atMs && !gone(c) {
 				match = c
 				break
 			}

@@ -225,6 +225,31 @@ func TestOrderOfArrivalDoesNotMatter(t *testing.T) {
 	})
 }
 
+// An answer that came fast teaches a short gap between tokens; what that says
+// of other streams drops no claim that can still be told of.
+func TestLearntPaceDropsNoClaimThatIsStillToldOf(t *testing.T) {
+	for _, fast := range []bool{false, true} {
+		e := newLedgerEstimator(t)
+		claimAt(t, e, 0, 1, 1, 200, func(o *ledger.Offer) { o.OutputTokens = 4000 })
+		claimAt(t, e, 0, 1, 2, 200)
+		markAt(t, e, 20, 1, 2, ledger.MarkFirst, 0) // closes the claim before it
+		if fast {
+			if err := e.Marks(atMs(21), &ledger.MarkFrame{Coordinator: 1, Marks: []ledger.Marked{{Seq: 2, What: ledger.MarkDone, OutputTokens: 1001}}}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		e.Load(atMs(8_000))
+		markAt(t, e, 8_001, 1, 1, ledger.MarkGone, 0)
+		if got := e.Counts().UnknownMarks; got != 0 {
+			t.Errorf("fast answers %v: the end of a claim was told 8 s after it left the queue and came too late", fast)
+		}
+		e.Load(atMs(8_001 + endUntoldMs + 60_000))
+		if _, kept := e.OpenClaims(); kept != 0 {
+			t.Errorf("fast answers %v: %d claims are kept", fast, kept)
+		}
+	}
+}
+
 // 50 claims without requests: nothing is left of them after their own time,
 // one step and one reading; without counters after a minute.
 func TestClaimsWithoutRequestsEnd(t *testing.T) {

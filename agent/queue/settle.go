@@ -99,21 +99,27 @@ func (e *Estimator) infer(v *view) {
 	}
 }
 
-// dropEnded takes claims off the list of which nothing follows any more.
+// dropEnded takes claims off the list of which nothing follows any more. What
+// is only estimated drops nothing that was heard of lately: how long a claim
+// can still be told of must not rest on what was learnt, for that depends on
+// the order in which facts came.
 func (e *Estimator) dropEnded(v *view) {
 	pace := e.paceMs()
 	removed := e.ledger.remove(func(c *claim) bool {
 		if v.nowMs-c.madeMs >= lifeMs {
 			return true
 		}
+		if c.why == inQueue && math.IsNaN(c.doneMs) {
+			return v.nowMs-c.factMs >= silentMs
+		}
 		if end, ended := e.streamEnd(c, v.nowMs, pace); ended {
+			if math.IsNaN(c.doneMs) && v.nowMs-max(c.factMs, c.overMs) <= endUntoldMs {
+				return false
+			}
 			// A reading from before its end still counts it, and marks may be
 			// late.
 			since := v.nowMs - end
 			return since > earlyMarkMs && (!v.counters || end <= v.sMs) || since > 2*durationMs(maxSampleAge)
-		}
-		if c.why == inQueue {
-			return v.nowMs-c.factMs >= silentMs
 		}
 		return v.nowMs-max(c.factMs, c.overMs+e.answerTokens(c)*pace) >= silentMs
 	})

@@ -2,6 +2,7 @@ package api
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -231,12 +232,7 @@ func (s *Server) httpListPlacements(w http.ResponseWriter, r *http.Request) {
 		SinceMs: q.ms("since"), Redirected: q.flag("redirected"), Mispredicted: q.flag("mispredicted"), Limit: q.count("limit"),
 		Pool: q.str("pool"), Local: q.flag("local"),
 	}
-	if !q.ok(w) {
-		return
-	}
-	if resp, ok := call(s, w, r, waypostv1.PlacementService_ListPlacements_FullMethodName, req, s.opt.Placement.ListPlacements); ok {
-		writeMessage(w, http.StatusOK, resp)
-	}
+	answerQuery(s, w, r, q, waypostv1.PlacementService_ListPlacements_FullMethodName, req, s.opt.Placement.ListPlacements)
 }
 
 func (s *Server) httpStatus(w http.ResponseWriter, r *http.Request) {
@@ -245,37 +241,35 @@ func (s *Server) httpStatus(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-func (s *Server) httpWorkers(w http.ResponseWriter, r *http.Request) {
-	q := newQuery(r)
-	req := &waypostv1.ListWorkersRequest{Name: q.str("name"), Pool: q.str("pool"), Host: q.str("host"), State: q.str("state")}
+// answerQuery runs a service call whose request was read from a query, if that
+// held nothing else.
+func answerQuery[Req any, Resp proto.Message](s *Server, w http.ResponseWriter, r *http.Request, q *query, method string, req Req,
+	fn func(context.Context, Req) (Resp, error),
+) {
 	if !q.ok(w) {
 		return
 	}
-	if resp, ok := call(s, w, r, waypostv1.OperatorService_ListWorkers_FullMethodName, req, s.opt.Operator.ListWorkers); ok {
+	if resp, ok := call(s, w, r, method, req, fn); ok {
 		writeMessage(w, http.StatusOK, resp)
 	}
+}
+
+func (s *Server) httpWorkers(w http.ResponseWriter, r *http.Request) {
+	q := newQuery(r)
+	req := &waypostv1.ListWorkersRequest{Name: q.str("name"), Pool: q.str("pool"), Host: q.str("host"), State: q.str("state")}
+	answerQuery(s, w, r, q, waypostv1.OperatorService_ListWorkers_FullMethodName, req, s.opt.Operator.ListWorkers)
 }
 
 func (s *Server) httpHosts(w http.ResponseWriter, r *http.Request) {
 	q := newQuery(r)
 	req := &waypostv1.ListHostsRequest{Name: q.str("name")}
-	if !q.ok(w) {
-		return
-	}
-	if resp, ok := call(s, w, r, waypostv1.OperatorService_ListHosts_FullMethodName, req, s.opt.Operator.ListHosts); ok {
-		writeMessage(w, http.StatusOK, resp)
-	}
+	answerQuery(s, w, r, q, waypostv1.OperatorService_ListHosts_FullMethodName, req, s.opt.Operator.ListHosts)
 }
 
 func (s *Server) httpMembers(w http.ResponseWriter, r *http.Request) {
 	q := newQuery(r)
 	req := &waypostv1.ListMembersRequest{From: q.str("from")}
-	if !q.ok(w) {
-		return
-	}
-	if resp, ok := call(s, w, r, waypostv1.OperatorService_ListMembers_FullMethodName, req, s.opt.Operator.ListMembers); ok {
-		writeMessage(w, http.StatusOK, resp)
-	}
+	answerQuery(s, w, r, q, waypostv1.OperatorService_ListMembers_FullMethodName, req, s.opt.Operator.ListMembers)
 }
 
 func (s *Server) httpCoordinators(w http.ResponseWriter, r *http.Request) {
@@ -288,23 +282,13 @@ func (s *Server) httpCoordinators(w http.ResponseWriter, r *http.Request) {
 func (s *Server) httpInspect(w http.ResponseWriter, r *http.Request) {
 	q := newQuery(r)
 	req := &waypostv1.InspectWorkerRequest{Worker: q.str("worker"), Verify: q.flag("verify")}
-	if !q.ok(w) {
-		return
-	}
-	if resp, ok := call(s, w, r, waypostv1.OperatorService_InspectWorker_FullMethodName, req, s.opt.Operator.InspectWorker); ok {
-		writeMessage(w, http.StatusOK, resp)
-	}
+	answerQuery(s, w, r, q, waypostv1.OperatorService_InspectWorker_FullMethodName, req, s.opt.Operator.InspectWorker)
 }
 
 func (s *Server) httpTopology(w http.ResponseWriter, r *http.Request) {
 	q := newQuery(r)
 	req := &waypostv1.GetTopologyRequest{From: q.str("from"), To: q.str("to")}
-	if !q.ok(w) {
-		return
-	}
-	if resp, ok := call(s, w, r, waypostv1.OperatorService_GetTopology_FullMethodName, req, s.opt.Operator.GetTopology); ok {
-		writeMessage(w, http.StatusOK, resp)
-	}
+	answerQuery(s, w, r, q, waypostv1.OperatorService_GetTopology_FullMethodName, req, s.opt.Operator.GetTopology)
 }
 
 func (s *Server) httpGetFleet(w http.ResponseWriter, r *http.Request) {
@@ -350,8 +334,11 @@ func (s *Server) httpTarget(w http.ResponseWriter, r *http.Request) {
 		id = given.RequestId
 	}
 	switch verb {
-	case "cordon":
-		req := &waypostv1.CordonTargetRequest{Selector: &target, Reason: reason, DryRun: dryRun, RequestId: id}
+	case "cordon", "drain":
+		req := &waypostv1.CordonTargetRequest{Selector: &target, Reason: reason, DryRun: dryRun, RequestId: id, Drain: given.Drain}
+		if verb == "drain" {
+			req.Drain = proto.Bool(true)
+		}
 		if resp, ok := call(s, w, r, waypostv1.OperatorService_CordonTarget_FullMethodName, req, s.opt.Operator.CordonTarget); ok {
 			writeMessage(w, http.StatusOK, resp)
 		}
@@ -361,7 +348,7 @@ func (s *Server) httpTarget(w http.ResponseWriter, r *http.Request) {
 			writeMessage(w, http.StatusOK, resp)
 		}
 	default:
-		writeError(w, NotFound("path", fmt.Sprintf("unknown verb %q of a target: use :cordon or :uncordon", verb)))
+		writeError(w, NotFound("path", fmt.Sprintf("unknown verb %q of a target: use :cordon, :uncordon or :drain", verb)))
 	}
 }
 

@@ -2,12 +2,12 @@ package api
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"time"
 
 	"google.golang.org/grpc"
-
-	waypostv1 "waypost/proto/waypost/v1"
+	"google.golang.org/protobuf/proto"
 )
 
 // lineWithin is how long a client has to take a line.
@@ -18,16 +18,18 @@ const eventStream = "text/event-stream"
 
 // lineStream is the server's side of a stream that goes out as JSON lines, or
 // as server-sent events of one such line each.
-type lineStream struct {
+type lineStream[Res any] struct {
 	grpc.ServerStream
 	r       *http.Request
 	w       http.ResponseWriter
 	control *http.ResponseController
 	events  bool
+	begun   bool
 }
 
 // begin sends the head, so that the client knows it is connected.
-func (l *lineStream) begin() error {
+func (l *lineStream[Res]) begin() error {
+	l.begun = true
 	kind := "application/x-ndjson"
 	if l.events {
 		kind = eventStream
@@ -38,13 +40,22 @@ func (l *lineStream) begin() error {
 }
 
 // Context implements grpc.ServerStream.
-func (l *lineStream) Context() context.Context { return l.r.Context() }
+func (l *lineStream[Res]) Context() context.Context { return l.r.Context() }
 
 // Send writes one line.
-func (l *lineStream) Send(m *waypostv1.WatchPlacementsResponse) error {
-	b, err := MarshalJSON(m)
+func (l *lineStream[Res]) Send(m *Res) error {
+	message, ok := any(m).(proto.Message)
+	if !ok {
+		return fmt.Errorf("%T is no message", m)
+	}
+	b, err := MarshalJSON(message)
 	if err != nil {
 		return err
+	}
+	if !l.begun {
+		if err := l.begin(); err != nil {
+			return err
+		}
 	}
 	if err := l.control.SetWriteDeadline(time.Now().Add(lineWithin)); err != nil {
 		return err

@@ -3,7 +3,10 @@ package api
 import (
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
+
+	"google.golang.org/grpc"
 
 	waypostv1 "waypost/proto/waypost/v1"
 )
@@ -11,23 +14,13 @@ import (
 func (s *Server) httpSummary(w http.ResponseWriter, r *http.Request) {
 	q := newQuery(r)
 	req := &waypostv1.SummarizePlacementsRequest{SinceMs: q.ms("since"), Pool: q.str("pool")}
-	if !q.ok(w) {
-		return
-	}
-	if resp, ok := call(s, w, r, waypostv1.PlacementService_SummarizePlacements_FullMethodName, req, s.opt.Placement.SummarizePlacements); ok {
-		writeMessage(w, http.StatusOK, resp)
-	}
+	answerQuery(s, w, r, q, waypostv1.PlacementService_SummarizePlacements_FullMethodName, req, s.opt.Placement.SummarizePlacements)
 }
 
 func (s *Server) httpReuse(w http.ResponseWriter, r *http.Request) {
 	q := newQuery(r)
 	req := &waypostv1.GetReuseRequest{SinceMs: q.ms("since"), Pool: q.str("pool")}
-	if !q.ok(w) {
-		return
-	}
-	if resp, ok := call(s, w, r, waypostv1.OperatorService_GetReuse_FullMethodName, req, s.opt.Operator.GetReuse); ok {
-		writeMessage(w, http.StatusOK, resp)
-	}
+	answerQuery(s, w, r, q, waypostv1.OperatorService_GetReuse_FullMethodName, req, s.opt.Operator.GetReuse)
 }
 
 func (s *Server) httpExplainWorker(w http.ResponseWriter, r *http.Request) {
@@ -46,33 +39,60 @@ func (s *Server) httpExplainWorker(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// watchPlacements is the kind of event that can be watched: decisions and what
-// became of them.
+// watchPlacements is the kind of decisions and what became of them; it has
+// filters of its own and is watched alone.
 const watchPlacements = "placements"
 
-// httpWatch streams events of the kinds asked for until the client leaves: as
-// JSON lines, or as server-sent events if the client accepts these.
+// httpWatch streams what is of the kinds asked for, and what changes, until the
+// client leaves: as JSON lines, or as server-sent events if the client accepts
+// these.
 func (s *Server) httpWatch(w http.ResponseWriter, r *http.Request) {
 	q := newQuery(r)
-	kinds := q.str("kinds")
-	req := &waypostv1.WatchPlacementsRequest{
-		Pool: q.str("pool"), Tenant: q.str("tenant"), Worker: q.str("worker"), Redirected: q.flag("redirected"), Mispredicted: q.flag("mispredicted"),
+	kinds := strings.Split(first(q.str("kinds")), ",")
+	if slices.Equal(kinds, []string{watchPlacements}) {
+		req := &waypostv1.WatchPlacementsRequest{
+			Pool: q.str("pool"), Tenant: q.str("tenant"), Worker: q.str("worker"), Redirected: q.flag("redirected"), Mispredicted: q.flag("mispredicted"),
+		}
+		watch(s, w, r, q, waypostv1.PlacementService_WatchPlacements_FullMethodName, req, true, s.opt.Placement.WatchPlacements)
+		return
 	}
+	if kinds[0] == "" {
+		q.fail("kinds", "is missing: use "+watchPlacements+" alone, or some of workers, members, fleet, events")
+	}
+	if slices.Contains(kinds, watchPlacements) {
+		q.fail("kinds", fmt.Sprintf("use kinds=%s alone; it has filters of its own", watchPlacements))
+	}
+	req := &waypostv1.WatchRequest{Kinds: kinds, After: q.str("after")}
+	watch(s, w, r, q, waypostv1.OperatorService_Watch_FullMethodName, req, false, s.opt.Operator.Watch)
+}
+
+func first(s *string) string {
+	if s == nil {
+		return ""
+	}
+	return *s
+}
+
+// watch serves a stream of a service as lines. With atOnce the head goes out at
+// once, so that the client knows it is connected; else with the first line, so
+// that what is refused is a plain error.
+func watch[Req any, Res any](s *Server, w http.ResponseWriter, r *http.Request, q *query, method string, req *Req, atOnce bool, serve func(*Req, grpc.ServerStreamingServer[Res]) error) {
 	if !q.ok(w) {
 		return
 	}
-	if err := authorise(s.callerOfHTTP(r), waypostv1.PlacementService_WatchPlacements_FullMethodName); err != nil {
+	if err := authorise(s.callerOfHTTP(r), method); err != nil {
 		writeError(w, err)
 		return
 	}
-	if kinds == nil || *kinds != watchPlacements {
-		writeError(w, BadField("kinds", fmt.Sprintf("use kinds=%s; nothing else can be watched", watchPlacements)))
-		return
+	out := &lineStream[Res]{r: r, w: w, control: http.NewResponseController(w), events: strings.Contains(r.Header.Get("Accept"), eventStream)}
+	if atOnce {
+		if err := out.begin(); err != nil {
+			return
+		}
 	}
-	out := &lineStream{r: r, w: w, control: http.NewResponseController(w), events: strings.Contains(r.Header.Get("Accept"), eventStream)}
-	if err := out.begin(); err != nil {
-		return
+	// Once it began, the client left or sees the end of the stream; there is
+	// nothing to add.
+	if err := serve(req, out); err != nil && !out.begun {
+		writeError(w, err)
 	}
-	// The client left, or sees the end of the stream; there is nothing to add.
-	_ = s.opt.Placement.WatchPlacements(req, out)
 }

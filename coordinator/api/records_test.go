@@ -44,7 +44,8 @@ func TestRecordsOverHTTP(t *testing.T) {
 		{"/v1/placements?local=true&pool=p&limit=3", `"records"`, 200},
 		{"/v1/watch?kinds=placements&tenants=a", "tenants", 400},
 		{"/v1/watch", "kinds", 400},
-		{"/v1/watch?kinds=workers,placements", "kinds=placements", 400},
+		{"/v1/watch?kinds=workers,placements", "kinds=placements alone", 400},
+		{"/v1/watch?kinds=workers&tenant=a", "tenant", 400},
 	} {
 		code, body, _ := s.do(t, http.MethodGet, test.path, "")
 		if code != test.code || !strings.Contains(compact(t, body), test.want) {

@@ -123,6 +123,18 @@ func New(opt Options) (*Server, error) {
 	return s, nil
 }
 
+// UpdateHealth lets the gRPC health service say what the checks of readiness
+// say now.
+func (s *Server) UpdateHealth() {
+	status := healthpb.HealthCheckResponse_SERVING
+	for _, c := range s.opt.Ready() {
+		if c.Problem != "" {
+			status = healthpb.HealthCheckResponse_NOT_SERVING
+		}
+	}
+	s.health.SetServingStatus("", status)
+}
+
 // Serve serves until both listeners are closed or Stop is called.
 func (s *Server) Serve(grpcListener, httpListener net.Listener) error {
 	errs := make(chan error, 2)

@@ -204,7 +204,7 @@ func TestBadRequestsNameTheField(t *testing.T) {
 		{"GET", "/v1/placements?limit=-1", "", 400, "limit", "not a number"},
 		{"GET", "/v1/placements/pl_c1_z", "", 404, "placement_id", "no placement pl_c1_z"},
 		{"POST", "/v1/placements/pl_c1_z:eat", "", 404, "path", `unknown verb "eat"`},
-		{"POST", "/v1/targets/gpu-02:eat", "", 404, "path", "use :cordon or :uncordon"},
+		{"POST", "/v1/targets/gpu-02:eat", "", 404, "path", "use :cordon, :uncordon or :drain"},
 		{"PUT", "/v1/fleet?base=5", "version = 1", 409, "base_version", "the fleet is at 7"},
 		{"GET", "/v1/nothing", "", 404, "path", "not a route"},
 		{"DELETE", "/v1/workers", "", 404, "path", "not a route"},

@@ -181,6 +181,25 @@ func (f fleet) WatchPlacements(r *waypostv1.WatchPlacementsRequest, stream waypo
 		stream.Send(&waypostv1.WatchPlacementsResponse{Kind: proto.String("outcome"), Record: rec, Missed: proto.Uint32(3)}))
 }
 
+func (f fleet) Watch(r *waypostv1.WatchRequest, stream waypostv1.OperatorService_WatchServer) error {
+	send := func(kind, rev string, ageMs float64, level, event, message string, fields map[string]string) error {
+		m := &waypostv1.WatchResponse{Kind: &kind, Rev: &rev}
+		if event != "" {
+			m.Event = &waypostv1.Event{Event: &event, Level: &level, Message: &message, AgeMs: &ageMs, At: proto.String("2026-10-01T10:00:00Z"), Fields: fields}
+		}
+		return stream.Send(m)
+	}
+	var errs error
+	if r.After != nil {
+		errs = stream.Send(&waypostv1.WatchResponse{Kind: proto.String("restart")})
+	}
+	return errors.Join(errs,
+		send("events", "c1.1", 600_000, "WARN", "host_lost", "lane down", map[string]string{"host": "gpu-03", "error": "connection reset by peer", "coordinator": "c-gpu-01"}),
+		send("events", "c1.2", 1000, "INFO", "engine_restarted", "engine restarted", map[string]string{"worker": "gpu-02/vllm-8000/0", "old": "17", "new": "18"}),
+		send("synced", "c1.2", 0, "", "", "", nil),
+		send("events", "c1.3", 0, "INFO", "cordoned", "cordoned", map[string]string{"target": "gpu-02", "by": "anna", "reason": ""}))
+}
+
 func (f fleet) ExplainWorker(_ context.Context, r *waypostv1.ExplainWorkerRequest) (*waypostv1.ExplainWorkerResponse, error) {
 	switch r.GetWorker() {
 	case "gpu-01/vllm-8000/0":

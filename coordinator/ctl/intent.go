@@ -42,7 +42,7 @@ func cordonCommand(f *flags) *cobra.Command {
 			case dryRun:
 				fmt.Fprintf(out, "%s: would stop new placements on %s\n", args[0], whom(resp.GetWorkers()))
 			case len(resp.GetPendingOn()) > 0:
-				fmt.Fprintf(out, "%s: no new placements on %s (in force on %s; not confirmed by %s)\n", args[0], whom(resp.GetWorkers()), strings.Join(resp.GetAppliedOn(), ", "), strings.Join(resp.GetPendingOn(), ", "))
+				fmt.Fprintf(out, "%s: no new placements on %s (%s)\n", args[0], whom(resp.GetWorkers()), inForce(resp))
 			default:
 				fmt.Fprintf(out, "%s: no new placements on %s (in force on all %d coordinators). Undo: waypost uncordon %s\n", args[0], whom(resp.GetWorkers()), len(resp.GetAppliedOn()), args[0])
 			}
@@ -52,6 +52,14 @@ func cordonCommand(f *flags) *cobra.Command {
 	c.Flags().StringVar(&reason, "reason", "", "why; required")
 	c.Flags().BoolVar(&dryRun, "dry-run", false, "only say what would change")
 	return c
+}
+
+// inForce says where a cordon is in force, and where that is not known.
+func inForce(resp *waypostv1.CordonTargetResponse) string {
+	if len(resp.GetPendingOn()) == 0 {
+		return fmt.Sprintf("all %d coordinators", len(resp.GetAppliedOn()))
+	}
+	return fmt.Sprintf("in force on %s; not confirmed by %s", strings.Join(resp.GetAppliedOn(), ", "), strings.Join(resp.GetPendingOn(), ", "))
 }
 
 func whom(workers []string) string {

@@ -76,12 +76,12 @@ func (w *frameWriter) frame(item journalItem) []byte {
 		w.frames = append(w.frames, b...)
 	} else {
 		e := *item.entry
-		e.Record, e.Outcome, e.Class, e.Provisional = placement.Record{}, nil, "", false
+		e.Record, e.Outcome, e.Class, e.Provisional = nil, nil, "", false
 		b, _ := w.entries.encode(&e)
 		w.frames = binary.LittleEndian.AppendUint32(w.frames, uint32(len(b)))
 		w.frames = append(w.frames, b...)
 		if item.entry.Full {
-			if b, err := w.records.encode(&item.entry.Record); err == nil && len(w.frames)+len(b) < maxFrameBytes {
+			if b, err := w.records.encode(item.entry.Record); err == nil && len(w.frames)+len(b) < maxFrameBytes {
 				w.frames = append(w.frames, b...)
 			}
 		}
@@ -183,10 +183,11 @@ func readEntry(body []byte, entries, records *gobReader) (*Entry, bool) {
 	if size > len(body) || !entries.decode(body[:size], e) || e.Placement == "" {
 		return nil, false
 	}
+	e.Record = nil // a summary's own is empty
 	if e.Full {
-		e.Full = records.decode(body[size:], &e.Record) && e.Record.Restored()
-		if !e.Full {
-			e.Record = placement.Record{}
+		r := new(placement.Record)
+		if e.Full = records.decode(body[size:], r) && r.Restored(); e.Full {
+			e.Record = r
 		}
 	}
 	return e, true

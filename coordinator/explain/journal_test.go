@@ -467,7 +467,8 @@ func BenchmarkFrame(b *testing.B) {
 	req, candidates, policy, sit, d := decide(b, 16, 900)
 	e := NewEntry(&req, candidates, sit, d)
 	e.Placement, e.Full = "pl_1", true
-	e.Record = placement.NewRecord(&req, candidates, &policy, sit, d, 64)
+	record := placement.NewRecord(&req, candidates, &policy, sit, d, 64)
+	e.Record = &record
 	w := newFrameWriter()
 	size := 0
 	b.ReportAllocs()

@@ -79,9 +79,9 @@ type Entry struct {
 	// queue report in ms; NaN: none.
 	View                  placement.ViewKind
 	ViewAgeMs, QueueAgeMs float64
-	// Full says that Record holds the inputs; a summary has none.
+	// Full says that Record holds the inputs; a summary has none, and nil here.
 	Full   bool
-	Record placement.Record
+	Record *placement.Record
 	// Outcome is what happened; nil: not told yet. Class is its class;
 	// Provisional says that evidence which could change it is waited for.
 	Outcome     *outcome.Outcome
@@ -142,6 +142,12 @@ type stored struct {
 	older, newer *stored // of the same request id
 }
 
+// added is a new entry and its place in the store in one piece of memory.
+type added struct {
+	stored
+	entry Entry
+}
+
 // Store keeps entries. It is safe for concurrent use.
 type Store struct {
 	options Options
@@ -193,7 +199,7 @@ func New(options Options) (*Store, error) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		for _, e := range options.Journal.takeRead() {
-			s.insert(e)
+			s.insert(&stored{Entry: e})
 			s.trim(e.MadeAt)
 		}
 	}
@@ -208,32 +214,34 @@ func (s *Store) KeepCandidates() int { return s.options.KeepCandidates }
 // are kept; it must hold at most KeepCandidates candidates. An entry whose id
 // is known already changes nothing.
 func (s *Store) Add(now time.Time, e Entry, record func() placement.Record) {
-	full := record != nil && s.takeFull(now)
-	e.MadeAt = now
-	e.Full, e.Record = full, placement.Record{}
-	if full {
-		e.Record = record()
+	a := &added{entry: e}
+	n := &a.entry
+	a.Entry, n.MadeAt, n.Full, n.Record = n, now, record != nil && s.takeFull(now), nil
+	if n.Full {
+		r := record()
+		n.Record = &r
 	}
-	e.Outcome, e.Class, e.Provisional = nil, "", false
+	n.Outcome, n.Class, n.Provisional = nil, "", false
 
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.byID[e.Placement] != nil {
+	if s.byID[n.Placement] != nil {
 		return
 	}
 	s.counts.Added++
-	if !full {
+	if !n.Full {
 		s.counts.Summaries++
 	}
-	s.insert(&e)
+	s.insert(&a.stored)
 	s.trim(now)
-	s.options.Journal.put(&e, journalEntry)
-	s.tell(EventPlaced, &e)
+	s.options.Journal.put(n, journalEntry)
+	s.tell(EventPlaced, n)
 }
 
 // insert puts a new entry in.
-func (s *Store) insert(e *Entry) {
-	n := &stored{Entry: e, bytes: sizeOf(e)}
+func (s *Store) insert(n *stored) {
+	e := n.Entry
+	n.bytes = sizeOf(e)
 	s.entries = append(s.entries, n)
 	s.byID[e.Placement] = n
 	if e.RequestID != "" {
@@ -406,7 +414,9 @@ func (s *Store) Size() (entries int, bytes int64) {
 // Sizes of what entries hold, for the bound. A worker snapshot may be shared
 // by many records and counts in each: the sum is an upper bound.
 const (
-	entryBytes     = int64(unsafe.Sizeof(stored{}) + unsafe.Sizeof(Entry{}) + unsafe.Sizeof(outcome.Outcome{}))
+	// An outcome replaces the entry, whose memory stays with its place.
+	entryBytes     = int64(unsafe.Sizeof(stored{}) + 2*unsafe.Sizeof(Entry{}) + unsafe.Sizeof(outcome.Outcome{}))
+	recordBytes    = int64(unsafe.Sizeof(placement.Record{}))
 	candidateBytes = int64(unsafe.Sizeof(placement.Candidate{}))
 	pathBytes      = int64(unsafe.Sizeof(placement.Path{}))
 	partnerBytes   = int64(unsafe.Sizeof(placement.Partner{}))
@@ -419,13 +429,21 @@ const (
 
 // sizeOf is the memory an entry counts as.
 func sizeOf(e *Entry) int64 {
-	r := &e.Record
 	size := entryBytes + indexBytes
 	if o := e.Outcome; o != nil {
 		size += int64(len(o.Result) + len(o.ErrorClass))
 	}
+	size += int64(len(e.Placement) + len(e.Coordinator) + len(e.RequestID) + len(e.Tenant) + len(e.Pool) + len(e.InputSource) + len(e.Worker) +
+		len(e.DecidingTerm) + len(e.Because) + len(e.Refused) + len(e.LostTo) + len(e.Class))
+	if e.Record != nil {
+		size += sizeOfRecord(e.Record)
+	}
+	return size
+}
+
+func sizeOfRecord(r *placement.Record) int64 {
+	size := recordBytes
 	for _, text := range [...]string{
-		e.Placement, e.Coordinator, e.RequestID, e.Tenant, e.Pool, e.InputSource, e.Worker, e.DecidingTerm, e.Because, string(e.Refused), string(e.LostTo), string(e.Class),
 		r.Request.ID, r.Request.Tenant, r.Request.Pool, r.Request.TenantBarred, r.Request.TenantOver, r.Request.TenantFull,
 		r.Request.CallerZone, r.Request.Adapter, string(r.Request.IfInfeasible), string(r.Policy.IfInfeasible),
 	} {

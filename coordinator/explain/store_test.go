@@ -358,6 +358,30 @@ func TestConcurrentUse(t *testing.T) {
 	group.Wait()
 }
 
+// Of a decision without its inputs one piece of memory is kept, once the
+// tables have their size; the sentence is cut out of memory for many.
+func TestAllocationsOfASummary(t *testing.T) {
+	s := newStore(t, Options{MaxBytes: 1 << 20})
+	req, candidates, _, sit, d := decide(t, 100, 900)
+	ids := make([]string, 20_000)
+	for i := range ids {
+		ids[i] = fmt.Sprint("pl_", i)
+	}
+	next := 0
+	add := func() {
+		e := NewEntry(&req, candidates, sit, d)
+		e.Placement = ids[next]
+		next++
+		s.Add(at(float64(next)/1e6), e, nil)
+	}
+	for range 10_000 {
+		add()
+	}
+	if n := testing.AllocsPerRun(5000, add); n > 1 {
+		t.Errorf("%v allocations a summary, want 1", n)
+	}
+}
+
 func BenchmarkAddFull100(b *testing.B) {
 	s := newStore(b, Options{FullPerSec: 1e12})
 	req, candidates, policy, sit, d := decide(b, 100, 900)

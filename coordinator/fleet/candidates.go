@@ -71,7 +71,7 @@ func (f *Fleet) poolAndWays(q Query) (*pool, zoneWays, error) {
 	return p, ways, nil
 }
 
-// Ask is one request to choose for.
+// Ask is one request to choose for. One that is used again spares memory.
 type Ask struct {
 	Query
 	Request *placement.Request
@@ -90,6 +90,8 @@ type Ask struct {
 	FastestBytesPerMs float64
 	// Whole prices every worker.
 	Whole bool
+
+	query placement.Query // memory, used again
 }
 
 // Decide chooses a worker of a pool. The candidates that were priced overwrite
@@ -103,7 +105,8 @@ func (f *Fleet) Decide(now time.Time, ask *Ask, dst []placement.Candidate, d *pl
 		return dst[:0], sit, err
 	}
 	sit = p.situation(sit)
-	q := placement.Query{Matches: ask.Matches, MatchUnknown: ask.MatchUnknown, Ways: ways.list, WaysOpen: ways.open, FastestBytesPerMs: ask.FastestBytesPerMs, Whole: ask.Whole}
+	q := &ask.query
+	*q = placement.Query{Matches: ask.Matches, MatchUnknown: ask.MatchUnknown, Ways: ways.list, WaysOpen: ways.open, FastestBytesPerMs: ask.FastestBytesPerMs, Whole: ask.Whole}
 	q.Way = ask.Path
 	if ask.Path != nil && !ask.MatchUnknown {
 		sit.Sources = p.board.AppendSources(nil, ask.Request, ask.Matches, ask.Sending)
@@ -114,7 +117,7 @@ func (f *Fleet) Decide(now time.Time, ask *Ask, dst []placement.Candidate, d *pl
 			return paths
 		}
 	}
-	dst, err = p.board.Decide(ask.Request, ask.Policy, sit, &q, dst, d)
+	dst, err = p.board.Decide(ask.Request, ask.Policy, sit, q, dst, d)
 	return dst, sit, err
 }
 

@@ -211,7 +211,7 @@ func TestReturningWorkerStartsAtZero(t *testing.T) {
 	for i := range 5 {
 		first = r.claim(100, fmt.Sprint("r", i), worker0, 100)
 	}
-	if got := r.f.RemoveHost(at(200), "gpu-00").Ended; len(got) != 5 {
+	if got := r.remove(200, "gpu-00").Ended; len(got) != 5 {
 		t.Errorf("%d claims ended with the host", len(got))
 	}
 	r.open(300, hello("gpu-00", 1))
@@ -315,7 +315,7 @@ func TestPredictedKeysLiveWithTheirClaim(t *testing.T) {
 	if book.count() != 1 {
 		t.Errorf("%d key sets after expiry", book.count())
 	}
-	r.f.RemoveHost(at(60_200), "gpu-00")
+	r.remove(60_200, "gpu-00")
 	if book.count() != 0 || len(book.drops) != 1 {
 		t.Errorf("%d key sets after removal, dropped %v", book.count(), book.drops)
 	}

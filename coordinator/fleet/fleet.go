@@ -79,6 +79,8 @@ type Options struct {
 	// ForgetAfter is how long a worker stays after its agent stopped listing
 	// it, 10 min.
 	ForgetAfter time.Duration
+	// ForgetHostAfter is how long a host stays after its lane went down, 24 h.
+	ForgetHostAfter time.Duration
 	// MaxHosts, MaxWorkers, MaxClaims and MaxEnded bound hosts (4,096),
 	// workers (16,384), open claims (65,536) and remembered ended ones
 	// (32,768).
@@ -101,6 +103,7 @@ func (o *Options) setDefaults() error {
 		{"maxClaimLife", &o.MaxClaimLife, 600 * time.Second},
 		{"laneSilent", &o.LaneSilent, 2 * time.Second},
 		{"forgetAfter", &o.ForgetAfter, 10 * time.Minute},
+		{"forgetHostAfter", &o.ForgetHostAfter, 24 * time.Hour},
 	} {
 		if *d.value < 0 {
 			return fmt.Errorf("%w: %s: %v is negative", ErrOptions, d.name, *d.value)

@@ -222,3 +222,11 @@ var (
 	_ fataler = (*testing.T)(nil)
 	_ fataler = (*testing.B)(nil)
 )
+
+// remove forgets a host as if it had been away for long.
+func (r *rig) remove(ms float64, host string) (changes Changes) {
+	r.f.mu.Lock()
+	defer r.f.mu.Unlock()
+	r.f.removeHost(r.f.hosts[host], ms, &changes)
+	return changes
+}

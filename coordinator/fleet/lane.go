@@ -426,21 +426,20 @@ func (f *Fleet) CloseLane(now time.Time, host string, lane Lane) Changes {
 	return changes
 }
 
-// RemoveHost forgets a host and frees its slots: it was shut down or drained
-// for good. Its claims end.
-func (f *Fleet) RemoveHost(now time.Time, host string) Changes {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	var changes Changes
-	h := f.hosts[host]
-	if h == nil {
-		return changes
-	}
+// removeHost forgets a host and frees its slots: nobody expects it back. Its
+// claims end.
+func (f *Fleet) removeHost(h *host, nowMs float64, changes *Changes) {
 	for _, w := range slices.Clone(h.workers) {
-		f.removeWorker(w, f.Ms(now), &changes)
+		f.removeWorker(w, nowMs, changes)
 	}
-	delete(f.hosts, host)
-	return changes
+	delete(f.hosts, h.name)
+}
+
+// HasHost says whether a host is known: its lane is up, or was not long ago.
+func (f *Fleet) HasHost(host string) bool {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	return f.hosts[host] != nil
 }
 
 // removeWorker frees a worker's slot.

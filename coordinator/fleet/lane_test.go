@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"strings"
 	"testing"
@@ -33,13 +34,41 @@ func TestSlotsAreDenseAndReusedAfterRemovalOnly(t *testing.T) {
 	if after := ids(); after["gpu-01/vllm-8000/0"] != before["gpu-01/vllm-8000/0"] {
 		t.Errorf("the slot moved from %d to %d", before["gpu-01/vllm-8000/0"], after["gpu-01/vllm-8000/0"])
 	}
-	removed := r.f.RemoveHost(at(30), "gpu-01").Removed
+	removed := r.remove(30, "gpu-01").Removed
 	if len(removed) != 1 || removed[0] != before["gpu-01/vllm-8000/0"] {
 		t.Fatalf("removed %v", removed)
 	}
 	appeared := r.open(40, hello("gpu-09", 1)).Appeared
 	if len(appeared) != 1 || appeared[0] != removed[0] {
 		t.Errorf("the new worker got slot %v, want the freed %v", appeared, removed)
+	}
+}
+
+// A fleet whose hosts come and go for ever has room for the next ones: who has
+// been away for a day is forgotten with all that was known of it, whoever is
+// there or was there today is not.
+func TestHostsThatAreGoneAreForgotten(t *testing.T) {
+	book := newKeyBook(t)
+	r := newRig(t, 2, func(o *Options) { o.Predicted, o.MaxHosts = book, 3 })
+	r.loadAll(0)
+	const dayMs = 24 * 3600 * 1000
+	r.f.CloseLane(at(10), "gpu-01", r.lanes["gpu-01"])
+	for day := range 5 {
+		name, base := fmt.Sprintf("pod-%d", day), float64(day)*2*dayMs
+		r.open(base+100, hello(name, 1))
+		r.f.CloseLane(at(base+200), name, r.lanes[name])
+		if early := r.f.Tick(at(base + 200 + dayMs - 1)); day > 0 && len(early.Removed) > 0 || !r.f.HasHost(name) {
+			t.Fatalf("day %d: removed too early: %v", day, early.Removed)
+		}
+		if r.f.Tick(at(base + 200 + dayMs)); r.f.HasHost(name) {
+			t.Fatalf("day %d: %s is not forgotten", day, name)
+		}
+	}
+	if hosts := r.f.Hosts(at(20 * dayMs)); len(hosts) != 1 || hosts[0].Name != "gpu-00" || len(r.f.Workers(at(20*dayMs))) != 1 {
+		t.Errorf("hosts %+v", hosts)
+	}
+	if len(r.f.slots) > 3 || len(book.drops) != 6 {
+		t.Errorf("%d slots, %d indexes dropped", len(r.f.slots), len(book.drops))
 	}
 }
 

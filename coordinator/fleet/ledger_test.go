@@ -445,7 +445,7 @@ func TestPredictedKeysOfPeers(t *testing.T) {
 	if book.count() != maxPeerKeys {
 		t.Errorf("%d key sets, want the bound", book.count())
 	}
-	r.f.RemoveHost(at(6000), "gpu-00")
+	r.remove(6000, "gpu-00")
 	r.f.Tick(at(100_000))
 	if book.count() != 0 || r.f.claims.peerParts != 0 {
 		t.Errorf("%d key sets, %d claims of peers left", book.count(), r.f.claims.peerParts)

@@ -161,8 +161,8 @@ func (f *Fleet) endAll(w *worker, nowMs float64, changes *Changes) {
 }
 
 // Tick ends claims whose reservation is over, forgets those of peers that no
-// report speaks of, and removes workers that their agents stopped listing long
-// ago. Call it about once per second.
+// report speaks of, and removes workers that their agents stopped listing and
+// hosts that went away, both long ago. Call it about once per second.
 func (f *Fleet) Tick(now time.Time) Changes {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -181,6 +181,11 @@ func (f *Fleet) Tick(now time.Time) Changes {
 			continue
 		}
 		f.expirePeers(w, nowMs, &changes)
+	}
+	for _, h := range f.hosts {
+		if h.lane == 0 && nowMs-h.downSinceMs >= durationMs(f.options.ForgetHostAfter) {
+			f.removeHost(h, nowMs, &changes)
+		}
 	}
 	return changes
 }

@@ -15,7 +15,7 @@ import (
 func days(t *testing.T, seeds int, arms ...func(*plantOptions)) []*plant {
 	t.Helper()
 	if testing.Short() {
-		t.Skip("days of an emulated fleet take some seconds each")
+		t.Skip("days of an emulated fleet take some seconds each; left out with -short")
 	}
 	var sums []*plant
 	for _, change := range arms {
@@ -125,7 +125,7 @@ func TestWrongSpeeds(t *testing.T) {
 func TestCoordinatorRestarts(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
-		t.Skip("a day of an emulated fleet takes some seconds")
+		t.Skip("a day of an emulated fleet takes some seconds; left out with -short")
 	}
 	o := baseline()
 	o.perSec = 19

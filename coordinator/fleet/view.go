@@ -39,6 +39,9 @@ type WorkerInfo struct {
 	// open here.
 	Live       float64
 	OpenClaims int
+	// InFlight counts what a drain waits for: Live of a worker that is heard, 0
+	// of one whose engine is gone; unknown otherwise.
+	InFlight float64
 	// PendingClaims counts the claims of all coordinators on top of the report.
 	PendingClaims float64
 	// StepMs is the present decode step, PrefillTokensPerSec the speed of a
@@ -229,6 +232,14 @@ func (w *worker) info(nowMs float64) WorkerInfo {
 		Live: s.Live, OpenClaims: w.own(), PendingClaims: s.OpenClaims, SpeedSource: w.model.Source, QueueBasis: r.basis, StepMs: r.gapMs, CachedBlocks: r.cachedBlocks,
 		ErrorMs: s.ErrorMs, View: w.view.Kind, ViewAgeMs: nowMs - w.view.AtMs, Trust: w.view.Trust,
 		UpdatedMs: nowMs - r.factsMs, GPUVerdict: r.gpuVerdict, Snapshot: s,
+	}
+	switch {
+	case r.state == ledger.StateLost:
+		info.InFlight = 0
+	case w.host.lane != 0:
+		info.InFlight = s.Live
+	default:
+		info.InFlight = math.NaN()
 	}
 	if s.QueueKnown {
 		info.WaitMs = w.waiting.QueueMs(nowMs)

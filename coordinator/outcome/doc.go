@@ -1,8 +1,7 @@
 // Package outcome judges what became of a placement. Classify gives every
-// outcome exactly one class; Worker learns from outcomes how far predictions
-// about one worker can be believed: the error per term with its bias, trust in
-// the cache view, when to ask for the view again, and a breaker for a worker
-// that fails fast.
+// outcome exactly one class; Worker learns from outcomes when to ask for a
+// worker's cache view again, and has a breaker for one that fails fast. How far
+// predictions about a worker can be believed is learnt by its agent.
 //
 // Three sources tell what happened, in rank: a front door of ours that read
 // the engine's answer, the caller's report, and what the worker's agent

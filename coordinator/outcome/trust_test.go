@@ -4,17 +4,13 @@ import (
 	"math"
 	"testing"
 
-	"pgregory.net/rapid"
-
 	"waypost/coordinator/placement"
 )
 
-func observed(expected, actual int) *Observation {
-	nan := math.NaN()
-	return &Observation{
-		Class:          Classify(Evidence{ExpectedTokens: expected, ActualTokens: actual, BlockTokens: 16, View: placement.ViewLive, ViewAgeMs: 100}),
-		ExpectedTokens: expected, ActualTokens: actual, BlockTokens: 16, ReuseMs: nan, WaitMs: nan, FirstTokenMs: nan, GapMs: nan,
-	}
+// observe tells a worker of an outcome with a full view.
+func observe(w *Worker, nowMs float64, expected, actual int) {
+	class := Classify(Evidence{ExpectedTokens: expected, ActualTokens: actual, BlockTokens: 16, View: placement.ViewLive, ViewAgeMs: 100})
+	w.Observe(nowMs, class, expected, actual)
 }
 
 // Whatever evidence comes later, a conclusive outcome keeps its class.
@@ -58,89 +54,14 @@ func TestConclusiveOutcomesKeepTheirClass(t *testing.T) {
 	}
 }
 
-func TestTrustFallsWithErrorsAndReturns(t *testing.T) {
-	w := NewWorker(DefaultLimits())
-	now := 0.0
-	if got := w.Trust(now, .9); got != .9 {
-		t.Fatalf("trust without outcomes is %v, want the prior", got)
-	}
-	for range 20 {
-		now += 100
-		w.Observe(now, observed(1024, 0))
-	}
-	low := w.Trust(now, 1)
-	if low > .25 {
-		t.Errorf("trust after 20 outcomes that found nothing: %v", low)
-	}
-	// Half of the evidence is gone after a half-life, nearly all after ten.
-	half := w.Trust(now+DefaultLimits().HalfLifeMs, 1)
-	if !(half > low && half < .5) {
-		t.Errorf("trust after a half-life: %v, was %v", half, low)
-	}
-	if got := w.Trust(now+10*DefaultLimits().HalfLifeMs, 1); got < .98 {
-		t.Errorf("trust after ten half-lives: %v", got)
-	}
-}
-
-func TestColdRequestsAndRestartsDoNotCountAgainstAWorker(t *testing.T) {
+func TestMissesAndRestartsAskForNoResync(t *testing.T) {
 	w := NewWorker(DefaultLimits())
 	for i := range 50 {
-		o := observed(0, 0)
-		w.Observe(float64(i), o)
-		r := observed(512, 0)
-		r.Class = ClassRestarted
-		w.Observe(float64(i), r)
-	}
-	if got := w.Trust(50, 1); got != 1 {
-		t.Errorf("trust %v after misses and restarts only", got)
+		observe(w, float64(i), 0, 0)
+		w.Observe(float64(i), ClassRestarted, 512, 0)
 	}
 	if w.ResyncDue(50) {
-		t.Error("misses ask for a resync")
-	}
-}
-
-func TestConstantBiasIsLearntNotDistrusted(t *testing.T) {
-	w := NewWorker(DefaultLimits())
-	for i := range 40 {
-		// The engine always computes the last 64 tokens anew.
-		w.Observe(float64(i), observed(1024+16*(i%7), 1024+16*(i%7)-64))
-	}
-	if w.BiasTokens() != -64 {
-		t.Errorf("bias %d, want -64", w.BiasTokens())
-	}
-	if got := w.Trust(40, 1); got < .95 {
-		t.Errorf("trust %v under a constant bias", got)
-	}
-	for i := range 16 {
-		w.Observe(float64(100+i), observed(1024, 512*(i%3)))
-	}
-	if w.BiasTokens() != 0 {
-		t.Errorf("bias %d of an engine that is wrong now and then", w.BiasTokens())
-	}
-}
-
-func TestErrorsPerTerm(t *testing.T) {
-	w := NewWorker(DefaultLimits())
-	for i := range 10 {
-		o := observed(0, 0)
-		o.FirstTokenMs, o.WaitMs = 20, 40-80*float64(i%2)
-		w.Observe(float64(i), o)
-	}
-	got := map[Term]TermError{}
-	for _, e := range w.Errors(10) {
-		got[e.Term] = e
-	}
-	if f := got[TermFirstToken]; math.Abs(f.BiasMs-20) > .1 || math.Abs(f.MeanMs-20) > .1 {
-		t.Errorf("first token: %+v", f)
-	}
-	if f := got[TermWait]; math.Abs(f.BiasMs) > .1 || math.Abs(f.MeanMs-40) > .1 {
-		t.Errorf("wait: %+v", f)
-	}
-	if _, known := got[TermGap]; known {
-		t.Error("an error of a term nobody reported")
-	}
-	if n := len(w.Errors(1e9)); n != 0 {
-		t.Errorf("%d errors are still shown after days", n)
+		t.Error("misses and restarts ask for a resync")
 	}
 }
 
@@ -149,7 +70,7 @@ func TestResyncIsBounded(t *testing.T) {
 	asked, now := 0, 0.0
 	for now < 3_600_000 {
 		now += 500
-		w.Observe(now, observed(1024, 0))
+		observe(w, now, 1024, 0)
 		if w.ResyncDue(now) {
 			asked++
 		}
@@ -163,20 +84,20 @@ func TestResyncIsBounded(t *testing.T) {
 	}
 	growing := NewWorker(DefaultLimits())
 	for i := range 100 {
-		growing.Observe(float64(i), observed(1024, 1024+80))
+		observe(growing, float64(i), 1024, 1024+80)
 		if growing.ResyncDue(float64(i)) {
 			t.Fatal("a resync because answers are told with a delay")
 		}
 	}
 	for i := range 3 {
-		growing.Observe(float64(100+i), observed(0, 4000))
+		observe(growing, float64(100+i), 0, 4000)
 	}
 	if !growing.ResyncDue(103) {
 		t.Error("no resync of a view that misses what the engine finds")
 	}
 	few := NewWorker(DefaultLimits())
 	for i := range 10 {
-		few.Observe(float64(i)*40_000, observed(1024, 0))
+		observe(few, float64(i)*40_000, 1024, 0)
 		if few.ResyncDue(float64(i) * 40_000) {
 			t.Error("a resync after few errors far apart")
 		}
@@ -274,26 +195,4 @@ func TestOnlyWorkerFaultsCount(t *testing.T) {
 			t.Errorf("%s %q %d: %v", test.result, test.class, test.status, got)
 		}
 	}
-}
-
-// Trust is a factor whatever comes, and never rises by an outcome that found
-// nothing of what was expected.
-func TestTrustProperty(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		w := NewWorker(DefaultLimits())
-		now, prior := 0.0, rapid.Float64Range(0, 1).Draw(t, "prior")
-		for range rapid.IntRange(1, 60).Draw(t, "outcomes") {
-			now += rapid.Float64Range(0, 1e6).Draw(t, "pause")
-			expected, actual := rapid.IntRange(-1, 1e5).Draw(t, "expected"), rapid.IntRange(-1, 1e5).Draw(t, "actual")
-			before, bias := w.Trust(now, prior), w.BiasTokens()
-			w.Observe(now, observed(expected, actual))
-			after := w.Trust(now, prior)
-			if !(after >= 0 && after <= 1) {
-				t.Fatalf("trust %v", after)
-			}
-			if expected > 1000 && actual == 0 && bias == 0 && w.BiasTokens() == 0 && after > before+1e-9 {
-				t.Fatalf("trust rose from %v to %v by a miss", before, after)
-			}
-		}
-	})
 }

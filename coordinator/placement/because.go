@@ -9,79 +9,130 @@ import (
 )
 
 // Because is one sentence: the reason that decided, in the words and figures
-// of the terms.
+// of the terms. It is made once for a decision.
 func (d *Decision) Because(candidates []Candidate) string {
+	if d.because != "" {
+		return d.because
+	}
 	if d.Chosen < 0 {
 		return d.RefusalDetail(candidates)
 	}
+	var room [512]byte
+	b := d.appendBecause(room[:0], candidates)
+	if d.scratch == nil {
+		d.because = string(b)
+	} else {
+		d.because = d.scratch.texts.keep(b)
+	}
+	return d.because
+}
+
+// textRoom is the memory that sentences are cut out of.
+const textRoom = 16 << 10
+
+// texts keeps sentences side by side, so that not each of them is memory of
+// its own.
+type texts struct{ room strings.Builder }
+
+func (t *texts) keep(b []byte) string {
+	if t.room.Cap()-t.room.Len() < len(b) {
+		t.room = strings.Builder{}
+		t.room.Grow(max(textRoom, len(b)))
+	}
+	from := t.room.Len()
+	t.room.Write(b)
+	return t.room.String()[from:]
+}
+
+func (d *Decision) appendBecause(b []byte, candidates []Candidate) []byte {
 	c, t := &candidates[d.Chosen], &d.Terms[d.Chosen]
-	var b strings.Builder
 	if d.Marks&MarkLastResort != 0 {
-		fmt.Fprintf(&b, "last resort, nothing better is left: %s is %s; ", c.Name, why(c.Worker, t.Reason))
+		b = appendAll(b, "last resort, nothing better is left: ", c.Name, " is ", why(c.Worker, t.Reason), "; ")
 	}
 	switch rival := d.rival(); {
-	case d.Redirected() && rival < 0:
-		most, mt := &candidates[d.MostReuse], &d.Terms[d.MostReuse]
-		fmt.Fprintf(&b, "the only worker that may be chosen; the longest prefix (%s tokens) is on %s, %s",
-			thousands(mt.ReuseTokens), most.Name, d.passedOver(most.Worker, t, mt))
-	case rival < 0:
-		b.WriteString("the only worker that may be chosen")
 	case d.Redirected():
+		first := "lowest total"
+		if rival < 0 {
+			first = "the only worker that may be chosen"
+		}
 		most, mt := &candidates[d.MostReuse], &d.Terms[d.MostReuse]
-		fmt.Fprintf(&b, "lowest total; the longest prefix (%s tokens) is on %s, %s",
-			thousands(mt.ReuseTokens), most.Name, d.passedOver(most.Worker, t, mt))
+		b = appendThousands(appendAll(b, first, "; the longest prefix ("), mt.ReuseTokens)
+		b = d.appendPassedOver(appendAll(b, " tokens) is on ", most.Name, ", "), most.Worker, t, mt)
+	case rival < 0:
+		b = append(b, "the only worker that may be chosen"...)
 	case d.Tied && d.Terms[rival].ReuseTokens < t.ReuseTokens:
-		fmt.Fprintf(&b, "equal to %s within the tie; it holds more of the prompt (%s tokens)", candidates[rival].Name, thousands(t.ReuseTokens))
+		b = appendAll(b, "equal to ", candidates[rival].Name, " within the tie; it holds more of the prompt (")
+		b = append(appendThousands(b, t.ReuseTokens), " tokens)"...)
 	case d.Tied:
-		b.WriteString("equal to others within the tie; decided by the hash of the prompt or request and the worker")
+		b = append(b, "equal to others within the tie; decided by the hash of the prompt or request and the worker"...)
 	case t.ReuseTokens > 0 && d.Chosen == d.MostReuse:
-		fmt.Fprintf(&b, "lowest total; holds %s of the prompt's tokens, which saves more than it waits (%s ms)", thousands(t.ReuseTokens), number(t.StartMs))
+		b = appendThousands(append(b, "lowest total; holds "...), t.ReuseTokens)
+		b = appendNumber(append(b, " of the prompt's tokens, which saves more than it waits ("...), t.StartMs)
+		b = append(b, " ms)"...)
 	default:
-		fmt.Fprintf(&b, "lowest total; against %s the %s decides (%s ms less)", candidates[rival].Name, d.DecidingTerm(), number(d.leadOf(rival)))
+		name, lead := d.largest(&d.Terms[rival], t)
+		b = appendNumber(appendAll(b, "lowest total; against ", candidates[rival].Name, " the ", name, " decides ("), lead)
+		b = append(b, " ms less)"...)
 	}
 	switch {
 	case t.ReuseTokens == Unknown:
-		b.WriteString("; reuse unknown")
+		b = append(b, "; reuse unknown"...)
 	case d.MostReuse < 0:
-		b.WriteString("; no worker is known to hold a prefix")
+		b = append(b, "; no worker is known to hold a prefix"...)
 	}
 	if t.Pull.Note == PullTaken {
-		fmt.Fprintf(&b, "; pulling %s tokens (%s ms at %s MB/s, %s) costs less than computing them (%s ms)",
-			thousands(t.Pull.Tokens), number(t.Pull.TransferMs), number(t.Pull.BytesPerMs/1000), t.Pull.Figure, number(t.PrefillMs-t.ComputeMs))
+		b = appendThousands(append(b, "; pulling "...), t.Pull.Tokens)
+		b = appendNumber(append(b, " tokens ("...), t.Pull.TransferMs)
+		b = appendNumber(append(b, " ms at "...), t.Pull.BytesPerMs/1000)
+		b = appendAll(b, " MB/s, ", t.Pull.Figure.String(), ") costs less than computing them (")
+		b = append(appendNumber(b, t.PrefillMs-t.ComputeMs), " ms)"...)
 	}
 	if t.Partner >= 0 {
-		fmt.Fprintf(&b, "; decoded by %s (hand-over %s ms)", c.Partners[t.Partner].Worker.Name, number(t.HandMs))
+		b = appendAll(b, "; decoded by ", c.Partners[t.Partner].Worker.Name, " (hand-over ")
+		b = append(appendNumber(b, t.HandMs), " ms)"...)
 	}
 	if d.Marks&MarkQueueUnknown != 0 {
-		b.WriteString("; queue unknown, counted by own claims")
+		b = append(b, "; queue unknown, counted by own claims"...)
 	}
-	return b.String()
+	return b
 }
 
-// passedOver says what kept the holder of the longest prefix from winning.
-func (d *Decision) passedOver(w *Worker, chosen, most *Terms) string {
+// appendPassedOver says what kept the holder of the longest prefix from
+// winning.
+func (d *Decision) appendPassedOver(b []byte, w *Worker, chosen, most *Terms) []byte {
 	if !most.Placeable {
-		return "which could not be chosen: " + why(w, most.Reason)
+		return appendAll(b, "which could not be chosen: ", why(w, most.Reason))
 	}
 	if most.Missed != BudgetNone && chosen.Missed == BudgetNone {
-		return "which would miss the " + most.Missed.String()
+		return appendAll(b, "which would miss the ", most.Missed.String())
 	}
 	if most.OverLimit {
-		return fmt.Sprintf("whose own time (%s ms) is over the limit", number(most.OwnMs))
+		return append(appendNumber(append(b, "whose own time ("...), most.OwnMs), " ms) is over the limit"...)
 	}
 	name, delta := d.largest(most, chosen)
 	if name != "start" {
-		return fmt.Sprintf("whose %s costs %s ms more", name, number(delta))
+		return append(appendNumber(appendAll(b, "whose ", name, " costs "), delta), " ms more"...)
 	}
-	instead := fmt.Sprintf("computing %s tokens (%s ms)", thousands(chosen.UncachedTokens), number(chosen.ComputeMs))
-	if chosen.Pull.Note == PullTaken {
-		instead = fmt.Sprintf("pulling %s tokens (%s ms)", thousands(chosen.Pull.Tokens), number(chosen.Pull.TransferMs))
-	}
+	b = appendNumber(append(b, "whose wait ("...), most.StartMs)
 	if delta > chosen.reachMs()-most.reachMs() {
-		return fmt.Sprintf("whose wait (%s ms) costs more than %s", number(most.StartMs), instead)
+		b = append(b, " ms) costs more than "...)
+	} else {
+		second, more := d.largestBut(most, chosen, name)
+		b = append(appendNumber(appendAll(b, " ms) and ", second, " ("), more), " ms more) cost more than "...)
 	}
-	second, more := d.largestBut(most, chosen, name)
-	return fmt.Sprintf("whose wait (%s ms) and %s (%s ms more) cost more than %s", number(most.StartMs), second, number(more), instead)
+	verb, tokens, ms := "computing ", chosen.UncachedTokens, chosen.ComputeMs
+	if chosen.Pull.Note == PullTaken {
+		verb, tokens, ms = "pulling ", chosen.Pull.Tokens, chosen.Pull.TransferMs
+	}
+	b = append(appendThousands(append(b, verb...), tokens), " tokens ("...)
+	return append(appendNumber(b, ms), " ms)"...)
+}
+
+func appendAll(b []byte, texts ...string) []byte {
+	for _, text := range texts {
+		b = append(b, text...)
+	}
+	return b
 }
 
 // rival is the candidate the choice was made against: the best fallback; -1
@@ -102,12 +153,6 @@ func (d *Decision) DecidingTerm() string {
 	}
 	name, _ := d.largest(&d.Terms[rival], &d.Terms[d.Chosen])
 	return name
-}
-
-// leadOf is the lead of the chosen over a candidate in the deciding term.
-func (d *Decision) leadOf(rival int) float64 {
-	_, delta := d.largest(&d.Terms[rival], &d.Terms[d.Chosen])
-	return delta
 }
 
 // largest is the term in which worse exceeds better most.
@@ -257,21 +302,28 @@ func detail(w *Worker, r Reason) string {
 }
 
 // number prints ms without decimals from 10 up, with one below.
-func number(ms float64) string {
-	if math.IsNaN(ms) {
-		return "?"
+func number(ms float64) string { return string(appendNumber(nil, ms)) }
+
+func appendNumber(b []byte, ms float64) []byte {
+	switch size := math.Abs(ms); {
+	case math.IsNaN(ms):
+		return append(b, '?')
+	case size < 9.95:
+		return strconv.AppendFloat(b, ms, 'f', 1, 64)
+	case size < 1<<53:
+		return strconv.AppendInt(b, int64(math.RoundToEven(ms)), 10)
 	}
-	if math.Abs(ms) < 9.95 {
-		return strconv.FormatFloat(ms, 'f', 1, 64)
-	}
-	return strconv.FormatFloat(ms, 'f', 0, 64)
+	return strconv.AppendFloat(b, ms, 'f', 0, 64)
 }
 
-// thousands prints a count with separators.
-func thousands(n int) string {
-	s := strconv.Itoa(n)
-	for i := len(s) - 3; i > 0; i -= 3 {
-		s = s[:i] + "," + s[i:]
+// appendThousands prints a count with separators.
+func appendThousands(b []byte, n int) []byte {
+	from := len(b)
+	b = strconv.AppendInt(b, int64(n), 10)
+	for i := len(b) - 3; i > from; i -= 3 {
+		b = slices.Insert(b, i, ',')
 	}
-	return s
+	return b
 }
+
+func thousands(n int) string { return string(appendThousands(nil, n)) }

@@ -77,6 +77,7 @@ type Decision struct {
 	soonest       int
 	fallbacks     [maxFallbacks]int
 	fallbackCount int
+	because       string // made once
 	scratch       *scratch
 }
 

@@ -65,20 +65,25 @@ func (b *Board) Decide(req *Request, policy *Policy, sit Situation, q *Query, ds
 	if err := check(req, policy, &sit); err != nil {
 		return dst[:0], err
 	}
-	p := newPricer(req, policy, sit)
-	s := search{board: b, p: &p, q: q, d: d, dst: dst[:0]}
-	if q.Paths == nil {
-		p.sit.Sources = nil
-	}
 	d.reset(0)
 	if d.scratch == nil {
 		d.scratch = new(scratch)
+	}
+	// Paths is a call that nobody can follow: what it could see must not be
+	// allocated anew for each decision.
+	p := &d.scratch.pricer
+	*p = newPricer(req, policy, sit)
+	s := search{board: b, p: p, q: q, d: d, dst: dst[:0]}
+	if q.Paths == nil {
+		p.sit.Sources = nil
 	}
 	d.scratch.begin(len(b.workers), len(b.classes))
 	s.scratch = d.scratch
 	if q.Whole || b.roles > 0 || len(b.workers) <= SearchAbove || !s.run() {
 		s.whole()
 	}
+	// What the request holds must not live as long as this memory.
+	p.req, p.policy, p.sit.Sources = nil, nil, nil
 	return s.dst, nil
 }
 
@@ -92,6 +97,8 @@ type scratch struct {
 	memo         []classMemo
 	paths        []Path
 	twins        []twinGroup
+	pricer       pricer
+	texts        texts
 }
 
 func (s *scratch) begin(rows, classes int) {

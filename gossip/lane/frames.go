@@ -50,6 +50,8 @@ func kindOf(msg any) string {
 			return "claims"
 		case *waypostv1.ConnectResponse_Marks:
 			return "marks"
+		case *waypostv1.ConnectResponse_Outcomes:
+			return "outcomes"
 		case *waypostv1.ConnectResponse_Tokenize, *waypostv1.ConnectResponse_Render:
 			return "tokenize"
 		}

@@ -152,10 +152,10 @@ func (m *Mesh) keepHouse() {
 	defer m.mu.Unlock()
 	now := time.Now()
 	m.table.expire(now)
-	m.sketches.keep(func(name string, life uint32, received time.Time) bool {
+	m.sketches.keep(func(name string, life uint32, came time.Time) bool {
 		present, _, ok := m.table.life(name)
 		if !ok || present != life {
-			return now.Sub(received) < sketchOrphanKept
+			return now.Sub(came) < sketchOrphanKept
 		}
 		return m.table.entries[name].Status != StatusLeft
 	})
@@ -247,20 +247,20 @@ func (d *delegate) NotifyMsg(b []byte) {
 		d.m.counts.drop("malformed")
 		return
 	}
-	if d.m.takeSketch(f) {
+	if d.m.takeSketch(f, 0) {
 		// Passing it on only when it is news makes it reach everyone and end.
 		d.m.queue.QueueBroadcast(sketchBroadcast{f.name, f.encode()})
 	}
 }
 
-func (m *Mesh) takeSketch(f sketchFrame) (news bool) {
+func (m *Mesh) takeSketch(f sketchFrame, age time.Duration) (news bool) {
 	if f.name == m.opts.Name {
 		return false
 	}
 	m.mu.Lock()
 	present, _, known := m.table.life(f.name)
 	m.mu.Unlock()
-	return m.sketches.take(f, present, known, time.Now())
+	return m.sketches.take(f, age, present, known, time.Now())
 }
 
 // GetBroadcasts implements memberlist.Delegate.
@@ -270,15 +270,19 @@ func (d *delegate) GetBroadcasts(overhead, limit int) [][]byte {
 
 // LocalState implements memberlist.Delegate.
 func (d *delegate) LocalState(join bool) []byte {
-	if !join || d.m.merge.inProgress() {
-		return nil // between members gossip carries the sketches
+	if d.m.merge.inProgress() {
+		return nil // the self-read is about members
 	}
-	return d.m.sketches.state()
+	if join {
+		return d.m.sketches.state(maxStateBytes, time.Now())
+	}
+	return d.m.sketches.state(maxExchangeBytes, time.Now())
 }
 
 // MergeRemoteState implements memberlist.Delegate.
 func (d *delegate) MergeRemoteState(b []byte, _ bool) {
-	if err := unpackState(b, func(f sketchFrame) { d.m.takeSketch(f) }); err != nil {
+	// What is news here is hardly news to others: it is not passed on.
+	if err := unpackState(b, func(f sketchFrame, age time.Duration) { d.m.takeSketch(f, age) }); err != nil {
 		d.m.counts.drop("malformed")
 	}
 }

@@ -203,8 +203,8 @@ func FuzzMeta(f *testing.F) {
 func FuzzSketch(f *testing.F) {
 	f.Add(sketchFrame{"gpu-01", 7, 9, []byte("x")}.encode())
 	store := newSketchStore(4)
-	store.take(sketchFrame{"a", 1, 1, []byte("p")}, 1, true, time.Now())
-	f.Add(store.state())
+	store.take(sketchFrame{"a", 1, 1, []byte("p")}, 0, 1, true, time.Now())
+	f.Add(store.state(maxExchangeBytes, time.Now()))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if s, err := decodeSketch(b); err == nil {
 			again, err := decodeSketch(s.encode())
@@ -213,7 +213,7 @@ func FuzzSketch(f *testing.F) {
 			}
 		}
 		total := 0
-		_ = unpackState(b, func(s sketchFrame) { total += len(s.payload) })
+		_ = unpackState(b, func(s sketchFrame, _ time.Duration) { total += len(s.payload) })
 		if total > len(b) {
 			t.Fatalf("%d bytes of payload from %d", total, len(b))
 		}
@@ -267,7 +267,7 @@ func TestSketchStore(t *testing.T) {
 		{frame("b", 9, 1), 0, false, true}, // not listed yet
 		{frame("c", 1, 1), 1, true, false}, // no room
 	} {
-		if news := s.take(tt.f, tt.present, tt.known, now); news != tt.news {
+		if news := s.take(tt.f, 0, tt.present, tt.known, now); news != tt.news {
 			t.Errorf("step %d: news %v, want %v", i, news, tt.news)
 		}
 	}
@@ -283,7 +283,45 @@ func TestSketchStore(t *testing.T) {
 		}
 	}
 	s.keep(func(name string, _ uint32, _ time.Time) bool { return name == "b" })
-	if !s.take(frame("c", 1, 1), 1, true, now) {
+	if !s.take(frame("c", 1, 1), 0, 1, true, now) {
 		t.Error("no room after one was dropped")
+	}
+}
+
+// A state holds the newest sketches that fit, and neither packing nor waiting at
+// another member makes them younger.
+func TestSketchStateKeepsAges(t *testing.T) {
+	start := time.Now()
+	at := func(sec int) time.Time { return start.Add(time.Duration(sec) * time.Second) }
+	first := newSketchStore(100)
+	for i := range 60 { // of about a kilobyte each, the last one the newest
+		first.take(sketchFrame{fmt.Sprintf("n%02d", i), 1, 1, make([]byte, 1000)}, 0, 1, true, at(i))
+	}
+	second, third := newSketchStore(100), newSketchStore(100)
+	handOn := func(from, to *sketchStore, limit int, now time.Time) {
+		state := from.state(limit, now)
+		if len(state) > limit {
+			t.Fatalf("%d bytes, the bound is %d", len(state), limit)
+		}
+		if err := unpackState(state, func(f sketchFrame, age time.Duration) { to.take(f, age, 1, true, now) }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	handOn(first, second, maxExchangeBytes, at(100))
+	handOn(second, third, maxStateBytes, at(400))
+	got := third.all(func(string) (uint32, bool) { return 1, true })
+	slices.SortFunc(got, func(a, b Sketch) int { return strings.Compare(a.Name, b.Name) })
+	if len(got) != 16 || got[15].Name != "n59" {
+		t.Fatalf("%d sketches, the last one of %s; want the 16 newest of 60", len(got), got[len(got)-1].Name)
+	}
+	for i, s := range got {
+		if want := at(44 + i); !s.Received.Equal(want) {
+			t.Errorf("%s was received %s off", s.Name, s.Received.Sub(want))
+		}
+	}
+	// One that has just come may wait for its origin to be listed, however old it is.
+	third.keep(func(_ string, _ uint32, came time.Time) bool { return at(400).Sub(came) < sketchOrphanKept })
+	if kept := third.all(func(string) (uint32, bool) { return 1, true }); len(kept) != len(got) {
+		t.Errorf("%d of %d are kept", len(kept), len(got))
 	}
 }

@@ -374,7 +374,7 @@ func (m *Mesh) SetSketch(payload []byte) error {
 		return fmt.Errorf("%w: %d bytes, at most %d", ErrSketchTooBig, len(payload), limit)
 	}
 	f := sketchFrame{m.opts.Name, m.life, m.sketchSeq.Add(1), append([]byte(nil), payload...)}
-	m.sketches.take(f, m.life, true, time.Now())
+	m.sketches.take(f, 0, m.life, true, time.Now())
 	m.queue.QueueBroadcast(sketchBroadcast{f.name, f.encode()})
 	return nil
 }

@@ -193,6 +193,8 @@ func ownAddress() string {
 	return fmt.Sprintf("127.%d.%d.%d:0", 1+mathrand.IntN(254), mathrand.IntN(256), 1+mathrand.IntN(254))
 }
 
+// three members on addresses of their own: a packet that a port's former owner is
+// still sent, by a test of another package or process, would be listed as refused.
 func three(t *testing.T) (a, b, c *testNode) {
 	t.Helper()
 	return threeTuned(t, lenient)
@@ -200,9 +202,10 @@ func three(t *testing.T) (a, b, c *testNode) {
 
 func threeTuned(t *testing.T, tune func(*memberlist.Config)) (a, b, c *testNode) {
 	t.Helper()
-	a = newNode(t, nodeOptions{name: "a", tune: tune, edit: func(o *Options) { o.Role, o.ClusterAddress = RoleCoordinator, "10.0.0.1:7711" }})
-	b = newNode(t, nodeOptions{name: "bb", tune: tune, join: []string{a.addr()}})
-	c = newNode(t, nodeOptions{name: "ccc", tune: tune, join: []string{a.addr()}})
+	own := func(o *Options) { o.Listen = ownAddress() }
+	a = newNode(t, nodeOptions{name: "a", tune: tune, edit: func(o *Options) { own(o); o.Role, o.ClusterAddress = RoleCoordinator, "10.0.0.1:7711" }})
+	b = newNode(t, nodeOptions{name: "bb", tune: tune, join: []string{a.addr()}, edit: own})
+	c = newNode(t, nodeOptions{name: "ccc", tune: tune, join: []string{a.addr()}, edit: own})
 	for _, n := range []*testNode{a, b, c} {
 		for _, name := range []string{"a", "bb", "ccc"} {
 			n.waitFor(name, StatusAlive)

@@ -185,26 +185,14 @@ func TestSketchesNewestWins(t *testing.T) {
 		}
 		return ""
 	}
-	// Gossip sends a sketch a few times and may lose all; the next one, due by
-	// the rhythm of sketches, makes up for it.
-	arrives := func(what string, from, at *testNode, payload []byte) {
+	// Gossip sends a sketch a few times and may lose all; the exchanges of state
+	// make up for it.
+	arrives := func(what string, at *testNode, name, payload string) {
 		t.Helper()
-		sent := time.Now()
-		eventually(t, what, func() bool {
-			if sketchAt(at, from.opts.Name) == string(payload) {
-				return true
-			}
-			if time.Since(sent) > 5*time.Second {
-				sent = time.Now()
-				if err := from.SetSketch(payload); err != nil {
-					t.Error(err)
-				}
-			}
-			return false
-		})
+		eventually(t, what, func() bool { return sketchAt(at, name) == payload })
 	}
 	for _, n := range []*testNode{a, c} {
-		arrives("newest sketch at "+n.opts.Name, b, n, []byte("sketch 49"))
+		arrives("newest sketch at "+n.opts.Name, n, "bb", "sketch 49")
 	}
 	if got := sketchAt(b, "bb"); got != "sketch 49" {
 		t.Errorf("its own is %q", got)
@@ -217,7 +205,7 @@ func TestSketchesNewestWins(t *testing.T) {
 	if err := a.SetSketch(big); err != nil {
 		t.Fatal(err)
 	}
-	arrives("largest sketch", a, c, big)
+	arrives("largest sketch", c, "a", string(big))
 	if err := a.SetSketch(append(big, 0)); !errors.Is(err, ErrSketchTooBig) {
 		t.Errorf("SetSketch of too much: %v", err)
 	}
@@ -235,7 +223,28 @@ func TestSketchesNewestWins(t *testing.T) {
 	}
 	again.SetSketch([]byte("new"))
 	for _, n := range []*testNode{a, c} {
-		arrives("sketch of the new life at "+n.opts.Name, again, n, []byte("new"))
+		arrives("sketch of the new life at "+n.opts.Name, n, "bb", "new")
+	}
+}
+
+// A sketch of which every packet is lost arrives all the same.
+func TestSketchWhosePacketsAreLost(t *testing.T) {
+	t.Parallel()
+	a, b, c := threeTuned(t, still)
+	lost := func(packet bool, _ string) bool { return packet }
+	for _, n := range []*testNode{a, b, c} {
+		n.transport.fault.Store(&lost)
+	}
+	before := time.Now()
+	if err := b.SetSketch([]byte("draining")); err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range []*testNode{a, c} {
+		eventually(t, "the sketch at "+n.opts.Name, func() bool {
+			return slices.ContainsFunc(n.Sketches(), func(s Sketch) bool {
+				return s.Name == "bb" && string(s.Payload) == "draining" && !s.Received.Before(before)
+			})
+		})
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"sync"
 	"time"
@@ -13,10 +14,12 @@ import (
 
 // Sketch is the newest small message of a member.
 type Sketch struct {
-	Name     string
-	Seq      uint64
-	Received time.Time // by this process's clock
-	Payload  []byte    // must not be changed
+	Name string
+	Seq  uint64
+	// Received is when it came here, less the time that it lay with a member who
+	// handed it on; by this process's clock.
+	Received time.Time
+	Payload  []byte // must not be changed
 }
 
 // Wire form of a sketch: kind byte, version byte, u32 life of the origin, u64
@@ -102,7 +105,8 @@ type sketchStore struct {
 type storedSketch struct {
 	life     uint32
 	seq      uint64
-	received time.Time
+	received time.Time // as in Sketch
+	came     time.Time // to this process
 	payload  []byte
 }
 
@@ -110,12 +114,12 @@ func newSketchStore(limit int) *sketchStore {
 	return &sketchStore{limit: limit, latest: map[string][]storedSketch{}}
 }
 
-// take keeps a sketch if it is news. present is the origin's life by the member
-// list; known is false when the list does not have it (yet).
-func (s *sketchStore) take(f sketchFrame, present uint32, known bool, now time.Time) (news bool) {
+// take keeps a sketch of some age if it is news. present is the origin's life by
+// the member list; known is false when the list does not have it (yet).
+func (s *sketchStore) take(f sketchFrame, age time.Duration, present uint32, known bool, now time.Time) (news bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	fresh := storedSketch{f.life, f.seq, now, f.payload}
+	fresh := storedSketch{f.life, f.seq, now.Add(-age), now, f.payload}
 	kept, have := s.latest[f.name]
 	if !have && len(s.latest) >= s.limit {
 		return false
@@ -135,7 +139,7 @@ func (s *sketchStore) take(f sketchFrame, present uint32, known bool, now time.T
 	}
 	// The one that is not of the present life makes room, else the older one.
 	out := 0
-	if known && kept[0].life == present || !(known && kept[1].life == present) && kept[1].received.Before(kept[0].received) {
+	if known && kept[0].life == present || !(known && kept[1].life == present) && kept[1].came.Before(kept[0].came) {
 		out = 1
 	}
 	kept[out] = fresh
@@ -143,11 +147,11 @@ func (s *sketchStore) take(f sketchFrame, present uint32, known bool, now time.T
 }
 
 // keep drops the sketches that are not wanted.
-func (s *sketchStore) keep(wanted func(name string, life uint32, received time.Time) bool) {
+func (s *sketchStore) keep(wanted func(name string, life uint32, came time.Time) bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for name, kept := range s.latest {
-		kept = slices.DeleteFunc(kept, func(k storedSketch) bool { return !wanted(name, k.life, k.received) })
+		kept = slices.DeleteFunc(kept, func(k storedSketch) bool { return !wanted(name, k.life, k.came) })
 		if len(kept) == 0 {
 			delete(s.latest, name)
 		} else {
@@ -172,40 +176,62 @@ func (s *sketchStore) all(life func(name string) (uint32, bool)) []Sketch {
 	return out
 }
 
-// maxStateBytes bounds the sketches handed to a member that joins.
-const maxStateBytes = 1 << 20
+// Members that exchange their whole state over a stream hand over sketches, too:
+// to one that joins all there are, else the newest ones, which make up for
+// packets that were lost. In small fleets, where a message has few copies, these
+// are all; in large ones hardly a member misses all copies.
+const (
+	maxStateBytes    = 1 << 20
+	maxExchangeBytes = 16 << 10
+)
 
-// state packs sketches for a member that joins: u16 length and frame, repeated.
-func (s *sketchStore) state() []byte {
+// stateHead is what stands before each frame of a state: u16 length, u32 age in
+// milliseconds.
+const stateHead = 2 + 4
+
+// state packs the newest sketches for another member, up to limit bytes. Each
+// carries its age, so that going through other hands does not make it younger.
+func (s *sketchStore) state(limit int, now time.Time) []byte {
+	type named struct {
+		name string
+		storedSketch
+	}
+	var newest []named
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	var b []byte
 	for name, kept := range s.latest {
 		for _, k := range kept {
-			frame := sketchFrame{name, k.life, k.seq, k.payload}.encode()
-			if len(b)+2+len(frame) > maxStateBytes {
-				return b
-			}
-			b = binary.BigEndian.AppendUint16(b, uint16(len(frame)))
-			b = append(b, frame...)
+			newest = append(newest, named{name, k})
 		}
+	}
+	s.mu.Unlock()
+	slices.SortFunc(newest, func(a, b named) int { return b.received.Compare(a.received) })
+	var b []byte
+	for _, k := range newest {
+		frame := sketchFrame{k.name, k.life, k.seq, k.payload}.encode()
+		if len(b)+stateHead+len(frame) > limit {
+			break
+		}
+		age := min(max(now.Sub(k.received), 0)/time.Millisecond, math.MaxUint32)
+		b = binary.BigEndian.AppendUint16(b, uint16(len(frame)))
+		b = binary.BigEndian.AppendUint32(b, uint32(age))
+		b = append(b, frame...)
 	}
 	return b
 }
 
 // unpackState calls take for each sketch of a packed state.
-func unpackState(b []byte, take func(sketchFrame)) error {
+func unpackState(b []byte, take func(f sketchFrame, age time.Duration)) error {
 	for len(b) > 0 {
-		if len(b) < 2 || len(b) < 2+int(binary.BigEndian.Uint16(b)) {
+		if len(b) < stateHead || len(b) < stateHead+int(binary.BigEndian.Uint16(b)) {
 			return fmt.Errorf("%w: state cut short", errSketch)
 		}
-		n := int(binary.BigEndian.Uint16(b))
-		f, err := decodeSketch(b[2 : 2+n])
+		end := stateHead + int(binary.BigEndian.Uint16(b))
+		f, err := decodeSketch(b[stateHead:end])
 		if err != nil {
 			return err
 		}
-		take(f)
-		b = b[2+n:]
+		take(f, time.Duration(binary.BigEndian.Uint32(b[2:]))*time.Millisecond)
+		b = b[end:]
 	}
 	return nil
 }

@@ -16,12 +16,25 @@ type Probe struct {
 	checkpoints  []Key   // key after chunk i; 0: not computed, or not given
 	points       pointCache
 	given        map[uint32]Key // points of a request that came as keys
+	learnt       []Points       // of a request that came as chain values
 }
+
+// Points are chain values inside one chunk, [PointTokens] apart.
+type Points struct {
+	// Chunk is the number of the chunk, from 0.
+	Chunk int
+	// Values are the chain values: Values[i] at the chunk's first
+	// (i+1)·PointTokens tokens.
+	Values []Chain
+}
+
+// PointTokens is the distance of the values in [Points], in tokens.
+const PointTokens = 16
 
 // ResetTokens prepares for a request given as token ids. The probe reads tokens
 // until the next reset; the caller must not change them.
 func (p *Probe) ResetTokens(tokens []uint32, k *Keyer) {
-	p.promptTokens, p.tokens, p.marks, p.given = len(tokens), tokens, nil, nil
+	p.promptTokens, p.tokens, p.marks, p.given, p.learnt = len(tokens), tokens, nil, nil, nil
 	p.chains = p.chains[:0]
 	p.Rekey(k)
 }
@@ -38,15 +51,36 @@ func (p *Probe) ResetMarked(tokens []uint32, marks []Mark, k *Keyer) error {
 	return nil
 }
 
-// Rekey changes the cluster key or domain of a request given as tokens and keeps
-// what does not depend on them, for a second search while cluster keys rotate.
-// A request given as keys has no tokens to rekey: it becomes empty.
+// ResetChains prepares for a request of which chain values are known: chains[i]
+// at depth (i+1)·ChunkTokens, and those at points. The keys of other depths are
+// unknown. The prompt counts as promptTokens long; that may be a guess. The probe
+// reads points until the next reset.
+func (p *Probe) ResetChains(promptTokens int, chains []Chain, points []Points, k *Keyer) {
+	promptTokens = max(promptTokens, 0)
+	p.promptTokens, p.tokens, p.marks, p.learnt = promptTokens, nil, nil, points
+	p.chains = append(p.chains[:0], chains[:min(len(chains), promptTokens/ChunkTokens)]...)
+	p.rekey(k, len(p.chains))
+}
+
+// Rekey changes the cluster key or domain of a request given as tokens or chain
+// values and keeps what does not depend on them, for a second search while
+// cluster keys rotate. A request given as keys has nothing to rekey: it becomes
+// empty.
 func (p *Probe) Rekey(k *Keyer) {
-	if p.tokens == nil {
-		p.promptTokens = 0
+	if p.keyer == nil && p.tokens == nil {
+		p.promptTokens, p.learnt = 0, nil
+		p.chains = p.chains[:0]
 	}
+	if p.tokens == nil {
+		p.rekey(k, len(p.chains))
+		return
+	}
+	p.rekey(k, len(p.tokens)/ChunkTokens)
+}
+
+func (p *Probe) rekey(k *Keyer, checkpoints int) {
 	p.keyer, p.given = k, nil
-	p.checkpoints = resize(p.checkpoints, len(p.tokens)/ChunkTokens)
+	p.checkpoints = resize(p.checkpoints, checkpoints)
 	clear(p.checkpoints)
 	p.points.reset()
 }
@@ -57,7 +91,7 @@ func (p *Probe) Rekey(k *Keyer) {
 func (p *Probe) ResetKeys(promptTokens int, checkpoints []Key, points map[uint32]Key) {
 	promptTokens = max(promptTokens, 0)
 	n := min(len(checkpoints), promptTokens/ChunkTokens)
-	p.promptTokens, p.tokens, p.marks, p.keyer, p.given = promptTokens, nil, nil, nil, points
+	p.promptTokens, p.tokens, p.marks, p.keyer, p.given, p.learnt = promptTokens, nil, nil, nil, points, nil
 	p.chains = p.chains[:0]
 	p.checkpoints = append(p.checkpoints[:0], checkpoints[:n]...)
 	p.points.reset()
@@ -99,13 +133,39 @@ func (p *Probe) At(depthTokens int) (Key, bool) {
 		k := p.given[uint32(depthTokens)]
 		return k, k != 0
 	}
+	j := depthTokens / ChunkTokens
+	var c Chain
+	if p.tokens == nil {
+		var ok bool
+		if c, ok = p.learntAt(depthTokens); !ok {
+			return 0, false
+		}
+	}
 	slot := p.points.slot(uint32(depthTokens))
 	if slot.key == 0 {
-		j := depthTokens / ChunkTokens
-		c := PointMarked(p.chain(j), p.tokens[j*ChunkTokens:depthTokens], p.marksOf(j))
+		if p.tokens != nil {
+			c = PointMarked(p.chain(j), p.tokens[j*ChunkTokens:depthTokens], p.marksOf(j))
+		}
 		slot.key = p.keyer.Key(c, uint32(depthTokens))
 	}
 	return slot.key, true
+}
+
+// learntAt is the chain value at a point of a request given as chain values.
+func (p *Probe) learntAt(depthTokens int) (Chain, bool) {
+	chunk, offset := depthTokens/ChunkTokens, depthTokens%ChunkTokens
+	if offset%PointTokens != 0 {
+		return 0, false
+	}
+	for i := range p.learnt {
+		if q := &p.learnt[i]; q.Chunk == chunk {
+			if at := offset/PointTokens - 1; at < len(q.Values) {
+				return q.Values[at], true
+			}
+			return 0, false
+		}
+	}
+	return 0, false
 }
 
 // Chain returns the chain value at depth j·ChunkTokens, j ≥ 0, of a request

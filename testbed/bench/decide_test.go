@@ -34,8 +34,9 @@ func TestDecide(t *testing.T) {
 				t.Errorf("%s: %+v was not measured", load, one)
 			}
 		}
-		if one.Allocs > decideAllocs && !raceEnabled {
-			t.Errorf("%s: %.2f allocations per decision, want at most %d", load, one.Allocs, decideAllocs)
+		// The first records of a store make its tables grow.
+		if one.Allocs > .1 && !raceEnabled {
+			t.Errorf("%s: %.2f allocations per decision beside the record's, want none", load, one.Allocs)
 		}
 		if one.RecordAllocs < 1 {
 			t.Errorf("%s: %.2f allocations per record: none was kept", load, one.RecordAllocs)
@@ -44,7 +45,7 @@ func TestDecide(t *testing.T) {
 }
 
 func decisions() *DecideReport {
-	free := Decided{Workers: 1000, Load: LoadBusy, Matches: 9, Priced: 20, Lookup: quantiles{1000, 2000}, Rule: quantiles{7000, 9000}, Record: quantiles{500, 600}, Decide: quantiles{10_000, 25_000}, Allocs: 2, RecordAllocs: 8}
+	free := Decided{Workers: 1000, Load: LoadBusy, Matches: 9, Priced: 20, Lookup: quantiles{1000, 2000}, Rule: quantiles{7000, 9000}, Record: quantiles{500, 600}, Decide: quantiles{10_000, 25_000}, Allocs: .25, RecordAllocs: 1.75}
 	claims := free
 	claims.ClaimsPerWorker, claims.Rule.P50 = 64, 7700
 	large := free

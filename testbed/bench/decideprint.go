@@ -80,7 +80,7 @@ func (r *DecideReport) targets() (out []target) {
 			continue
 		}
 		name := fmt.Sprintf("%d workers, %s, %d claims each: ", f.Workers, f.Load, f.ClaimsPerWorker)
-		out = append(out, atMostBoth(name+"decision", f.Decide, bound.p50, bound.p99), atMost(name+"its allocations", "", f.Allocs, decideAllocs))
+		out = append(out, atMostBoth(name+"decision", f.Decide, bound.p50, bound.p99), atMost(name+"its allocations with the record's", "", f.Allocs+f.RecordAllocs, decideAllocs))
 		if base := free[f.Workers]; base != nil && f.ClaimsPerWorker > 0 {
 			out = append(out, atMost(name+"rule, p50 of that without claims", "×", f.Rule.P50/base.Rule.P50, claimsFactor))
 		}

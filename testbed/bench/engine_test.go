@@ -9,7 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"waypost/agent/blocktable"
-	"waypost/agent/engine/vllm"
+	"waypost/agent/engine/kvevents"
 	"waypost/testbed/workload"
 )
 
@@ -144,7 +144,7 @@ func TestRawEventsAreVLLMs(t *testing.T) {
 	}
 	e.advanceTo(60_000)
 	var raw rawEvents
-	d := vllm.NewDecoder()
+	d := kvevents.NewDecoder()
 	bytesSeen, hashes := 0, 0
 	from := 0
 	for _, to := range e.tape.batches {

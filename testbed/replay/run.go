@@ -7,7 +7,7 @@ import (
 
 	"waypost/agent/blocktable"
 	"waypost/agent/engine"
-	"waypost/agent/engine/vllm"
+	"waypost/agent/engine/kvevents"
 	"waypost/coordinator/prefixindex"
 	"waypost/gossip/prefix"
 	"waypost/gossip/summary"
@@ -136,7 +136,7 @@ func run(in Input, name naming) (*Report, error) {
 // another; else they stay in the order given.
 func byRank(streams [][]frame) [][]frame {
 	out := make([][]frame, len(streams))
-	d := vllm.NewDecoder()
+	d := kvevents.NewDecoder()
 	for _, frames := range streams {
 		rank := -1
 		for i := 0; i < len(frames) && rank < 0; i++ {
@@ -173,7 +173,7 @@ func newPlayer(streams [][]frame, in inputs, name naming) *player {
 	}
 	// A request names its adapter as its model; which names are adapters the
 	// events tell.
-	d := vllm.NewDecoder()
+	d := kvevents.NewDecoder()
 	for _, frames := range streams {
 		for _, f := range frames {
 			b, err := d.Decode(f.payload)
@@ -395,8 +395,8 @@ func (p *player) count(r *Result) {
 type rank struct {
 	p        *player
 	frames   []frame
-	stream   *vllm.Stream
-	decoder  *vllm.Decoder
+	stream   *kvevents.Stream
+	decoder  *kvevents.Decoder
 	table    *blocktable.Table
 	encoder  *summary.Encoder
 	to       *summary.Decoder
@@ -405,11 +405,11 @@ type rank struct {
 }
 
 func newRank(p *player, n int, frames []frame) *rank {
-	r := &rank{p: p, frames: frames, decoder: vllm.NewDecoder(), table: blocktable.New(blocktable.Options{Model: p.model})}
+	r := &rank{p: p, frames: frames, decoder: kvevents.NewDecoder(), table: blocktable.New(blocktable.Options{Model: p.model})}
 	r.encoder = summary.NewEncoder(summary.Options{Key: clusterKey, Blocks: r.table, Epoch: uint32(n + 1)})
 	r.table.Listen(r.encoder)
 	r.to = summary.NewDecoder(p.index.WorkerSink(prefixindex.WorkerID(n)))
-	r.stream = vllm.NewStream(vllm.StreamOptions{}, r)
+	r.stream = kvevents.NewStream(kvevents.StreamOptions{}, r)
 	r.stream.Connected(start)
 	return r
 }
@@ -432,7 +432,7 @@ func (r *rank) advance(t float64) error {
 		case f.payload == nil:
 			r.stream.Malformed(at(f.t))
 		default:
-			r.stream.Live(vllm.Message{Seq: f.seq, Payload: f.payload, Received: at(f.t)})
+			r.stream.Live(kvevents.Message{Seq: f.seq, Payload: f.payload, Received: at(f.t)})
 		}
 	}
 	for r.told+1 <= t {
@@ -468,8 +468,8 @@ func (r *rank) tell(now time.Time) error {
 	}
 }
 
-// Apply implements vllm.Effects.
-func (r *rank) Apply(m vllm.Message) {
+// Apply implements kvevents.Effects.
+func (r *rank) Apply(m kvevents.Message) {
 	b, err := r.decoder.Decode(m.Payload)
 	if err != nil {
 		r.stream.BadPayload(m.Received)
@@ -481,20 +481,20 @@ func (r *rank) Apply(m vllm.Message) {
 	r.stream.Applied(m.Received, 0, b.Damaged, b.Unknown, b.LostRemovals)
 }
 
-// AskReplay implements vllm.Effects; a recording has no replay to ask.
+// AskReplay implements kvevents.Effects; a recording has no replay to ask.
 func (r *rank) AskReplay(uint64, uint64) {}
 
-// Reset implements vllm.Effects.
+// Reset implements kvevents.Effects.
 func (r *rank) Reset(engine.ResetCause) { r.table.Clear() }
 
-// Rebuild implements vllm.Effects; it comes with answers to AskReplay only.
+// Rebuild implements kvevents.Effects; it comes with answers to AskReplay only.
 func (r *rank) Rebuild(engine.ResetCause) {}
 
-// Rebuilt implements vllm.Effects.
+// Rebuilt implements kvevents.Effects.
 func (r *rank) Rebuilt() {}
 
-// Coverage implements vllm.Effects.
+// Coverage implements kvevents.Effects.
 func (r *rank) Coverage(c engine.Coverage, _ string) { r.coverage = c }
 
-// Counted implements vllm.Effects.
+// Counted implements kvevents.Effects.
 func (r *rank) Counted(what string, n int) { r.p.report.Counts[what] += n }

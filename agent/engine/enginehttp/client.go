@@ -216,7 +216,7 @@ func (c *Client) askJSON(ctx context.Context, q Question, v any) error {
 	if _, err := c.Ask(ctx, q, &buf); err != nil {
 		return err
 	}
-	if err := json.Unmarshal(buf.Bytes(), v); err != nil {
+	if err := json.Unmarshal(Finite(buf.Bytes()), v); err != nil {
 		if q.Body != nil {
 			// The decoder's own text may quote what was sent.
 			return fmt.Errorf("%s: answer is not the JSON that belongs there", q.Path)
@@ -224,4 +224,28 @@ func (c *Client) askJSON(ctx context.Context, q Question, v any) error {
 		return fmt.Errorf("%s: %w", q.Path, err)
 	}
 	return nil
+}
+
+// Finite replaces, in place, the words NaN and Infinity by -1, which is no count,
+// share or time either: Python writes them as JSON, where one of them would spoil
+// the whole answer.
+func Finite(b []byte) []byte {
+	inText := false
+	for i := 0; i < len(b); i++ {
+		switch c := b[i]; {
+		case inText && c == '\\':
+			i++
+		case c == '"':
+			inText = !inText
+		case inText:
+		case c == 'N' && bytes.HasPrefix(b[i:], []byte("NaN")):
+			copy(b[i:], "-1 ")
+		case c == 'I' && bytes.HasPrefix(b[i:], []byte("Infinity")):
+			if i > 0 && b[i-1] == '-' {
+				b[i-1] = ' '
+			}
+			copy(b[i:], "-1      ")
+		}
+	}
+	return b
 }

@@ -195,3 +195,16 @@ func (r Reading) Whole(limit float64) int {
 	}
 	return int(r.V)
 }
+
+// UnmarshalJSON reads a number; what is none, or cannot be, is not known.
+func (r *Reading) UnmarshalJSON(b []byte) error {
+	*r = Reading{}
+	if string(b) == "null" {
+		return nil
+	}
+	r.Add(Number(b))
+	return nil
+}
+
+// Bad says that there was something that cannot be.
+func (r Reading) Bad() bool { return r.bad }

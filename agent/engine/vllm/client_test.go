@@ -11,6 +11,8 @@ import (
 
 	"waypost/agent/engine"
 	"waypost/agent/engine/enginehttp"
+	"waypost/agent/engine/enginetest"
+	"waypost/agent/engine/kvevents"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -43,14 +45,14 @@ func TestBadAnswers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f := newFakeEngine(t, 1)
 			f.metrics = test.answer
-			m := newMirror(t)
+			m := enginetest.NewMirror(t)
 			watch(t, f, Options{}, m)
-			m.await("down", func() bool { return !m.up && strings.Contains(m.reason, test.reason) })
-			if len(m.reason) > 1000 {
-				t.Errorf("a reason of %d bytes", len(m.reason))
+			m.Await("down", func() bool { return !m.Up && strings.Contains(m.Reason, test.reason) })
+			if len(m.Reason) > 1000 {
+				t.Errorf("a reason of %d bytes", len(m.Reason))
 			}
 			f.set(func() { f.metrics = nil })
-			m.await("up", func() bool { return m.up })
+			m.Await("up", func() bool { return m.Up })
 		})
 	}
 }
@@ -133,29 +135,29 @@ func TestPlans(t *testing.T) {
 		t.Events, t.Replay = events, replay
 		return t
 	}
-	star := []source{{Enabled: &yes, Endpoint: "tcp://*:5557", Replay: &replay}}
+	star := []publisher{{Enabled: &yes, Endpoint: "tcp://*:5557", Replay: &replay}}
 	tests := []struct {
 		name   string
 		target engine.Target
 		known  knowledge
 		rank   int
-		want   plan
+		want   kvevents.Plan
 	}{
-		{"configured", with("tcp://127.0.0.1:5557", "tcp://127.0.0.1:5657"), knowledge{}, 0, plan{events: "tcp://127.0.0.1:5557", replay: "tcp://127.0.0.1:5657"}},
-		{"configured, rank 2", with("tcp://127.0.0.1:5557", "tcp://127.0.0.1:5657"), knowledge{}, 2, plan{events: "tcp://127.0.0.1:5559", replay: "tcp://127.0.0.1:5659"}},
-		{"to listen", with("tcp://*:5557", ""), knowledge{}, 0, plan{events: "tcp://*:5557", listen: true}},
-		{"asked", target, knowledge{sources: star}, 0, plan{events: "tcp://10.1.1.1:5557", replay: "tcp://10.1.1.1:5657"}},
-		{"asked by the configuration, rank 1", target, knowledge{sources: star, configured: true}, 1, plan{events: "tcp://10.1.1.1:5558", replay: "tcp://10.1.1.1:5658"}},
-		{"configured, and the engine tells of a replay", with("tcp://127.0.0.1:5557", ""), knowledge{sources: star}, 0, plan{events: "tcp://127.0.0.1:5557", replay: "tcp://10.1.1.1:5657"}},
-		{"configured to listen, but the engine binds", with("tcp://*:5557", ""), knowledge{sources: star}, 0, plan{events: "tcp://10.1.1.1:5557", replay: "tcp://10.1.1.1:5657"}},
-		{"a plain address", target, knowledge{sources: []source{{Endpoint: "tcp://127.0.0.1:5557"}}}, 0, plan{events: "tcp://127.0.0.1:5557", either: true}},
-		{"off", target, knowledge{sources: []source{{Enabled: &no, Endpoint: "tcp://*:5557"}}}, 0, plan{hint: hintNoEvents}},
-		{"without a publisher", target, knowledge{sources: []source{{Enabled: &yes, Publisher: &null, Endpoint: "tcp://*:5557"}}}, 0, plan{hint: hintNoEvents}},
-		{"unset in the configuration", target, knowledge{configured: true}, 0, plan{hint: hintNoEvents}},
-		{"unknown", target, knowledge{}, 0, plan{hint: hintUnknown}},
+		{"configured", with("tcp://127.0.0.1:5557", "tcp://127.0.0.1:5657"), knowledge{}, 0, kvevents.Plan{Events: "tcp://127.0.0.1:5557", Replay: "tcp://127.0.0.1:5657"}},
+		{"configured, rank 2", with("tcp://127.0.0.1:5557", "tcp://127.0.0.1:5657"), knowledge{}, 2, kvevents.Plan{Named: 2, Events: "tcp://127.0.0.1:5559", Replay: "tcp://127.0.0.1:5659"}},
+		{"to listen", with("tcp://*:5557", ""), knowledge{}, 0, kvevents.Plan{Events: "tcp://*:5557", Listen: true}},
+		{"asked", target, knowledge{sources: star}, 0, kvevents.Plan{ReplayTold: true, EventsTold: true, Events: "tcp://10.1.1.1:5557", Replay: "tcp://10.1.1.1:5657"}},
+		{"asked by the configuration, rank 1", target, knowledge{sources: star, configured: true}, 1, kvevents.Plan{ReplayTold: true, EventsTold: true, Named: 1, Events: "tcp://10.1.1.1:5558", Replay: "tcp://10.1.1.1:5658"}},
+		{"configured, and the engine tells of a replay", with("tcp://127.0.0.1:5557", ""), knowledge{sources: star}, 0, kvevents.Plan{ReplayTold: true, Events: "tcp://127.0.0.1:5557", Replay: "tcp://10.1.1.1:5657"}},
+		{"configured to listen, but the engine binds", with("tcp://*:5557", ""), knowledge{sources: star}, 0, kvevents.Plan{ReplayTold: true, EventsTold: true, Events: "tcp://10.1.1.1:5557", Replay: "tcp://10.1.1.1:5657"}},
+		{"a plain address", target, knowledge{sources: []publisher{{Endpoint: "tcp://127.0.0.1:5557"}}}, 0, kvevents.Plan{Events: "tcp://127.0.0.1:5557", Either: true, EventsTold: true}},
+		{"off", target, knowledge{sources: []publisher{{Enabled: &no, Endpoint: "tcp://*:5557"}}}, 0, kvevents.Plan{Hint: dialect.HintNoEvents()}},
+		{"without a publisher", target, knowledge{sources: []publisher{{Enabled: &yes, Kind: &null, Endpoint: "tcp://*:5557"}}}, 0, kvevents.Plan{Hint: dialect.HintNoEvents()}},
+		{"unset in the configuration", target, knowledge{configured: true}, 0, kvevents.Plan{Hint: dialect.HintNoEvents()}},
+		{"unknown", target, knowledge{}, 0, kvevents.Plan{Hint: dialect.HintUnknown()}},
 	}
 	for _, test := range tests {
-		if got := planFor(test.target, &test.known, test.rank); got != test.want {
+		if got := planFor(test.target, &test.known, test.rank); !cmp.Equal(got, test.want) {
 			t.Errorf("%s: %+v, want %+v", test.name, got, test.want)
 		}
 	}

@@ -1,7 +1,4 @@
 // Package vllm reads vLLM engines: block events and their replay over ZeroMQ,
-// counters, facts and tokenizer over HTTP.
-//
-// Decoder, Stream and the metrics scanner are pure; Adapter is the shell around
-// them. Everything is recognised by its shape: releases differ in layouts, not
-// in names.
+// counters, facts and tokenizer over HTTP. Releases differ in layouts, not in
+// names, so everything is recognised by its shape.
 package vllm

@@ -4,35 +4,42 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"net"
-	"net/url"
 	"slices"
 	"strconv"
-	"strings"
 
 	"waypost/agent/engine"
 	"waypost/agent/engine/enginehttp"
+	"waypost/agent/engine/kvevents"
 
 	"github.com/zeebo/xxh3"
 )
 
-// source is what the engine says about the event publisher of one rank.
-type source struct {
-	Enabled   *bool   `json:"enable_kv_cache_events"`
-	Publisher *string `json:"publisher"`
-	Endpoint  string  `json:"endpoint"`
-	Replay    *string `json:"replay_endpoint"`
+// publisher is what the engine says about the event publisher of one rank.
+type publisher struct {
+	Rank     int     `json:"data_parallel_rank"`
+	Enabled  *bool   `json:"enable_kv_cache_events"`
+	Kind     *string `json:"publisher"`
+	Endpoint string  `json:"endpoint"`
+	Replay   *string `json:"replay_endpoint"`
 }
 
-func (s source) publishes() bool {
-	return (s.Enabled == nil || *s.Enabled) && (s.Publisher == nil || *s.Publisher != "null") && s.Endpoint != ""
+// of gives the publisher of a rank, whose ports count on from p's.
+func (p publisher) of(rank int) *kvevents.Publisher {
+	out := kvevents.Publisher{
+		Off:      p.Enabled != nil && !*p.Enabled || p.Kind != nil && *p.Kind == "null",
+		Endpoint: kvevents.ShiftPort(p.Endpoint, rank),
+	}
+	if p.Replay != nil {
+		out.Replay = kvevents.ShiftPort(*p.Replay, rank)
+	}
+	return &out
 }
 
 // knowledge is what HTTP tells about an engine besides its counters.
 type knowledge struct {
 	facts engine.Facts
 	// sources are the publishers by rank; nil if the engine has no such route.
-	sources []source
+	sources []publisher
 	// configured says that the dev routes told of the event configuration.
 	configured bool
 	instance   uint64
@@ -96,7 +103,7 @@ func (c client) learnSources(ctx context.Context, k *knowledge) error {
 	if err := c.GetJSON(ctx, "/kv_event_sources", &raw); err != nil {
 		return err
 	}
-	var byRank map[string]source
+	var byRank map[string]publisher
 	if json.Unmarshal(raw, &byRank) == nil {
 		ranks := make([]int, 0, len(byRank))
 		for name := range byRank {
@@ -108,7 +115,9 @@ func (c client) learnSources(ctx context.Context, k *knowledge) error {
 		}
 		slices.Sort(ranks)
 		for _, n := range ranks {
-			k.sources = append(k.sources, byRank[strconv.Itoa(n)])
+			p := byRank[strconv.Itoa(n)]
+			p.Rank = n
+			k.sources = append(k.sources, p)
 		}
 	} else if err := json.Unmarshal(raw, &k.sources); err != nil {
 		return fmt.Errorf("/kv_event_sources: %w", err)
@@ -144,107 +153,33 @@ func (c client) learnConfig(ctx context.Context, k *knowledge) error {
 	k.configured = true
 	if len(k.sources) == 0 && len(info.Config.Events) > 0 {
 		// An older engine without the route of its own; ranks count ports on.
-		var s source
-		if json.Unmarshal(info.Config.Events, &s) == nil && s.Endpoint != "" {
-			k.sources = []source{s}
+		var p publisher
+		if json.Unmarshal(info.Config.Events, &p) == nil && p.Endpoint != "" {
+			k.sources = []publisher{p}
 		}
 	}
 	return nil
 }
 
-// plan is how to reach the publisher of one rank.
-type plan struct {
-	events string // "": none
-	listen bool   // the publisher connects to us
-	// either says that the address does not tell who binds: listen if nobody
-	// answers there.
-	either bool
-	replay string // "": none
-	hint   string // why there is none
-}
-
-const (
-	hintNoEvents = `the engine publishes no KV events: start it with --kv-events-config '{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5657"}'`
-	hintUnknown  = "where the engine publishes KV events is not known: set kv_events and kv_replay of the engine, or start it with --kv-events-config"
-)
-
-// planFor works out the addresses of a rank from the configuration and from
-// what the engine says. The engine's own word decides who binds.
-func planFor(t engine.Target, k *knowledge, rank int) plan {
-	p := plan{events: shiftPort(t.Events, rank), replay: shiftPort(t.Replay, rank), listen: t.ListenEvents}
-	if host := hostOf(t.Events); host == "*" {
-		p.listen = true
-	}
-	var s source
+// planFor works out the endpoints of a rank from the configuration and from
+// what the engine says.
+func planFor(t engine.Target, k *knowledge, rank int) kvevents.Plan {
+	var said *kvevents.Publisher
+	named := rank
 	switch {
 	case rank < len(k.sources):
-		s = k.sources[rank]
+		said, named = k.sources[rank].of(0), k.sources[rank].Rank
 	case len(k.sources) == 1:
-		s = k.sources[0]
-		s.Endpoint = shiftPort(s.Endpoint, rank)
-		if s.Replay != nil {
-			r := shiftPort(*s.Replay, rank)
-			s.Replay = &r
-		}
-	case p.events == "" && k.configured:
-		return plan{hint: hintNoEvents}
-	case p.events == "":
-		return plan{hint: hintUnknown}
-	default:
-		return p
+		said = k.sources[0].of(rank)
+	case k.configured && t.Events == "":
+		said = &kvevents.Publisher{Off: true}
 	}
-	if !s.publishes() {
-		return plan{hint: hintNoEvents}
-	}
-	if bindsAnywhere(s.Endpoint) {
-		if p.events == "" || p.listen {
-			p.events = onHost(s.Endpoint, t.URL)
-		}
-		p.listen = false
-	} else {
-		p.events, p.either = s.Endpoint, true
-	}
-	if p.replay == "" && s.Replay != nil {
-		p.replay = *s.Replay
-		if bindsAnywhere(p.replay) {
-			p.replay = onHost(p.replay, t.URL)
+	plan := dialect.PlanFor(kvevents.Configured{Events: t.Events, Replay: t.Replay, Listen: t.ListenEvents}, said, kvevents.HostOf(t.URL), rank)
+	plan.Named = named
+	for n, p := range k.sources {
+		if n != rank && len(k.sources) > 1 {
+			plan.Others = append(plan.Others, p.Rank)
 		}
 	}
-	return p
-}
-
-// bindsAnywhere is the engine's rule for binding rather than connecting.
-func bindsAnywhere(endpoint string) bool {
-	return strings.Contains(endpoint, "*") || strings.Contains(endpoint, "::")
-}
-
-func hostOf(endpoint string) string {
-	host, _, err := net.SplitHostPort(strings.TrimPrefix(endpoint, "tcp://"))
-	if err != nil {
-		return ""
-	}
-	return host
-}
-
-// shiftPort gives the endpoint of a rank from that of rank 0.
-func shiftPort(endpoint string, rank int) string {
-	host, port, err := net.SplitHostPort(strings.TrimPrefix(endpoint, "tcp://"))
-	if err != nil {
-		return endpoint
-	}
-	n, err := strconv.Atoi(port)
-	if err != nil {
-		return endpoint
-	}
-	return "tcp://" + net.JoinHostPort(host, strconv.Itoa(n+rank))
-}
-
-// onHost gives an endpoint bound everywhere at the host of the engine's URL.
-func onHost(endpoint, target string) string {
-	u, err := url.Parse(target)
-	if err != nil {
-		return endpoint
-	}
-	port := endpoint[strings.LastIndexByte(endpoint, ':')+1:]
-	return "tcp://" + net.JoinHostPort(u.Hostname(), port)
+	return plan
 }

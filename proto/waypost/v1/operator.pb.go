@@ -590,7 +590,9 @@ type Worker struct {
 	// How its saved KV may travel; unset: not at all.
 	Transfer *TransferFacts `protobuf:"bytes,46,opt,name=transfer" json:"transfer,omitempty"`
 	// What outcomes taught about it; unset: nothing yet.
-	Learnt        *Learnt `protobuf:"bytes,47,opt,name=learnt" json:"learnt,omitempty"`
+	Learnt *Learnt `protobuf:"bytes,47,opt,name=learnt" json:"learnt,omitempty"`
+	// Requests that a drain waits for; unset: unknown.
+	InFlight      *uint32 `protobuf:"varint,48,opt,name=in_flight,json=inFlight" json:"in_flight,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -877,6 +879,13 @@ func (x *Worker) GetLearnt() *Learnt {
 	return nil
 }
 
+func (x *Worker) GetInFlight() uint32 {
+	if x != nil && x.InFlight != nil {
+		return *x.InFlight
+	}
+	return 0
+}
+
 // TransferFacts says how saved KV of a worker may reach another.
 type TransferFacts struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1133,6 +1142,254 @@ func (x *TermError) GetOutcomes() float64 {
 	return 0
 }
 
+// WatchRequest says what to watch.
+type WatchRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// workers, members, fleet, events; at least one.
+	Kinds []string `protobuf:"bytes,1,rep,name=kinds" json:"kinds,omitempty"`
+	// rev of the last message read, to go on from there; unset: from the beginning.
+	After         *string `protobuf:"bytes,2,opt,name=after" json:"after,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchRequest) Reset() {
+	*x = WatchRequest{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchRequest) ProtoMessage() {}
+
+func (x *WatchRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
+func (*WatchRequest) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *WatchRequest) GetKinds() []string {
+	if x != nil {
+		return x.Kinds
+	}
+	return nil
+}
+
+func (x *WatchRequest) GetAfter() string {
+	if x != nil && x.After != nil {
+		return *x.After
+	}
+	return ""
+}
+
+// WatchResponse is one thing as it is now, or a sign about the stream.
+type WatchResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// workers, members, fleet or events; synced when all that is was told and what
+	// follows are changes; restart when changes were missed, so that all that was
+	// told is void and is told anew.
+	Kind *string `protobuf:"bytes,1,opt,name=kind" json:"kind,omitempty"`
+	// Place in the stream, to go on after.
+	Rev *string `protobuf:"bytes,2,opt,name=rev" json:"rev,omitempty"`
+	// Name of a worker or member that is gone; nothing else is set then.
+	Removed *string `protobuf:"bytes,3,opt,name=removed" json:"removed,omitempty"`
+	// A worker.
+	Worker *Worker `protobuf:"bytes,4,opt,name=worker" json:"worker,omitempty"`
+	// A member.
+	Member *Member `protobuf:"bytes,5,opt,name=member" json:"member,omitempty"`
+	// The fleet file.
+	Fleet *GetFleetResponse `protobuf:"bytes,6,opt,name=fleet" json:"fleet,omitempty"`
+	// Something that happened.
+	Event         *Event `protobuf:"bytes,7,opt,name=event" json:"event,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchResponse) Reset() {
+	*x = WatchResponse{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchResponse) ProtoMessage() {}
+
+func (x *WatchResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
+func (*WatchResponse) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *WatchResponse) GetKind() string {
+	if x != nil && x.Kind != nil {
+		return *x.Kind
+	}
+	return ""
+}
+
+func (x *WatchResponse) GetRev() string {
+	if x != nil && x.Rev != nil {
+		return *x.Rev
+	}
+	return ""
+}
+
+func (x *WatchResponse) GetRemoved() string {
+	if x != nil && x.Removed != nil {
+		return *x.Removed
+	}
+	return ""
+}
+
+func (x *WatchResponse) GetWorker() *Worker {
+	if x != nil {
+		return x.Worker
+	}
+	return nil
+}
+
+func (x *WatchResponse) GetMember() *Member {
+	if x != nil {
+		return x.Member
+	}
+	return nil
+}
+
+func (x *WatchResponse) GetFleet() *GetFleetResponse {
+	if x != nil {
+		return x.Fleet
+	}
+	return nil
+}
+
+func (x *WatchResponse) GetEvent() *Event {
+	if x != nil {
+		return x.Event
+	}
+	return nil
+}
+
+// Event is something that happened, in the words of the log.
+type Event struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Word of the vocabulary, such as engine_restarted.
+	Event *string `protobuf:"bytes,1,opt,name=event" json:"event,omitempty"`
+	// Severity: INFO, WARN or ERROR.
+	Level *string `protobuf:"bytes,2,opt,name=level" json:"level,omitempty"`
+	// What happened.
+	Message *string `protobuf:"bytes,3,opt,name=message" json:"message,omitempty"`
+	// Time since it happened, ms.
+	AgeMs *float64 `protobuf:"fixed64,4,opt,name=age_ms,json=ageMs" json:"age_ms,omitempty"`
+	// When it happened by the coordinator's clock, RFC 3339.
+	At *string `protobuf:"bytes,5,opt,name=at" json:"at,omitempty"`
+	// What it is about, such as worker or host.
+	Fields        map[string]string `protobuf:"bytes,6,rep,name=fields" json:"fields,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Event) Reset() {
+	*x = Event{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Event) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Event) ProtoMessage() {}
+
+func (x *Event) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Event.ProtoReflect.Descriptor instead.
+func (*Event) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *Event) GetEvent() string {
+	if x != nil && x.Event != nil {
+		return *x.Event
+	}
+	return ""
+}
+
+func (x *Event) GetLevel() string {
+	if x != nil && x.Level != nil {
+		return *x.Level
+	}
+	return ""
+}
+
+func (x *Event) GetMessage() string {
+	if x != nil && x.Message != nil {
+		return *x.Message
+	}
+	return ""
+}
+
+func (x *Event) GetAgeMs() float64 {
+	if x != nil && x.AgeMs != nil {
+		return *x.AgeMs
+	}
+	return 0
+}
+
+func (x *Event) GetAt() string {
+	if x != nil && x.At != nil {
+		return *x.At
+	}
+	return ""
+}
+
+func (x *Event) GetFields() map[string]string {
+	if x != nil {
+		return x.Fields
+	}
+	return nil
+}
+
 // ExplainWorkerRequest names a worker.
 type ExplainWorkerRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1146,7 +1403,7 @@ type ExplainWorkerRequest struct {
 
 func (x *ExplainWorkerRequest) Reset() {
 	*x = ExplainWorkerRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[10]
+	mi := &file_waypost_v1_operator_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1158,7 +1415,7 @@ func (x *ExplainWorkerRequest) String() string {
 func (*ExplainWorkerRequest) ProtoMessage() {}
 
 func (x *ExplainWorkerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[10]
+	mi := &file_waypost_v1_operator_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1171,7 +1428,7 @@ func (x *ExplainWorkerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainWorkerRequest.ProtoReflect.Descriptor instead.
 func (*ExplainWorkerRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{10}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ExplainWorkerRequest) GetWorker() string {
@@ -1221,7 +1478,7 @@ type ExplainWorkerResponse struct {
 
 func (x *ExplainWorkerResponse) Reset() {
 	*x = ExplainWorkerResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[11]
+	mi := &file_waypost_v1_operator_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1233,7 +1490,7 @@ func (x *ExplainWorkerResponse) String() string {
 func (*ExplainWorkerResponse) ProtoMessage() {}
 
 func (x *ExplainWorkerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[11]
+	mi := &file_waypost_v1_operator_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1246,7 +1503,7 @@ func (x *ExplainWorkerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainWorkerResponse.ProtoReflect.Descriptor instead.
 func (*ExplainWorkerResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{11}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ExplainWorkerResponse) GetWorker() *Worker {
@@ -1339,7 +1596,7 @@ type PresentPrice struct {
 
 func (x *PresentPrice) Reset() {
 	*x = PresentPrice{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[12]
+	mi := &file_waypost_v1_operator_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1351,7 +1608,7 @@ func (x *PresentPrice) String() string {
 func (*PresentPrice) ProtoMessage() {}
 
 func (x *PresentPrice) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[12]
+	mi := &file_waypost_v1_operator_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1364,7 +1621,7 @@ func (x *PresentPrice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PresentPrice.ProtoReflect.Descriptor instead.
 func (*PresentPrice) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{12}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *PresentPrice) GetPlacementId() string {
@@ -1415,7 +1672,7 @@ type GetReuseRequest struct {
 
 func (x *GetReuseRequest) Reset() {
 	*x = GetReuseRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[13]
+	mi := &file_waypost_v1_operator_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1427,7 +1684,7 @@ func (x *GetReuseRequest) String() string {
 func (*GetReuseRequest) ProtoMessage() {}
 
 func (x *GetReuseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[13]
+	mi := &file_waypost_v1_operator_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1440,7 +1697,7 @@ func (x *GetReuseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetReuseRequest.ProtoReflect.Descriptor instead.
 func (*GetReuseRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{13}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *GetReuseRequest) GetSinceMs() float64 {
@@ -1470,7 +1727,7 @@ type GetReuseResponse struct {
 
 func (x *GetReuseResponse) Reset() {
 	*x = GetReuseResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[14]
+	mi := &file_waypost_v1_operator_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1482,7 +1739,7 @@ func (x *GetReuseResponse) String() string {
 func (*GetReuseResponse) ProtoMessage() {}
 
 func (x *GetReuseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[14]
+	mi := &file_waypost_v1_operator_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1495,7 +1752,7 @@ func (x *GetReuseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetReuseResponse.ProtoReflect.Descriptor instead.
 func (*GetReuseResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{14}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *GetReuseResponse) GetPools() []*PoolReuse {
@@ -1548,7 +1805,7 @@ type PoolReuse struct {
 
 func (x *PoolReuse) Reset() {
 	*x = PoolReuse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[15]
+	mi := &file_waypost_v1_operator_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1560,7 +1817,7 @@ func (x *PoolReuse) String() string {
 func (*PoolReuse) ProtoMessage() {}
 
 func (x *PoolReuse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[15]
+	mi := &file_waypost_v1_operator_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1573,7 +1830,7 @@ func (x *PoolReuse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolReuse.ProtoReflect.Descriptor instead.
 func (*PoolReuse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{15}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *PoolReuse) GetPool() string {
@@ -1677,7 +1934,7 @@ type WorkerReuse struct {
 
 func (x *WorkerReuse) Reset() {
 	*x = WorkerReuse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[16]
+	mi := &file_waypost_v1_operator_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1689,7 +1946,7 @@ func (x *WorkerReuse) String() string {
 func (*WorkerReuse) ProtoMessage() {}
 
 func (x *WorkerReuse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[16]
+	mi := &file_waypost_v1_operator_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1702,7 +1959,7 @@ func (x *WorkerReuse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerReuse.ProtoReflect.Descriptor instead.
 func (*WorkerReuse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{16}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *WorkerReuse) GetWorker() string {
@@ -1751,7 +2008,7 @@ type ListHostsRequest struct {
 
 func (x *ListHostsRequest) Reset() {
 	*x = ListHostsRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[17]
+	mi := &file_waypost_v1_operator_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1763,7 +2020,7 @@ func (x *ListHostsRequest) String() string {
 func (*ListHostsRequest) ProtoMessage() {}
 
 func (x *ListHostsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[17]
+	mi := &file_waypost_v1_operator_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1776,7 +2033,7 @@ func (x *ListHostsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHostsRequest.ProtoReflect.Descriptor instead.
 func (*ListHostsRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{17}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ListHostsRequest) GetName() string {
@@ -1797,7 +2054,7 @@ type ListHostsResponse struct {
 
 func (x *ListHostsResponse) Reset() {
 	*x = ListHostsResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[18]
+	mi := &file_waypost_v1_operator_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1809,7 +2066,7 @@ func (x *ListHostsResponse) String() string {
 func (*ListHostsResponse) ProtoMessage() {}
 
 func (x *ListHostsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[18]
+	mi := &file_waypost_v1_operator_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1822,7 +2079,7 @@ func (x *ListHostsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHostsResponse.ProtoReflect.Descriptor instead.
 func (*ListHostsResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{18}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ListHostsResponse) GetHosts() []*Host {
@@ -1861,7 +2118,7 @@ type Host struct {
 
 func (x *Host) Reset() {
 	*x = Host{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[19]
+	mi := &file_waypost_v1_operator_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1873,7 +2130,7 @@ func (x *Host) String() string {
 func (*Host) ProtoMessage() {}
 
 func (x *Host) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[19]
+	mi := &file_waypost_v1_operator_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1886,7 +2143,7 @@ func (x *Host) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Host.ProtoReflect.Descriptor instead.
 func (*Host) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{19}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Host) GetName() string {
@@ -1982,7 +2239,7 @@ type HostFacts struct {
 
 func (x *HostFacts) Reset() {
 	*x = HostFacts{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[20]
+	mi := &file_waypost_v1_operator_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1994,7 +2251,7 @@ func (x *HostFacts) String() string {
 func (*HostFacts) ProtoMessage() {}
 
 func (x *HostFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[20]
+	mi := &file_waypost_v1_operator_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2007,7 +2264,7 @@ func (x *HostFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostFacts.ProtoReflect.Descriptor instead.
 func (*HostFacts) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{20}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *HostFacts) GetCpus() uint32 {
@@ -2076,7 +2333,7 @@ type NetworkInterface struct {
 
 func (x *NetworkInterface) Reset() {
 	*x = NetworkInterface{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[21]
+	mi := &file_waypost_v1_operator_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2088,7 +2345,7 @@ func (x *NetworkInterface) String() string {
 func (*NetworkInterface) ProtoMessage() {}
 
 func (x *NetworkInterface) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[21]
+	mi := &file_waypost_v1_operator_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2101,7 +2358,7 @@ func (x *NetworkInterface) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkInterface.ProtoReflect.Descriptor instead.
 func (*NetworkInterface) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{21}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *NetworkInterface) GetName() string {
@@ -2181,7 +2438,7 @@ type Gpu struct {
 
 func (x *Gpu) Reset() {
 	*x = Gpu{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[22]
+	mi := &file_waypost_v1_operator_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2193,7 +2450,7 @@ func (x *Gpu) String() string {
 func (*Gpu) ProtoMessage() {}
 
 func (x *Gpu) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[22]
+	mi := &file_waypost_v1_operator_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2206,7 +2463,7 @@ func (x *Gpu) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Gpu.ProtoReflect.Descriptor instead.
 func (*Gpu) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{22}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Gpu) GetIndex() uint32 {
@@ -2362,7 +2619,7 @@ type XidEvent struct {
 
 func (x *XidEvent) Reset() {
 	*x = XidEvent{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[23]
+	mi := &file_waypost_v1_operator_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2374,7 +2631,7 @@ func (x *XidEvent) String() string {
 func (*XidEvent) ProtoMessage() {}
 
 func (x *XidEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[23]
+	mi := &file_waypost_v1_operator_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2387,7 +2644,7 @@ func (x *XidEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use XidEvent.ProtoReflect.Descriptor instead.
 func (*XidEvent) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{23}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *XidEvent) GetXid() uint32 {
@@ -2417,7 +2674,7 @@ type GpuProcess struct {
 
 func (x *GpuProcess) Reset() {
 	*x = GpuProcess{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[24]
+	mi := &file_waypost_v1_operator_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2429,7 +2686,7 @@ func (x *GpuProcess) String() string {
 func (*GpuProcess) ProtoMessage() {}
 
 func (x *GpuProcess) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[24]
+	mi := &file_waypost_v1_operator_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2442,7 +2699,7 @@ func (x *GpuProcess) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GpuProcess.ProtoReflect.Descriptor instead.
 func (*GpuProcess) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{24}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *GpuProcess) GetPid() uint32 {
@@ -2470,7 +2727,7 @@ type ListMembersRequest struct {
 
 func (x *ListMembersRequest) Reset() {
 	*x = ListMembersRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[25]
+	mi := &file_waypost_v1_operator_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2482,7 +2739,7 @@ func (x *ListMembersRequest) String() string {
 func (*ListMembersRequest) ProtoMessage() {}
 
 func (x *ListMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[25]
+	mi := &file_waypost_v1_operator_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2495,7 +2752,7 @@ func (x *ListMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMembersRequest.ProtoReflect.Descriptor instead.
 func (*ListMembersRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{25}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ListMembersRequest) GetFrom() string {
@@ -2518,7 +2775,7 @@ type ListMembersResponse struct {
 
 func (x *ListMembersResponse) Reset() {
 	*x = ListMembersResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[26]
+	mi := &file_waypost_v1_operator_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2530,7 +2787,7 @@ func (x *ListMembersResponse) String() string {
 func (*ListMembersResponse) ProtoMessage() {}
 
 func (x *ListMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[26]
+	mi := &file_waypost_v1_operator_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2543,7 +2800,7 @@ func (x *ListMembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMembersResponse.ProtoReflect.Descriptor instead.
 func (*ListMembersResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{26}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ListMembersResponse) GetMembers() []*Member {
@@ -2591,7 +2848,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[27]
+	mi := &file_waypost_v1_operator_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2603,7 +2860,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[27]
+	mi := &file_waypost_v1_operator_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2616,7 +2873,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{27}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Member) GetName() string {
@@ -2705,7 +2962,7 @@ type ListCoordinatorsRequest struct {
 
 func (x *ListCoordinatorsRequest) Reset() {
 	*x = ListCoordinatorsRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[28]
+	mi := &file_waypost_v1_operator_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2717,7 +2974,7 @@ func (x *ListCoordinatorsRequest) String() string {
 func (*ListCoordinatorsRequest) ProtoMessage() {}
 
 func (x *ListCoordinatorsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[28]
+	mi := &file_waypost_v1_operator_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2730,7 +2987,7 @@ func (x *ListCoordinatorsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCoordinatorsRequest.ProtoReflect.Descriptor instead.
 func (*ListCoordinatorsRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{28}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{31}
 }
 
 // ListCoordinatorsResponse is the coordinators by number.
@@ -2744,7 +3001,7 @@ type ListCoordinatorsResponse struct {
 
 func (x *ListCoordinatorsResponse) Reset() {
 	*x = ListCoordinatorsResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[29]
+	mi := &file_waypost_v1_operator_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2756,7 +3013,7 @@ func (x *ListCoordinatorsResponse) String() string {
 func (*ListCoordinatorsResponse) ProtoMessage() {}
 
 func (x *ListCoordinatorsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[29]
+	mi := &file_waypost_v1_operator_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2769,7 +3026,7 @@ func (x *ListCoordinatorsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCoordinatorsResponse.ProtoReflect.Descriptor instead.
 func (*ListCoordinatorsResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{29}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ListCoordinatorsResponse) GetCoordinators() []*Coordinator {
@@ -2802,7 +3059,7 @@ type Coordinator struct {
 
 func (x *Coordinator) Reset() {
 	*x = Coordinator{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[30]
+	mi := &file_waypost_v1_operator_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2814,7 +3071,7 @@ func (x *Coordinator) String() string {
 func (*Coordinator) ProtoMessage() {}
 
 func (x *Coordinator) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[30]
+	mi := &file_waypost_v1_operator_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2827,7 +3084,7 @@ func (x *Coordinator) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Coordinator.ProtoReflect.Descriptor instead.
 func (*Coordinator) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{30}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Coordinator) GetName() string {
@@ -2888,7 +3145,7 @@ type GetFleetRequest struct {
 
 func (x *GetFleetRequest) Reset() {
 	*x = GetFleetRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[31]
+	mi := &file_waypost_v1_operator_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2900,7 +3157,7 @@ func (x *GetFleetRequest) String() string {
 func (*GetFleetRequest) ProtoMessage() {}
 
 func (x *GetFleetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[31]
+	mi := &file_waypost_v1_operator_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2913,7 +3170,7 @@ func (x *GetFleetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFleetRequest.ProtoReflect.Descriptor instead.
 func (*GetFleetRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{31}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{34}
 }
 
 // GetFleetResponse is the fleet file in force.
@@ -2935,7 +3192,7 @@ type GetFleetResponse struct {
 
 func (x *GetFleetResponse) Reset() {
 	*x = GetFleetResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[32]
+	mi := &file_waypost_v1_operator_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2947,7 +3204,7 @@ func (x *GetFleetResponse) String() string {
 func (*GetFleetResponse) ProtoMessage() {}
 
 func (x *GetFleetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[32]
+	mi := &file_waypost_v1_operator_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2960,7 +3217,7 @@ func (x *GetFleetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFleetResponse.ProtoReflect.Descriptor instead.
 func (*GetFleetResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{32}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *GetFleetResponse) GetVersion() uint32 {
@@ -3017,7 +3274,7 @@ type PutFleetRequest struct {
 
 func (x *PutFleetRequest) Reset() {
 	*x = PutFleetRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[33]
+	mi := &file_waypost_v1_operator_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3029,7 +3286,7 @@ func (x *PutFleetRequest) String() string {
 func (*PutFleetRequest) ProtoMessage() {}
 
 func (x *PutFleetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[33]
+	mi := &file_waypost_v1_operator_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3042,7 +3299,7 @@ func (x *PutFleetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutFleetRequest.ProtoReflect.Descriptor instead.
 func (*PutFleetRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{33}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *PutFleetRequest) GetToml() string {
@@ -3099,7 +3356,7 @@ type PutFleetResponse struct {
 
 func (x *PutFleetResponse) Reset() {
 	*x = PutFleetResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[34]
+	mi := &file_waypost_v1_operator_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3111,7 +3368,7 @@ func (x *PutFleetResponse) String() string {
 func (*PutFleetResponse) ProtoMessage() {}
 
 func (x *PutFleetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[34]
+	mi := &file_waypost_v1_operator_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3124,7 +3381,7 @@ func (x *PutFleetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutFleetResponse.ProtoReflect.Descriptor instead.
 func (*PutFleetResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{34}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *PutFleetResponse) GetVersion() uint32 {
@@ -3192,7 +3449,7 @@ type FleetEffect struct {
 
 func (x *FleetEffect) Reset() {
 	*x = FleetEffect{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[35]
+	mi := &file_waypost_v1_operator_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3204,7 +3461,7 @@ func (x *FleetEffect) String() string {
 func (*FleetEffect) ProtoMessage() {}
 
 func (x *FleetEffect) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[35]
+	mi := &file_waypost_v1_operator_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3217,7 +3474,7 @@ func (x *FleetEffect) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetEffect.ProtoReflect.Descriptor instead.
 func (*FleetEffect) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{35}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *FleetEffect) GetWindowMs() float64 {
@@ -3304,7 +3561,7 @@ type EffectExample struct {
 
 func (x *EffectExample) Reset() {
 	*x = EffectExample{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[36]
+	mi := &file_waypost_v1_operator_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3316,7 +3573,7 @@ func (x *EffectExample) String() string {
 func (*EffectExample) ProtoMessage() {}
 
 func (x *EffectExample) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[36]
+	mi := &file_waypost_v1_operator_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3329,7 +3586,7 @@ func (x *EffectExample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EffectExample.ProtoReflect.Descriptor instead.
 func (*EffectExample) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{36}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *EffectExample) GetPlacementId() string {
@@ -3393,7 +3650,7 @@ type Cordon struct {
 
 func (x *Cordon) Reset() {
 	*x = Cordon{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[37]
+	mi := &file_waypost_v1_operator_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3405,7 +3662,7 @@ func (x *Cordon) String() string {
 func (*Cordon) ProtoMessage() {}
 
 func (x *Cordon) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[37]
+	mi := &file_waypost_v1_operator_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3418,7 +3675,7 @@ func (x *Cordon) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cordon.ProtoReflect.Descriptor instead.
 func (*Cordon) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{37}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Cordon) GetSelector() string {
@@ -3466,14 +3723,17 @@ type CordonTargetRequest struct {
 	// Only say what would change.
 	DryRun *bool `protobuf:"varint,3,opt,name=dry_run,json=dryRun" json:"dry_run,omitempty"`
 	// Id that makes a retry harmless; empty: one is made.
-	RequestId     *string `protobuf:"bytes,4,opt,name=request_id,json=requestId" json:"request_id,omitempty"`
+	RequestId *string `protobuf:"bytes,4,opt,name=request_id,json=requestId" json:"request_id,omitempty"`
+	// Whether somebody waits for the requests that run: the state is then
+	// draining, with their number, and drained when there are none.
+	Drain         *bool `protobuf:"varint,5,opt,name=drain" json:"drain,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CordonTargetRequest) Reset() {
 	*x = CordonTargetRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[38]
+	mi := &file_waypost_v1_operator_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3485,7 +3745,7 @@ func (x *CordonTargetRequest) String() string {
 func (*CordonTargetRequest) ProtoMessage() {}
 
 func (x *CordonTargetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[38]
+	mi := &file_waypost_v1_operator_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3498,7 +3758,7 @@ func (x *CordonTargetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonTargetRequest.ProtoReflect.Descriptor instead.
 func (*CordonTargetRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{38}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *CordonTargetRequest) GetSelector() string {
@@ -3529,6 +3789,13 @@ func (x *CordonTargetRequest) GetRequestId() string {
 	return ""
 }
 
+func (x *CordonTargetRequest) GetDrain() bool {
+	if x != nil && x.Drain != nil {
+		return *x.Drain
+	}
+	return false
+}
+
 // CordonTargetResponse says what the cordon met.
 type CordonTargetResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -3546,7 +3813,7 @@ type CordonTargetResponse struct {
 
 func (x *CordonTargetResponse) Reset() {
 	*x = CordonTargetResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[39]
+	mi := &file_waypost_v1_operator_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3558,7 +3825,7 @@ func (x *CordonTargetResponse) String() string {
 func (*CordonTargetResponse) ProtoMessage() {}
 
 func (x *CordonTargetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[39]
+	mi := &file_waypost_v1_operator_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3571,7 +3838,7 @@ func (x *CordonTargetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonTargetResponse.ProtoReflect.Descriptor instead.
 func (*CordonTargetResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{39}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *CordonTargetResponse) GetCordon() *Cordon {
@@ -3619,7 +3886,7 @@ type UncordonTargetRequest struct {
 
 func (x *UncordonTargetRequest) Reset() {
 	*x = UncordonTargetRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[40]
+	mi := &file_waypost_v1_operator_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3631,7 +3898,7 @@ func (x *UncordonTargetRequest) String() string {
 func (*UncordonTargetRequest) ProtoMessage() {}
 
 func (x *UncordonTargetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[40]
+	mi := &file_waypost_v1_operator_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3644,7 +3911,7 @@ func (x *UncordonTargetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UncordonTargetRequest.ProtoReflect.Descriptor instead.
 func (*UncordonTargetRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{40}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *UncordonTargetRequest) GetSelector() string {
@@ -3688,7 +3955,7 @@ type UncordonTargetResponse struct {
 
 func (x *UncordonTargetResponse) Reset() {
 	*x = UncordonTargetResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[41]
+	mi := &file_waypost_v1_operator_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3700,7 +3967,7 @@ func (x *UncordonTargetResponse) String() string {
 func (*UncordonTargetResponse) ProtoMessage() {}
 
 func (x *UncordonTargetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[41]
+	mi := &file_waypost_v1_operator_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3713,7 +3980,7 @@ func (x *UncordonTargetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UncordonTargetResponse.ProtoReflect.Descriptor instead.
 func (*UncordonTargetResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{41}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *UncordonTargetResponse) GetRemoved() bool {
@@ -3743,7 +4010,7 @@ type InspectWorkerRequest struct {
 
 func (x *InspectWorkerRequest) Reset() {
 	*x = InspectWorkerRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[42]
+	mi := &file_waypost_v1_operator_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3755,7 +4022,7 @@ func (x *InspectWorkerRequest) String() string {
 func (*InspectWorkerRequest) ProtoMessage() {}
 
 func (x *InspectWorkerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[42]
+	mi := &file_waypost_v1_operator_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3768,7 +4035,7 @@ func (x *InspectWorkerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectWorkerRequest.ProtoReflect.Descriptor instead.
 func (*InspectWorkerRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{42}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *InspectWorkerRequest) GetWorker() string {
@@ -3842,7 +4109,7 @@ type InspectWorkerResponse struct {
 
 func (x *InspectWorkerResponse) Reset() {
 	*x = InspectWorkerResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[43]
+	mi := &file_waypost_v1_operator_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3854,7 +4121,7 @@ func (x *InspectWorkerResponse) String() string {
 func (*InspectWorkerResponse) ProtoMessage() {}
 
 func (x *InspectWorkerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[43]
+	mi := &file_waypost_v1_operator_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3867,7 +4134,7 @@ func (x *InspectWorkerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectWorkerResponse.ProtoReflect.Descriptor instead.
 func (*InspectWorkerResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{43}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *InspectWorkerResponse) GetWorker() string {
@@ -4058,7 +4325,7 @@ type StreamComparison struct {
 
 func (x *StreamComparison) Reset() {
 	*x = StreamComparison{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[44]
+	mi := &file_waypost_v1_operator_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4070,7 +4337,7 @@ func (x *StreamComparison) String() string {
 func (*StreamComparison) ProtoMessage() {}
 
 func (x *StreamComparison) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[44]
+	mi := &file_waypost_v1_operator_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4083,7 +4350,7 @@ func (x *StreamComparison) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamComparison.ProtoReflect.Descriptor instead.
 func (*StreamComparison) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{44}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *StreamComparison) GetEqual() uint32 {
@@ -4157,7 +4424,7 @@ type DifferingKey struct {
 
 func (x *DifferingKey) Reset() {
 	*x = DifferingKey{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[45]
+	mi := &file_waypost_v1_operator_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4169,7 +4436,7 @@ func (x *DifferingKey) String() string {
 func (*DifferingKey) ProtoMessage() {}
 
 func (x *DifferingKey) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[45]
+	mi := &file_waypost_v1_operator_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4182,7 +4449,7 @@ func (x *DifferingKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DifferingKey.ProtoReflect.Descriptor instead.
 func (*DifferingKey) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{45}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *DifferingKey) GetHow() string {
@@ -4219,7 +4486,7 @@ type GetTopologyRequest struct {
 
 func (x *GetTopologyRequest) Reset() {
 	*x = GetTopologyRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[46]
+	mi := &file_waypost_v1_operator_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4231,7 +4498,7 @@ func (x *GetTopologyRequest) String() string {
 func (*GetTopologyRequest) ProtoMessage() {}
 
 func (x *GetTopologyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[46]
+	mi := &file_waypost_v1_operator_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4244,7 +4511,7 @@ func (x *GetTopologyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTopologyRequest.ProtoReflect.Descriptor instead.
 func (*GetTopologyRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{46}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *GetTopologyRequest) GetFrom() string {
@@ -4282,7 +4549,7 @@ type GetTopologyResponse struct {
 
 func (x *GetTopologyResponse) Reset() {
 	*x = GetTopologyResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[47]
+	mi := &file_waypost_v1_operator_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4294,7 +4561,7 @@ func (x *GetTopologyResponse) String() string {
 func (*GetTopologyResponse) ProtoMessage() {}
 
 func (x *GetTopologyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[47]
+	mi := &file_waypost_v1_operator_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4307,7 +4574,7 @@ func (x *GetTopologyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTopologyResponse.ProtoReflect.Descriptor instead.
 func (*GetTopologyResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{47}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *GetTopologyResponse) GetHosts() []*TopologyHost {
@@ -4371,7 +4638,7 @@ type TopologyHost struct {
 
 func (x *TopologyHost) Reset() {
 	*x = TopologyHost{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[48]
+	mi := &file_waypost_v1_operator_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4383,7 +4650,7 @@ func (x *TopologyHost) String() string {
 func (*TopologyHost) ProtoMessage() {}
 
 func (x *TopologyHost) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[48]
+	mi := &file_waypost_v1_operator_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4396,7 +4663,7 @@ func (x *TopologyHost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopologyHost.ProtoReflect.Descriptor instead.
 func (*TopologyHost) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{48}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *TopologyHost) GetName() string {
@@ -4467,7 +4734,7 @@ type TopologyLink struct {
 
 func (x *TopologyLink) Reset() {
 	*x = TopologyLink{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[49]
+	mi := &file_waypost_v1_operator_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4479,7 +4746,7 @@ func (x *TopologyLink) String() string {
 func (*TopologyLink) ProtoMessage() {}
 
 func (x *TopologyLink) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[49]
+	mi := &file_waypost_v1_operator_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4492,7 +4759,7 @@ func (x *TopologyLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopologyLink.ProtoReflect.Descriptor instead.
 func (*TopologyLink) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{49}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *TopologyLink) GetName() string {
@@ -4604,7 +4871,7 @@ type TransferPair struct {
 
 func (x *TransferPair) Reset() {
 	*x = TransferPair{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[50]
+	mi := &file_waypost_v1_operator_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4616,7 +4883,7 @@ func (x *TransferPair) String() string {
 func (*TransferPair) ProtoMessage() {}
 
 func (x *TransferPair) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[50]
+	mi := &file_waypost_v1_operator_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4629,7 +4896,7 @@ func (x *TransferPair) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferPair.ProtoReflect.Descriptor instead.
 func (*TransferPair) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{50}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *TransferPair) GetFrom() string {
@@ -4717,7 +4984,7 @@ type TransferPrice struct {
 
 func (x *TransferPrice) Reset() {
 	*x = TransferPrice{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[51]
+	mi := &file_waypost_v1_operator_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4729,7 +4996,7 @@ func (x *TransferPrice) String() string {
 func (*TransferPrice) ProtoMessage() {}
 
 func (x *TransferPrice) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[51]
+	mi := &file_waypost_v1_operator_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4742,7 +5009,7 @@ func (x *TransferPrice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferPrice.ProtoReflect.Descriptor instead.
 func (*TransferPrice) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{51}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *TransferPrice) GetFrom() string {
@@ -4830,7 +5097,7 @@ type TransferCost struct {
 
 func (x *TransferCost) Reset() {
 	*x = TransferCost{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[52]
+	mi := &file_waypost_v1_operator_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4842,7 +5109,7 @@ func (x *TransferCost) String() string {
 func (*TransferCost) ProtoMessage() {}
 
 func (x *TransferCost) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[52]
+	mi := &file_waypost_v1_operator_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4855,7 +5122,7 @@ func (x *TransferCost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferCost.ProtoReflect.Descriptor instead.
 func (*TransferCost) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{52}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *TransferCost) GetTokens() uint32 {
@@ -4923,7 +5190,7 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"\x04host\x18\x03 \x01(\tR\x04host\x12\x14\n" +
 	"\x05state\x18\x04 \x01(\tR\x05state\"C\n" +
 	"\x13ListWorkersResponse\x12,\n" +
-	"\aworkers\x18\x01 \x03(\v2\x12.waypost.v1.WorkerR\aworkers\"\x9e\t\n" +
+	"\aworkers\x18\x01 \x03(\v2\x12.waypost.v1.WorkerR\aworkers\"\xbb\t\n" +
 	"\x06Worker\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04pool\x18\x02 \x01(\tR\x04pool\x12\x14\n" +
@@ -4965,7 +5232,8 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"\fspeed_source\x18, \x01(\tR\vspeedSource\x12\x12\n" +
 	"\x04role\x18- \x01(\tR\x04role\x125\n" +
 	"\btransfer\x18. \x01(\v2\x19.waypost.v1.TransferFactsR\btransfer\x12*\n" +
-	"\x06learnt\x18/ \x01(\v2\x12.waypost.v1.LearntR\x06learnt\x1a:\n" +
+	"\x06learnt\x18/ \x01(\v2\x12.waypost.v1.LearntR\x06learnt\x12\x1b\n" +
+	"\tin_flight\x180 \x01(\rR\binFlight\x1a:\n" +
 	"\fHeadersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xc4\x01\n" +
@@ -4989,7 +5257,28 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"\x04term\x18\x01 \x01(\tR\x04term\x12\x17\n" +
 	"\abias_ms\x18\x02 \x01(\x01R\x06biasMs\x12\x17\n" +
 	"\amean_ms\x18\x03 \x01(\x01R\x06meanMs\x12\x1a\n" +
-	"\boutcomes\x18\x04 \x01(\x01R\boutcomes\"I\n" +
+	"\boutcomes\x18\x04 \x01(\x01R\boutcomes\":\n" +
+	"\fWatchRequest\x12\x14\n" +
+	"\x05kinds\x18\x01 \x03(\tR\x05kinds\x12\x14\n" +
+	"\x05after\x18\x02 \x01(\tR\x05after\"\x84\x02\n" +
+	"\rWatchResponse\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x10\n" +
+	"\x03rev\x18\x02 \x01(\tR\x03rev\x12\x18\n" +
+	"\aremoved\x18\x03 \x01(\tR\aremoved\x12*\n" +
+	"\x06worker\x18\x04 \x01(\v2\x12.waypost.v1.WorkerR\x06worker\x12*\n" +
+	"\x06member\x18\x05 \x01(\v2\x12.waypost.v1.MemberR\x06member\x122\n" +
+	"\x05fleet\x18\x06 \x01(\v2\x1c.waypost.v1.GetFleetResponseR\x05fleet\x12'\n" +
+	"\x05event\x18\a \x01(\v2\x11.waypost.v1.EventR\x05event\"\xe6\x01\n" +
+	"\x05Event\x12\x14\n" +
+	"\x05event\x18\x01 \x01(\tR\x05event\x12\x14\n" +
+	"\x05level\x18\x02 \x01(\tR\x05level\x12\x18\n" +
+	"\amessage\x18\x03 \x01(\tR\amessage\x12\x15\n" +
+	"\x06age_ms\x18\x04 \x01(\x01R\x05ageMs\x12\x0e\n" +
+	"\x02at\x18\x05 \x01(\tR\x02at\x125\n" +
+	"\x06fields\x18\x06 \x03(\v2\x1d.waypost.v1.Event.FieldsEntryR\x06fields\x1a9\n" +
+	"\vFieldsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"I\n" +
 	"\x14ExplainWorkerRequest\x12\x16\n" +
 	"\x06worker\x18\x01 \x01(\tR\x06worker\x12\x19\n" +
 	"\bsince_ms\x18\x02 \x01(\x01R\asinceMs\"\xab\x04\n" +
@@ -5200,13 +5489,14 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"\x02by\x18\x02 \x01(\tR\x02by\x12\x0e\n" +
 	"\x02at\x18\x03 \x01(\tR\x02at\x12\x16\n" +
 	"\x06reason\x18\x04 \x01(\tR\x06reason\x12\x14\n" +
-	"\x05drain\x18\x05 \x01(\bR\x05drain\"\x81\x01\n" +
+	"\x05drain\x18\x05 \x01(\bR\x05drain\"\x97\x01\n" +
 	"\x13CordonTargetRequest\x12\x1a\n" +
 	"\bselector\x18\x01 \x01(\tR\bselector\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x17\n" +
 	"\adry_run\x18\x03 \x01(\bR\x06dryRun\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\x04 \x01(\tR\trequestId\"\x9a\x01\n" +
+	"request_id\x18\x04 \x01(\tR\trequestId\x12\x14\n" +
+	"\x05drain\x18\x05 \x01(\bR\x05drain\"\x9a\x01\n" +
 	"\x14CordonTargetResponse\x12*\n" +
 	"\x06cordon\x18\x01 \x01(\v2\x12.waypost.v1.CordonR\x06cordon\x12\x18\n" +
 	"\aworkers\x18\x02 \x03(\tR\aworkers\x12\x1d\n" +
@@ -5336,7 +5626,7 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"\vtransfer_ms\x18\x02 \x01(\x01R\n" +
 	"transferMs\x12\x1d\n" +
 	"\n" +
-	"compute_ms\x18\x03 \x01(\x01R\tcomputeMs2\xa1\b\n" +
+	"compute_ms\x18\x03 \x01(\x01R\tcomputeMs2\xe1\b\n" +
 	"\x0fOperatorService\x12H\n" +
 	"\tGetStatus\x12\x1c.waypost.v1.GetStatusRequest\x1a\x1d.waypost.v1.GetStatusResponse\x12N\n" +
 	"\vListWorkers\x12\x1e.waypost.v1.ListWorkersRequest\x1a\x1f.waypost.v1.ListWorkersResponse\x12H\n" +
@@ -5350,7 +5640,8 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"\rExplainWorker\x12 .waypost.v1.ExplainWorkerRequest\x1a!.waypost.v1.ExplainWorkerResponse\x12E\n" +
 	"\bGetReuse\x12\x1b.waypost.v1.GetReuseRequest\x1a\x1c.waypost.v1.GetReuseResponse\x12N\n" +
 	"\vGetTopology\x12\x1e.waypost.v1.GetTopologyRequest\x1a\x1f.waypost.v1.GetTopologyResponse\x12T\n" +
-	"\rInspectWorker\x12 .waypost.v1.InspectWorkerRequest\x1a!.waypost.v1.InspectWorkerResponseB$Z\"waypost/proto/waypost/v1;waypostv1b\beditionsp\xe8\a"
+	"\rInspectWorker\x12 .waypost.v1.InspectWorkerRequest\x1a!.waypost.v1.InspectWorkerResponse\x12>\n" +
+	"\x05Watch\x12\x18.waypost.v1.WatchRequest\x1a\x19.waypost.v1.WatchResponse0\x01B$Z\"waypost/proto/waypost/v1;waypostv1b\beditionsp\xe8\a"
 
 var (
 	file_waypost_v1_operator_proto_rawDescOnce sync.Once
@@ -5364,7 +5655,7 @@ func file_waypost_v1_operator_proto_rawDescGZIP() []byte {
 	return file_waypost_v1_operator_proto_rawDescData
 }
 
-var file_waypost_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 60)
+var file_waypost_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 64)
 var file_waypost_v1_operator_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),         // 0: waypost.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),        // 1: waypost.v1.GetStatusResponse
@@ -5376,129 +5667,140 @@ var file_waypost_v1_operator_proto_goTypes = []any{
 	(*TransferFacts)(nil),            // 7: waypost.v1.TransferFacts
 	(*Learnt)(nil),                   // 8: waypost.v1.Learnt
 	(*TermError)(nil),                // 9: waypost.v1.TermError
-	(*ExplainWorkerRequest)(nil),     // 10: waypost.v1.ExplainWorkerRequest
-	(*ExplainWorkerResponse)(nil),    // 11: waypost.v1.ExplainWorkerResponse
-	(*PresentPrice)(nil),             // 12: waypost.v1.PresentPrice
-	(*GetReuseRequest)(nil),          // 13: waypost.v1.GetReuseRequest
-	(*GetReuseResponse)(nil),         // 14: waypost.v1.GetReuseResponse
-	(*PoolReuse)(nil),                // 15: waypost.v1.PoolReuse
-	(*WorkerReuse)(nil),              // 16: waypost.v1.WorkerReuse
-	(*ListHostsRequest)(nil),         // 17: waypost.v1.ListHostsRequest
-	(*ListHostsResponse)(nil),        // 18: waypost.v1.ListHostsResponse
-	(*Host)(nil),                     // 19: waypost.v1.Host
-	(*HostFacts)(nil),                // 20: waypost.v1.HostFacts
-	(*NetworkInterface)(nil),         // 21: waypost.v1.NetworkInterface
-	(*Gpu)(nil),                      // 22: waypost.v1.Gpu
-	(*XidEvent)(nil),                 // 23: waypost.v1.XidEvent
-	(*GpuProcess)(nil),               // 24: waypost.v1.GpuProcess
-	(*ListMembersRequest)(nil),       // 25: waypost.v1.ListMembersRequest
-	(*ListMembersResponse)(nil),      // 26: waypost.v1.ListMembersResponse
-	(*Member)(nil),                   // 27: waypost.v1.Member
-	(*ListCoordinatorsRequest)(nil),  // 28: waypost.v1.ListCoordinatorsRequest
-	(*ListCoordinatorsResponse)(nil), // 29: waypost.v1.ListCoordinatorsResponse
-	(*Coordinator)(nil),              // 30: waypost.v1.Coordinator
-	(*GetFleetRequest)(nil),          // 31: waypost.v1.GetFleetRequest
-	(*GetFleetResponse)(nil),         // 32: waypost.v1.GetFleetResponse
-	(*PutFleetRequest)(nil),          // 33: waypost.v1.PutFleetRequest
-	(*PutFleetResponse)(nil),         // 34: waypost.v1.PutFleetResponse
-	(*FleetEffect)(nil),              // 35: waypost.v1.FleetEffect
-	(*EffectExample)(nil),            // 36: waypost.v1.EffectExample
-	(*Cordon)(nil),                   // 37: waypost.v1.Cordon
-	(*CordonTargetRequest)(nil),      // 38: waypost.v1.CordonTargetRequest
-	(*CordonTargetResponse)(nil),     // 39: waypost.v1.CordonTargetResponse
-	(*UncordonTargetRequest)(nil),    // 40: waypost.v1.UncordonTargetRequest
-	(*UncordonTargetResponse)(nil),   // 41: waypost.v1.UncordonTargetResponse
-	(*InspectWorkerRequest)(nil),     // 42: waypost.v1.InspectWorkerRequest
-	(*InspectWorkerResponse)(nil),    // 43: waypost.v1.InspectWorkerResponse
-	(*StreamComparison)(nil),         // 44: waypost.v1.StreamComparison
-	(*DifferingKey)(nil),             // 45: waypost.v1.DifferingKey
-	(*GetTopologyRequest)(nil),       // 46: waypost.v1.GetTopologyRequest
-	(*GetTopologyResponse)(nil),      // 47: waypost.v1.GetTopologyResponse
-	(*TopologyHost)(nil),             // 48: waypost.v1.TopologyHost
-	(*TopologyLink)(nil),             // 49: waypost.v1.TopologyLink
-	(*TransferPair)(nil),             // 50: waypost.v1.TransferPair
-	(*TransferPrice)(nil),            // 51: waypost.v1.TransferPrice
-	(*TransferCost)(nil),             // 52: waypost.v1.TransferCost
-	nil,                              // 53: waypost.v1.Worker.HeadersEntry
-	nil,                              // 54: waypost.v1.ExplainWorkerResponse.LostByEntry
-	nil,                              // 55: waypost.v1.ExplainWorkerResponse.ExcludedEntry
-	nil,                              // 56: waypost.v1.PoolReuse.ClassesEntry
-	nil,                              // 57: waypost.v1.PoolReuse.LostTokensEntry
-	nil,                              // 58: waypost.v1.InspectWorkerResponse.FramesEntry
-	nil,                              // 59: waypost.v1.InspectWorkerResponse.ResyncsEntry
-	(*Terms)(nil),                    // 60: waypost.v1.Terms
+	(*WatchRequest)(nil),             // 10: waypost.v1.WatchRequest
+	(*WatchResponse)(nil),            // 11: waypost.v1.WatchResponse
+	(*Event)(nil),                    // 12: waypost.v1.Event
+	(*ExplainWorkerRequest)(nil),     // 13: waypost.v1.ExplainWorkerRequest
+	(*ExplainWorkerResponse)(nil),    // 14: waypost.v1.ExplainWorkerResponse
+	(*PresentPrice)(nil),             // 15: waypost.v1.PresentPrice
+	(*GetReuseRequest)(nil),          // 16: waypost.v1.GetReuseRequest
+	(*GetReuseResponse)(nil),         // 17: waypost.v1.GetReuseResponse
+	(*PoolReuse)(nil),                // 18: waypost.v1.PoolReuse
+	(*WorkerReuse)(nil),              // 19: waypost.v1.WorkerReuse
+	(*ListHostsRequest)(nil),         // 20: waypost.v1.ListHostsRequest
+	(*ListHostsResponse)(nil),        // 21: waypost.v1.ListHostsResponse
+	(*Host)(nil),                     // 22: waypost.v1.Host
+	(*HostFacts)(nil),                // 23: waypost.v1.HostFacts
+	(*NetworkInterface)(nil),         // 24: waypost.v1.NetworkInterface
+	(*Gpu)(nil),                      // 25: waypost.v1.Gpu
+	(*XidEvent)(nil),                 // 26: waypost.v1.XidEvent
+	(*GpuProcess)(nil),               // 27: waypost.v1.GpuProcess
+	(*ListMembersRequest)(nil),       // 28: waypost.v1.ListMembersRequest
+	(*ListMembersResponse)(nil),      // 29: waypost.v1.ListMembersResponse
+	(*Member)(nil),                   // 30: waypost.v1.Member
+	(*ListCoordinatorsRequest)(nil),  // 31: waypost.v1.ListCoordinatorsRequest
+	(*ListCoordinatorsResponse)(nil), // 32: waypost.v1.ListCoordinatorsResponse
+	(*Coordinator)(nil),              // 33: waypost.v1.Coordinator
+	(*GetFleetRequest)(nil),          // 34: waypost.v1.GetFleetRequest
+	(*GetFleetResponse)(nil),         // 35: waypost.v1.GetFleetResponse
+	(*PutFleetRequest)(nil),          // 36: waypost.v1.PutFleetRequest
+	(*PutFleetResponse)(nil),         // 37: waypost.v1.PutFleetResponse
+	(*FleetEffect)(nil),              // 38: waypost.v1.FleetEffect
+	(*EffectExample)(nil),            // 39: waypost.v1.EffectExample
+	(*Cordon)(nil),                   // 40: waypost.v1.Cordon
+	(*CordonTargetRequest)(nil),      // 41: waypost.v1.CordonTargetRequest
+	(*CordonTargetResponse)(nil),     // 42: waypost.v1.CordonTargetResponse
+	(*UncordonTargetRequest)(nil),    // 43: waypost.v1.UncordonTargetRequest
+	(*UncordonTargetResponse)(nil),   // 44: waypost.v1.UncordonTargetResponse
+	(*InspectWorkerRequest)(nil),     // 45: waypost.v1.InspectWorkerRequest
+	(*InspectWorkerResponse)(nil),    // 46: waypost.v1.InspectWorkerResponse
+	(*StreamComparison)(nil),         // 47: waypost.v1.StreamComparison
+	(*DifferingKey)(nil),             // 48: waypost.v1.DifferingKey
+	(*GetTopologyRequest)(nil),       // 49: waypost.v1.GetTopologyRequest
+	(*GetTopologyResponse)(nil),      // 50: waypost.v1.GetTopologyResponse
+	(*TopologyHost)(nil),             // 51: waypost.v1.TopologyHost
+	(*TopologyLink)(nil),             // 52: waypost.v1.TopologyLink
+	(*TransferPair)(nil),             // 53: waypost.v1.TransferPair
+	(*TransferPrice)(nil),            // 54: waypost.v1.TransferPrice
+	(*TransferCost)(nil),             // 55: waypost.v1.TransferCost
+	nil,                              // 56: waypost.v1.Worker.HeadersEntry
+	nil,                              // 57: waypost.v1.Event.FieldsEntry
+	nil,                              // 58: waypost.v1.ExplainWorkerResponse.LostByEntry
+	nil,                              // 59: waypost.v1.ExplainWorkerResponse.ExcludedEntry
+	nil,                              // 60: waypost.v1.PoolReuse.ClassesEntry
+	nil,                              // 61: waypost.v1.PoolReuse.LostTokensEntry
+	nil,                              // 62: waypost.v1.InspectWorkerResponse.FramesEntry
+	nil,                              // 63: waypost.v1.InspectWorkerResponse.ResyncsEntry
+	(*Terms)(nil),                    // 64: waypost.v1.Terms
 }
 var file_waypost_v1_operator_proto_depIdxs = []int32{
 	2,  // 0: waypost.v1.GetStatusResponse.pools:type_name -> waypost.v1.PoolStatus
 	3,  // 1: waypost.v1.GetStatusResponse.problems:type_name -> waypost.v1.Problem
-	37, // 2: waypost.v1.GetStatusResponse.cordons:type_name -> waypost.v1.Cordon
+	40, // 2: waypost.v1.GetStatusResponse.cordons:type_name -> waypost.v1.Cordon
 	6,  // 3: waypost.v1.ListWorkersResponse.workers:type_name -> waypost.v1.Worker
-	53, // 4: waypost.v1.Worker.headers:type_name -> waypost.v1.Worker.HeadersEntry
-	37, // 5: waypost.v1.Worker.cordon:type_name -> waypost.v1.Cordon
+	56, // 4: waypost.v1.Worker.headers:type_name -> waypost.v1.Worker.HeadersEntry
+	40, // 5: waypost.v1.Worker.cordon:type_name -> waypost.v1.Cordon
 	7,  // 6: waypost.v1.Worker.transfer:type_name -> waypost.v1.TransferFacts
 	8,  // 7: waypost.v1.Worker.learnt:type_name -> waypost.v1.Learnt
 	9,  // 8: waypost.v1.Learnt.errors:type_name -> waypost.v1.TermError
-	6,  // 9: waypost.v1.ExplainWorkerResponse.worker:type_name -> waypost.v1.Worker
-	54, // 10: waypost.v1.ExplainWorkerResponse.lost_by:type_name -> waypost.v1.ExplainWorkerResponse.LostByEntry
-	55, // 11: waypost.v1.ExplainWorkerResponse.excluded:type_name -> waypost.v1.ExplainWorkerResponse.ExcludedEntry
-	12, // 12: waypost.v1.ExplainWorkerResponse.present:type_name -> waypost.v1.PresentPrice
-	60, // 13: waypost.v1.PresentPrice.terms:type_name -> waypost.v1.Terms
-	60, // 14: waypost.v1.PresentPrice.chosen:type_name -> waypost.v1.Terms
-	15, // 15: waypost.v1.GetReuseResponse.pools:type_name -> waypost.v1.PoolReuse
-	56, // 16: waypost.v1.PoolReuse.classes:type_name -> waypost.v1.PoolReuse.ClassesEntry
-	57, // 17: waypost.v1.PoolReuse.lost_tokens:type_name -> waypost.v1.PoolReuse.LostTokensEntry
-	16, // 18: waypost.v1.PoolReuse.worst:type_name -> waypost.v1.WorkerReuse
-	19, // 19: waypost.v1.ListHostsResponse.hosts:type_name -> waypost.v1.Host
-	22, // 20: waypost.v1.Host.gpus:type_name -> waypost.v1.Gpu
-	20, // 21: waypost.v1.Host.facts:type_name -> waypost.v1.HostFacts
-	21, // 22: waypost.v1.HostFacts.interfaces:type_name -> waypost.v1.NetworkInterface
-	23, // 23: waypost.v1.Gpu.xids:type_name -> waypost.v1.XidEvent
-	24, // 24: waypost.v1.Gpu.processes:type_name -> waypost.v1.GpuProcess
-	27, // 25: waypost.v1.ListMembersResponse.members:type_name -> waypost.v1.Member
-	30, // 26: waypost.v1.ListCoordinatorsResponse.coordinators:type_name -> waypost.v1.Coordinator
-	35, // 27: waypost.v1.PutFleetResponse.effect:type_name -> waypost.v1.FleetEffect
-	36, // 28: waypost.v1.FleetEffect.worst:type_name -> waypost.v1.EffectExample
-	37, // 29: waypost.v1.CordonTargetResponse.cordon:type_name -> waypost.v1.Cordon
-	58, // 30: waypost.v1.InspectWorkerResponse.frames:type_name -> waypost.v1.InspectWorkerResponse.FramesEntry
-	59, // 31: waypost.v1.InspectWorkerResponse.resyncs:type_name -> waypost.v1.InspectWorkerResponse.ResyncsEntry
-	44, // 32: waypost.v1.InspectWorkerResponse.comparison:type_name -> waypost.v1.StreamComparison
-	45, // 33: waypost.v1.StreamComparison.keys:type_name -> waypost.v1.DifferingKey
-	48, // 34: waypost.v1.GetTopologyResponse.hosts:type_name -> waypost.v1.TopologyHost
-	49, // 35: waypost.v1.GetTopologyResponse.links:type_name -> waypost.v1.TopologyLink
-	50, // 36: waypost.v1.GetTopologyResponse.pairs:type_name -> waypost.v1.TransferPair
-	51, // 37: waypost.v1.GetTopologyResponse.prices:type_name -> waypost.v1.TransferPrice
-	52, // 38: waypost.v1.TransferPrice.costs:type_name -> waypost.v1.TransferCost
-	0,  // 39: waypost.v1.OperatorService.GetStatus:input_type -> waypost.v1.GetStatusRequest
-	4,  // 40: waypost.v1.OperatorService.ListWorkers:input_type -> waypost.v1.ListWorkersRequest
-	17, // 41: waypost.v1.OperatorService.ListHosts:input_type -> waypost.v1.ListHostsRequest
-	25, // 42: waypost.v1.OperatorService.ListMembers:input_type -> waypost.v1.ListMembersRequest
-	28, // 43: waypost.v1.OperatorService.ListCoordinators:input_type -> waypost.v1.ListCoordinatorsRequest
-	31, // 44: waypost.v1.OperatorService.GetFleet:input_type -> waypost.v1.GetFleetRequest
-	33, // 45: waypost.v1.OperatorService.PutFleet:input_type -> waypost.v1.PutFleetRequest
-	38, // 46: waypost.v1.OperatorService.CordonTarget:input_type -> waypost.v1.CordonTargetRequest
-	40, // 47: waypost.v1.OperatorService.UncordonTarget:input_type -> waypost.v1.UncordonTargetRequest
-	10, // 48: waypost.v1.OperatorService.ExplainWorker:input_type -> waypost.v1.ExplainWorkerRequest
-	13, // 49: waypost.v1.OperatorService.GetReuse:input_type -> waypost.v1.GetReuseRequest
-	46, // 50: waypost.v1.OperatorService.GetTopology:input_type -> waypost.v1.GetTopologyRequest
-	42, // 51: waypost.v1.OperatorService.InspectWorker:input_type -> waypost.v1.InspectWorkerRequest
-	1,  // 52: waypost.v1.OperatorService.GetStatus:output_type -> waypost.v1.GetStatusResponse
-	5,  // 53: waypost.v1.OperatorService.ListWorkers:output_type -> waypost.v1.ListWorkersResponse
-	18, // 54: waypost.v1.OperatorService.ListHosts:output_type -> waypost.v1.ListHostsResponse
-	26, // 55: waypost.v1.OperatorService.ListMembers:output_type -> waypost.v1.ListMembersResponse
-	29, // 56: waypost.v1.OperatorService.ListCoordinators:output_type -> waypost.v1.ListCoordinatorsResponse
-	32, // 57: waypost.v1.OperatorService.GetFleet:output_type -> waypost.v1.GetFleetResponse
-	34, // 58: waypost.v1.OperatorService.PutFleet:output_type -> waypost.v1.PutFleetResponse
-	39, // 59: waypost.v1.OperatorService.CordonTarget:output_type -> waypost.v1.CordonTargetResponse
-	41, // 60: waypost.v1.OperatorService.UncordonTarget:output_type -> waypost.v1.UncordonTargetResponse
-	11, // 61: waypost.v1.OperatorService.ExplainWorker:output_type -> waypost.v1.ExplainWorkerResponse
-	14, // 62: waypost.v1.OperatorService.GetReuse:output_type -> waypost.v1.GetReuseResponse
-	47, // 63: waypost.v1.OperatorService.GetTopology:output_type -> waypost.v1.GetTopologyResponse
-	43, // 64: waypost.v1.OperatorService.InspectWorker:output_type -> waypost.v1.InspectWorkerResponse
-	52, // [52:65] is the sub-list for method output_type
-	39, // [39:52] is the sub-list for method input_type
-	39, // [39:39] is the sub-list for extension type_name
-	39, // [39:39] is the sub-list for extension extendee
-	0,  // [0:39] is the sub-list for field type_name
+	6,  // 9: waypost.v1.WatchResponse.worker:type_name -> waypost.v1.Worker
+	30, // 10: waypost.v1.WatchResponse.member:type_name -> waypost.v1.Member
+	35, // 11: waypost.v1.WatchResponse.fleet:type_name -> waypost.v1.GetFleetResponse
+	12, // 12: waypost.v1.WatchResponse.event:type_name -> waypost.v1.Event
+	57, // 13: waypost.v1.Event.fields:type_name -> waypost.v1.Event.FieldsEntry
+	6,  // 14: waypost.v1.ExplainWorkerResponse.worker:type_name -> waypost.v1.Worker
+	58, // 15: waypost.v1.ExplainWorkerResponse.lost_by:type_name -> waypost.v1.ExplainWorkerResponse.LostByEntry
+	59, // 16: waypost.v1.ExplainWorkerResponse.excluded:type_name -> waypost.v1.ExplainWorkerResponse.ExcludedEntry
+	15, // 17: waypost.v1.ExplainWorkerResponse.present:type_name -> waypost.v1.PresentPrice
+	64, // 18: waypost.v1.PresentPrice.terms:type_name -> waypost.v1.Terms
+	64, // 19: waypost.v1.PresentPrice.chosen:type_name -> waypost.v1.Terms
+	18, // 20: waypost.v1.GetReuseResponse.pools:type_name -> waypost.v1.PoolReuse
+	60, // 21: waypost.v1.PoolReuse.classes:type_name -> waypost.v1.PoolReuse.ClassesEntry
+	61, // 22: waypost.v1.PoolReuse.lost_tokens:type_name -> waypost.v1.PoolReuse.LostTokensEntry
+	19, // 23: waypost.v1.PoolReuse.worst:type_name -> waypost.v1.WorkerReuse
+	22, // 24: waypost.v1.ListHostsResponse.hosts:type_name -> waypost.v1.Host
+	25, // 25: waypost.v1.Host.gpus:type_name -> waypost.v1.Gpu
+	23, // 26: waypost.v1.Host.facts:type_name -> waypost.v1.HostFacts
+	24, // 27: waypost.v1.HostFacts.interfaces:type_name -> waypost.v1.NetworkInterface
+	26, // 28: waypost.v1.Gpu.xids:type_name -> waypost.v1.XidEvent
+	27, // 29: waypost.v1.Gpu.processes:type_name -> waypost.v1.GpuProcess
+	30, // 30: waypost.v1.ListMembersResponse.members:type_name -> waypost.v1.Member
+	33, // 31: waypost.v1.ListCoordinatorsResponse.coordinators:type_name -> waypost.v1.Coordinator
+	38, // 32: waypost.v1.PutFleetResponse.effect:type_name -> waypost.v1.FleetEffect
+	39, // 33: waypost.v1.FleetEffect.worst:type_name -> waypost.v1.EffectExample
+	40, // 34: waypost.v1.CordonTargetResponse.cordon:type_name -> waypost.v1.Cordon
+	62, // 35: waypost.v1.InspectWorkerResponse.frames:type_name -> waypost.v1.InspectWorkerResponse.FramesEntry
+	63, // 36: waypost.v1.InspectWorkerResponse.resyncs:type_name -> waypost.v1.InspectWorkerResponse.ResyncsEntry
+	47, // 37: waypost.v1.InspectWorkerResponse.comparison:type_name -> waypost.v1.StreamComparison
+	48, // 38: waypost.v1.StreamComparison.keys:type_name -> waypost.v1.DifferingKey
+	51, // 39: waypost.v1.GetTopologyResponse.hosts:type_name -> waypost.v1.TopologyHost
+	52, // 40: waypost.v1.GetTopologyResponse.links:type_name -> waypost.v1.TopologyLink
+	53, // 41: waypost.v1.GetTopologyResponse.pairs:type_name -> waypost.v1.TransferPair
+	54, // 42: waypost.v1.GetTopologyResponse.prices:type_name -> waypost.v1.TransferPrice
+	55, // 43: waypost.v1.TransferPrice.costs:type_name -> waypost.v1.TransferCost
+	0,  // 44: waypost.v1.OperatorService.GetStatus:input_type -> waypost.v1.GetStatusRequest
+	4,  // 45: waypost.v1.OperatorService.ListWorkers:input_type -> waypost.v1.ListWorkersRequest
+	20, // 46: waypost.v1.OperatorService.ListHosts:input_type -> waypost.v1.ListHostsRequest
+	28, // 47: waypost.v1.OperatorService.ListMembers:input_type -> waypost.v1.ListMembersRequest
+	31, // 48: waypost.v1.OperatorService.ListCoordinators:input_type -> waypost.v1.ListCoordinatorsRequest
+	34, // 49: waypost.v1.OperatorService.GetFleet:input_type -> waypost.v1.GetFleetRequest
+	36, // 50: waypost.v1.OperatorService.PutFleet:input_type -> waypost.v1.PutFleetRequest
+	41, // 51: waypost.v1.OperatorService.CordonTarget:input_type -> waypost.v1.CordonTargetRequest
+	43, // 52: waypost.v1.OperatorService.UncordonTarget:input_type -> waypost.v1.UncordonTargetRequest
+	13, // 53: waypost.v1.OperatorService.ExplainWorker:input_type -> waypost.v1.ExplainWorkerRequest
+	16, // 54: waypost.v1.OperatorService.GetReuse:input_type -> waypost.v1.GetReuseRequest
+	49, // 55: waypost.v1.OperatorService.GetTopology:input_type -> waypost.v1.GetTopologyRequest
+	45, // 56: waypost.v1.OperatorService.InspectWorker:input_type -> waypost.v1.InspectWorkerRequest
+	10, // 57: waypost.v1.OperatorService.Watch:input_type -> waypost.v1.WatchRequest
+	1,  // 58: waypost.v1.OperatorService.GetStatus:output_type -> waypost.v1.GetStatusResponse
+	5,  // 59: waypost.v1.OperatorService.ListWorkers:output_type -> waypost.v1.ListWorkersResponse
+	21, // 60: waypost.v1.OperatorService.ListHosts:output_type -> waypost.v1.ListHostsResponse
+	29, // 61: waypost.v1.OperatorService.ListMembers:output_type -> waypost.v1.ListMembersResponse
+	32, // 62: waypost.v1.OperatorService.ListCoordinators:output_type -> waypost.v1.ListCoordinatorsResponse
+	35, // 63: waypost.v1.OperatorService.GetFleet:output_type -> waypost.v1.GetFleetResponse
+	37, // 64: waypost.v1.OperatorService.PutFleet:output_type -> waypost.v1.PutFleetResponse
+	42, // 65: waypost.v1.OperatorService.CordonTarget:output_type -> waypost.v1.CordonTargetResponse
+	44, // 66: waypost.v1.OperatorService.UncordonTarget:output_type -> waypost.v1.UncordonTargetResponse
+	14, // 67: waypost.v1.OperatorService.ExplainWorker:output_type -> waypost.v1.ExplainWorkerResponse
+	17, // 68: waypost.v1.OperatorService.GetReuse:output_type -> waypost.v1.GetReuseResponse
+	50, // 69: waypost.v1.OperatorService.GetTopology:output_type -> waypost.v1.GetTopologyResponse
+	46, // 70: waypost.v1.OperatorService.InspectWorker:output_type -> waypost.v1.InspectWorkerResponse
+	11, // 71: waypost.v1.OperatorService.Watch:output_type -> waypost.v1.WatchResponse
+	58, // [58:72] is the sub-list for method output_type
+	44, // [44:58] is the sub-list for method input_type
+	44, // [44:44] is the sub-list for extension type_name
+	44, // [44:44] is the sub-list for extension extendee
+	0,  // [0:44] is the sub-list for field type_name
 }
 
 func init() { file_waypost_v1_operator_proto_init() }
@@ -5513,7 +5815,7 @@ func file_waypost_v1_operator_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_waypost_v1_operator_proto_rawDesc), len(file_waypost_v1_operator_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   60,
+			NumMessages:   64,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -1,0 +1,58 @@
+package enginetest
+
+import (
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// Server is the HTTP side of an engine.
+type Server struct {
+	// URL is where it serves, also after it came back.
+	URL string
+
+	t       testing.TB
+	handler http.Handler
+	mu      sync.Mutex
+	http    *httptest.Server
+}
+
+// NewServer serves until the test ends.
+func NewServer(t testing.TB, h http.HandlerFunc) *Server {
+	s := &Server{t: t, handler: h}
+	s.serve("127.0.0.1:0")
+	t.Cleanup(s.Stop)
+	return s
+}
+
+func (s *Server) serve(address string) {
+	ln, err := net.Listen("tcp", address)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	h := httptest.NewUnstartedServer(s.handler)
+	h.Listener.Close()
+	h.Listener = ln
+	h.Start()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.http, s.URL = h, h.URL
+}
+
+// Stop ends the server, as a kill of its process does.
+func (s *Server) Stop() {
+	s.mu.Lock()
+	h := s.http
+	s.http = nil
+	s.mu.Unlock()
+	if h != nil {
+		h.CloseClientConnections()
+		h.Close()
+	}
+}
+
+// Again serves again at the same address.
+func (s *Server) Again() { s.serve(strings.TrimPrefix(s.URL, "http://")) }

@@ -1,0 +1,422 @@
+package kvevents
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"waypost/agent/blocktable"
+	"waypost/agent/engine"
+
+	"github.com/tinylib/msgp/msgp"
+)
+
+// Faults of comparable systems, by the names that they are listed under.
+
+// play is a stream with a mirror behind it and an engine's replay ring in front.
+type player struct {
+	t             *testing.T
+	stream        *Stream
+	decoder       *Decoder
+	table, beside *blocktable.Table
+	coverage      engine.Coverage
+	hint          string
+	hints         []string
+	counts        map[string]int
+	resets        []engine.ResetCause
+	asked         []ask
+	now           time.Time
+	ring          []Message
+	next          uint64
+	// lowest is the least reuse of watched while the stream was fed.
+	watched []uint32
+	lowest  int
+}
+
+func newPlayer(t *testing.T, o StreamOptions) *player {
+	p := &player{t: t, decoder: NewDecoder(), table: blocktable.New(blocktable.Options{}), counts: map[string]int{}, now: time.Unix(1000, 0), lowest: 1 << 30}
+	p.stream = NewStream(o, p)
+	return p
+}
+
+func (p *player) Apply(m Message) {
+	b, err := p.decoder.Decode(m.Payload)
+	if err != nil {
+		p.stream.BadPayload(m.Received)
+		return
+	}
+	table, stored := p.table, 0
+	if p.beside != nil {
+		table = p.beside
+	}
+	for i := range b.Events {
+		if b.Events[i].Op == blocktable.OpStore {
+			stored += len(b.Events[i].Hashes)
+		}
+		table.Apply(&b.Events[i])
+	}
+	p.stream.Applied(m.Received, stored, b.Damaged, b.Unknown, b.LostRemovals)
+}
+func (p *player) AskReplay(run, from uint64) { p.asked = append(p.asked, ask{run, from}) }
+func (p *player) Reset(c engine.ResetCause) {
+	p.resets, p.beside = append(p.resets, c), nil
+	p.table.Clear()
+}
+func (p *player) Rebuild(engine.ResetCause) { p.beside = blocktable.New(blocktable.Options{}) }
+func (p *player) Rebuilt()                  { p.table, p.beside = p.beside, nil }
+func (p *player) Coverage(c engine.Coverage, hint string) {
+	p.coverage, p.hint = c, hint
+	p.hints = append(p.hints, hint)
+}
+func (p *player) Counted(what string, n int) { p.counts[what] += n }
+
+// publish makes the next batch of events, which the ring keeps.
+func (p *player) publish(events ...any) Message {
+	payload, err := msgp.AppendIntf(nil, []any{float64(p.next) + .5, events, 0})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	m := Message{Seq: p.next, Payload: payload}
+	p.next++
+	p.ring = append(p.ring, m)
+	return m
+}
+
+func (p *player) live(m Message) {
+	m.Received = p.now
+	p.stream.Live(m)
+	p.look()
+}
+
+func (p *player) look() {
+	if p.watched != nil {
+		p.lowest = min(p.lowest, p.table.Match(p.watched, "", ""))
+	}
+}
+
+// answer answers the latest question from the ring.
+func (p *player) answer() {
+	for len(p.asked) > 0 {
+		a := p.asked[len(p.asked)-1]
+		p.asked = nil
+		for _, m := range p.ring {
+			if m.Seq >= a.from {
+				m.Received = p.now
+				p.stream.Replayed(a.run, m)
+				p.look()
+			}
+		}
+		p.stream.ReplayEnded(a.run, p.now)
+	}
+}
+
+func (p *player) pass(d time.Duration) {
+	p.now = p.now.Add(d)
+	p.stream.Tick(p.now, false)
+}
+
+func block(parent, hash int) any {
+	e := map[string]any{"type": "BlockStored", "block_hashes": []any{hash}, "parent_block_hash": nil, "token_ids": []any{2 * hash, 2*hash + 1}, "block_size": 2, "medium": "GPU"}
+	if parent != 0 {
+		e["parent_block_hash"] = parent
+	}
+	return e
+}
+
+func prompt(hashes ...int) (out []uint32) {
+	for _, h := range hashes {
+		out = append(out, uint32(2*h), uint32(2*h+1))
+	}
+	return append(out, 0)
+}
+
+// EVT-01: an engine that is another process begins its numbers again: every
+// block of the old one goes in one step, and the low numbers count.
+func TestEVT01RestartBeginsAgain(t *testing.T) {
+	p := newPlayer(t, StreamOptions{Replay: true})
+	p.stream.Connected(p.now)
+	p.answer()
+	for h := 1; h <= 500; h++ {
+		p.live(p.publish(block(h-1, h)))
+	}
+	if got := p.table.Match(prompt(1, 2, 3), "", ""); got != 6 || p.coverage != engine.CoverageFull {
+		t.Fatalf("%d tokens, %s", got, p.coverage)
+	}
+	p.stream.Disconnected(p.now)
+	p.next, p.ring = 0, nil
+	p.pass(time.Second)
+	p.stream.Connected(p.now)
+	for h := 1001; h <= 1010; h++ {
+		p.live(p.publish(block(0, h)))
+	}
+	p.answer()
+	if got := p.table.Match(prompt(1, 2, 3), "", ""); got != 0 || p.table.Len() != 10 {
+		t.Errorf("%d tokens of the old process, %d blocks", got, p.table.Len())
+	}
+	if len(p.resets) != 1 || p.resets[0] != engine.ResetRestart || p.coverage != engine.CoverageFull {
+		t.Errorf("resets %v, coverage %s (%s)", p.resets, p.coverage, p.hint)
+	}
+}
+
+// EVT-03: of 10,000 batches one is lost: what is known stays, and only the
+// missing one is asked for.
+func TestEVT03OneLostBatch(t *testing.T) {
+	p := newPlayer(t, StreamOptions{Replay: true})
+	p.stream.Connected(p.now)
+	p.answer()
+	p.live(p.publish(block(0, 1)))
+	p.watched, p.lowest = prompt(1), 1<<30
+	for h := 2; h <= 10_000; h++ {
+		m := p.publish(block(0, h))
+		if h != 7000 {
+			p.live(m)
+		}
+		if len(p.asked) > 0 {
+			if from := p.asked[0].from; from != 6998 {
+				t.Errorf("asked from batch %d, want from the last known one", from)
+			}
+			p.answer()
+		}
+	}
+	if p.lowest != 2 || len(p.resets) != 0 {
+		t.Errorf("reuse of an old prefix fell to %d, resets %v", p.lowest, p.resets)
+	}
+	if p.table.Len() != 10_000 || p.coverage != engine.CoverageFull || p.counts[CountMissing] != 1 {
+		t.Errorf("%d blocks, %s, %v", p.table.Len(), p.coverage, p.counts)
+	}
+}
+
+// EVT-04: a reader that joins late says so: silence about what came before is
+// not an empty cache.
+func TestEVT04LateJoinIsPartial(t *testing.T) {
+	for _, replay := range []bool{true, false} {
+		p := newPlayer(t, StreamOptions{Replay: replay})
+		p.stream.SetPool(100)
+		p.next = 200 // published before, and not kept
+		p.stream.Connected(p.now)
+		p.answer()
+		p.live(p.publish(block(7, 8))) // a child of a parent that nobody told
+		p.answer()
+		if p.coverage != engine.CoveragePartial || p.hint == "" || p.table.Attached() != 0 {
+			t.Errorf("replay=%v: %s (%s), %d blocks attached", replay, p.coverage, p.hint, p.table.Attached())
+		}
+		// Once as much was stored as the engine holds, what is older is gone.
+		for h := 100; h <= 201; h++ {
+			p.live(p.publish(block(0, h)))
+		}
+		if p.coverage != engine.CoverageFull {
+			t.Errorf("replay=%v: %s (%s) after a pool's worth of stores", replay, p.coverage, p.hint)
+		}
+	}
+}
+
+// EVT-06: batches 51 to 150 never come, and there is no replay: how many are
+// missing is counted, and the view is trusted less.
+func TestEVT06JumpWithoutReplay(t *testing.T) {
+	p := newPlayer(t, StreamOptions{})
+	p.stream.Connected(p.now)
+	for n := 1; n <= 200; n++ {
+		m := p.publish(block(0, n))
+		if n <= 50 || n > 150 {
+			p.live(m)
+		}
+	}
+	if p.counts[CountMissing] != 100 || p.counts[CountGaps] != 1 || p.coverage != engine.CoveragePartial {
+		t.Errorf("%v, %s (%s)", p.counts, p.coverage, p.hint)
+	}
+	if p.table.Len() != 100 {
+		t.Errorf("%d blocks: what is known must stay", p.table.Len())
+	}
+}
+
+// EVT-07: a long history shows how far it was read, and what waits meanwhile is
+// bounded.
+func TestEVT07LongHistory(t *testing.T) {
+	p := newPlayer(t, StreamOptions{Replay: true, MaxHeld: 100})
+	for h := range 20_000 {
+		p.publish(block(0, h+1))
+	}
+	p.stream.Connected(p.now)
+	for range 5000 { // live batches that come in between
+		p.live(p.publish(block(0, 1)))
+		if n := len(p.stream.held); n > 100 {
+			t.Fatalf("%d batches wait", n)
+		}
+	}
+	p.answer()
+	if p.coverage != engine.CoverageFull || p.table.Len() != 20_000 {
+		t.Errorf("%s (%s), %d blocks", p.coverage, p.hint, p.table.Len())
+	}
+	if n := len(p.hints); n < 20 || n > 60 {
+		t.Errorf("%d signs of progress for 20 thousand batches: %q", n, p.hints)
+	}
+}
+
+// EVT-10: a reader that is too slow loses most batches: it says so while it
+// lasts, with the number, and is whole again once it keeps up.
+func TestEVT10LossIsMeasured(t *testing.T) {
+	p := newPlayer(t, StreamOptions{Replay: true})
+	p.stream.SetPool(1 << 20)
+	p.stream.Connected(p.now)
+	p.answer()
+	lost := 0
+	rng := rand.New(rand.NewPCG(1, 2))
+	for h := 1; h <= 5000; h++ {
+		m := p.publish(block(0, h))
+		if h%10 != 0 {
+			lost++
+			continue
+		}
+		p.live(m)
+		if p.coverage == engine.CoverageFull {
+			t.Fatalf("full coverage with %d batches missing", lost)
+		}
+		if rng.IntN(50) == 0 {
+			p.pass(100 * time.Millisecond)
+		}
+	}
+	if got := p.counts[CountMissing]; got < 9 || p.counts[CountGaps] == 0 {
+		t.Errorf("%v", p.counts)
+	}
+	p.answer()
+	p.pass(time.Minute)
+	p.answer()
+	if p.coverage != engine.CoverageFull || p.table.Len() != 5000 || len(p.resets) != 0 {
+		t.Errorf("%s (%s), %d blocks, resets %v", p.coverage, p.hint, p.table.Len(), p.resets)
+	}
+}
+
+// TRU-01: a clear takes effect with its batch, for the memory that it names.
+func TestTRU01ClearTakesEffectAtOnce(t *testing.T) {
+	p := newPlayer(t, StreamOptions{Replay: true})
+	p.stream.Connected(p.now)
+	p.answer()
+	p.live(p.publish(block(0, 1)))
+	p.live(p.publish(map[string]any{"type": "AllBlocksCleared", "medium": "CPU"}))
+	if got := p.table.Match(prompt(1), "", ""); got != 2 {
+		t.Errorf("%d tokens after a clear of host memory", got)
+	}
+	p.live(p.publish(map[string]any{"type": "AllBlocksCleared"}))
+	if got := p.table.Match(prompt(1), "", ""); got != 0 {
+		t.Errorf("%d tokens after a clear", got)
+	}
+}
+
+// TRU-05: memory that is not named is the GPU's, as it was before events named
+// any; a name that nobody knows is never taken for it.
+func TestTRU05UnknownTierIsNotGPU(t *testing.T) {
+	for medium, want := range map[any]int{nil: 2, "GPU": 2, "CPU": 0, "CPU_PINNED": 0, "DISK": 0, "EXTERNAL": 0, "cuda:0": 0, "tape": 0} {
+		p := newPlayer(t, StreamOptions{Replay: true})
+		p.stream.Connected(p.now)
+		p.answer()
+		e := block(0, 1).(map[string]any)
+		e["medium"] = medium
+		p.live(p.publish(e))
+		if got := p.table.Match(prompt(1), "", ""); got != want {
+			t.Errorf("%v: %d tokens, want %d", medium, got, want)
+		}
+	}
+}
+
+// A million clears in one batch are one clear.
+func TestFloodOfClears(t *testing.T) {
+	clears := make([]any, 100_000)
+	for i := range clears {
+		clears[i] = []any{"AllBlocksCleared"}
+	}
+	payload, err := msgp.AppendIntf(nil, []any{1.5, clears, 0})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := NewDecoder().Decode(payload)
+	if err != nil || len(b.Events) != 1 || b.Clears != len(clears)-1 {
+		t.Errorf("%v: %d events, %d clears left out", err, len(b.Events), b.Clears)
+	}
+}
+
+// Real batches with bytes changed, cut and doubled: no panic, what comes out is
+// bounded by what went in, and the batches around a damaged one are read as
+// ever; a damaged batch never hides that it may have held removals.
+func TestMutatedRecordings(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 4))
+	d := NewDecoder()
+	tried, damaged, refused := 0, 0, 0
+	for _, file := range recordings(t) {
+		payloads := livePayloads(t, file)
+		payloads = payloads[:min(len(payloads), 6)]
+		for _, whole := range payloads {
+			want := fmt.Sprint(eventsOf(t, whole))
+			removals := bytes.Count(whole, []byte("BlockRemoved")) + bytes.Count(whole, []byte("AllBlocksCleared"))
+			for range 10 {
+				tried++
+				bad := mutate(rng, whole)
+				b, err := d.Decode(bad)
+				if err != nil {
+					refused++
+				} else {
+					hashes, tokens, gone := 0, 0, 0
+					table := blocktable.New(blocktable.Options{MaxBlocks: 1000})
+					for i := range b.Events {
+						hashes, tokens = hashes+len(b.Events[i].Hashes), tokens+len(b.Events[i].Tokens)
+						if b.Events[i].Op != blocktable.OpStore {
+							gone++
+						}
+						table.Apply(&b.Events[i])
+					}
+					if hashes+tokens+len(b.Events) > len(bad) {
+						t.Fatalf("%s: %d hashes and %d tokens from %d bytes", file, hashes, tokens, len(bad))
+					}
+					if b.Damaged > 0 {
+						damaged++
+					}
+					if gone < removals && len(bad) == len(whole) && b.Damaged > 0 && b.Unknown == 0 && b.Clears == 0 && !b.LostRemovals {
+						t.Fatalf("%s: %d of %d removals came out of a damaged batch that claims to have lost none", file, gone, removals)
+					}
+				}
+				if again := fmt.Sprint(eventsOf(t, whole)); again != want {
+					t.Fatalf("%s: a damaged batch changes how the next is read", file)
+				}
+			}
+		}
+	}
+	if tried < 400 || damaged == 0 || refused == 0 {
+		t.Errorf("%d batches tried, %d damaged, %d refused: the mutations do not reach everything", tried, damaged, refused)
+	}
+	if kept := cap(d.tokens) + cap(d.hashes) + cap(d.events); kept > 1<<20 {
+		t.Errorf("the decoder keeps %d items", kept)
+	}
+}
+
+func eventsOf(t *testing.T, payload []byte) (out []string) {
+	t.Helper()
+	b, err := NewDecoder().Decode(payload)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range b.Events {
+		out = append(out, describe(&b.Events[i]))
+	}
+	return out
+}
+
+// mutate changes a few bytes, cuts, doubles or moves a part.
+func mutate(rng *rand.Rand, whole []byte) []byte {
+	b := bytes.Clone(whole)
+	switch rng.IntN(6) {
+	case 0:
+		return b[:rng.IntN(len(b))]
+	case 1:
+		i := rng.IntN(len(b))
+		return append(b[:i:i], whole[rng.IntN(len(whole)):]...)
+	case 2: // a header that promises the world
+		i := rng.IntN(len(b))
+		copy(b[i:], []byte{0xdd, 0xff, 0xff, 0xff, 0xff})
+		return b
+	}
+	for range 1 + rng.IntN(4) {
+		b[rng.IntN(len(b))] = byte(rng.Uint32())
+	}
+	return b
+}

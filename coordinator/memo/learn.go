@@ -1,0 +1,263 @@
+package memo
+
+import "math"
+
+const (
+	// endTokens is what the end of a prompt may have that its continuation has
+	// not: what asks the model for an answer.
+	endTokens = 16
+	// preambleTokens is what a template may put in front by itself; maxScale
+	// bounds how far the bounds of tokens are raised.
+	preambleTokens = 256
+	maxScale       = 8
+)
+
+// Learnt is what a prompt told.
+type Learnt struct {
+	// Tokens of the prompt that a prompt learnt before has in common with it, as
+	// far as can be told.
+	KnownTokens int
+	// Judged says that a prediction was compared, OverTokens how much of it was
+	// wrong.
+	Judged     bool
+	OverTokens int
+	// NewEpoch says that the memo began anew, BreakerChanged that the breaker
+	// opened or closed.
+	NewEpoch, BreakerChanged bool
+}
+
+// Learn takes the token ids that a request's prompt became. given is the
+// prediction made for it; nil: none. The ids are not kept.
+func (m *Memo) Learn(r *Request, ids []uint32, given *Prediction) (out Learnt) {
+	if len(ids) == 0 {
+		return out
+	}
+	m.tape.reset(ids)
+	clear(m.lcp)
+	if given != nil && given.Tokens > 0 && given.epoch == m.epoch {
+		m.judge(given, &out)
+	}
+	m.stats.Learnt++
+	m.stats.PromptTokens += uint64(len(ids))
+	if r.epoch != m.epoch {
+		return out
+	}
+	m.raise(r, float64(len(ids)))
+	out.KnownTokens = m.records.known(&m.tape)
+	rec := m.records.add(&m.tape, len(ids))
+	for j := range r.units {
+		if r.units[j].opaque {
+			break
+		}
+		if !r.units[j].nowhere {
+			out.KnownTokens = max(out.KnownTokens, m.learnUnit(r, j, rec))
+		}
+	}
+	m.stats.KnownTokens += uint64(out.KnownTokens)
+	if m.records.all[rec].nodes == 0 {
+		m.records.drop(rec)
+		return out
+	}
+	m.queueEnds(r)
+	m.makeRoom()
+	return out
+}
+
+// judge compares a prediction with what came.
+func (m *Memo) judge(given *Prediction, out *Learnt) {
+	out.Judged = true
+	want, known := given.end()
+	got, long := m.tape.at(given.Tokens)
+	right := known && long && want == got
+	common := given.Tokens
+	if !right {
+		common = min(common, m.tape.common(given.Chains, given.pointsOf))
+	}
+	if !given.Withheld {
+		out.OverTokens = given.Tokens - common
+		m.stats.GivenTokens += uint64(given.Tokens)
+		m.stats.CoveredTokens += uint64(common)
+		m.stats.OverTokens += uint64(out.OverTokens)
+		m.stats.Wrong += uint64(bit(!right))
+	}
+	out.BreakerChanged = m.breaker.note(right)
+	if right || common >= earlyTokens {
+		m.early = 0
+		return
+	}
+	if m.early++; m.early >= epochFailures && !m.breaker.open {
+		m.newEpoch(m.epoch + 1)
+		out.NewEpoch = true
+	}
+}
+
+// raise lifts the bounds when a prompt has more tokens than they allow.
+func (m *Memo) raise(r *Request, tokens float64) {
+	if r.Opaque() {
+		return
+	}
+	if whole := r.units[0].behind; whole > 0 {
+		m.scale = min(max(m.scale, (tokens-preambleTokens)/whole), maxScale)
+	}
+}
+
+// common is what a record has in common with the prompt being learnt.
+func (m *Memo) common(rec int32) int {
+	n, ok := m.lcp[rec]
+	if !ok {
+		n = m.records.common(rec, &m.tape)
+		m.lcp[rec] = n
+	}
+	return n
+}
+
+// learnUnit updates the nodes of one unit. It returns what the records there had
+// in common with the prompt.
+func (m *Memo) learnUnit(r *Request, j int, rec int32) (known int) {
+	u := &r.units[j]
+	n := float64(len(m.tape.ids))
+	fromEnd := n - endTokens - u.behind*m.scale
+	if r.Opaque() {
+		fromEnd = 0
+	}
+	next, nextTokens := uint32(0), math.Inf(1)
+	if j+1 < len(r.units) {
+		v := &r.units[j+1]
+		next = fold(v.hash)
+		if !v.opaque {
+			nextTokens = v.tokens * m.scale
+		}
+	}
+	if open := m.byKey[keyOf(u, false)]; open != 0 {
+		known = m.common(m.nodes[open].record)
+		switch o := &m.nodes[open]; {
+		case o.answer != same:
+			if next != 0 {
+				m.note(u.classOf(o.answer, u.closed, r.tools), known, int(o.tokens))
+			}
+			// With it goes its sibling: the client has shown which it sends.
+			m.dropRecord(o.record)
+		case u.closed:
+			shut := m.byKey[keyOf(u, true)]
+			if shut == 0 {
+				m.note(u.classOf(cross, true, r.tools), known, int(o.tokens))
+			}
+			if known >= int(o.tokens) && (shut == 0 || m.nodes[shut].record == o.record) {
+				// The new prompt stands for it as well, and the old one can go.
+				o.next = next
+				m.records.keepPoints(rec, &m.tape, int(o.tokens))
+				m.move(open, rec)
+			}
+		}
+	}
+	id := m.byKey[keyOf(u, u.closed)]
+	if id == 0 {
+		tokens := floor(min(fromEnd, n))
+		m.records.keepPoints(rec, &m.tape, int(tokens))
+		m.newNode(node{key: keyOf(u, u.closed), next: next, record: rec, tokens: tokens})
+		return known
+	}
+	nd := &m.nodes[id]
+	common := m.common(nd.record)
+	known = max(known, common)
+	m.note(u.classOf(same, u.closed, r.tools), common, int(nd.tokens))
+	l := float64(common)
+	switch {
+	case common < int(nd.tokens):
+		m.stats.Disagreements++
+		nd.tokens = floor(l)
+	case nd.next != 0 && next != 0 && nd.next != next:
+		nd.tokens = floor(min(l, max(float64(nd.tokens), fromEnd, l-nextTokens)))
+		m.records.keepPoints(rec, &m.tape, common)
+		nd.branched = true
+		m.queue(id)
+	default:
+		nd.tokens = max(nd.tokens, floor(min(l, fromEnd)))
+	}
+	nd.next = next
+	m.records.keepPoints(rec, &m.tape, int(nd.tokens))
+	m.move(id, rec)
+	return known
+}
+
+// note counts for or against a class. What fails at the start of the prompt is
+// another epoch's, or not causal, which others judge.
+func (m *Memo) note(c class, common, expected int) {
+	if ok := common >= expected; ok || common >= earlyTokens {
+		m.trust.note(c, ok)
+	}
+}
+
+// fold makes 32 bits of a hash; never 0.
+func fold(hash uint64) uint32 { return max(uint32(hash>>32), 1) }
+
+// Answer takes the ids of a prompt and of the answer to it, and the message as
+// the client will send it back, as JSON. Two nodes stand for it if it has
+// reasoning: clients send that back or not. Whether they are believed is decided
+// by what comes of them.
+func (m *Memo) Answer(r *Request, ids []uint32, message []byte) error {
+	if !r.chat || r.epoch != m.epoch || r.Opaque() || len(r.units) >= maxUnits {
+		return nil
+	}
+	var rd Reader
+	s := scanner{b: message}
+	if err := rd.message(&s); err != nil {
+		return err
+	}
+	if s.next() != 0 {
+		return s.fail("something follows the message")
+	}
+	m.tape.reset(ids)
+	rec := m.records.add(&m.tape, len(ids))
+	m.answerNode(r, &rd, rec, len(ids), generated)
+	if rd.messages[0].reasoning {
+		cut, err := withoutReasoning(message)
+		if err != nil {
+			return err
+		}
+		var bare Reader
+		if err := bare.message(&scanner{b: cut}); err != nil {
+			return err
+		}
+		m.answerNode(r, &bare, rec, len(ids), trimmed)
+	}
+	if m.records.all[rec].nodes == 0 {
+		m.records.drop(rec)
+		return nil
+	}
+	m.makeRoom()
+	return nil
+}
+
+// answerNode hangs a node for a message on the record of a prompt and answer.
+func (m *Memo) answerNode(r *Request, rd *Reader, rec int32, ids int, as kind) {
+	q := Request{key: r.key, chat: true, units: r.units[len(r.units)-1:]}
+	q.units = append(make([]unit, 0, len(rd.buf)/piece+2), q.units...)
+	rd.append(&q, &rd.messages[0])
+	u := &q.units[len(q.units)-1]
+	if m.byKey[keyOf(u, false)] != 0 || m.byKey[keyOf(u, true)] != 0 {
+		return
+	}
+	tokens := floor(float64(ids - 1))
+	m.records.keepPoints(rec, &m.tape, int(tokens))
+	m.queue(m.newNode(node{key: keyOf(u, false), record: rec, tokens: tokens, answer: as}))
+}
+
+// withoutReasoning is a message without the fields of reasoning.
+func withoutReasoning(message []byte) ([]byte, error) {
+	s := scanner{b: message}
+	out := []byte{'{'}
+	err := s.members(func(key []byte) (err error) {
+		before := len(out)
+		if before > 1 {
+			out = append(out, ',')
+		}
+		out = append(append(out, key...), ':')
+		out, err = s.value(out)
+		if name := string(key); name == `"reasoning"` || name == `"reasoning_content"` {
+			out = out[:before]
+		}
+		return err
+	})
+	return append(out, '}'), err
+}
