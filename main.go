@@ -5,6 +5,8 @@ package main
 import (
 	"context"
 	"os"
+	"os/signal"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -25,5 +27,9 @@ func main() {
 	root := &cobra.Command{Use: "waypost", Short: "Pick the worker for each request of a fleet of LLM inference engines"}
 	root.AddCommand(ctl.Commands(ctl.Options{Version: version, ClientTLS: identity.APIClient})...)
 	root.AddCommand(agent.Command(version), coordinator.Command(version), nvml.Command(), dev.Command(version), replay.Command(), testbed.Command())
-	os.Exit(ctl.Execute(context.Background(), root, os.Args[1:], os.Stderr))
+	// The first signal ends what runs, so that what was measured or shown so far
+	// is not lost; a second one ends the process.
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop)
+	os.Exit(ctl.Execute(ctx, root, os.Args[1:], os.Stderr))
 }

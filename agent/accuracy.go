@@ -12,10 +12,12 @@ import (
 // nothing came to it: what is old counts less.
 const accuracyEvery = 10 * time.Second
 
-// toldAccuracy is what one lane was told last of one worker.
+// toldAccuracy is what one lane was told last of what was learnt of one worker.
 type toldAccuracy struct {
 	process, version uint64
 	at               time.Time
+	// transfers is the seq of the last transfer told.
+	transfers uint64
 }
 
 // accuracyNow is how right predictions about the present engine life were. A
@@ -66,7 +68,8 @@ func (r *rank) accuracyAfter(told toldAccuracy, now time.Time) (*waypostv1.Worke
 	if told.at.IsZero() && report.Empty() {
 		return nil, told
 	}
-	return lane.AccuracyOf(&report), toldAccuracy{r.process, a.Version(), now}
+	told.process, told.version, told.at = r.process, a.Version(), now
+	return lane.AccuracyOf(&report), told
 }
 
 // takeOutcomes hands outcomes to the worker they are of, and reports back at

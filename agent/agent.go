@@ -197,6 +197,7 @@ func (a *Agent) newRank(e EngineConfig, engineName string, number int) *rank {
 		r.agentProcess = a.process
 		r.restore = func(f engine.Facts, process uint64) (queue.State, bool) { return a.learnt.of(r.local(), f, process) }
 		r.restoreAccuracy = func(process uint64) (accuracy.State, bool) { return a.learnt.accuracyOf(r.local(), process) }
+		r.restoreTransfers = func() transferLog { return a.learnt.transfersTo(r.local()) }
 		a.index = append(a.index, r)
 		return r
 	})
@@ -242,6 +243,9 @@ func (a *Agent) wireGossip() error {
 		}
 		if source.Name() != a.name {
 			return bad("name", "%q, but the certificate in tls.cert_file is %q's", a.name, source.Name())
+		}
+		if err := a.opt.Registerer.Register(source); err != nil {
+			return err
 		}
 		dopt.TLS = source.Client(identity.ClientOptions{Accept: []identity.Role{identity.RoleCoordinator}, Protocols: []string{"h2"}})
 	}
@@ -298,24 +302,22 @@ func (a *Agent) Start() error {
 	}
 	a.startFacts()
 	a.tasks.Go(a.tick)
+	a.tasks.Go(a.keepLearnt)
 	a.tasks.Go(a.sketching)
 	a.dialer.Start()
 	a.log.Info("agent started", "engines", len(a.engines), "mesh", a.MeshAddress())
 	return nil
 }
 
-// tick drives the prefix streams, and tells and keeps what is learnt.
+// tick drives the prefix streams and tells what is learnt. It waits for no disk:
+// the views of all coordinators age with it.
 func (a *Agent) tick() {
 	t := time.NewTicker(cmp.Or(a.opt.DeltaEvery, defaultDeltaEvery))
 	defer t.Stop()
-	save := time.NewTicker(learntEvery)
-	defer save.Stop()
 	for {
 		select {
 		case <-a.ctx.Done():
 			return
-		case <-save.C:
-			a.saveLearnt()
 		case now := <-t.C:
 			remodelled := false
 			for _, r := range a.ranks() {

@@ -40,10 +40,12 @@ func Command(version string) *cobra.Command {
 		if err != nil {
 			return err
 		}
+		started := cfg
 		return daemon.Serve(cmd.Context(), log, a, a.statusLine, func() error {
 			_, _, err := load()
 			if err == nil {
 				level.Set(cfg.Log.Level.Level())
+				daemon.WarnRestart(log, &started, &cfg)
 				err = a.mesh.ReloadKeys()
 			}
 			reloads.Done(err)

@@ -68,6 +68,11 @@ func (a *Agent) sendHostReport(l *lane.Lane) {
 		view = a.gpus.View()
 	}
 	r := host.Report(&facts, &view, nvml.DefaultPolicy())
+	for _, g := range r.GetGpus() {
+		if node := a.host.NUMANodeOf(g.GetPciBusId()); node != nil {
+			g.NumaNode = proto.Uint32(uint32(*node))
+		}
+	}
 	if a.gpus == nil {
 		r.GpuState = proto.String("GPU facts are switched off: gpu.enabled = \"off\"")
 	}

@@ -75,7 +75,11 @@ func (r *rank) followClaims(now time.Time, f *ledger.ClaimFrame) {
 				r.faults["points_of_another_key"]++
 			}
 		}
-		r.follow.Begin(ledger.ClaimID{Coordinator: f.Coordinator, Seq: o.Seq}, keys, o.PromptTokens, -1)
+		slot := -1
+		if o.Slot != nil {
+			slot = int(*o.Slot)
+		}
+		r.follow.Begin(ledger.ClaimID{Coordinator: f.Coordinator, Seq: o.Seq}, keys, o.PromptTokens, slot)
 	}
 	r.followed(now)
 }

@@ -35,7 +35,8 @@ type lanes struct {
 
 	mu   sync.Mutex
 	told map[*lane.Lane]map[uint32]position
-	// toldAccuracy is what each lane was told of how right predictions were.
+	// toldAccuracy is what each lane was told of how right predictions were, and
+	// of transfers.
 	toldAccuracy map[*lane.Lane]map[uint32]toldAccuracy
 	// fresh tells how late frames of a lane come.
 	fresh map[*lane.Lane]*lane.Freshness
@@ -46,6 +47,8 @@ type lanes struct {
 	policy *waypostv1.PolicyPush
 	seq    uint64
 	asks   chan struct{}
+	// tokenize is what may be asked of engines' tokenizers.
+	tokenize allowance
 	// pulls are the pulls of each lane that wait for an answer.
 	pulls map[*lane.Lane]chan *waypostv1.PrefixPull
 	began time.Time
@@ -113,11 +116,13 @@ func (h *lanes) Frame(l *lane.Lane, f *waypostv1.ConnectResponse) {
 		h.takeMarks(l, fr.Marks)
 	case *waypostv1.ConnectResponse_Outcomes:
 		h.takeOutcomes(l, fr.Outcomes)
+	case *waypostv1.ConnectResponse_Transfers:
+		h.takeTransfers(l, fr.Transfers)
 	case *waypostv1.ConnectResponse_Policy:
 		h.takePolicy(fr.Policy)
 	case *waypostv1.ConnectResponse_Tokenize:
 		t := fr.Tokenize
-		h.ask(l, t.GetAskId(), t.GetIndex(), func(ctx context.Context, w *watched) ([]uint32, error) {
+		h.ask(l, t.GetAskId(), t.GetIndex(), len(t.GetPrompt()), func(ctx context.Context, w *watched) ([]uint32, error) {
 			tokenizer, err := w.tokenizer()
 			if err != nil {
 				return nil, err
@@ -126,7 +131,7 @@ func (h *lanes) Frame(l *lane.Lane, f *waypostv1.ConnectResponse) {
 		})
 	case *waypostv1.ConnectResponse_Render:
 		r := fr.Render
-		h.ask(l, r.GetAskId(), r.GetIndex(), func(ctx context.Context, w *watched) ([]uint32, error) {
+		h.ask(l, r.GetAskId(), r.GetIndex(), len(r.GetChatJson()), func(ctx context.Context, w *watched) ([]uint32, error) {
 			tokenizer, err := w.tokenizer()
 			if err != nil {
 				return nil, err
@@ -202,8 +207,13 @@ func (h *lanes) load(l *lane.Lane) *waypostv1.Load {
 		}
 		rep.load.GPUVerdict = verdict
 		w := lane.WorkerLoadOf(r.index, &rep.load)
+		for i := range rep.idleSlots {
+			s := &rep.idleSlots[i]
+			w.IdleSlots = append(w.IdleSlots, &waypostv1.IdleSlot{Slot: &s.Slot, Depth: &s.DepthTokens, Key: proto.Uint64(uint64(s.Key))})
+		}
 		w.PrefixFrame, w.PrefixAgeMs = h.nextFrame(r, told, now)
 		w.Accuracy = h.nextAccuracy(l, r, now)
+		h.addTransfers(l, r, w, now)
 		out.Workers = append(out.Workers, w)
 	}
 	return out
@@ -211,11 +221,16 @@ func (h *lanes) load(l *lane.Lane) *waypostv1.Load {
 
 // ask runs a question to an engine's tokenizer beside the lane and sends the
 // answer. The text stays in memory.
-func (h *lanes) ask(l *lane.Lane, id, index uint32, fn func(context.Context, *watched) ([]uint32, error)) {
+func (h *lanes) ask(l *lane.Lane, id, index uint32, bytes int, fn func(context.Context, *watched) ([]uint32, error)) {
 	reply := &waypostv1.TokenizeReply{AskId: &id}
 	w := h.a.watchedOf(index)
 	if w == nil {
 		reply.Error = proto.String("no such worker")
+		h.reply(l, reply)
+		return
+	}
+	if !h.tokenize.take(time.Now(), bytes) {
+		reply.Error = proto.String("over budget: too much text for the tokenizer at once")
 		h.reply(l, reply)
 		return
 	}

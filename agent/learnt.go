@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -23,7 +24,7 @@ import (
 const (
 	learntFile     = "learnt.json"
 	learntVersion  = 1
-	maxLearntBytes = 1 << 20
+	maxLearntBytes = 32 << 20
 	// learntEvery is how often it is written: what a crash loses is learnt
 	// again within minutes.
 	learntEvery = time.Minute
@@ -32,7 +33,10 @@ const (
 // learnt is the memory of what was learnt.
 type learnt struct {
 	file string
+	// replace replaces a file at once; tests have slow disks.
+	replace func(file string, data []byte) error
 
+	// mu is not held while the disk is waited for: workers that come up ask.
 	mu      sync.Mutex
 	workers map[string]learntWorker
 	written []byte
@@ -53,10 +57,12 @@ type learntWorker struct {
 	State         queue.State `json:"state"`
 	// Accuracy is how right predictions about this engine life were.
 	Accuracy accuracy.State `json:"accuracy"`
+	// Transfers are the newest transfers of saved KV to this worker.
+	Transfers transferLog `json:"transfers"`
 }
 
 func newLearnt(stateDir string) *learnt {
-	return &learnt{file: filepath.Join(stateDir, learntFile), workers: map[string]learntWorker{}}
+	return &learnt{file: filepath.Join(stateDir, learntFile), replace: replaceFile, workers: map[string]learntWorker{}}
 }
 
 // read takes the file in. One that is missing is empty; one that cannot be used
@@ -126,24 +132,50 @@ func (l *learnt) accuracyOf(name string, process uint64) (accuracy.State, bool) 
 	return w.Accuracy, known && w.Process == markHex(process)
 }
 
-// write replaces the file at once if something was learnt since.
+// transfersTo are the transfers to a worker that were kept.
+func (l *learnt) transfersTo(name string) transferLog {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.workers[name].Transfers
+}
+
+// write replaces the file at once if something was learnt since. It is called
+// by one goroutine at a time.
 func (l *learnt) write(now map[string]learntWorker) error {
+	data, err := l.merge(now)
+	if err != nil || data == nil {
+		return err
+	}
+	if err := l.replace(l.file, data); err != nil {
+		return err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.written = data
+	return nil
+}
+
+// merge takes in what was learnt and returns the file's new contents; nil: they
+// are what they were.
+func (l *learnt) merge(now map[string]learntWorker) ([]byte, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	// Engines that are not up yet keep what is known of them; those that are
 	// not configured any more were left out of what was read.
-	for name, w := range now {
-		l.workers[name] = w
-	}
+	maps.Copy(l.workers, now)
 	data, err := json.MarshalIndent(learntContents{Version: learntVersion, Workers: l.workers}, "", " ")
 	if err != nil {
-		return err
+		return nil, err
 	}
 	data = append(data, '\n')
 	if string(data) == string(l.written) || len(l.workers) == 0 {
-		return nil
+		return nil, nil
 	}
-	tmp, err := os.CreateTemp(filepath.Dir(l.file), learntFile+".*")
+	return data, nil
+}
+
+func replaceFile(file string, data []byte) error {
+	tmp, err := os.CreateTemp(filepath.Dir(file), filepath.Base(file)+".*")
 	if err != nil {
 		return err
 	}
@@ -152,12 +184,11 @@ func (l *learnt) write(now map[string]learntWorker) error {
 		err = closeErr
 	}
 	if err == nil {
-		err = os.Rename(tmp.Name(), l.file)
+		err = os.Rename(tmp.Name(), file)
 	}
 	if err != nil {
 		return errors.Join(err, os.Remove(tmp.Name()))
 	}
-	l.written = data
 	return nil
 }
 
@@ -183,12 +214,26 @@ func (r *rank) export() (w learntWorker, ok bool) {
 	}
 	return learntWorker{
 		Process: markHex(r.process), Model: r.facts.Model, EngineVersion: r.facts.Version, State: r.estimate.Export(),
-		Accuracy: r.accuracyNow().Export(r.ms(time.Now())),
+		Accuracy: r.accuracyNow().Export(r.ms(time.Now())), Transfers: r.transferLog().export(r.ms(time.Now())),
 	}, true
 }
 
 // local is the name of a worker on its host.
 func (r *rank) local() string { return fmt.Sprintf("%s/%d", r.engine, r.number) }
+
+// keepLearnt writes what is learnt now and then until the agent ends.
+func (a *Agent) keepLearnt() {
+	t := time.NewTicker(learntEvery)
+	defer t.Stop()
+	for {
+		select {
+		case <-a.ctx.Done():
+			return
+		case <-t.C:
+			a.saveLearnt()
+		}
+	}
+}
 
 // saveLearnt writes what was learnt. It is no matter of life: a disk that is
 // full is told once a minute.

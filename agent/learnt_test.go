@@ -110,7 +110,7 @@ func TestBadLearntFile(t *testing.T) {
 		"empty":         {"", "unexpected end"},
 		"newer version": {`{"version":2}`, "version 2, this agent reads 1"},
 		"bad mark":      {`{"version":1,"workers":{"e/0":{"process":"xyz"}}}`, `workers["e/0"].process: "xyz"`},
-		"too big":       {strings.Repeat(" ", maxLearntBytes+1), "more than 1048576 bytes"},
+		"too big":       {strings.Repeat(" ", maxLearntBytes+1), "more than 33554432 bytes"},
 		"wrong type":    {`{"version":1,"workers":[1]}`, "cannot unmarshal"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -243,5 +243,44 @@ func TestFramesOfCoordinatorsAreChecked(t *testing.T) {
 	}
 	if refused["claims"] != 3 || refused["marks"] != 1 {
 		t.Errorf("refused %v, want 3 of claims and 1 of marks", refused)
+	}
+}
+
+// A disk that hangs keeps nobody waiting who asks what was learnt: the worker
+// that comes up meanwhile asks under its lock, which its load reports need.
+func TestLearntWaitsForNoDisk(t *testing.T) {
+	old := slowed(t)
+	w, _ := old.export()
+	l := newLearnt(t.TempDir())
+	writing, goOn := make(chan struct{}), make(chan struct{})
+	l.replace = func(file string, data []byte) error {
+		close(writing)
+		<-goOn
+		return replaceFile(file, data)
+	}
+	written := make(chan error)
+	go func() { written <- l.write(map[string]learntWorker{old.local(): w}) }()
+	<-writing
+	asked := make(chan ledger.StepModel)
+	go func() {
+		r := testRank(l)
+		r.setFacts(testFacts)
+		asked <- r.stepModel()
+	}()
+	select {
+	case model := <-asked:
+		if model != old.stepModel() {
+			t.Error("what is being written is not known")
+		}
+	case <-time.After(30 * time.Second):
+		t.Fatal("a worker waits for the disk")
+	}
+	close(goOn)
+	if err := <-written; err != nil {
+		t.Fatal(err)
+	}
+	again := newLearnt(filepath.Dir(l.file))
+	if err := again.read(); err != nil || len(again.workers) != 1 {
+		t.Errorf("read %d workers, %v", len(again.workers), err)
 	}
 }

@@ -36,6 +36,8 @@ type rank struct {
 	// restoreAccuracy what was learnt of one of its engine lives.
 	restore         func(engine.Facts, uint64) (queue.State, bool)
 	restoreAccuracy func(uint64) (accuracy.State, bool)
+	// restoreTransfers is what was kept of transfers to this worker.
+	restoreTransfers func() transferLog
 
 	mu  sync.Mutex
 	key prefix.ClusterKey
@@ -53,6 +55,8 @@ type rank struct {
 	// accuracy is how right predictions about the engine life accuracyOf were.
 	accuracy   *accuracy.Worker
 	accuracyOf uint64
+	// transfers are those to this worker that were seen; nil: not asked for yet.
+	transfers *transferLog
 	// recorder turns what the mirror gains into evidence of claims.
 	recorder *queue.Recorder
 	// lanes are those that are up, with their coordinator's process mark.
@@ -185,9 +189,7 @@ func (r *rank) apply(b engine.Batch) bool {
 		return true
 	}
 	table.History().SetNow(r.ms(b.Received.Add(-b.Age)))
-	for i := range b.Events {
-		table.Apply(&b.Events[i])
-	}
+	table.ApplyAll(b.Events)
 	r.evidence(&b)
 	return !table.OverPool()
 }
@@ -295,6 +297,7 @@ type report struct {
 	process      uint64
 	coverage     engine.Coverage
 	cachedBlocks int
+	idleSlots    []ledger.IdleSlot
 	blockTokens  int
 	faults       map[string]int
 	claims       claimCounts
@@ -325,6 +328,9 @@ func (r *rank) report(now time.Time) report {
 	switch {
 	case r.follow != nil:
 		out.cachedBlocks = r.follow.Blocks()
+		if r.facts.Capabilities.Has(engine.PinsSlots) {
+			out.idleSlots = r.follow.Idle()
+		}
 	case r.table != nil:
 		out.cachedBlocks = r.table.Attached()
 	}

@@ -79,33 +79,39 @@ type Coordinator struct {
 	log     *slog.Logger
 	number  atomic.Uint32
 
-	prefixKey      prefix.ClusterKey
-	keyers         keyers
-	identity       *identity.Source
-	fleet          *fleet.Fleet
-	index          *prefixindex.Index
-	records        *explain.Store
-	journal        *explain.Journal // nil: the disk is unusable
-	journalError   error
-	cases          *cases
-	judges         *judges
-	transfers      *transfers
-	tenantShares   tenantShares
-	shares         tally
-	replica        *replica.Replica
-	mesh           *mesh.Mesh
-	meshUp         bool
-	lanes          *lanes
-	verifier       verifier
-	laneServer     *lane.Server
-	placements     *placements
-	operators      *operators
-	peers          *peers
-	exchange       *exchange
-	hearing        *hearing
-	board          *board
-	announced      atomic.Pointer[registry.State]
-	drains         drains
+	prefixKey    prefix.ClusterKey
+	keyers       keyers
+	identity     *identity.Source
+	fleet        *fleet.Fleet
+	index        *prefixindex.Index
+	slots        idleSlots
+	records      *explain.Store
+	journal      *explain.Journal // nil: the disk is unusable
+	journalError error
+	cases        *cases
+	memos        *memos
+	judges       *judges
+	transfers    *transfers
+	heardMu      sync.Mutex
+	heard        map[string]heardSeries // by receiving worker
+	tenantShares tenantShares
+	shares       tally
+	replica      *replica.Replica
+	mesh         *mesh.Mesh
+	meshUp       bool
+	lanes        *lanes
+	verifier     verifier
+	laneServer   *lane.Server
+	placements   *placements
+	operators    *operators
+	peers        *peers
+	exchange     *exchange
+	hearing      *hearing
+	board        *board
+	announced    atomic.Pointer[registry.State]
+	drains       drains
+	// inferred are the workers of which the index retains what was placed.
+	inferred       sync.Map
 	metrics        *metrics
 	policy         atomic.Pointer[placement.Policy]
 	fleetFile      atomic.Pointer[registry.Fleet]
@@ -209,12 +215,16 @@ func (c *Coordinator) wireIdentity() error {
 		if c.identity.Name() != c.name {
 			return bad("name", "%q, but the certificate in tls.cert_file is %q's", c.name, c.identity.Name())
 		}
+		return c.opt.Registerer.Register(c.identity)
 	}
 	return nil
 }
 
 // predicted hands the ledger's predicted keys to the index.
-type predicted struct{ index *prefixindex.Index }
+type predicted struct {
+	index    *prefixindex.Index
+	inferred *sync.Map
+}
 
 func (p predicted) AddPredicted(w fleet.WorkerID, claim, after uint64, keys []prefix.Key, depths []uint32) {
 	p.index.AddPredicted(prefixindex.WorkerID(w), claim, summary.IndexKey(after), keys, depths)
@@ -224,16 +234,20 @@ func (p predicted) RemovePredicted(w fleet.WorkerID, claim uint64) {
 	p.index.RemovePredicted(prefixindex.WorkerID(w), claim)
 }
 
-func (p predicted) Drop(w fleet.WorkerID) { p.index.Drop(prefixindex.WorkerID(w)) }
+func (p predicted) Drop(w fleet.WorkerID) {
+	p.inferred.Delete(w)
+	p.index.Drop(prefixindex.WorkerID(w))
+}
 
 // wireView makes the pure parts.
 func (c *Coordinator) wireView() error {
 	c.index = prefixindex.New(prefixindex.Options{})
 	var err error
-	c.fleet, err = fleet.New(fleet.Options{Epoch: time.Now(), Process: c.process, Predicted: predicted{c.index}, ReservationTTL: c.reservationTTL})
+	c.fleet, err = fleet.New(fleet.Options{Epoch: time.Now(), Process: c.process, Predicted: predicted{c.index, &c.inferred}, ReservationTTL: c.reservationTTL})
 	if err != nil {
 		return err
 	}
+	c.memos = newMemos(c)
 	c.cases, c.judges = newCases(c, cmp.Or(c.opt.SettleAfter, settleAfter)), newJudges(c)
 	if c.cfg.Explain.Disk > 0 {
 		// A disk that cannot be used must not keep placements from being
@@ -253,7 +267,7 @@ func (c *Coordinator) wireView() error {
 	policy := placement.DefaultPolicy()
 	c.policy.Store(&policy)
 	c.fleetFile.Store(registry.EmptyFleet())
-	c.transfers = newTransfers(time.Now())
+	c.transfers, c.heard = newTransfers(time.Now()), map[string]heardSeries{}
 	c.inFlight = make(chan struct{}, c.cfg.Limits.PlacesInFlight)
 	if c.lanes, err = newLanes(c); err != nil {
 		return err

@@ -75,9 +75,7 @@ func (u *underFile) record(r *placement.Record) placement.Record {
 	if pool != nil {
 		stay = pool.StayIn.Value
 		out.Request.MaxTransferMs = maxTransferMs(pool)
-		if ttft, ok := pool.TTFT.Get(); ok {
-			out.Policy.HeadroomMs = ms(ttft)
-		}
+		out.Policy.HeadroomMs = headroomMs(&out.Policy, pool)
 		out.Request.TenantBarred = tenantBarred(pool, r.Request.Tenant)
 	}
 	out.Candidates = slices.Clone(r.Candidates)

@@ -78,7 +78,7 @@ func (k *cases) remember(w *work, req *waypostv1.PlaceRequest, e *explain.Entry,
 	}
 	if w.prompt.keyed {
 		p.expected = w.prompt.point(max(e.ExpectedTokens, 0))
-		tip := w.prompt.tokens
+		tip := w.prompt.sure
 		if blockTokens > 0 {
 			tip -= tip % blockTokens
 		}

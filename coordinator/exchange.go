@@ -63,8 +63,12 @@ type link struct {
 
 	mu    sync.Mutex
 	queue []placeOut
-	up    bool
-	since time.Time // of up or its opposite
+	// memo waits too; allowance is how many bytes of it may, since allowedAt.
+	memo      []*waypostv1.MemoEntry
+	allowance float64
+	allowedAt time.Time
+	up        bool
+	since     time.Time // of up or its opposite
 }
 
 // setUp notes whether the peer is told, and returns whether it was.
@@ -234,6 +238,7 @@ func (l *link) stream() error {
 		return context.DeadlineExceeded
 	}
 	l.setUp(true)
+	l.x.c.tasks.Go(func() { l.x.c.copyMemo(l.address) })
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -265,6 +270,9 @@ func (l *link) write(s placesStream, ended <-chan struct{}) error {
 			}
 			continue
 		case <-l.wake:
+		}
+		if err := l.writeMemo(s); err != nil {
+			return err
 		}
 		now := time.Now()
 		for waiting := l.take(now); len(waiting) > 0; {
@@ -328,6 +336,7 @@ func (p *peers) ExchangePlacements(stream waypostv1.PeerService_ExchangePlacemen
 		if m.HostsHeard != nil {
 			c.hearing.told(hears, m.GetHostsHeard(), time.Now().Add(-late))
 		}
+		c.memos.take(m.GetMemo())
 		for _, f := range m.GetPlaces() {
 			c.takePlace(process, f, late)
 		}

@@ -20,9 +20,12 @@ const bytesPerToken = 4
 
 // prompt is a request's prompt as the index can look it up.
 type prompt struct {
-	// tokens is the length; estimated says that it is a guess from text.
-	tokens    int
-	estimated bool
+	// tokens is the length; estimated says that it is a guess from text. sure is
+	// how much of it has keys.
+	tokens, sure int
+	estimated    bool
+	// text says that it is given as text, of which the memo may know.
+	text bool
 	// source says where it comes from, in the API's words.
 	source string
 	// probe gives its prefix keys; keyed is false when there are none.
@@ -56,15 +59,15 @@ func (k *keyers) of(d prefix.Domain) *prefix.Keyer {
 
 var errNoPrompt = api.BadField("input", "the prompt is missing or empty: give one of tokenIds, prompt, messages or prefixKeys")
 
-// read takes a request's prompt in. Text stays in memory for the call.
+// read takes a request's prompt in; what is text, the memo is asked about.
 func (p *prompt) read(in *waypostv1.Input, keyer *prefix.Keyer, keyID string, tokens []uint32) ([]uint32, error) {
-	p.tokens, p.estimated, p.source, p.keyed = 0, false, "unknown", false
+	p.tokens, p.sure, p.estimated, p.source, p.keyed, p.text = 0, 0, false, "unknown", false, false
 	if in == nil {
 		return tokens, errNoPrompt
 	}
 	forms := 0
 	for _, given := range []bool{
-		len(in.GetMessages()) > 0, in.Prompt != nil, len(in.GetTokenIds()) > 0, len(in.GetTokenIdsLe()) > 0, in.GetPrefixKeys() != nil,
+		len(in.GetMessages()) > 0, in.Prompt != nil, len(in.GetTokenIds()) > 0, len(in.GetTokenIdsLe()) > 0, in.GetPrefixKeys() != nil, in.GetBodyJson() != "",
 	} {
 		if given {
 			forms++
@@ -94,34 +97,18 @@ func (p *prompt) read(in *waypostv1.Input, keyer *prefix.Keyer, keyID string, to
 		return tokens, p.ofTokens("input.token_ids_le", tokens, keyer)
 	case in.GetPrefixKeys() != nil:
 		return tokens, p.ofKeys(in.GetPrefixKeys(), keyID)
-	case in.Prompt != nil:
-		return tokens, p.ofText("input.prompt", len(in.GetPrompt()))
-	default:
-		size := 0
-		for _, m := range in.GetMessages() {
-			size += len(m.String())
-		}
-		return tokens, p.ofText("input.messages", size)
 	}
+	// Text stays in memory for the call.
+	p.text = true
+	return tokens, nil
 }
 
 func (p *prompt) ofTokens(field string, tokens []uint32, keyer *prefix.Keyer) error {
 	if len(tokens) > placement.MaxPromptTokens {
 		return api.BadField(field, fmt.Sprintf("%d tokens are more than %d", len(tokens), placement.MaxPromptTokens))
 	}
-	p.tokens, p.source, p.keyed = len(tokens), "tokens", true
+	p.tokens, p.sure, p.source, p.keyed = len(tokens), len(tokens), "tokens", true
 	p.probe.ResetTokens(tokens, keyer)
-	return nil
-}
-
-func (p *prompt) ofText(field string, bytes int) error {
-	if bytes == 0 {
-		return api.BadField(field, "the prompt is empty")
-	}
-	p.tokens, p.estimated = max(1, bytes/bytesPerToken), true
-	if p.tokens > placement.MaxPromptTokens {
-		return api.BadField(field, fmt.Sprintf("about %d tokens are more than %d", p.tokens, placement.MaxPromptTokens))
-	}
 	return nil
 }
 
@@ -133,7 +120,7 @@ func (p *prompt) ofKeys(k *waypostv1.PrefixKeys, keyID string) error {
 	if n == 0 || n > placement.MaxPromptTokens {
 		return api.BadField("input.prefix_keys.prompt_tokens", fmt.Sprintf("%d is not a length from 1 to %d", n, placement.MaxPromptTokens))
 	}
-	p.tokens, p.source = int(n), "keys"
+	p.tokens, p.sure, p.source = int(n), int(n), "keys"
 	if len(k.GetCheckpoints()) == 0 && len(k.GetPoints()) == 0 {
 		p.keyed = true
 		p.probe.ResetKeys(int(n), nil, nil)
@@ -193,9 +180,9 @@ func (p *prompt) newPart(heldTokens, blockTokens int, keys []prefix.Key, depths 
 			keys, depths = append(keys, k), append(depths, uint32(depth))
 		}
 	}
-	first, tip := 0, p.tokens
+	first, tip := 0, p.sure
 	if blockTokens > 0 {
-		first, tip = (heldTokens/blockTokens+1)*blockTokens, p.tokens/blockTokens*blockTokens
+		first, tip = (heldTokens/blockTokens+1)*blockTokens, p.sure/blockTokens*blockTokens
 	}
 	begin := func(next int) {
 		if first > 0 && first <= next {
@@ -252,7 +239,7 @@ func (p *prompt) after(heldTokens int) (key summary.IndexKey) {
 
 // deepestKey names the deepest prefix of the prompt that any worker holds.
 func (p *prompt) deepestKey(tokens int) uint64 {
-	if !p.keyed || tokens <= 0 || tokens > p.tokens {
+	if !p.keyed || tokens <= 0 || tokens > p.sure {
 		return 0
 	}
 	k, ok := p.probe.At(tokens)

@@ -173,7 +173,7 @@ func (h *lanes) Frame(s *lane.Session, f *waypostv1.ConnectRequest, late time.Du
 	case *waypostv1.ConnectRequest_Evidence:
 		h.c.cases.answered(fr.Evidence)
 	case *waypostv1.ConnectRequest_TokenizeReply:
-		// Nobody asks yet: text requests come with the text memo.
+		h.c.memos.ask.answered(fr.TokenizeReply)
 	}
 }
 
@@ -212,8 +212,8 @@ func (h *lanes) takeLoad(hl *hostLane, s *lane.Session, load *waypostv1.Load, se
 	h.c.note(changes)
 	for _, w := range load.GetWorkers() {
 		h.covered(hl, s, w)
-		if w.GetAccuracy() != nil {
-			h.takeAccuracy(hl, s, w)
+		if w.GetAccuracy() != nil || len(w.GetTransfers()) > 0 {
+			h.takeLearnt(hl, s, w)
 		}
 		if len(w.GetPrefixFrame()) > 0 {
 			h.takePrefix(hl, s, w.GetIndex(), w.GetEngineProcess(), w.GetPrefixFrame(), fromDelta)

@@ -82,20 +82,27 @@ func (h *lanes) report(worker string, o *lane.Observed) {
 	}
 }
 
-// takeAccuracy takes what a worker's agent folded of outcomes.
-func (h *lanes) takeAccuracy(hl *hostLane, s *lane.Session, w *waypostv1.WorkerLoad) {
+// takeLearnt takes what a worker's agent folded of outcomes and transfers.
+func (h *lanes) takeLearnt(hl *hostLane, s *lane.Session, w *waypostv1.WorkerLoad) {
 	hl.mu.Lock()
 	l := hl.lane
 	hl.mu.Unlock()
+	id, process, ok := h.c.fleet.LaneWorker(s.Host(), l, w.GetIndex())
+	if !ok {
+		return
+	}
+	now := time.Now()
+	h.c.takeTransfers(now, id, w)
+	if w.GetAccuracy() == nil || process != w.GetEngineProcess() {
+		return
+	}
 	report, err := lane.AccuracyReportOf(w.GetAccuracy())
 	if err != nil {
 		h.c.metrics.badFrames.WithLabelValues("accuracy").Inc()
 		h.c.log.Debug("what outcomes taught about a worker is refused", "host", s.Host(), "error", err)
 		return
 	}
-	if id, process, ok := h.c.fleet.LaneWorker(s.Host(), l, w.GetIndex()); ok && process == w.GetEngineProcess() {
-		h.c.judges.reported(time.Now(), id, process, report)
-	}
+	h.c.judges.reported(now, id, process, report)
 }
 
 // younger takes back what the lane added to an age: the fleet keeps a lane's

@@ -33,6 +33,10 @@ type metrics struct {
 	places          *prometheus.CounterVec
 	peerLag         prometheus.Histogram
 	framesUnsent    prometheus.Counter
+	// The text memo: prompts learnt by pool and source, entries exchanged by
+	// result, texts that were not asked about and answers that were refused.
+	memoLearnt, memoEntries  *prometheus.CounterVec
+	memoUnasked, memoRefused prometheus.Counter
 }
 
 func newMetrics(reg prometheus.Registerer, c *Coordinator) *metrics {
@@ -48,7 +52,7 @@ func newMetrics(reg prometheus.Registerer, c *Coordinator) *metrics {
 	desc := func(name, help string, labels ...string) *prometheus.Desc {
 		return prometheus.NewDesc("waypost_"+name, help, labels, nil)
 	}
-	reg.MustRegister(newViewCollector(c))
+	reg.MustRegister(newViewCollector(c), newMemoCollector(c))
 	reg.MustRegister(&stateCollector{
 		c:            c,
 		workers:      desc("workers", "Workers by state.", "pool", "state"),
@@ -83,6 +87,10 @@ func newMetrics(reg prometheus.Registerer, c *Coordinator) *metrics {
 		peerLag: f.NewHistogram(prometheus.HistogramOpts{
 			Name: "waypost_ledger_peer_lag_seconds", Help: "Age of other coordinators' placements when they were taken in.", Buckets: []float64{.001, .003, .01, .03, .1, .3, 1, 3, 10},
 		}),
+		memoLearnt:   vec("memo_learnt_total", "Prompts given as text whose token ids were learnt, by where these came from.", "pool", "source"),
+		memoEntries:  vec("memo_entries_total", "Entries of the text memo exchanged with other coordinators, by result.", "result"),
+		memoUnasked:  f.NewCounter(prometheus.CounterOpts{Name: "waypost_memo_unasked_total", Help: "Texts that no engine was asked to tokenise: too many waited."}),
+		memoRefused:  f.NewCounter(prometheus.CounterOpts{Name: "waypost_memo_refused_total", Help: "Questions to an engine's tokenizer that it or its agent refused."}),
 		framesUnsent: f.NewCounter(prometheus.CounterOpts{Name: "waypost_ledger_frames_unsent_total", Help: "Frames of claims or marks that a lane had no room for; claims are offered again."}),
 	}
 }

@@ -16,7 +16,6 @@ import (
 	"waypost/coordinator/api"
 	"waypost/coordinator/fleet"
 	"waypost/coordinator/placement"
-	"waypost/coordinator/prefixindex"
 	"waypost/coordinator/registry"
 	"waypost/gossip/mesh"
 	waypostv1 "waypost/proto/waypost/v1"
@@ -83,13 +82,18 @@ func (c *Coordinator) workerProto(w *fleet.WorkerInfo, state *registry.State) *w
 	return out
 }
 
-// viewWord is the view of a worker's cache as people see it: of an engine that
-// shows nothing, what was placed there may be known.
-func (c *Coordinator) viewWord(w *fleet.WorkerInfo) string {
-	if w.View == placement.ViewBlind && c.index.Retains(prefixindex.WorkerID(w.ID)) {
-		return placement.ViewInferred.String()
+// viewWord is the view of a worker's cache as people see it.
+func (c *Coordinator) viewWord(w *fleet.WorkerInfo) string { return c.shownView(w.ID, w.View).String() }
+
+// shownView is the view of a worker's cache as screens, answers and records name
+// it: of an engine that shows nothing, what was placed there may be retained.
+func (c *Coordinator) shownView(id fleet.WorkerID, kind placement.ViewKind) placement.ViewKind {
+	if kind == placement.ViewBlind {
+		if _, retained := c.inferred.Load(id); retained {
+			return placement.ViewInferred
+		}
 	}
-	return w.View.String()
+	return kind
 }
 
 // positive is nil for a count that is not known.

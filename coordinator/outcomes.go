@@ -28,6 +28,7 @@ func (c *Coordinator) remember(w *work, req *waypostv1.PlaceRequest, request *pl
 	e := explain.NewEntry(request, w.candidates, sit, d)
 	e.Placement, e.Coordinator, e.MadeAt, e.Attempt, e.InputSource = answer.GetPlacementId(), c.name, now, req.GetAttempt(), w.prompt.source
 	chosen := w.candidates[d.Chosen]
+	e.View = c.shownView(chosen.ID, chosen.View.Kind)
 	if e.ExpectedTokens > 0 {
 		e.BiasTokens = c.judges.bias(chosen.ID)
 	}
@@ -37,8 +38,10 @@ func (c *Coordinator) remember(w *work, req *waypostv1.PlaceRequest, request *pl
 	c.records.Add(now, e, func() placement.Record {
 		return placement.NewRecord(request, w.candidates, w.ask.Policy, sit, d, c.records.KeepCandidates())
 	})
+	w.text.worker = answer.GetWorker().GetName()
+	c.memos.remember(w, answer.GetPlacementId(), now)
 	c.cases.remember(w, req, &e, chosen.BlockTokens, now)
-	c.shares.placed(now, request.Pool, answer.GetWorker().GetName())
+	c.shares.placed(now, request.Pool, answer.GetWorker().GetName(), e.ReachableTokens > 0, e.LostTo == explain.LostToLoad)
 	if d.Redirected() {
 		c.metrics.redirected.WithLabelValues(request.Pool).Inc()
 	}
@@ -57,6 +60,9 @@ func (p *placements) ReportOutcome(ctx context.Context, req *waypostv1.ReportOut
 	if err != nil {
 		return nil, err
 	}
+	if err := checkTaught(req.GetPromptTokenIds(), req.GetOutputTokenIds()); err != nil {
+		return nil, err
+	}
 	number, err := coordinatorOf(req.GetPlacementId())
 	if err != nil {
 		return nil, err
@@ -72,13 +78,16 @@ func (p *placements) ReportOutcome(ctx context.Context, req *waypostv1.ReportOut
 	if err == nil {
 		c.note(changes)
 	}
-	if pair, switched, off := c.transfers.outcome(now, req.GetPlacementId(), mark == ledger.MarkDone, out.CachedTokens, out.FirstTokenMs); switched {
-		c.log.Warn("pulls of a pair were switched", "off", off, "from", pair.From, "to", pair.To)
-	}
+	c.sawTransfer(now, c.transfers.outcome(req.GetPlacementId(), mark == ledger.MarkDone, out.CachedTokens, out.FirstTokenMs))
 	joined, err := c.joinOutcome(now, req.GetPlacementId(), out)
 	if err != nil {
 		return nil, api.BadField("result", err.Error())
 	}
+	if len(req.GetPromptTokenIds()) > 0 || len(req.GetOutputTokenIds()) > 0 {
+		// That a text is not remembered any more is no fault of the report.
+		_, _ = c.memos.teach(req.GetPlacementId(), req.GetPromptTokenIds(), req.GetOutputTokenIds(), req.GetMessageJson())
+	}
+	c.memos.ended(req.GetPlacementId())
 	resp := &waypostv1.ReportOutcomeResponse{Joined: proto.Bool(joined != nil)}
 	if joined != nil {
 		resp.ReuseClass = proto.String(string(joined.Class))
@@ -259,6 +268,60 @@ func (c *Coordinator) noClaim(id string, err error) error {
 }
 
 // LearnTokens implements the placement service.
-func (p *placements) LearnTokens(context.Context, *waypostv1.LearnTokensRequest) (*waypostv1.LearnTokensResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "this version places token ids and prefix keys; it keeps no memo of texts to teach")
+func (p *placements) LearnTokens(ctx context.Context, req *waypostv1.LearnTokensRequest) (*waypostv1.LearnTokensResponse, error) {
+	number, err := coordinatorOf(req.GetPlacementId())
+	if err != nil {
+		return nil, err
+	}
+	if number != p.c.number.Load() {
+		return p.relayLearn(ctx, number, req)
+	}
+	return p.learnHere(req)
+}
+
+func (p *placements) learnHere(req *waypostv1.LearnTokensRequest) (*waypostv1.LearnTokensResponse, error) {
+	if err := checkTaught(req.GetPromptTokenIds(), req.GetOutputTokenIds()); err != nil {
+		return nil, err
+	}
+	learnt, reason := p.c.memos.teach(req.GetPlacementId(), req.GetPromptTokenIds(), req.GetOutputTokenIds(), req.GetMessageJson())
+	out := &waypostv1.LearnTokensResponse{Learnt: &learnt}
+	if reason != "" {
+		out.Reason = &reason
+	}
+	return out, nil
+}
+
+// checkTaught bounds the ids that an engine is said to have returned.
+func checkTaught(prompt, output []uint32) error {
+	for _, f := range []struct {
+		field string
+		ids   []uint32
+	}{{"prompt_token_ids", prompt}, {"output_token_ids", output}} {
+		if len(f.ids) > placement.MaxPromptTokens {
+			return api.BadField(f.field, fmt.Sprintf("%d tokens are more than %d", len(f.ids), placement.MaxPromptTokens))
+		}
+	}
+	return nil
+}
+
+func (p *placements) relayLearn(ctx context.Context, number uint32, req *waypostv1.LearnTokensRequest) (*waypostv1.LearnTokensResponse, error) {
+	conn, name, err := p.c.peerByNumber(number)
+	if err != nil {
+		return nil, api.NotFound("placement_id", err.Error())
+	}
+	resp, err := waypostv1.NewPeerServiceClient(conn).RelayLearn(ctx, &waypostv1.RelayLearnRequest{Learn: req})
+	if status.Code(err) == codes.Unavailable {
+		return nil, api.Unavailable(fmt.Sprintf("the placement was made by %s, which does not answer", name))
+	}
+	return resp.GetLearn(), err
+}
+
+// RelayLearn implements the peer service.
+func (p *peers) RelayLearn(_ context.Context, req *waypostv1.RelayLearnRequest) (*waypostv1.RelayLearnResponse, error) {
+	number, err := coordinatorOf(req.GetLearn().GetPlacementId())
+	if err != nil || number != p.c.number.Load() {
+		return nil, api.NotFound("placement_id", "the placement was not made here")
+	}
+	out, err := p.c.placements.learnHere(req.GetLearn())
+	return &waypostv1.RelayLearnResponse{Learn: out}, err
 }

@@ -44,6 +44,7 @@ type placements struct {
 // work is the memory of one decision, used again.
 type work struct {
 	prompt     prompt
+	text       text
 	tokens     []uint32
 	candidates []placement.Candidate
 	ask        fleet.Ask
@@ -57,19 +58,8 @@ var works = sync.Pool{New: func() any { return &work{} }}
 
 // Place implements the placement service.
 func (p *placements) Place(ctx context.Context, req *waypostv1.PlaceRequest) (*waypostv1.PlaceResponse, error) {
-	c := p.c
-	select {
-	case c.inFlight <- struct{}{}:
-		defer func() { <-c.inFlight }()
-	default:
-		return &waypostv1.PlaceResponse{Answer: &waypostv1.PlaceResponse_Refused{Refused: &waypostv1.Refusal{
-			Reason: proto.String("busy"), RetryAfterMs: proto.Float64(50), Detail: proto.String("this coordinator decides as many placements at once as [limits] places_in_flight allows; ask another one"),
-		}}}, nil
-	}
-	started := time.Now()
-	w := works.Get().(*work)
-	defer works.Put(w)
-	resp, pool, err := p.place(w, req)
+	c, started := p.c, time.Now()
+	resp, pool, err := p.placeInTurn(req)
 	result := "placed"
 	switch {
 	case err != nil:
@@ -83,6 +73,22 @@ func (p *placements) Place(ctx context.Context, req *waypostv1.PlaceRequest) (*w
 	}
 	c.metrics.placeSeconds.WithLabelValues(pool).Observe(time.Since(started).Seconds())
 	return resp, err
+}
+
+// placeInTurn decides one request, if not too many are being decided. It returns
+// the pool for the counters.
+func (p *placements) placeInTurn(req *waypostv1.PlaceRequest) (*waypostv1.PlaceResponse, string, error) {
+	select {
+	case p.c.inFlight <- struct{}{}:
+		defer func() { <-p.c.inFlight }()
+	default:
+		return &waypostv1.PlaceResponse{Answer: &waypostv1.PlaceResponse_Refused{Refused: &waypostv1.Refusal{
+			Reason: proto.String("busy"), RetryAfterMs: proto.Float64(50), Detail: proto.String("this coordinator decides as many placements at once as [limits] places_in_flight allows; ask another one"),
+		}}}, "", nil
+	}
+	w := works.Get().(*work)
+	defer works.Put(w)
+	return p.place(w, req)
 }
 
 // place decides one request. It returns the pool for the counters.
@@ -106,7 +112,15 @@ func (p *placements) place(w *work, req *waypostv1.PlaceRequest) (*waypostv1.Pla
 	if w.tokens, err = w.prompt.read(req.GetInput(), keyer, c.prefixKey.ID(), w.tokens); err != nil {
 		return nil, pool, err
 	}
-	request.PromptTokens, request.LengthEstimated = w.prompt.tokens, w.prompt.estimated
+	w.text.request, w.text.learnt = nil, false
+	if w.prompt.text {
+		if _, err := w.text.readText(req.GetInput()); err != nil {
+			return nil, pool, err
+		}
+		if err := c.memos.look(w, pool, keyer); err != nil {
+			return nil, pool, err
+		}
+	}
 	key := fleet.RequestKey{Tenant: req.GetTenant(), ID: request.ID}
 	if req.GetReserve() {
 		if c.number.Load() == 0 {
@@ -127,6 +141,10 @@ func (p *placements) place(w *work, req *waypostv1.PlaceRequest) (*waypostv1.Pla
 		}
 		request.ExcludeProcesses = admission.ExcludeProcesses
 	}
+	if w.prompt.text {
+		c.memos.ask.first(w, req, keyer)
+	}
+	request.PromptTokens, request.LengthEstimated = w.prompt.tokens, w.prompt.estimated
 	for range decideTries {
 		resp, again, err := p.decide(w, req, &request, key)
 		if err != nil || !again {
@@ -172,15 +190,18 @@ func (p *placements) decide(w *work, req *waypostv1.PlaceRequest, request *place
 	held := max(0, terms.ReuseTokens)
 	w.keys, w.depths = w.prompt.newPart(held, chosen.BlockTokens, w.keys[:0], w.depths[:0])
 	var points []prefix.Key
+	var slot *uint32
 	if c.fleet.Followed(chosen.ID) {
 		points = w.prompt.claimPoints()
+		slot = c.slots.choose(chosen.ID, held, w.prompt.probe.At)
+		pinSlot(answer.GetWorker(), slot)
 	}
 	claim, stored, changes, err := c.fleet.Claim(now, fleet.NewClaim{
 		Key: key, Attempt: req.GetAttempt(), Placement: answer.GetPlacementId(), Worker: chosen.ID,
 		Claim: ledger.Claim{
 			EngineProcess: chosen.Process, PromptTokens: request.PromptTokens + request.GeneratedTokens, UncachedTokens: terms.UncachedTokens,
 			OutputTokens: c.expectedOutput(request, sit), Sequences: 1, Keys: slices.Clone(w.keys), KeyDepths: slices.Clone(w.depths), AfterKey: uint64(w.prompt.after(held)),
-			Points: points,
+			Points: points, Slot: slot,
 		},
 		Decode:          decodeClaim(&chosen, terms, request, c.expectedOutput(request, sit)),
 		ExpectedFirstMs: d.FirstTokenMs, Answer: resp,
@@ -224,7 +245,7 @@ func (c *Coordinator) answer(w *work, req *waypostv1.PlaceRequest, request *plac
 		Because:  proto.String(d.Because(w.candidates)),
 		Basis: &waypostv1.Basis{
 			PolicyVersion: &sit.PolicyVersion, PolicyAgeMs: finite(sit.PolicyAgeMs), QueueAgeMs: finite(sit.NowMs - chosen.LoadAtMs), Theta: finite(c.policy.Load().Theta),
-			CacheViewAgeMs: finite(sit.NowMs - chosen.View.AtMs), CacheView: proto.String(chosen.View.Kind.String()), InputSource: proto.String(w.prompt.source), Marks: d.Marks.Words(),
+			CacheViewAgeMs: finite(sit.NowMs - chosen.View.AtMs), CacheView: proto.String(c.shownView(chosen.ID, chosen.View.Kind).String()), InputSource: proto.String(w.prompt.source), Marks: d.Marks.Words(),
 			UnpricedWorkers: proto.Uint32(uint32(d.Survey.Unpriced)), ExcludedWorkers: excludedWorkers(&d.Survey),
 		},
 	}

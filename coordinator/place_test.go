@@ -22,6 +22,27 @@ import (
 	waypostv1 "waypost/proto/waypost/v1"
 )
 
+// A request that is turned away because too many are being decided is answered
+// and counted like any other refusal.
+func TestBusyIsCounted(t *testing.T) {
+	o := startOne(t, func(cfg *Config) { cfg.Limits.PlacesInFlight = 1 })
+	joined(t, o)
+	o.inFlight <- struct{}{} // another one is being decided
+	resp, err := o.placements.Place(t.Context(), &waypostv1.PlaceRequest{Input: &waypostv1.Input{TokenIds: ascending(100)}})
+	if err != nil || resp.GetRefused().GetReason() != "busy" {
+		t.Fatalf("%v, %v", resp, err)
+	}
+	<-o.inFlight
+	for _, series := range []string{"waypost_placements_total{,busy}", "waypost_tenant_refused_total{busy,default}"} {
+		if n := o.metric(t, series); n != 1 {
+			t.Errorf("%s is %v", series, n)
+		}
+	}
+	if resp, err := o.placements.Place(t.Context(), &waypostv1.PlaceRequest{Input: &waypostv1.Input{TokenIds: ascending(100)}}); err == nil && resp.GetRefused().GetReason() == "busy" {
+		t.Error("busy with nothing being decided")
+	}
+}
+
 // Each field of a request that cannot be used is refused under its own name,
 // with what is allowed.
 func TestPlaceNamesBadFields(t *testing.T) {

@@ -94,6 +94,11 @@ func (c *Coordinator) askRecords(req *waypostv1.AskRecordsRequest, now time.Time
 	}
 	if q := req.GetReuse(); q != nil {
 		out.Reuse = &waypostv1.GetReuseResponse{Pools: reuses(c.records.Reuse(explain.Filter{Pool: q.GetPool(), Since: since(now, q.SinceMs, reuseSince)}))}
+		for _, p := range out.Reuse.Pools {
+			if pm := c.memos.all()[p.GetPool()]; pm != nil {
+				p.Memo = pm.reuse()
+			}
+		}
 	}
 	if q := req.GetWorker(); q != nil {
 		out.Worker = c.part(q, now)
@@ -313,6 +318,7 @@ func (o *operators) GetReuse(ctx context.Context, req *waypostv1.GetReuseRequest
 			} {
 				plus(f.to, *f.from)
 			}
+			sum.Memo = plusMemo(sum.Memo, s.Memo)
 			sum.Classes, sum.LostTokens = plusAll(sum.Classes, s.Classes), plusAll(sum.LostTokens, s.LostTokens)
 			// The worst that any coordinator names; each sees its own share.
 			if wrongBy(s.Worst) > wrongBy(sum.Worst) {

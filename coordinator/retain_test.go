@@ -63,6 +63,13 @@ func TestPlacementsAreRetainedWithoutEvents(t *testing.T) {
 				t.Helper()
 				p := o.place(t, &waypostv1.PlaceRequest{RequestId: new(randomName(8)), Input: &waypostv1.Input{TokenIds: prompt(i)}})
 				expect("placed", i, 1600)
+				if view := p.GetBasis().GetCacheView(); c.coverage == "none" && (view == "inferred") != c.kept {
+					t.Errorf("the answer calls the view %s", view)
+				}
+				rec, err := waypostv1.NewPlacementServiceClient(o.conn).GetPlacement(t.Context(), &waypostv1.GetPlacementRequest{PlacementId: p.PlacementId})
+				if view := rec.GetRecord().GetPlacement().GetBasis().GetCacheView(); err != nil || view != p.GetBasis().GetCacheView() {
+					t.Errorf("the record calls the view %s, the answer %s; %v", view, p.GetBasis().GetCacheView(), err)
+				}
 				if _, err := waypostv1.NewPlacementServiceClient(o.conn).ReportOutcome(t.Context(), &waypostv1.ReportOutcomeRequest{PlacementId: p.PlacementId, Result: &result}); err != nil {
 					t.Fatal(err)
 				}

@@ -34,6 +34,7 @@ func (c *Coordinator) Start() error {
 	}
 	c.tasks.Go(c.tick)
 	c.tasks.Go(c.cases.run)
+	c.tasks.Go(c.memos.ask.run)
 	c.tasks.Go(c.shipping)
 	c.tasks.Go(c.lanes.puller.run)
 	c.tasks.Go(func() { c.join(c.ctx) })

@@ -32,7 +32,10 @@ type tallySlot struct {
 	number  int64
 	workers map[poolWorker]int
 	pools   map[string]*reuseSum
-	placed  int
+	// held counts placements of a pool that somebody held a prefix for, bypassed
+	// those of them that load took elsewhere.
+	held, bypassed map[string]int
+	placed         int
 }
 
 type poolWorker struct{ pool, worker string }
@@ -47,17 +50,49 @@ func (t *tally) slot(now time.Time) *tallySlot {
 	n := now.UnixNano() / int64(shareSlot)
 	s := &t.slots[n%int64(shareSlots)]
 	if s.number != n {
-		*s = tallySlot{number: n, workers: map[poolWorker]int{}, pools: map[string]*reuseSum{}}
+		*s = tallySlot{number: n, workers: map[poolWorker]int{}, pools: map[string]*reuseSum{}, held: map[string]int{}, bypassed: map[string]int{}}
 	}
 	return s
 }
 
-func (t *tally) placed(now time.Time, pool, worker string) {
+// placed counts a placement: held says that somebody held a prefix of it,
+// bypassed that load took it elsewhere.
+func (t *tally) placed(now time.Time, pool, worker string, held, bypassed bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	s := t.slot(now)
 	s.placed++
 	s.workers[poolWorker{pool, worker}]++
+	if held {
+		s.held[pool]++
+	}
+	if bypassed {
+		s.bypassed[pool]++
+	}
+}
+
+// A pool whose load rule takes more than bypassShare of at least bypassLeast
+// placements away from the cache is shown: affinity does not work there.
+const (
+	bypassShare = .5
+	bypassLeast = 20
+)
+
+// bypass is the share of a pool's placements that load took away from the worker
+// that held most of them, of those that somebody held; few says that there are
+// too few to tell.
+func (t *tally) bypass(now time.Time, pool string) (share float64, of int, few bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	bypassed := 0
+	t.each(now, shareWindow, func(s *tallySlot) {
+		of += s.held[pool]
+		bypassed += s.bypassed[pool]
+	})
+	if of < bypassLeast {
+		return 0, of, true
+	}
+	return float64(bypassed) / float64(of), of, false
 }
 
 func (t *tally) reported(now time.Time, pool string, promptTokens, expected float64, actual *float64) {
@@ -154,6 +189,7 @@ func (o *operators) GetStatus(context.Context, *waypostv1.GetStatusRequest) (*wa
 	out.Hosts = proto.Uint32(uint32(len(hosts)))
 	p.check(out.GetLeader() != "", "error", "coordinators", "no leader: changes are refused, placements continue from local views", nil, "placements continue", "waypost coordinators")
 	p.check(state.FleetProblem() == nil, "error", "fleet file", fmt.Sprintf("cannot be read by this version: %v", state.FleetProblem()), nil, "the former policy stays in force", "waypost fleet show")
+	c.checkMemos(p)
 	problem := c.journalProblem()
 	p.check(problem == "", "warning", "decision records", "are kept in memory only: "+problem, nil, "placements go on; records do not survive a restart", "df "+c.cfg.StateDir)
 	alive := 0
@@ -201,6 +237,9 @@ func (o *operators) GetStatus(context.Context, *waypostv1.GetStatusRequest) (*wa
 			ps.ActualReuseTokens = &sum.actualTokens
 		}
 		out.Pools = append(out.Pools, ps)
+		share, of, few := c.shares.bypass(now, info.Name)
+		p.check(few || share <= bypassShare, "warning", "pool "+info.Name, fmt.Sprintf("cache bypassed by load rule: %.0f %% of %d placements of the last 10 min whose prefix was held", 100*share, of), nil,
+			"they went to workers that cost less by own_delay_limit, waiting and step times", "waypost explain --redirected")
 		p.check(info.Ready > 0, "error", "pool "+info.Name, "no worker is ready", nil, "", "waypost workers --pool "+info.Name)
 	}
 	for _, k := range state.Cordons() {

@@ -130,6 +130,7 @@ func (h *lanes) covered(hl *hostLane, s *lane.Session, w *waypostv1.WorkerLoad) 
 		if age := w.PrefixAgeMs; age != nil && *age >= 0 { // else it is no age, and none is known
 			st.untoldMs = age
 		}
+		h.c.slots.report(st.worker, w.GetIdleSlots())
 		h.retain(st)
 	}
 }
@@ -144,6 +145,11 @@ func (h *lanes) retain(st *stream) {
 	}
 	if tokens != st.retainedTokens {
 		st.retainedTokens = tokens
+		if tokens > 0 {
+			h.c.inferred.Store(st.worker, struct{}{})
+		} else {
+			h.c.inferred.Delete(st.worker)
+		}
 		h.c.index.Retain(prefixindex.WorkerID(st.worker), tokens)
 	}
 }

@@ -26,7 +26,11 @@ func (c *Coordinator) judgeTenant(now time.Time, r *placement.Request, file *reg
 		r.TenantBarred = tenantBarred(pool, tenant)
 	}
 	if limit, ok := file.Tenant(tenant).MaxInflightTokens.Get(); ok {
-		if open := c.fleet.TenantTokens(r.Tenant); open+int64(r.PromptTokens) > limit {
+		open := c.fleet.TenantTokens(tenant)
+		if tenant == registry.DefaultTenant {
+			open += c.fleet.TenantTokens("") // requests that name none are the default tenant's, too
+		}
+		if open+int64(r.PromptTokens) > limit {
 			r.TenantFull = fmt.Sprintf("tenant %s has %d prompt tokens under way, max_inflight_tokens is %d", tenant, open, limit)
 		}
 	}
@@ -88,20 +92,20 @@ func (c *Coordinator) tenantLabel(tenant string) string {
 
 // headroomMs is the wait at a pool's best worker up to which the pool has
 // headroom: the time that its first token may take, else the policy's.
-func (c *Coordinator) headroomMs(pool *registry.Pool) float64 {
+func headroomMs(policy *placement.Policy, pool *registry.Pool) float64 {
 	if pool != nil {
 		if ttft, ok := pool.TTFT.Get(); ok {
 			return ms(ttft)
 		}
 	}
-	return c.policy.Load().HeadroomMs
+	return policy.HeadroomMs
 }
 
 // headroom is the part of a pool's headroom that a wait at its best worker
 // leaves, 0 to 1.
 func (c *Coordinator) headroom(pool string, waitMs float64) float64 {
 	file, _ := c.fleetFile.Load().Pool(pool)
-	limit := c.headroomMs(file)
+	limit := headroomMs(c.policy.Load(), file)
 	if !(limit > 0) {
 		return 0
 	}

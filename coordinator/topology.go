@@ -58,6 +58,10 @@ func (o *operators) GetTopology(_ context.Context, req *waypostv1.GetTopologyReq
 			places[anywhere]++
 		}
 		m := &waypostv1.TopologyHost{Name: &h.Name, Zone: &place.Zone, Rack: &place.Rack, Source: proto.String(string(place.Source))}
+		hl := c.lanes.host(h.Name)
+		hl.mu.Lock()
+		m.Numa = proto.String(numaNote(hl.report))
+		hl.mu.Unlock()
 		for _, w := range workers {
 			if hostOf(w.Name) == h.Name && w.Transfer != nil && w.Transfer.Connector != "" {
 				m.Pulls = append(m.Pulls, w.Name)
@@ -250,4 +254,34 @@ func selected(workers []*placement.Worker, name string) (out []*placement.Worker
 		}
 	}
 	return out
+}
+
+// numaNote says where GPUs and network cards hang within a host. No price rests
+// on it: what pairs of workers reach is measured, and a node that is not known
+// is not taken for a near one.
+func numaNote(r *waypostv1.HostReport) string {
+	var known, unknown []string
+	add := func(what string, node *uint32) {
+		if node == nil {
+			unknown = append(unknown, what)
+		} else {
+			known = append(known, fmt.Sprintf("%s %d", what, *node))
+		}
+	}
+	for _, g := range r.GetGpus() {
+		add(fmt.Sprintf("GPU %d", g.GetIndex()), g.NumaNode)
+	}
+	if len(known)+len(unknown) == 0 {
+		return ""
+	}
+	for _, i := range r.GetFacts().GetInterfaces() {
+		add(i.GetName(), i.NumaNode)
+	}
+	switch {
+	case len(known) == 0:
+		return "NUMA nodes unknown"
+	case len(unknown) == 0:
+		return "NUMA nodes: " + strings.Join(known, ", ")
+	}
+	return "NUMA nodes: " + strings.Join(known, ", ") + "; unknown: " + strings.Join(unknown, ", ")
 }

@@ -69,3 +69,24 @@ func TestTopology(t *testing.T) {
 		t.Errorf("over HTTP: %s", b)
 	}
 }
+
+// Nodes that are not known are said to be so, and placing goes on.
+func TestTOP04NUMANote(t *testing.T) {
+	gpu := func(i uint32, node *uint32) *waypostv1.Gpu { return &waypostv1.Gpu{Index: &i, NumaNode: node} }
+	eth := func(node *uint32) *waypostv1.HostFacts {
+		return &waypostv1.HostFacts{Interfaces: []*waypostv1.NetworkInterface{{Name: proto.String("eth0"), NumaNode: node}}}
+	}
+	for want, r := range map[string]*waypostv1.HostReport{
+		"":                                     {Facts: eth(proto.Uint32(0))},
+		"NUMA nodes unknown":                   {Facts: eth(nil), Gpus: []*waypostv1.Gpu{gpu(0, nil), gpu(1, nil)}},
+		"NUMA nodes: GPU 0 0, GPU 1 1, eth0 1": {Facts: eth(proto.Uint32(1)), Gpus: []*waypostv1.Gpu{gpu(0, proto.Uint32(0)), gpu(1, proto.Uint32(1))}},
+		"NUMA nodes: GPU 0 0; unknown: eth0":   {Facts: eth(nil), Gpus: []*waypostv1.Gpu{gpu(0, proto.Uint32(0))}},
+	} {
+		if got := numaNote(r); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+	if got := numaNote(nil); got != "" {
+		t.Errorf("of a host that reported nothing: %q", got)
+	}
+}

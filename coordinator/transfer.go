@@ -195,30 +195,54 @@ func (a *awaitedPull) seen(firstTokenMs float64) (wireMs float64, ok bool) {
 	return max(wireMs, a.wireMs/10), true
 }
 
-// outcome takes what a placement really reused, and whether it was served; it
-// returns the pair if that switched it on or off. firstTokenMs is NaN if the
+// seenTransfer is what became of a transfer that was asked for. Bytes are 0 if
+// its time tells nothing of the link.
+type seenTransfer struct {
+	pair          placement.Pair
+	confirmed     bool
+	bytes, wireMs float64
+	others        int
+}
+
+// outcome takes what a placement really reused, and whether it was served. It
+// returns what that tells of a transfer; nil: nothing. firstTokenMs is NaN if the
 // report does not tell it.
-func (t *transfers) outcome(now time.Time, id string, done bool, cachedTokens int, firstTokenMs float64) (pair placement.Pair, switched, off bool) {
+func (t *transfers) outcome(id string, done bool, cachedTokens int, firstTokenMs float64) *seenTransfer {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	a, ok := t.awaited[id]
 	if !ok || !done || cachedTokens < 0 {
-		return pair, false, false
+		return nil
 	}
 	delete(t.awaited, id)
-	nowMs := t.ms(now)
-	confirmed := cachedTokens >= a.least
-	if wireMs, ok := a.seen(firstTokenMs); ok && confirmed {
-		t.rates.Note(nowMs, a.link, a.pair, a.bytes, wireMs, a.others)
-		if s, ok := t.rates.OfPair(nowMs, a.pair); ok {
+	seen := &seenTransfer{pair: a.pair, confirmed: cachedTokens >= a.least, others: a.others}
+	if wireMs, ok := a.seen(firstTokenMs); ok && seen.confirmed {
+		seen.bytes, seen.wireMs = a.bytes, wireMs
+	}
+	return seen
+}
+
+// learn takes what became of a transfer at a moment, here or at another
+// coordinator; it reports whether that switched the pair on or off.
+func (t *transfers) learn(nowMs, atMs float64, seen *seenTransfer) (switched, off bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if seen.bytes > 0 {
+		link := ""
+		if t.file != nil {
+			way := wayOf(t.file, hostOf(seen.pair.From), hostOf(seen.pair.To))
+			link = way.Link
+		}
+		t.rates.Note(atMs, link, seen.pair, seen.bytes, seen.wireMs, seen.others)
+		if s, ok := t.rates.OfPair(nowMs, seen.pair); ok {
 			t.fastest = max(t.fastest, s.BytesPerMs)
 		}
-		if s, ok := t.rates.OfLink(nowMs, a.link); ok {
+		if s, ok := t.rates.OfLink(nowMs, link); ok {
 			t.fastest = max(t.fastest, s.BytesPerMs)
 		}
 	}
-	switched = t.book.Outcome(nowMs, a.pair, confirmed)
-	return a.pair, switched, t.book.Off(nowMs, a.pair)
+	switched = t.book.Outcome(atMs, seen.pair, seen.confirmed)
+	return switched, t.book.Off(nowMs, seen.pair)
 }
 
 // pullPlan puts the pull of a decision into the API's words; nil: nothing is
@@ -351,10 +375,9 @@ func (c *Coordinator) ask(w *work, now time.Time, request *placement.Request, ca
 	request.MaxTransferMs = 0
 	if pool, ok := file.Pool(request.Pool); ok {
 		stay = pool.StayIn.Value
-		if ttft, ok := pool.TTFT.Get(); ok {
-			// Nobody has headroom who waits longer than the pool's first token may.
+		if limit := headroomMs(w.ask.Policy, pool); limit != w.ask.Policy.HeadroomMs {
 			w.policy = *w.ask.Policy
-			w.policy.HeadroomMs = ms(ttft)
+			w.policy.HeadroomMs = limit
 			w.ask.Policy = &w.policy
 		}
 		request.MaxTransferMs = maxTransferMs(pool)
@@ -389,14 +412,16 @@ func (p *placements) match(w *work) (deepest int) {
 		if g.Unverified {
 			return // its boundary is not its pool's
 		}
-		m := placement.Match{Tokens: int(g.Tokens), GPUTokens: int(g.GPUTokens), HostTokens: int(g.HostTokens), Predicted: g.Predicted}
+		// What lies behind what is known of a text belongs to another prompt.
+		sure := w.prompt.sure
+		m := placement.Match{Tokens: min(int(g.Tokens), sure), GPUTokens: min(int(g.GPUTokens), sure), HostTokens: min(int(g.HostTokens), sure), Predicted: g.Predicted}
 		for id := range g.Workers.All {
 			m.Worker = placement.WorkerID(id)
 			w.ask.Matches = append(w.ask.Matches, m)
 		}
 	})
 	w.ask.Matches = p.c.sketches.credit(p.c.fleet, &w.prompt.probe, w.ask.Matches)
-	p.c.fleet.Reusable(w.ask.Matches, w.prompt.tokens)
+	p.c.fleet.Reusable(w.ask.Matches, w.prompt.tokens, w.prompt.probe.At)
 	for i := range w.ask.Matches {
 		deepest = max(deepest, w.ask.Matches[i].Tokens)
 	}

@@ -117,13 +117,15 @@ func TestPullsAreFollowed(t *testing.T) {
 		t.Errorf("%d under way after their time", p.UnderWay)
 	}
 	tr.begin(at(100), "unsaid", d, candidates, &policy, 4096, sit)
-	if _, switched, _ := tr.outcome(at(101), "unsaid", true, placement.Unknown, math.NaN()); switched {
+	if tr.outcome("unsaid", true, placement.Unknown, math.NaN()) != nil {
 		t.Error("an outcome without a count judged the pair")
 	}
 	for i, id := range []string{"a", "b", "c"} {
-		pair, switched, off := tr.outcome(at(200+i), id, true, 512, math.NaN())
-		if last := id == "c"; switched != last || off != last || pair.From != from.Name || pair.To != to.Name {
-			t.Errorf("outcome %s: %v switched %v off %v", id, pair, switched, off)
+		seen := tr.outcome(id, true, 512, math.NaN())
+		nowMs := tr.ms(at(200 + i))
+		switched, off := tr.learn(nowMs, nowMs, seen)
+		if last := id == "c"; switched != last || off != last || seen.pair.From != from.Name || seen.pair.To != to.Name {
+			t.Errorf("outcome %s: %+v switched %v off %v", id, seen, switched, off)
 		}
 	}
 	if p := tr.path(300, from, to, registry.StayInNone); !p.Off {
@@ -132,7 +134,7 @@ func TestPullsAreFollowed(t *testing.T) {
 	if p := tr.path(300, to, from, registry.StayInNone); p.Off {
 		t.Error("the other direction is off as well")
 	}
-	if _, switched, _ := tr.outcome(at(400), "a", true, 4096, math.NaN()); switched {
+	if tr.outcome("a", true, 4096, math.NaN()) != nil {
 		t.Error("a second outcome counted")
 	}
 }
@@ -156,7 +158,7 @@ func TestBandwidthIsMeasured(t *testing.T) {
 			Partner: -1, Pull: placement.Pull{Note: placement.PullTaken, Tokens: 4000, TransferMs: transfer, BytesPerMs: path.BytesPerMs},
 		}}}
 		tr.begin(at(s), id, d, []placement.Candidate{{Worker: to, Paths: []placement.Path{path}}}, &policy, 4096, sit)
-		tr.outcome(at(s+9), id, true, 4000, firstTokenMs)
+		tr.learn(tr.ms(at(s+9)), tr.ms(at(s+9)), tr.outcome(id, true, 4000, firstTokenMs))
 	}
 	took := policy.TransferSetupMs + .02 + bytes/slow
 	for i := range placement.MeasuredTransfers {
@@ -303,5 +305,18 @@ func TestTenantsAreJudged(t *testing.T) {
 	}
 	if r := judge("team-a", 500); r.TenantFull != "" || f.TenantTokens("team-a") != 0 {
 		t.Errorf("after the end: %q, %d tokens", r.TenantFull, f.TenantTokens("team-a"))
+	}
+	// Who names no tenant and who names the default one are the same tenant.
+	if file, err = registry.ParseFleet("fleet.toml", "[[tenant]]\nname = \"default\"\nmax_inflight_tokens = 1000\n"); err != nil {
+		t.Fatal(err)
+	}
+	claim.Key, claim.Placement = fleet.RequestKey{ID: "r2"}, "y"
+	if _, _, _, err := f.Claim(started, claim); err != nil {
+		t.Fatal(err)
+	}
+	for _, tenant := range []string{"", registry.DefaultTenant} {
+		if r := judge(tenant, 500); r.TenantFull != "tenant default has 600 prompt tokens under way, max_inflight_tokens is 1000" {
+			t.Errorf("tenant %q with 600 of the default tenant's under way: %q", tenant, r.TenantFull)
+		}
 	}
 }

@@ -12,8 +12,7 @@ import (
 // topology, tenants, events, the truth of a view and the identity of blocks, by
 // the names that they are listed under, and the tests that show what is done
 // about each. IDN-02 (a block size that is configured and not used) cannot be:
-// only the engine tells it. TOP-04 (NUMA nodes that are not known) is about a
-// part that does not exist yet: no price rests on NUMA.
+// only the engine tells it.
 var faults = []struct {
 	name string
 	// tests are a package's directory and a test in it.
@@ -34,7 +33,7 @@ var faults = []struct {
 	{"HOT-04", [][2]string{{"coordinator/placement", "TestHOT04AllOverLimit"}}},
 	{"HOT-05", [][2]string{{"coordinator/placement", "TestNextBestHolder"}}},
 	{"HOT-06", [][2]string{{"coordinator/placement", "TestHOT06NewWorkerIsBroughtIn"}}},
-	{"HOT-07", [][2]string{{"coordinator/placement", "TestHOT07DecidingTermIsNamed"}, {"coordinator/explain", "TestSummaryAndPart"}}},
+	{"HOT-07", [][2]string{{"coordinator/placement", "TestHOT07DecidingTermIsNamed"}, {"coordinator", "TestHOT07BypassedCacheIsShown"}, {"coordinator/explain", "TestSummaryAndPart"}}},
 	{"HOT-10", [][2]string{{"coordinator/placement", "TestCacheDecidesAmongEquals"}}},
 	{"WRK-01", [][2]string{{"agent/queue", "TestStalled"}, {"testbed/cluster", "TestStalledEngine"}}},
 	{"WRK-02", [][2]string{{"agent/queue", "TestStalled"}, {"testbed/cluster", "TestStalledEngine"}}},
@@ -49,6 +48,7 @@ var faults = []struct {
 	{"TOP-01", [][2]string{{"coordinator/registry", "TestPathBetween"}}},
 	{"TOP-02", [][2]string{{"coordinator/placement", "TestPriceTransfer"}}},
 	{"TOP-03", [][2]string{{"coordinator/placement", "TestTOP03SwitchPoint"}}},
+	{"TOP-04", [][2]string{{"agent/host", "TestTOP04UnknownNUMANodes"}, {"coordinator", "TestTOP04NUMANote"}}},
 	{"TOP-06", [][2]string{{"coordinator/placement", "TestTOP06SlowPairCostsMore"}}},
 	{"TEN-01", [][2]string{{"testbed/cluster", "TestSaltsAndAdaptersAreDomainsOfTheirOwn"}}},
 	{"TEN-02", [][2]string{{"testbed/cluster", "TestSaltsAndAdaptersAreDomainsOfTheirOwn"}, {"coordinator/registry", "TestSaltsBelongToTheirTenant"}}},
@@ -71,7 +71,7 @@ var faults = []struct {
 	{"TRU-04", [][2]string{{"agent/engine/vllm", "TestRestartByStartTime"}, {"testbed/cluster", "TestEngineRestart"}}},
 	{"TRU-05", [][2]string{{"agent/engine/kvevents", "TestTRU05UnknownTierIsNotGPU"}}},
 	{"TRU-06", [][2]string{{"agent/blocktable", "TestTRU06OnlyTheUnbrokenRunCounts"}}},
-	{"TRU-07", [][2]string{{"coordinator/outcome", "TestResyncIsBounded"}, {"coordinator", "TestDistrustAsksForAllOfAView"}}},
+	{"TRU-07", [][2]string{{"gossip/accuracy", "TestTrustFallsWithErrorsAndReturns"}, {"coordinator", "TestDistrustAsksForAllOfAView"}}},
 	{"TRU-10", [][2]string{{"testbed/cluster", "TestAgentRestart"}}},
 	{"TRU-11", [][2]string{{"coordinator", "TestDistrustAsksForAllOfAView"}, {"agent/engine/vllm", "TestResync"}}},
 	{"IDN-01", [][2]string{{"agent/blocktable", "TestIDN01TokensNotBlocks"}}},

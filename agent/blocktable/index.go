@@ -1,24 +1,19 @@
 package blocktable
 
 // index is an open-addressed set of node ids by a 32-bit key of the node, in
-// Robin Hood order: along a probe the entries farthest from home come first.
-// A slot holds an id in its low 24 bits, above it 4 bits of the key, so that a
-// probe seldom touches a node that is not the one sought, and above those the
-// entry's distance from home, so that insertion and removal shift entries
-// without touching their nodes. In a large table each touch is a cache miss.
+// Robin Hood order: along a probe the entries farthest from home come first, and
+// those of equal key side by side. A slot holds the key above and the id below,
+// 0 if it is free, so that probes, insertions and removals need no node but the
+// sought one: in a large table each is a cache miss.
 type index struct {
-	slots     []uint32
-	count     int
-	byContent bool // by node.print, else by node.hash
+	slots []uint64
+	count int
 }
 
-const (
-	idMask        = 1<<24 - 1
-	indexMinSlots = 64
-)
+const indexMinSlots = 64
 
-func newIndex(expect int, byContent bool) index {
-	return index{slots: make([]uint32, max(indexMinSlots, expect+expect/3+1)), byContent: byContent}
+func newIndex(expect int) index {
+	return index{slots: make([]uint64, max(indexMinSlots, expect+expect/3+1))}
 }
 
 // hashKey spreads an engine hash; engines of tests and old versions use small
@@ -33,96 +28,112 @@ func (x *index) home(key uint32) int {
 	return int(uint64(key) * uint64(len(x.slots)) >> 32)
 }
 
-func (x *index) keyOf(s *nodes, id uint32) uint32 {
-	if x.byContent {
-		return s.at(id).print
+func (x *index) next(i int) int {
+	if i++; i == len(x.slots) {
+		return 0
 	}
-	return hashKey(s.at(id).hash)
+	return i
 }
 
-// insert adds an id that is not in the set.
-func (x *index) insert(s *nodes, id uint32) {
-	if (x.count+1)*4 > len(x.slots)*3 {
-		x.grow(s)
-	}
-	x.count++
-	x.place(s, x.keyOf(s, id), id)
-}
-
-// farDistance stands for itself and every greater distance.
-const farDistance = 15
-
-func slotOf(distance int, tag, id uint32) uint32 {
-	return uint32(min(distance, farDistance))<<28 | tag<<24 | id
-}
-
-func tagOf(key uint32) uint32 { return key & 15 }
+func slotOf(key, id uint32) uint64 { return uint64(key)<<32 | uint64(id) }
+func keyIn(slot uint64) uint32     { return uint32(slot >> 32) }
+func idIn(slot uint64) uint32      { return uint32(slot) }
 
 // distance is how far the entry v at slot i is from its home.
-func (x *index) distance(s *nodes, i int, v uint32) int {
-	if d := int(v >> 28); d < farDistance {
-		return d
-	}
-	d := i - x.home(x.keyOf(s, v&idMask))
+func (x *index) distance(i int, v uint64) int {
+	d := i - x.home(keyIn(v))
 	if d < 0 {
 		d += len(x.slots)
 	}
 	return d
 }
 
-func (x *index) place(s *nodes, key, id uint32) {
-	i, d, tag := x.home(key), 0, tagOf(key)
+// find gives the first id of a key at or after slot i, which is d slots from the
+// key's home, and its distance; id 0: there is none.
+func (x *index) find(key uint32, d int) (id uint32, at int) {
+	i := x.home(key) + d
+	if i >= len(x.slots) {
+		i -= len(x.slots)
+	}
+	for {
+		v := x.slots[i]
+		if keyIn(v) == key && v != 0 {
+			return idIn(v), d
+		}
+		// An entry nearer its home than this probe: the sought one would have
+		// taken the slot.
+		if v == 0 || x.distance(i, v) < d {
+			return 0, d
+		}
+		i = x.next(i)
+		d++
+	}
+}
+
+// insert adds an id that is not in the set, unless it holds most others of the
+// same key. It reports whether it did.
+func (x *index) insert(key, id uint32, most int) bool {
+	if (x.count+1)*4 > len(x.slots)*3 {
+		x.grow()
+	}
+	if !x.place(slotOf(key, id), most) {
+		return false
+	}
+	x.count++
+	return true
+}
+
+func (x *index) place(entry uint64, most int) bool {
+	i, d, twins := x.home(keyIn(entry)), 0, 0
 	for {
 		v := x.slots[i]
 		if v == 0 {
-			x.slots[i] = slotOf(d, tag, id)
-			return
+			x.slots[i] = entry
+			return true
 		}
-		if vd := x.distance(s, i, v); vd < d {
-			x.slots[i] = slotOf(d, tag, id)
-			d, tag, id = vd, v>>24&15, v&idMask
+		if keyIn(v) == keyIn(entry) {
+			if twins++; twins == most {
+				return false
+			}
+		}
+		// All of the entry's own key lie before the first one that it displaces.
+		if vd := x.distance(i, v); vd < d {
+			x.slots[i] = entry
+			entry, d, most = v, vd, 0
 		}
 		d++
-		if i++; i == len(x.slots) {
-			i = 0
-		}
+		i = x.next(i)
 	}
 }
 
-func (x *index) grow(s *nodes) {
+func (x *index) grow() {
 	old := x.slots
-	x.slots = make([]uint32, len(old)+len(old)/2)
+	x.slots = make([]uint64, len(old)+len(old)/2)
 	for _, v := range old {
 		if v != 0 {
-			id := v & idMask
-			x.place(s, x.keyOf(s, id), id)
+			x.place(v, 0)
 		}
 	}
 }
 
-// remove takes out an id that is in the set.
-func (x *index) remove(s *nodes, id uint32) {
-	i := x.home(x.keyOf(s, id))
-	for x.slots[i]&idMask != id {
+// remove takes out an id of a key, if it is in the set.
+func (x *index) remove(key, id uint32) {
+	i, sought := x.home(key), slotOf(key, id)
+	for x.slots[i] != sought {
 		if x.slots[i] == 0 {
 			return
 		}
-		if i++; i == len(x.slots) {
-			i = 0
-		}
+		i = x.next(i)
 	}
 	x.count--
 	for {
-		j := i + 1
-		if j == len(x.slots) {
-			j = 0
-		}
+		j := x.next(i)
 		v := x.slots[j]
-		if v>>28 == 0 { // empty or at home
+		if v == 0 || x.distance(j, v) == 0 {
 			x.slots[i] = 0
 			return
 		}
-		x.slots[i] = slotOf(x.distance(s, j, v)-1, v>>24&15, v&idMask)
+		x.slots[i] = v
 		i = j
 	}
 }
@@ -135,76 +146,47 @@ func (x *index) reset() {
 // findHash gives the node with an engine hash, or 0.
 func (t *Table) findHash(h uint64) uint32 {
 	key := hashKey(h)
-	x := &t.byHash
-	i, sought := x.home(key), tagOf(key)
-	for d := uint32(0); ; d++ {
-		v := x.slots[i]
-		// An entry nearer its home than this probe: the sought one would
-		// have taken the slot.
-		if v == 0 || v>>28 < min(d, farDistance) {
-			return 0
-		}
-		if v>>24&15 == sought {
-			if id := v & idMask; t.nodes.at(id).hash == h {
-				return id
-			}
-		}
-		if i++; i == len(x.slots) {
-			i = 0
+	for id, d := t.byHash.find(key, 0); id != 0; id, d = t.byHash.find(key, d+1) {
+		if t.nodes.at(id).hash == h {
+			return id
 		}
 	}
+	return 0
 }
 
 // appendAttached appends the attached children of parent that hold exactly the
 // tokens: none, one, or twins. Tokens are compared, so a tenant who can make
 // fingerprints collide gains nothing.
 func (t *Table) appendAttached(dst []uint32, parent uint32, class uint8, tokens []uint32) []uint32 {
+	first := t.nodes.at(parent).first
+	if first == 0 {
+		return dst
+	}
+	n := t.nodes.at(first)
+	if n.flags&(flagUnlisted|flagAttached) == flagUnlisted|flagAttached && t.holds(n, class, tokens) {
+		dst = append(dst, first)
+	}
+	if n.flags&flagUnlisted != 0 && n.next == 0 {
+		return dst // the only child
+	}
 	key := t.contentKey(parent, tokens)
-	x := &t.byContent
-	i, sought := x.home(key), tagOf(key)
-	for d := uint32(0); ; d++ {
-		v := x.slots[i]
-		if v == 0 || v>>28 < min(d, farDistance) {
-			return dst
-		}
-		if v>>24&15 == sought {
-			id := v & idMask
-			n := t.nodes.at(id)
-			if n.print == key && n.parent == parent && n.class == class && n.flags&flagAttached != 0 &&
-				equalTokens(t.slabs[class].at(n.slot), tokens) {
-				dst = append(dst, id)
-			}
-		}
-		if i++; i == len(x.slots) {
-			i = 0
+	for id, d := t.byContent.find(key, 0); id != 0; id, d = t.byContent.find(key, d+1) {
+		if n := t.nodes.at(id); n.parent == parent && n.flags&flagAttached != 0 && t.holds(n, class, tokens) {
+			dst = append(dst, id)
 		}
 	}
+	return dst
+}
+
+// holds says whether a linked node holds exactly the tokens.
+func (t *Table) holds(n *node, class uint8, tokens []uint32) bool {
+	return n.class == class && equalTokens(t.slabs[class].at(n.slot), tokens)
 }
 
 // maxTwins bounds the blocks of equal content below one parent that are found
-// by content. An engine has a few when it reloads an adapter; one that gives
+// by content, a first child not counted. An engine has a few when it reloads an adapter; one that gives
 // every copy a new hash would otherwise make one endless probe of the index.
 const maxTwins = 32
-
-// crowded says whether the index by content holds maxTwins entries of a key.
-func (t *Table) crowded(key uint32) bool {
-	x := &t.byContent
-	i, sought, twins := x.home(key), tagOf(key), 0
-	for d := uint32(0); ; d++ {
-		v := x.slots[i]
-		if v == 0 || v>>28 < min(d, farDistance) {
-			return false
-		}
-		if v>>24&15 == sought && t.nodes.at(v&idMask).print == key {
-			if twins++; twins == maxTwins {
-				return true
-			}
-		}
-		if i++; i == len(x.slots) {
-			i = 0
-		}
-	}
-}
 
 func equalTokens(a, b []uint32) bool {
 	if len(a) != len(b) {

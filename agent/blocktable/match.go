@@ -27,7 +27,7 @@ func (t *Table) Match(tokens []uint32, adapter, salt string) int {
 // counts.
 func (t *Table) reuse(cur uint32, depth int, tokens []uint32) (longest int) {
 	for {
-		var room [maxTwins]uint32
+		var room [maxTwins + 1]uint32
 		twins := room[:0]
 		for _, class := range t.longestFirst {
 			length := t.slabs[class].length

@@ -6,7 +6,7 @@ const (
 	pageShift = 12
 	pageNodes = 1 << pageShift
 
-	// maxNodes is bounded by the 24 bits that the indices keep of a node's id.
+	// maxNodes bounds the memory that a table can come to, about two gigabytes.
 	maxNodes = 1<<24 - 1
 )
 
@@ -19,7 +19,7 @@ const (
 	flagResident                   // every required group holds a copy
 	flagAttached                   // this node and its ancestors are resident
 	flagUsable                     // a match may end here
-	flagUnlisted                   // not in the index by content
+	flagUnlisted                   // not in the index by content; see link
 )
 
 // node is one block the engine named, or a root. It is one cache line with
@@ -34,7 +34,7 @@ type node struct {
 	prev   uint32 // previous sibling
 	end    uint32 // depth in tokens after the block; of attached nodes
 	slot   uint32 // of the tokens in the slab of class
-	print  uint32 // fingerprint of parent and tokens
+	print  uint32 // fingerprint of parent and tokens; 0 if unlisted
 	domain uint16 // of roots and attached nodes
 	class  uint8  // index into slabs
 	flags  uint8
@@ -81,14 +81,19 @@ func (s *nodes) reset() {
 	s.free, s.made, s.live = 0, 0, 0
 }
 
-// addChild puts id in front of parent's children.
+// addChild adds id to parent's children. The first one stays the first.
 func (s *nodes) addChild(parent, id uint32) {
 	p, n := s.at(parent), s.at(id)
-	n.parent, n.prev, n.next = parent, 0, p.first
-	if p.first != 0 {
-		s.at(p.first).prev = id
+	n.parent, n.prev, n.next = parent, p.first, 0
+	if p.first == 0 {
+		p.first = id
+		return
 	}
-	p.first = id
+	first := s.at(p.first)
+	if n.next = first.next; n.next != 0 {
+		s.at(n.next).prev = id
+	}
+	first.next = id
 }
 
 // dropChild takes id out of its parent's children.

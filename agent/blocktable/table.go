@@ -63,7 +63,7 @@ type Table struct {
 
 	nodes        nodes
 	byHash       index // named blocks
-	byContent    index // linked blocks that are not opaque
+	byContent    index // linked blocks that are not flagUnlisted
 	slabs        []*slab
 	longestFirst []uint8 // classes
 
@@ -85,6 +85,7 @@ type Table struct {
 	attached        int
 
 	scratch []uint32
+	asked   uint64 // keeps the loads of askNames and askRemoved from being left out
 	stats   Stats
 	history *History // nil: nobody remembers
 }
@@ -105,8 +106,8 @@ func New(o Options) *Table {
 		maxBlocks: o.MaxBlocks,
 		domainOf:  make(map[prefix.Domain]uint16),
 		// Index 0 of nodes is none; its page comes with the first node.
-		byHash:    newIndex(o.ExpectBlocks, false),
-		byContent: newIndex(o.ExpectBlocks, true),
+		byHash:    newIndex(o.ExpectBlocks),
+		byContent: newIndex(0),
 		rank:      rankNone,
 	}
 	if t.maxBlocks <= 0 {
@@ -279,32 +280,35 @@ func (t *Table) storeChain(g *group, e *Event, class uint8) {
 	above := t.parentOf(e)
 	parent, size := above, int(e.BlockTokens)
 	var last uint32
-	for i, h := range e.Hashes {
-		id := t.findHash(h)
-		if id == 0 {
-			if id = t.newNamed(h, true); id == 0 {
-				t.stats.Refused += uint64(len(e.Hashes) - i)
-				break
-			}
+	for from := 0; from < len(e.Hashes); {
+		var room [aheadBlocks]uint32
+		ids := t.nameNext(e.Hashes[from:], &room)
+		if len(ids) == 0 {
+			t.stats.Refused += uint64(len(e.Hashes) - from)
+			break
 		}
-		n := t.nodes.at(id)
-		switch {
-		case parent == 0:
-		case n.flags&flagLinked == 0:
-			opaque := i < len(e.Marks) && e.Marks[i] != 0
-			tokens := e.Tokens[i*size : (i+1)*size]
-			if t.history != nil && !opaque {
-				var room [maxTwins]uint32
-				t.history.storedOtherwise(t.appendAttached(room[:0], parent, class, tokens))
+		for k, id := range ids {
+			i := from + k
+			n := t.nodes.at(id)
+			switch {
+			case parent == 0:
+			case n.flags&flagLinked == 0:
+				opaque := i < len(e.Marks) && e.Marks[i] != 0
+				tokens := e.Tokens[i*size : (i+1)*size]
+				if t.history != nil && !opaque {
+					var room [maxTwins + 1]uint32
+					t.history.storedOtherwise(t.appendAttached(room[:0], parent, class, tokens))
+				}
+				t.link(id, parent, class, tokens, opaque)
+			case n.parent != parent:
+				t.stats.Conflicts++
+			case n.flags&flagAttached != 0 && g.medium == MediumGPU:
+				t.history.storedAgain(id, false)
 			}
-			t.link(id, parent, class, tokens, opaque)
-		case n.parent != parent:
-			t.stats.Conflicts++
-		case n.flags&flagAttached != 0 && g.medium == MediumGPU:
-			t.history.storedAgain(id, false)
+			t.addCopy(g, id)
+			parent, last = id, id
 		}
-		t.addCopy(g, id)
-		parent, last = id, id
+		from += len(ids)
 	}
 	if last != 0 && t.nodes.at(last).flags&flagAttached != 0 {
 		t.listener.StoreEnded(last)
@@ -312,6 +316,27 @@ func (t *Table) storeChain(g *group, e *Event, class uint8) {
 	if above != 0 {
 		t.release(above)
 	}
+}
+
+// nameNext gives the nodes of the next blocks of a store, making those that are
+// new; none if there is no room for the first one.
+func (t *Table) nameNext(hashes []uint64, room *[aheadBlocks]uint32) []uint32 {
+	hashes = hashes[:min(len(hashes), aheadBlocks)]
+	if t.held+len(hashes) > t.maxBlocks {
+		hashes = hashes[:1] // each one may be the last: it counts when it has its copy
+	}
+	t.askNames(hashes)
+	ids := room[:0]
+	for _, h := range hashes {
+		id := t.findHash(h)
+		if id == 0 {
+			if id = t.newNamed(h, true); id == 0 {
+				break
+			}
+		}
+		ids = append(ids, id)
+	}
+	return ids
 }
 
 // parentOf gives the node that a store continues: a root, a named block, or a
@@ -371,12 +396,16 @@ func (t *Table) newNamed(h uint64, gpu bool) uint32 {
 	}
 	id := t.nodes.take()
 	t.nodes.at(id).hash = h
-	t.byHash.insert(&t.nodes, id)
+	t.byHash.insert(hashKey(h), id, 0)
 	return id
 }
 
 // link tells a named node its place and tokens. Orphans that waited for it
 // become part of the tree with it.
+//
+// A block that is the first one after another stays its first child and is found
+// there; nearly all are. Only the others, and those that begin prompts, of which
+// there are many beside each other, are in the index by content.
 func (t *Table) link(id, parent uint32, class uint8, tokens []uint32, opaque bool) {
 	n := t.nodes.at(id)
 	if parent == id || n.first != 0 && t.isBelow(parent, id) {
@@ -391,16 +420,24 @@ func (t *Table) link(id, parent uint32, class uint8, tokens []uint32, opaque boo
 	if opaque {
 		n.flags |= flagOpaque
 	}
-	n.print = t.contentKey(parent, tokens)
-	if opaque || t.crowded(n.print) {
+	if p := t.nodes.at(parent); opaque || p.first == 0 && p.flags&flagRoot == 0 || !t.list(id, parent, tokens) {
 		n.flags |= flagUnlisted
-	} else {
-		t.byContent.insert(&t.nodes, id)
 	}
 	t.nodes.addChild(parent, id)
 	if n.flags&flagResident != 0 {
 		t.tryAttach(id)
 	}
+}
+
+// list puts a node into the index by content. It reports false if there are
+// too many twins.
+func (t *Table) list(id, parent uint32, tokens []uint32) bool {
+	key := t.contentKey(parent, tokens)
+	if !t.byContent.insert(key, id, maxTwins) {
+		return false
+	}
+	t.nodes.at(id).print = key
+	return true
 }
 
 // isBelow says whether id is ancestor itself or has it above: an engine that
@@ -418,7 +455,10 @@ func (t *Table) isBelow(id, ancestor uint32) bool {
 func (t *Table) remove(e *Event) {
 	t.stats.BlocksRemoved += uint64(len(e.Hashes))
 	g := t.lookGroup(e)
-	for _, h := range e.Hashes {
+	for i, h := range e.Hashes {
+		if i%aheadBlocks == 0 {
+			t.askRemoved(e.Hashes[i:min(i+aheadBlocks, len(e.Hashes))])
+		}
 		id := t.findHash(h)
 		if id == 0 || g == nil || g.count(id) == 0 {
 			t.stats.UnknownRemovals++
@@ -525,7 +565,7 @@ func (t *Table) free(id uint32) {
 	if n.flags&flagLinked != 0 {
 		t.unlink(id)
 	}
-	t.byHash.remove(&t.nodes, id)
+	t.byHash.remove(hashKey(t.nodes.at(id).hash), id)
 	t.nodes.give(id)
 }
 
@@ -533,11 +573,12 @@ func (t *Table) free(id uint32) {
 func (t *Table) unlink(id uint32) {
 	n := t.nodes.at(id)
 	if n.flags&flagUnlisted == 0 {
-		t.byContent.remove(&t.nodes, id)
+		t.byContent.remove(n.print, id)
 	}
 	t.nodes.dropChild(id)
 	t.slabs[n.class].give(n.slot)
 	n.flags &^= flagLinked | flagOpaque | flagUnlisted
+	n.print = 0
 }
 
 // silent is the listener of a table that has none.

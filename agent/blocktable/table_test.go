@@ -481,6 +481,13 @@ func TestEqualBlocksUnderManyNames(t *testing.T) {
 	}
 }
 
+// twinOf stores under another hash what store calls by one.
+func twinOf(like, parent, hash uint64) *Event {
+	e := store(parent, like)
+	e.Hashes[0] = hash
+	return e
+}
+
 // Of equal blocks under two names, the one that leads further counts, whichever
 // was stored first.
 func TestMatchFollowsTwins(t *testing.T) {
@@ -489,6 +496,11 @@ func TestMatchFollowsTwins(t *testing.T) {
 	for name, events := range map[string][]*Event{
 		"below the first":  {store(0, 1), twin, store(1, 2, 3)},
 		"below the second": {store(0, 1), twin, store(7, 2, 3)},
+		// The first block after another is found from there, the others by content.
+		"one after another, the first":   {store(0, 1), store(1, 2), twinOf(2, 1, 8), store(2, 3)},
+		"one after another, the second":  {store(0, 1), store(1, 2), twinOf(2, 1, 8), store(8, 3)},
+		"the second when the first left": {store(0, 1), store(1, 2), twinOf(2, 1, 8), store(8, 3), remove(2)},
+		"the first, stored anew":         {store(0, 1), store(1, 2), twinOf(2, 1, 8), remove(2), store(1, 2), store(2, 3)},
 	} {
 		table := New(Options{})
 		apply(table, events...)

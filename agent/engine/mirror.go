@@ -30,6 +30,9 @@ type Mirror interface {
 	Reset()
 	// Blocks is the number of blocks that can be reused.
 	Blocks() int
+	// Idle are the slots that a request could name for what they are known to
+	// hold.
+	Idle() []ledger.IdleSlot
 }
 
 // MirrorSink is a Sink that drives mirrors. A Sink that is none leaves them

@@ -299,6 +299,7 @@ func (c *Collector) readInterfaces(ctx context.Context, f *Facts) error {
 			i.MTUBytes = &stat.MTU
 		}
 		i.BitsPerSec = c.lineRate(stat.Name)
+		i.NUMANode = c.numaNode("class", "net", stat.Name, "device", "numa_node")
 		f.Interfaces = append(f.Interfaces, i)
 	}
 	slices.SortFunc(f.Interfaces, func(a, b Interface) int { return strings.Compare(a.Name, b.Name) })
@@ -335,4 +336,36 @@ func (c *Collector) lineRate(name string) *float64 {
 		return nil
 	}
 	return new(float64(megabits) * 1e6)
+}
+
+// NUMANodeOf is the node that a PCI device hangs on; nil: unknown. NVML writes
+// the domain in eight digits, the kernel in four.
+func (c *Collector) NUMANodeOf(pciBusID string) *int {
+	domain, rest, ok := strings.Cut(strings.ToLower(pciBusID), ":")
+	if !ok {
+		return nil
+	}
+	if d, isLong := strings.CutPrefix(domain, "0000"); isLong && len(d) == 4 {
+		domain = d
+	}
+	return c.numaNode("bus", "pci", "devices", domain+":"+rest, "numa_node")
+}
+
+// numaNode reads a node below the kernel's tree of devices. The kernel says -1
+// where the firmware does not tell.
+func (c *Collector) numaNode(path ...string) *int {
+	for _, part := range path {
+		if strings.ContainsRune(part, '/') || part == ".." {
+			return nil
+		}
+	}
+	text, err := file(c.options.Sys, path...)
+	if err != nil {
+		return nil
+	}
+	node, err := strconv.ParseUint(text, 10, 16)
+	if err != nil {
+		return nil
+	}
+	return new(int(node))
 }

@@ -73,7 +73,7 @@ func TestCollect(t *testing.T) {
 			{Name: "../../etc", Addresses: []string{"10.4.0.1/16"}, MTUBytes: new(1500)},
 			{Name: "bond0", Addresses: []string{"10.2.0.11/16"}, MTUBytes: new(1500)},
 			{Name: "eth0", Addresses: []string{"10.0.0.11/16", "2001:db8::11/64"}, MTUBytes: new(9000), BitsPerSec: new(100e9)},
-			{Name: "ib0", Addresses: []string{"10.1.0.11/16"}, MTUBytes: new(4092), BitsPerSec: new(400e9)},
+			{Name: "ib0", Addresses: []string{"10.1.0.11/16"}, MTUBytes: new(4092), BitsPerSec: new(400e9), NUMANode: new(1)},
 			{Name: "old0", Addresses: []string{"10.3.0.11/16"}},
 		},
 	}
@@ -118,7 +118,7 @@ func TestCollectUnknown(t *testing.T) {
 		{name: "no sys", change: func(o *Options) { o.Sys = "testdata/nowhere" }, want: func(f *Facts) {
 			f.Interfaces = append([]Interface(nil), f.Interfaces...)
 			for i := range f.Interfaces {
-				f.Interfaces[i].BitsPerSec = nil
+				f.Interfaces[i].BitsPerSec, f.Interfaces[i].NUMANode = nil, nil
 			}
 		}},
 		{name: "no disk path", change: func(o *Options) { o.DiskPath = "" }, want: func(f *Facts) { f.DiskFreeBytes = nil }, missing: "disk: no path configured"},
@@ -314,5 +314,34 @@ func BenchmarkCollect(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		c.Collect(b.Context())
+	}
+}
+
+// A node that the firmware does not tell is unknown, and no name leads out of the
+// kernel's tree.
+func TestTOP04UnknownNUMANodes(t *testing.T) {
+	sys := t.TempDir()
+	for id, text := range map[string]string{"0000:1b:00.0": "0", "0000:3b:00.0": "-1", "0001:00:00.0": "3", "0000:5b:00.0": "many"} {
+		dir := filepath.Join(sys, "bus", "pci", "devices", id)
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, "numa_node"), []byte(text+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	o := fixture()
+	o.Sys = sys
+	c, err := New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for id, want := range map[string]*int{
+		"00000000:1B:00.0": new(0), "0000:1b:00.0": new(0), "00000001:00:00.0": new(3), "00000000:3B:00.0": nil, "00000000:5B:00.0": nil,
+		"00000000:7B:00.0": nil, "": nil, "x": nil, "0000:../../..": nil,
+	} {
+		if diff := cmp.Diff(want, c.NUMANodeOf(id)); diff != "" {
+			t.Errorf("%q: %s", id, diff)
+		}
 	}
 }

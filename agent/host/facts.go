@@ -35,4 +35,6 @@ type Interface struct {
 	BitsPerSec *float64
 	// MTUBytes is the maximum transmission unit.
 	MTUBytes *int
+	// NUMANode is the node it hangs on; nil: unknown, as in many virtual machines.
+	NUMANode *int
 }

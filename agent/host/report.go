@@ -35,7 +35,7 @@ func (f *Facts) Proto() *waypostv1.HostFacts {
 	for i := range f.Interfaces {
 		n := &f.Interfaces[i]
 		p.Interfaces = append(p.Interfaces, &waypostv1.NetworkInterface{
-			Name: &n.Name, Addresses: n.Addresses, BitsPerSec: n.BitsPerSec, MtuBytes: convert[uint32](n.MTUBytes),
+			Name: &n.Name, Addresses: n.Addresses, BitsPerSec: n.BitsPerSec, MtuBytes: convert[uint32](n.MTUBytes), NumaNode: convert[uint32](n.NUMANode),
 		})
 	}
 	return p

@@ -123,6 +123,18 @@ func (c *claim) tipTokens() int {
 // leave takes a claim out of the queue at a moment.
 func (c *claim) leave(atMs float64, why over) { c.overMs, c.why = max(atMs, c.madeMs), why }
 
+// noteStores learns from a claim that leaves the queue whether stores name the
+// keys that claims have.
+func (l *claims) noteStores(c *claim) {
+	switch {
+	case len(c.keys) == 0:
+	case !math.IsNaN(c.startedMs):
+		blend(&l.storesSeen, 1, perRequest)
+	case !math.IsNaN(l.storesSeen):
+		l.storesSeen -= perRequest * l.storesSeen
+	}
+}
+
 // holding is a claim that holds a key at a depth.
 type holding struct {
 	c     *claim
@@ -143,6 +155,13 @@ type claims struct {
 	// claim in order that was served. They outlive the claims.
 	anchorMs     float64
 	newestServed *claim
+	// foreignMs is when a step that computed a prompt nobody explains was last
+	// seen to end, foreignGoesOn says that more of the prompt is to come.
+	foreignMs     float64
+	foreignGoesOn bool
+	// storesSeen is the share of claims with keys whose stores were seen before
+	// they left the queue; NaN: none was yet.
+	storesSeen float64
 	// evidenceMs is when evidence last matched a claim of this engine life.
 	evidenceMs float64
 }
@@ -155,7 +174,8 @@ func (l *claims) init() {
 }
 
 func (l *claims) forgetEvidence() {
-	l.anchorMs, l.evidenceMs = math.Inf(-1), math.Inf(-1)
+	l.anchorMs, l.evidenceMs, l.foreignMs = math.Inf(-1), math.Inf(-1), math.Inf(-1)
+	l.foreignGoesOn, l.storesSeen = false, math.NaN()
 	l.newestServed = nil
 	l.early = early{}
 }

@@ -19,6 +19,13 @@
 // speed is learnt from the time that prefills take; see ledger.Speeds. What the
 // engine does not tell stays unknown in the report; it is never taken as zero.
 //
+// Counters see a foreign prompt late or never. Stores that no claim explains
+// show it at the end of each of its steps: what is open was not computed
+// meanwhile, and a full step means that more of it follows.
+//
+// Of streams whose end nobody tells, the report has how many are expected to go
+// on: an answer may end with every token, its mean length is known or learnt.
+//
 // The state follows from the facts and not from the order they came in: claims
 // and marks that are lost, doubled, late or out of order do no harm, and
 // nothing outlives its time.

@@ -90,6 +90,9 @@ func (e *Estimator) replayEarly(nowMs float64, c *claim) {
 		s := &y.stores[i]
 		for j, k := range c.keys {
 			if k == s.Key {
+				if s.atMs >= e.ledger.foreignMs {
+					e.ledger.foreignGoesOn = false // it was this one
+				}
 				e.progress(c, s.atMs, int(c.depths[j]))
 				e.ledger.follow(c, k)
 			}
@@ -109,19 +112,50 @@ func (e *Estimator) replayEarly(nowMs float64, c *claim) {
 // name; what continues a known prompt or answer is evidence of it as well.
 func (e *Estimator) Stores(at time.Time, stores []Store) {
 	atMs := e.ms(at)
-	before := e.ledger.anchorMs
+	before := max(e.ledger.anchorMs, e.ledger.foreignMs)
 	var batch batchWork
 	for i := range stores {
 		e.store(atMs, &stores[i], &batch)
 	}
-	if batch.tokens > 0 {
+	switch {
+	case batch.foreign > 0:
+		e.foreignPrefill(atMs, &batch)
+	case batch.tokens > 0:
 		e.learnStep(&batch, before, atMs)
 	}
+}
+
+// nearlyFull is the share of a step's tokens above which it was full: the last
+// tokens of a prompt fill no block, and decoding streams take some.
+const nearlyFull = .9
+
+// leastSeen is the share of claims whose stores must be recognized before
+// others count as foreign.
+const leastSeen = .5
+
+// foreignPrefill takes that a step computed a prompt that no claim explains:
+// open claims were not computed meanwhile. If the step was full, that prompt
+// goes on. It says nothing where an open claim could not be recognized by its
+// stores: one without keys, or where keys do not match what engines store.
+func (e *Estimator) foreignPrefill(atMs float64, b *batchWork) {
+	l := &e.ledger
+	if e.facts.Unordered || atMs < l.foreignMs || !(l.storesSeen >= leastSeen) {
+		return
+	}
+	for _, c := range l.list {
+		if c.why == inQueue && len(c.keys) == 0 && c.madeMs <= atMs {
+			return
+		}
+	}
+	l.foreignMs = atMs
+	l.foreignGoesOn = b.tokens+b.foreign >= nearlyFull*float64(e.facts.StepTokens) && e.facts.StepTokens > 0
 }
 
 // batchWork is what one batch of stores computed of the claims.
 type batchWork struct {
 	tokens, attention float64
+	// foreign is the tokens of prompts that no claim explains.
+	foreign float64
 	// sinceMs is when the first of the claims was made.
 	sinceMs float64
 }
@@ -172,6 +206,9 @@ func (e *Estimator) store(atMs float64, s *Store, batch *batchWork) {
 	case owner == nil:
 		l.early.holdStore(atMs, atMs, s)
 		e.counts.ForeignStores++
+		if n := len(s.Points); n > 1 { // answers grow by single blocks
+			batch.foreign += float64(n * e.facts.BlockTokens)
+		}
 		return
 	}
 	to, _ := owner.left()
@@ -261,6 +298,9 @@ func (e *Estimator) served(c *claim, atMs float64, how firstBy) {
 	}
 	c.servedMs, c.estimated = atMs, how == estimated
 	c.leave(atMs, overServed)
+	if fresh && how == stored {
+		e.ledger.noteStores(c)
+	}
 	if how == estimated {
 		e.ledger.evidenceMs = max(e.ledger.evidenceMs, atMs)
 	} else {
@@ -279,6 +319,9 @@ func (e *Estimator) served(c *claim, atMs float64, how firstBy) {
 	for _, older := range l.list {
 		if !older.before(c) {
 			break
+		}
+		if older.why == inQueue && how == stored {
+			e.ledger.noteStores(older)
 		}
 		older.closeAt(c.servedByMs())
 	}

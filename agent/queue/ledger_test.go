@@ -250,6 +250,31 @@ func TestLearntPaceDropsNoClaimThatIsStillToldOf(t *testing.T) {
 	}
 }
 
+// Of streams whose end nobody tells, as many are reported as are expected to go
+// on: by time alone, and from a reading that is seconds old.
+func TestUntoldEndsAreExpected(t *testing.T) {
+	const streams, meanMs = 100, 1000.0
+	for _, age := range []float64{0, 500} { // of the reading; 0: there is none
+		e := newLedgerEstimator(t)
+		e.gapMs = 10
+		for i := range uint64(streams) {
+			claimAt(t, e, 0, 1, i+1, 100, func(o *ledger.Offer) { o.OutputTokens = meanMs / 10 })
+		}
+		last := e.ledger.list[streams-1]
+		e.Stores(atMs(1000), []Store{{Points: []Point{{Key: last.keys[len(last.keys)-1], DepthTokens: last.tipTokens()}}}})
+		now, want := 2000.0, streams*math.Exp(-1)
+		if age > 0 {
+			e.lag.set(age)
+			running := 64 // and not the 60.7 that were to be expected
+			e.Sample(Sample{At: atMs(now), Running: &running, Waiting: ptr(0)})
+			want = 64 - streams*(math.Exp(-.5)-math.Exp(-1))
+		}
+		if got := float64(*e.Load(atMs(now)).Live); math.Abs(got-want) > .5 {
+			t.Errorf("reading %v ms old: %v live a mean answer after the first token, want %.1f", age, got, want)
+		}
+	}
+}
+
 // 50 claims without requests: nothing is left of them after their own time,
 // one step and one reading; without counters after a minute.
 func TestClaimsWithoutRequestsEnd(t *testing.T) {

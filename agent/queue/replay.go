@@ -53,6 +53,17 @@ func (e *Estimator) foreignMs(steps *ledger.Steps) float64 {
 	return requests * e.meanClaimMs(steps)
 }
 
+// foreignRestMs is what is expected to be left, at the end of the newest step
+// seen, of a prompt that nobody explains: as little is known of it as at its
+// beginning.
+func (e *Estimator) foreignRestMs(steps *ledger.Steps) float64 {
+	l := &e.ledger
+	if !l.foreignGoesOn || l.foreignMs < l.anchorMs {
+		return 0
+	}
+	return zeroIfNaN(e.meanClaimMs(steps))
+}
+
 // queuedWaitMs is when the engine's own sum of waiting tokens was read, if it
 // belongs to the newest reading; NaN if not.
 func (e *Estimator) queuedWaitMs() float64 {
@@ -72,6 +83,7 @@ func (e *Estimator) slotsUsable() bool {
 // -Inf: it is not used.
 func (e *Estimator) plan(steps *ledger.Steps, sMs, nowMs float64) plan {
 	x := e.ledger.anchorMs
+	seen := max(x, e.ledger.foreignMs)
 	counters := !math.IsInf(sMs, -1)
 	foreign := 0.0
 	if counters {
@@ -84,11 +96,11 @@ func (e *Estimator) plan(steps *ledger.Steps, sMs, nowMs float64) plan {
 	switch {
 	case counters && sMs >= x && !e.explained:
 		p = e.planFromCounters(steps, sMs, foreign)
-	case !math.IsInf(x, -1):
+	case !math.IsInf(seen, -1):
 		if counters {
-			foreign = max(foreign-max(x-sMs, 0), 0)
+			foreign = max(foreign-max(seen-sMs, 0), 0)
 		}
-		p = e.planFromEvidence(steps, foreign)
+		p = e.planFromEvidence(steps, max(foreign, e.foreignRestMs(steps)))
 	default:
 		p = e.planByTime(steps, nowMs)
 	}
@@ -105,10 +117,13 @@ func (e *Estimator) job(c *claim, atMs float64) {
 }
 
 // freeMs is when the engine was free for the first of the jobs, as far as is
-// known: at the newest evidence, or at the end of a prefill that was taken as
-// over.
-func (e *Estimator) freeMs() float64 {
+// known at a moment: at the newest evidence, at the end of a step that computed
+// for others, or at the end of a prefill that was taken as over.
+func (e *Estimator) freeMs(byMs float64) float64 {
 	free := e.ledger.anchorMs
+	if e.ledger.foreignMs <= byMs {
+		free = max(free, e.ledger.foreignMs)
+	}
 	if s := e.ledger.newestServed; s != nil {
 		free = max(free, s.servedMs) // its first token may have been estimated
 	}
@@ -132,7 +147,7 @@ func (e *Estimator) replayTo(steps *ledger.Steps, sMs float64) {
 			e.job(c, c.beganMs())
 		}
 	}
-	r := ledger.NewReplay(steps, e.freeMs(), e.jobs)
+	r := ledger.NewReplay(steps, e.freeMs(sMs), e.jobs)
 	r.Run(sMs)
 	for i, c := range e.owners {
 		c.modelBeganMs = orInf(e.jobs[i].BeganMs)
@@ -154,7 +169,7 @@ func (e *Estimator) planFromEvidence(steps *ledger.Steps, foreignMs float64) pla
 		e.job(c, c.beganMs())
 	}
 	trimAdmitted(e.jobs[:admitted], steps.BudgetTokens(), e.ledger.anchorMs)
-	p := plan{ledger.NewReplay(steps, e.freeMs()+foreignMs, e.jobs), e.owners}
+	p := plan{ledger.NewReplay(steps, e.freeMs(math.Inf(1))+foreignMs, e.jobs), e.owners}
 	p.skipServed()
 	return p
 }
@@ -169,7 +184,7 @@ func (e *Estimator) planByTime(steps *ledger.Steps, nowMs float64) plan {
 	}
 	free := nowMs
 	if len(e.jobs) > 0 {
-		free = e.freeMs()
+		free = e.freeMs(math.Inf(1))
 	}
 	return plan{ledger.NewReplay(steps, free, e.jobs), e.owners}
 }
@@ -185,7 +200,7 @@ func (e *Estimator) planFromCounters(steps *ledger.Steps, sMs, foreignMs float64
 	}
 	free := sMs
 	if len(e.jobs) > 0 {
-		before := ledger.NewReplay(steps, e.freeMs(), e.jobs)
+		before := ledger.NewReplay(steps, e.freeMs(sMs), e.jobs)
 		before.Run(sMs)
 		free = max(sMs, before.FreeMs)
 		trimAdmitted(e.jobs, steps.BudgetTokens(), sMs)

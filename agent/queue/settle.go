@@ -15,6 +15,13 @@ const priorAnswerTokens = 256
 // ones.
 const expireEveryMs = 10_000
 
+// overdueShare and overdueMs say when the next block of an answer is overdue:
+// so many times its usual time, and so much longer.
+const (
+	overdueShare = 1.5
+	overdueMs    = 500
+)
+
 // view is what the facts say at a moment.
 type view struct {
 	nowMs float64
@@ -93,6 +100,7 @@ func (e *Estimator) infer(v *view) {
 	step := v.steps.PrefillMs(0, v.steps.BudgetTokens()) + v.steps.DecodeMs()
 	for _, c := range e.ledger.list {
 		if c.why == inQueue && (!math.IsNaN(c.admittedMs) || !math.IsNaN(c.confirmedMs)) && c.modelEndMs+step <= v.nowMs {
+			e.ledger.noteStores(c)
 			c.leave(c.modelEndMs, overInferred)
 			e.counts.InferredClaims++
 		}
@@ -158,6 +166,33 @@ func (e *Estimator) streamEnd(c *claim, nowMs, pace float64) (endMs float64, end
 	return end, end <= nowMs
 }
 
+// grows reports whether stores tell how far the claim's answer is.
+func (e *Estimator) grows(c *claim) bool {
+	return e.growthSeen && c.why == overServed && c.tail != 0 && e.facts.BlockTokens > 0
+}
+
+// aliveAt is the probability, by what is known at nowMs, that a claim had not
+// ended at a moment. What is known of it is certain; else its answer may end
+// with every token, and when its next block is overdue it ended before that.
+func (e *Estimator) aliveAt(c *claim, atMs, nowMs, pace float64) float64 {
+	switch {
+	case !math.IsNaN(c.doneMs) && c.doneMs <= atMs:
+		return 0
+	case !math.IsNaN(c.doneMs), c.why == inQueue, c.marked:
+		return 1
+	}
+	last := c.overMs
+	if e.grows(c) {
+		if c.grewMs > last {
+			last = c.grewMs
+		}
+		if block := float64(e.facts.BlockTokens) * pace; nowMs-last > block*overdueShare+overdueMs {
+			return min(max(1-(atMs-last)/block, 0), 1)
+		}
+	}
+	return min(math.Exp(-(atMs-last)/(e.answerTokens(c)*pace)), 1)
+}
+
 // paceMs is the time per token of a stream.
 func (e *Estimator) paceMs() float64 {
 	if !math.IsNaN(e.gapMs) {
@@ -176,15 +211,14 @@ func (e *Estimator) countStreams(v *view) {
 	young, ended := 0.0, 0.0
 	for _, c := range e.ledger.list {
 		n := float64(c.sequences)
-		end, over := e.streamEnd(c, v.nowMs, pace)
-		switch {
-		case over:
-			if !c.young && end > v.sMs {
-				ended += n
-			}
+		alive := n * e.aliveAt(c, v.nowMs, v.nowMs, pace)
+		if c.young {
+			young += alive
+		} else {
+			ended += n*e.aliveAt(c, v.sMs, v.nowMs, pace) - alive
+		}
+		if alive == 0 {
 			continue
-		case c.young:
-			young += n
 		}
 		start := c.overMs
 		if c.why == inQueue {
@@ -194,12 +228,12 @@ func (e *Estimator) countStreams(v *view) {
 			v.unserved += n
 			continue
 		}
-		v.tracked += n
+		v.tracked += alive
 		out := max((v.nowMs-start)/pace, float64(c.outTokens))
 		if e.growthSeen && c.why == overServed && c.tail != 0 {
 			out = float64(c.outTokens)
 		}
-		v.trackedContext += n * (float64(c.prompt) + min(out, ledger.MaxTokens))
+		v.trackedContext += alive * (float64(c.prompt) + min(out, ledger.MaxTokens))
 	}
 	e.countLive(v, young, ended)
 	v.context = e.contextTokens(v)

@@ -127,7 +127,11 @@ func (s *Server) unaryAuth(ctx context.Context, req any, info *grpc.UnaryServerI
 	if err := authorise(c, info.FullMethod); err != nil {
 		return nil, err
 	}
-	return handler(WithCaller(ctx, c), req)
+	resp, err := handler(WithCaller(ctx, c), req)
+	if place, ok := req.(*waypostv1.PlaceRequest); ok {
+		s.ids.reuse(place)
+	}
+	return resp, err
 }
 
 func (s *Server) streamAuth(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {

@@ -3,6 +3,7 @@ package api
 import (
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"google.golang.org/grpc/mem"
@@ -53,7 +54,7 @@ func asGeneral(t *testing.T, b []byte) {
 	want := &waypostv1.PlaceRequest{}
 	wantErr := proto.Unmarshal(b, want)
 	got := &waypostv1.PlaceRequest{RequestId: new("what was there before")}
-	err := newCodec(newBuffers()).Unmarshal(mem.BufferSlice{mem.SliceBuffer(b)}, got)
+	err := newCodec(newBuffers(), new(idPool)).Unmarshal(mem.BufferSlice{mem.SliceBuffer(b)}, got)
 	if (err != nil) != (wantErr != nil) {
 		t.Fatalf("%x: error %v, the general decoder says %v", b, err, wantErr)
 	}
@@ -79,7 +80,7 @@ func TestCodec(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := newCodec(newBuffers()).Unmarshal(mem.BufferSlice{mem.SliceBuffer(b)}, other); err != nil || other.GetPlacementId() != "pl" {
+	if err := newCodec(newBuffers(), new(idPool)).Unmarshal(mem.BufferSlice{mem.SliceBuffer(b)}, other); err != nil || other.GetPlacementId() != "pl" {
 		t.Errorf("%v %v", other, err)
 	}
 }
@@ -100,8 +101,39 @@ func TestCodecOfFrames(t *testing.T) {
 		frames, b = append(frames, mem.SliceBuffer(b[:n])), b[n:]
 	}
 	req := &waypostv1.PlaceRequest{}
-	if err := newCodec(newBuffers()).Unmarshal(frames, req); err != nil || len(req.GetInput().GetTokenIds()) != 2000 {
+	if err := newCodec(newBuffers(), new(idPool)).Unmarshal(frames, req); err != nil || len(req.GetInput().GetTokenIds()) != 2000 {
 		t.Errorf("%d ids, %v", len(req.GetInput().GetTokenIds()), err)
+	}
+}
+
+// Memory that one request leaves to the next shows nothing of it.
+func TestCodecReusesMemory(t *testing.T) {
+	var pool idPool
+	rng := rand.New(rand.NewPCG(3, 4))
+	reused := 0
+	for range 200 {
+		ids := make([]uint32, 1+rng.IntN(3000))
+		for i := range ids {
+			ids[i] = rng.Uint32() >> rng.IntN(32)
+		}
+		body, err := proto.Marshal(&waypostv1.PlaceRequest{Input: &waypostv1.Input{TokenIds: ids}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		req := &waypostv1.PlaceRequest{}
+		if err := unmarshalPlace(body, req, &pool); err != nil || !slices.Equal(req.GetInput().GetTokenIds(), ids) {
+			t.Fatalf("%d ids of %d, %v", len(req.GetInput().GetTokenIds()), len(ids), err)
+		}
+		if cap(req.Input.TokenIds) > len(ids)+len(ids)/4+1024 {
+			reused++
+		}
+		pool.reuse(req)
+		if req.Input.TokenIds != nil {
+			t.Fatal("a request keeps memory that another one gets")
+		}
+	}
+	if reused < 10 {
+		t.Errorf("memory was used again %d times of 200", reused)
 	}
 }
 
@@ -122,10 +154,13 @@ func BenchmarkUnmarshalPlace(b *testing.B) {
 		}
 	})
 	b.Run("ours", func(b *testing.B) {
+		var pool idPool
 		for b.Loop() {
-			if err := unmarshalPlace(body, &waypostv1.PlaceRequest{}); err != nil {
+			req := &waypostv1.PlaceRequest{}
+			if err := unmarshalPlace(body, req, &pool); err != nil {
 				b.Fatal(err)
 			}
+			pool.reuse(req)
 		}
 	})
 }

@@ -98,7 +98,14 @@ const trustedLength = 256 << 10
 
 // body reads a request body within the limit.
 func (s *Server) body(w http.ResponseWriter, r *http.Request) ([]byte, bool) {
-	var b bytes.Buffer
+	return s.bodyInto(new(bytes.Buffer), w, r)
+}
+
+// maxPooledBody bounds the memory that is kept of one body.
+const maxPooledBody = 1 << 20
+
+// bodyInto is body in memory of the caller's.
+func (s *Server) bodyInto(b *bytes.Buffer, w http.ResponseWriter, r *http.Request) ([]byte, bool) {
 	// A claimed length is believed up to a point: the rest must have come.
 	b.Grow(int(min(max(r.ContentLength, 0), trustedLength)) + bytes.MinRead)
 	_, err := b.ReadFrom(http.MaxBytesReader(w, r.Body, s.opt.BodyLimitBytes))
@@ -130,20 +137,34 @@ func (s *Server) decode(w http.ResponseWriter, r *http.Request, m proto.Message)
 	return true
 }
 
-func (s *Server) httpPlace(w http.ResponseWriter, r *http.Request) {
-	b, ok := s.body(w, r)
+// placeRequest reads the body of a placement request.
+func (s *Server) placeRequest(w http.ResponseWriter, r *http.Request) (*waypostv1.PlaceRequest, bool) {
+	room, ok := s.bodies.Get().(*bytes.Buffer)
 	if !ok {
-		return
+		room = new(bytes.Buffer)
 	}
-	rest, ids, err := liftTokens(b)
+	defer func() {
+		if room.Reset(); room.Cap() <= maxPooledBody {
+			s.bodies.Put(room)
+		}
+	}()
+	b, ok := s.bodyInto(room, w, r)
+	if !ok {
+		return nil, false
+	}
+	rest, ids, err := liftTokens(b, &s.ids)
 	if err != nil {
 		writeError(w, err)
-		return
+		return nil, false
 	}
+	rest, chat := liftText(rest)
 	req := &waypostv1.PlaceRequest{}
 	if err := protojson.Unmarshal(rest, req); err != nil {
 		writeError(w, badJSON(err))
-		return
+		return nil, false
+	}
+	if chat != "" {
+		req.Input.BodyJson = &chat
 	}
 	if ids != nil {
 		if req.Input == nil {
@@ -151,7 +172,16 @@ func (s *Server) httpPlace(w http.ResponseWriter, r *http.Request) {
 		}
 		req.Input.TokenIds = ids
 	}
+	return req, true
+}
+
+func (s *Server) httpPlace(w http.ResponseWriter, r *http.Request) {
+	req, ok := s.placeRequest(w, r)
+	if !ok {
+		return
+	}
 	resp, ok := call(s, w, r, waypostv1.PlacementService_Place_FullMethodName, req, s.opt.Placement.Place)
+	s.ids.reuse(req)
 	if !ok {
 		return
 	}

@@ -8,6 +8,8 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"runtime"
+	"sync"
 	"time"
 
 	"google.golang.org/grpc"
@@ -31,7 +33,8 @@ type Check struct {
 
 // Options wires a Server.
 type Options struct {
-	// Placement answers placements.
+	// Placement answers placements. The token ids of a request are its own only
+	// until the call has ended.
 	Placement waypostv1.PlacementServiceServer
 	// Operator answers operators.
 	Operator waypostv1.OperatorServiceServer
@@ -77,12 +80,18 @@ const (
 	connWindow   = 4 << 20
 )
 
+// readBuffer is the bytes that are read from a connection at once, at most: a
+// long prompt's.
+const readBuffer = 128 << 10
+
 // Server serves the API on listeners that are already sorted by protocol.
 type Server struct {
 	opt    Options
 	grpc   *grpc.Server
 	http   *http.Server
 	health *health.Server
+	ids    idPool
+	bodies sync.Pool // of *bytes.Buffer
 }
 
 // New wires a server; it serves nothing yet.
@@ -93,8 +102,11 @@ func New(opt Options) (*Server, error) {
 	s := &Server{opt: opt, health: health.NewServer()}
 	buffers := newBuffers()
 	gopts := []grpc.ServerOption{
-		grpc.ForceServerCodecV2(newCodec(buffers)),
+		grpc.ForceServerCodecV2(newCodec(buffers, &s.ids)),
 		experimental.BufferPool(buffers),
+		grpc.ReadBufferSize(readBuffer),
+		// Goroutines that serve one call after the other keep their stacks.
+		grpc.NumStreamWorkers(uint32(runtime.GOMAXPROCS(0))),
 		// Long prompts do not wait for each other's window.
 		grpc.InitialWindowSize(streamWindow),
 		grpc.InitialConnWindowSize(connWindow),

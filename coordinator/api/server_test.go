@@ -157,7 +157,7 @@ func compact(t *testing.T, s string) string {
 func TestPlaceOverHTTP(t *testing.T) {
 	var got *waypostv1.PlaceRequest
 	s := serve(t, RolePlacer, func(_ context.Context, r *waypostv1.PlaceRequest) (*waypostv1.PlaceResponse, error) {
-		got = r
+		got = proto.CloneOf(r) // its ids are its own only until the call ends
 		return &waypostv1.PlaceResponse{Answer: &waypostv1.PlaceResponse_Placement{Placement: &waypostv1.Placement{
 			PlacementId: proto.String("pl_c1_x"), Expected: &waypostv1.Expected{FirstTokenMs: proto.Float64(0)},
 		}}}, nil

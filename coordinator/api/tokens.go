@@ -16,7 +16,7 @@ import (
 // little-endian u32. It returns the body without the ids and the ids; ids is
 // nil if there are none. Only the first request object is looked into; what is
 // not JSON is left for the general decoder to complain about.
-func liftTokens(body []byte) (rest []byte, ids []uint32, err error) {
+func liftTokens(body []byte, pool *idPool) (rest []byte, ids []uint32, err error) {
 	s := scanner{b: body}
 	start, end, found := s.findTokens()
 	if !found {
@@ -24,9 +24,9 @@ func liftTokens(body []byte) (rest []byte, ids []uint32, err error) {
 	}
 	value := body[start:end]
 	if value[0] == '"' {
-		ids, err = tokensOfBase64(value[1 : len(value)-1])
+		ids, err = tokensOfBase64(value[1:len(value)-1], pool)
 	} else {
-		ids, err = tokensOfArray(value)
+		ids, err = tokensOfArray(value, pool)
 	}
 	if err != nil {
 		return nil, nil, err
@@ -37,29 +37,29 @@ func liftTokens(body []byte) (rest []byte, ids []uint32, err error) {
 	return append(rest, body[end:]...), ids, nil
 }
 
-func tokensOfBase64(b []byte) ([]uint32, error) {
+func tokensOfBase64(b []byte, pool *idPool) ([]uint32, error) {
 	raw := make([]byte, base64.StdEncoding.DecodedLen(len(b)))
 	n, err := base64.StdEncoding.Decode(raw, b)
 	if err != nil {
 		return nil, BadField("input.token_ids", "a string here is base64 of little-endian u32: "+err.Error())
 	}
-	return tokensOfLE("input.token_ids", raw[:n])
+	return tokensOfLE("input.token_ids", raw[:n], pool)
 }
 
 // tokensOfLE unpacks little-endian u32 token ids.
-func tokensOfLE(field string, raw []byte) ([]uint32, error) {
+func tokensOfLE(field string, raw []byte, pool *idPool) ([]uint32, error) {
 	if len(raw)%4 != 0 {
 		return nil, BadField(field, fmt.Sprintf("%d bytes are not a whole number of 4-byte token ids", len(raw)))
 	}
-	ids := make([]uint32, len(raw)/4)
+	ids := pool.get(len(raw) / 4)
 	for i := range ids {
 		ids[i] = binary.LittleEndian.Uint32(raw[4*i:])
 	}
 	return ids, nil
 }
 
-func tokensOfArray(b []byte) ([]uint32, error) {
-	ids := make([]uint32, 0, bytes.Count(b, []byte{','})+1)
+func tokensOfArray(b []byte, pool *idPool) ([]uint32, error) {
+	ids := pool.get(bytes.Count(b, []byte{','}) + 1)[:0]
 	i := 1
 	for {
 		if id, next, ok := plainID(b, i); ok {

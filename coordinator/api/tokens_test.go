@@ -39,7 +39,7 @@ func TestLiftTokens(t *testing.T) {
 		{name: "not base64", body: `{"input":{"tokenIds":"*"}}`, err: "base64"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			rest, ids, err := liftTokens([]byte(c.body))
+			rest, ids, err := liftTokens([]byte(c.body), new(idPool))
 			if c.err != "" {
 				if err == nil || !strings.Contains(err.Error(), c.err) || !strings.HasPrefix(FieldOf(err), "input.token_ids") {
 					t.Fatalf("error %v (field %q), want one with %q", err, FieldOf(err), c.err)
@@ -60,7 +60,7 @@ func FuzzLiftTokens(f *testing.F) {
 	f.Add([]byte(`{"input":{"prompt":"x","tokenIds":"AQAAAA=="},"pool":"p"}`))
 	f.Add([]byte(`{"a":[{"input":{"tokenIds":[9]}}],"input":{"messages":[{"content":"\\\""}],"tokenIds":[ 4 ]}}`))
 	f.Fuzz(func(t *testing.T, body []byte) {
-		rest, ids, err := liftTokens(body)
+		rest, ids, err := liftTokens(body, new(idPool))
 		if err != nil || ids == nil || !json.Valid(body) {
 			return
 		}
@@ -90,7 +90,7 @@ func BenchmarkLiftTokens16k(b *testing.B) {
 	b.SetBytes(int64(len(body)))
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, got, err := liftTokens(body); err != nil || len(got) != len(ids) {
+		if _, got, err := liftTokens(body, new(idPool)); err != nil || len(got) != len(ids) {
 			b.Fatal(err)
 		}
 	}

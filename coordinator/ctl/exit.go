@@ -115,7 +115,11 @@ func Execute(ctx context.Context, root *cobra.Command, args []string, stderr io.
 	if err == nil {
 		return ExitOK
 	}
-	if msg := Message(err); msg != "" {
+	msg := Message(err)
+	if ctx.Err() != nil && (errors.Is(err, context.Canceled) || status.Code(err) == codes.Canceled) {
+		msg = context.Cause(ctx).Error()
+	}
+	if msg != "" {
 		fmt.Fprintf(stderr, "%s: %s\n", cmd.CommandPath(), msg)
 	}
 	return ExitCode(err)

@@ -97,6 +97,9 @@ func printTopology(out io.Writer, r *waypostv1.GetTopologyResponse) {
 		if n := len(h.GetPulls()); n > 0 {
 			connectors = strings.Join(h.GetPulls(), " ")
 		}
+		if h.GetNuma() != "" {
+			connectors += "   (" + h.GetNuma() + ")"
+		}
 		fmt.Fprintf(out, "    %s   %s\n", h.GetName(), connectors)
 	}
 	fmt.Fprintln(out)

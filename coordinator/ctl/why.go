@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -174,6 +176,7 @@ func reuseCommand(f *flags) *cobra.Command {
 				return printJSON(out, resp)
 			}
 			printReuse(out, resp.GetPools(), f.output == "wide")
+			printMemo(out, resp.GetPools())
 			return nil
 		},
 	}
@@ -234,6 +237,36 @@ func printReuse(out io.Writer, pools []*waypostv1.PoolReuse, wide bool) {
 			name = p.GetPool() + ": "
 		}
 		fmt.Fprintf(out, "%sLost to: load %s points · health %s · policy %s.%s\n", name, points("load"), points("health"), points("policy"), worst)
+	}
+}
+
+// printMemo says how requests given as text found their tokens.
+func printMemo(out io.Writer, pools []*waypostv1.PoolReuse) {
+	for _, p := range pools {
+		m := p.GetMemo()
+		if m == nil {
+			continue
+		}
+		part := func(v, of float64) string {
+			if of == 0 {
+				return unknown
+			}
+			return fmt.Sprintf("%.1f%%", 100*v/of)
+		}
+		var learnt []string
+		for _, source := range slices.Sorted(maps.Keys(m.GetLearnt())) {
+			learnt = append(learnt, fmt.Sprintf("%s %.0f", source, m.GetLearnt()[source]))
+		}
+		name := ""
+		if len(pools) > 1 {
+			name = p.GetPool() + ": "
+		}
+		over := unknown
+		if m.GetKnownTokens() > 0 {
+			over = fmt.Sprintf("%.2f%%", 100*m.GetOverTokens()/m.GetKnownTokens())
+		}
+		fmt.Fprintf(out, "%sText memo: %s.   Hits %s of %.0f · covers %s of the tokens known, %s too many · learnt from %s · %.1f MB\n",
+			name, m.GetState(), part(m.GetHits(), m.GetLookups()), m.GetLookups(), part(m.GetCoveredTokens(), m.GetKnownTokens()), over, strings.Join(learnt, ", "), m.GetBytes()/1e6)
 	}
 }
 

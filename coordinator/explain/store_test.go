@@ -362,7 +362,7 @@ func TestConcurrentUse(t *testing.T) {
 // tables have their size; the sentence is cut out of memory for many.
 func TestAllocationsOfASummary(t *testing.T) {
 	s := newStore(t, Options{MaxBytes: 1 << 20})
-	req, candidates, _, sit, d := decide(t, 100, 900)
+	req, candidates, policy, sit, d := decide(t, 100, 900)
 	ids := make([]string, 20_000)
 	for i := range ids {
 		ids[i] = fmt.Sprint("pl_", i)
@@ -379,6 +379,10 @@ func TestAllocationsOfASummary(t *testing.T) {
 	}
 	if n := testing.AllocsPerRun(5000, add); n > 1 {
 		t.Errorf("%v allocations a summary, want 1", n)
+	}
+	kept := 0
+	if n := testing.AllocsPerRun(100, func() { kept = len(placement.NewRecord(&req, candidates, &policy, sit, d, 64).Candidates) }); n > 1 || kept != 64 {
+		t.Errorf("%v allocations for the inputs with %d candidates, want 1 for 64", n, kept)
 	}
 }
 

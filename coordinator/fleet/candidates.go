@@ -106,7 +106,7 @@ func (f *Fleet) Decide(now time.Time, ask *Ask, dst []placement.Candidate, d *pl
 	}
 	sit = p.situation(sit)
 	q := &ask.query
-	*q = placement.Query{Matches: ask.Matches, MatchUnknown: ask.MatchUnknown, Ways: ways.list, WaysOpen: ways.open, FastestBytesPerMs: ask.FastestBytesPerMs, Whole: ask.Whole}
+	*q = placement.Query{Matches: ask.Matches, MatchUnknown: ask.MatchUnknown, Ways: ways.list, WaysOpen: ways.open, WaysAlike: ways.alike, FastestBytesPerMs: ask.FastestBytesPerMs, Whole: ask.Whole}
 	q.Way = ask.Path
 	if ask.Path != nil && !ask.MatchUnknown {
 		sit.Sources = p.board.AppendSources(nil, ask.Request, ask.Matches, ask.Sending)

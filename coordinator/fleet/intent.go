@@ -56,8 +56,8 @@ type Way = placement.Way
 // zoneWays are the ways from a zone by slot; open: all workers' are known and
 // none is Outside.
 type zoneWays struct {
-	list []Way
-	open bool
+	list        []Way
+	open, alike bool
 }
 
 // maxCallerZones bounds the zones that ways are kept for.
@@ -147,7 +147,7 @@ func (f *Fleet) buildWays(zone string) zoneWays {
 	if len(f.ways) >= maxCallerZones {
 		clear(f.ways)
 	}
-	list, open := make([]Way, len(f.slots)), f.intent.Way != nil
+	list, open, alike, first := make([]Way, len(f.slots)), f.intent.Way != nil, true, -1
 	for i, w := range f.slots {
 		list[i] = Way{RoundTripMs: math.NaN()}
 		if w != nil && f.intent.Way != nil {
@@ -160,9 +160,13 @@ func (f *Fleet) buildWays(zone string) zoneWays {
 			}
 			list[i].Outside = way.Outside
 			open = open && way.RoundTripMs >= 0 && !way.Outside
+			if first < 0 {
+				first = i
+			}
+			alike = alike && list[i] == list[first]
 		}
 	}
-	ways := zoneWays{list, open}
+	ways := zoneWays{list, open, open && alike}
 	f.ways[zone] = ways
 	return ways
 }

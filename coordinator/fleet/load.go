@@ -8,6 +8,7 @@ import (
 
 	"waypost/coordinator/placement"
 	"waypost/gossip/ledger"
+	"waypost/gossip/prefix"
 )
 
 // Report is one load report of a host.
@@ -215,17 +216,37 @@ func (f *Fleet) Followed(id WorkerID) bool {
 	return w != nil && w.facts.followed()
 }
 
-// Reusable takes back the matches of which a worker's engine reuses nothing,
-// because too small a share of the prompt was found.
-func (f *Fleet) Reusable(matches []placement.Match, promptTokens int) {
+// Reusable takes back the matches of which a worker's engine reuses nothing:
+// too small a share of the prompt was found, or what was found has just been
+// given to another request that the worker's report does not tell of yet. keyAt
+// names the prompt's prefix of a depth.
+func (f *Fleet) Reusable(matches []placement.Match, promptTokens int, keyAt func(depthTokens int) (prefix.Key, bool)) {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
 	for i := range matches {
 		m := &matches[i]
-		if w := f.worker(m.Worker); w != nil && float64(m.Tokens) <= w.facts.LeastReuseRatio*float64(promptTokens) && m.Tokens > 0 && w.facts.LeastReuseRatio > 0 {
+		w := f.worker(m.Worker)
+		if w == nil || m.Tokens <= 0 {
+			continue
+		}
+		few := w.facts.LeastReuseRatio > 0 && float64(m.Tokens) <= w.facts.LeastReuseRatio*float64(promptTokens)
+		if few || w.facts.followed() && w.taken(m.Tokens, keyAt) {
 			m.Tokens, m.GPUTokens, m.HostTokens = 0, 0, 0
 		}
 	}
+}
+
+// taken says whether an open claim that the worker has not echoed begins with the
+// same prefix, of some depth.
+func (w *worker) taken(depthTokens int, keyAt func(int) (prefix.Key, bool)) bool {
+	at := depthTokens/ledger.PointTokens - 1
+	if at < 0 {
+		return false
+	}
+	key, ok := keyAt((at + 1) * ledger.PointTokens)
+	return ok && slices.ContainsFunc(w.open, func(p *part) bool {
+		return p.pending() && at < len(p.Points) && p.Points[at] == key
+	})
 }
 
 // CapacityTokens is how many tokens of KV cache a worker's engine says it has;

@@ -1,6 +1,10 @@
 package memo
 
-import "math"
+import (
+	"math"
+
+	"waypost/gossip/prefix"
+)
 
 const (
 	// endTokens is what the end of a prompt may have that its continuation has
@@ -71,7 +75,7 @@ func (m *Memo) judge(given *Prediction, out *Learnt) {
 	right := known && long && want == got
 	common := given.Tokens
 	if !right {
-		common = min(common, m.tape.common(given.Chains, given.pointsOf))
+		common = min(common-1, m.tape.common(given.Chains, given.pointsOf))
 	}
 	if !given.Withheld {
 		out.OverTokens = given.Tokens - common
@@ -80,7 +84,7 @@ func (m *Memo) judge(given *Prediction, out *Learnt) {
 		m.stats.OverTokens += uint64(out.OverTokens)
 		m.stats.Wrong += uint64(bit(!right))
 	}
-	out.BreakerChanged = m.breaker.note(right)
+	out.BreakerChanged = m.breaker.note(common, given.Tokens)
 	if right || common >= earlyTokens {
 		m.early = 0
 		return
@@ -152,8 +156,7 @@ func (m *Memo) learnUnit(r *Request, j int, rec int32) (known int) {
 	}
 	id := m.byKey[keyOf(u, u.closed)]
 	if id == 0 {
-		tokens := floor(min(fromEnd, n))
-		m.records.keepPoints(rec, &m.tape, int(tokens))
+		tokens := m.place(rec, u.inner, min(fromEnd, n))
 		m.newNode(node{key: keyOf(u, u.closed), next: next, record: rec, tokens: tokens})
 		return known
 	}
@@ -172,12 +175,26 @@ func (m *Memo) learnUnit(r *Request, j int, rec int32) (known int) {
 		nd.branched = true
 		m.queue(id)
 	default:
-		nd.tokens = max(nd.tokens, floor(min(l, fromEnd)))
+		nd.tokens = max(nd.tokens, m.place(rec, u.inner && !nd.branched, min(l, fromEnd)))
 	}
 	nd.next = next
-	m.records.keepPoints(rec, &m.tape, int(nd.tokens))
+	if nd.tokens%prefix.ChunkTokens != 0 {
+		m.records.keepPoints(rec, &m.tape, int(nd.tokens))
+	}
 	m.move(id, rec)
 	return known
+}
+
+// place rounds a bound down to what a record holds: a point, or for a unit
+// within a message, behind which paths seldom part, a checkpoint. Points are what
+// costs most memory.
+func (m *Memo) place(rec int32, coarse bool, tokens float64) int32 {
+	n := floor(tokens)
+	if coarse {
+		return n / prefix.ChunkTokens * prefix.ChunkTokens
+	}
+	m.records.keepPoints(rec, &m.tape, int(n))
+	return n
 }
 
 // note counts for or against a class. What fails at the start of the prompt is

@@ -65,6 +65,9 @@ type Stats struct {
 	Evicted, Imported uint64
 }
 
+// behindTokens estimates the tokens of a text, rather too high.
+func behindTokens(bytes int) int { return bytes * 2 / 3 }
+
 // ErrOptions reports options that cannot be used.
 var ErrOptions = errors.New("memo options")
 
@@ -101,10 +104,14 @@ func (m *Memo) Breaker() (open bool, wrongShare float64, opened uint64) {
 type Prediction struct {
 	// Tokens is how many are known, a multiple of 16; 0: none.
 	Tokens int
-	// Chains are the chain values at the checkpoints among them, Points those at
-	// the points that are known between.
+	// Chains are the chain values at the checkpoints among them and at the end of
+	// the chunk in which they end, Points those at the points that are known
+	// between. Values deeper than Tokens are of a prompt that begins alike.
 	Chains []prefix.Chain
 	Points []prefix.Points
+	// BehindTokens estimates the tokens of the text behind what was found, on the
+	// high side: two for three bytes.
+	BehindTokens int
 	// Withheld says that the breaker is open: it is only compared, not used.
 	Withheld bool
 	epoch    uint32
@@ -146,6 +153,7 @@ func keyOf(u *unit, closed bool) uint64 { return u.hash&^1 | uint64(bit(closed))
 // known, or when what is known is withheld.
 func (m *Memo) Lookup(r *Request, p *Prediction) bool {
 	p.reset()
+	p.BehindTokens = behindTokens(r.textBytes)
 	m.stats.Lookups++
 	if r.epoch != m.epoch {
 		return false
@@ -157,6 +165,7 @@ func (m *Memo) Lookup(r *Request, p *Prediction) bool {
 		}
 		if n := m.usable(r, u); n != 0 {
 			m.predict(n, p)
+			p.BehindTokens = behindTokens(r.textBytes - u.end)
 			break
 		}
 	}
@@ -165,6 +174,7 @@ func (m *Memo) Lookup(r *Request, p *Prediction) bool {
 	}
 	p.Withheld, p.epoch = m.breaker.open, m.epoch
 	if p.Withheld {
+		p.BehindTokens = behindTokens(r.textBytes)
 		m.stats.Withheld++
 		return false
 	}
@@ -201,17 +211,16 @@ func (m *Memo) predict(id int32, p *Prediction) {
 	m.records.tell(n.record, int(n.tokens), p)
 }
 
-// tell puts the first tokens of a record into a prediction. They end at a point
-// that is known.
+// tell puts the first tokens of a record into a prediction, up to a point that
+// is known. Of the chunk in which they end it tells all: who holds more of it
+// than the prompt is sure to share, holds that too.
 func (s *records) tell(id int32, tokens int, p *Prediction) {
 	r := &s.all[id]
 	whole := tokens / prefix.ChunkTokens
 	o := tokens % prefix.ChunkTokens / pointTokens
-	for len(p.Chains) < whole {
-		p.Chains = append(p.Chains, 0)
-	}
 	at := r.tip
 	var last []prefix.Chain // points of the chunk in which the tokens end
+	depth := whole
 	if whole == int(r.tokens)/prefix.ChunkTokens {
 		last = r.tail
 	} else {
@@ -219,10 +228,13 @@ func (s *records) tell(id int32, tokens int, p *Prediction) {
 		if q := s.chunks[at].points; q != nil {
 			last = q[:]
 		}
-		at = s.chunks[at].parent
+		depth++
 	}
-	if o = min(o, len(last)); o > 0 {
-		p.Points = append(p.Points, prefix.Points{Chunk: whole, Values: last[:o]})
+	for len(p.Chains) < depth {
+		p.Chains = append(p.Chains, 0)
+	}
+	if whole == depth && len(last) > 0 {
+		p.Points = append(p.Points, prefix.Points{Chunk: whole, Values: last})
 	}
 	for ; at != 0; at = s.chunks[at].parent {
 		c := &s.chunks[at]
@@ -231,7 +243,16 @@ func (s *records) tell(id int32, tokens int, p *Prediction) {
 			p.Points = append(p.Points, prefix.Points{Chunk: int(c.depth) - 1, Values: c.points[:]})
 		}
 	}
-	p.Tokens = whole*prefix.ChunkTokens + o*pointTokens
+	p.Tokens = whole*prefix.ChunkTokens + min(o, len(last))*pointTokens
+}
+
+// Depth is how deep values are told, in tokens; at least Tokens.
+func (p *Prediction) Depth() int {
+	depth := len(p.Chains) * prefix.ChunkTokens
+	for i := range p.Points {
+		depth = max(depth, p.Points[i].Chunk*prefix.ChunkTokens+len(p.Points[i].Values)*pointTokens)
+	}
+	return depth
 }
 
 // newNode makes a node on a record.

@@ -12,10 +12,10 @@ const (
 // Bytes that each part is counted with: its own size and its share of the tables
 // that find it.
 const (
-	nodeBytes   = 40 + 26
-	chunkBytes  = 32 + 26
+	nodeBytes   = 32 + 22
+	chunkBytes  = 32 + 22
 	pointsBytes = chunkPoints * 8
-	recordBytes = 64
+	recordBytes = 48
 )
 
 // chunk is 512 tokens of one or more learnt prompts, at one place, behind the

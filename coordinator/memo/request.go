@@ -72,7 +72,9 @@ type unit struct {
 	hash uint64
 	// tokens bounds what this unit alone adds, behind what comes after it.
 	tokens, behind float64
-	role           role
+	// end is where it ends, in bytes of the texts.
+	end  int
+	role role
 	// inner says that it ends inside a message, opaque that it or one before
 	// holds something else than text, reasoning that the running turn has some up
 	// to here, steps that it has an answer before it, closed that a user message
@@ -367,7 +369,7 @@ func (rd *Reader) append(r *Request, m *message) {
 }
 
 func (r *Request) add(tag byte, b []byte, u unit) {
-	u.hash = r.key.step(r.units[len(r.units)-1].hash, tag, b)
+	u.hash, u.end = r.key.step(r.units[len(r.units)-1].hash, tag, b), r.units[len(r.units)-1].end+len(b)
 	r.units = append(r.units, u)
 }
 

@@ -120,11 +120,12 @@ func (m *Memo) entry(key Key, id int32) Entry {
 	var p Prediction
 	m.records.tell(n.record, int(n.tokens), &p)
 	e := Entry{Key: n.key, Tokens: uint32(p.Tokens), Answer: answerWord(n.answer), Values: make([]uint64, 0, len(p.Chains)+chunkPoints)}
-	for _, c := range p.Chains {
+	whole := p.Tokens / prefix.ChunkTokens
+	for _, c := range p.Chains[:whole] {
 		e.Values = append(e.Values, key.mask(n.key, len(e.Values), uint64(c)))
 	}
 	if o := p.Tokens % prefix.ChunkTokens / pointTokens; o > 0 {
-		for _, c := range p.pointsOf(len(p.Chains))[:o] {
+		for _, c := range p.pointsOf(whole)[:o] {
 			e.Values = append(e.Values, key.mask(n.key, len(e.Values), uint64(c)))
 		}
 	}

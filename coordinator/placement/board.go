@@ -27,6 +27,10 @@ type Board struct {
 	roles   int // workers that serve a part of a request only
 	// groups are the rows taken blockRows at a time.
 	groups []rowGroup
+	// hashes are those of the names. Rows that have twins stand before the
+	// others, so that whole groups of them are alike: idle counts them.
+	hashes []uint64
+	idle   int
 	// largestBlock is at least the largest KV block of all workers, in tokens.
 	largestBlock int32
 }
@@ -62,6 +66,10 @@ type rowGroup struct {
 	// plain says that all rows are of the class, heard of, without a reason
 	// against them and with all facts known.
 	plain bool
+	// twin is that of all rows, 0: they are not alike; idleMs and loadMs are from
+	// when on nothing waits anywhere, and the oldest load report.
+	twin           uint64
+	idleMs, loadMs float64
 }
 
 // regroup makes the group of a row anew.
@@ -77,12 +85,18 @@ func (b *Board) regroup(i int) {
 	}
 	part := b.rows[from:min(from+blockRows, len(b.rows))]
 	r := &part[0]
-	g := rowGroup{r.endMs, r.decodeMs, r.live, r.gapMs, r.seenMs, r.class, r.maxTokens, true}
+	c := &b.cold[from]
+	g := rowGroup{r.endMs, r.decodeMs, r.live, r.gapMs, r.seenMs, r.class, r.maxTokens, true, c.twin, c.idleMs, c.loadMs}
 	for i := range part {
 		r := &part[i]
 		g.endMs, g.decodeMs, g.live = min(g.endMs, r.endMs), min(g.decodeMs, r.decodeMs), min(g.live, r.live)
 		g.gapMs, g.seenMs, g.maxTokens = min(g.gapMs, r.gapMs), min(g.seenMs, r.seenMs), min(g.maxTokens, r.maxTokens)
 		g.plain = g.plain && r.class == g.class && r.reason == ReasonNone && r.unknown == 0 && r.flags&rowAway == 0
+		c := &b.cold[from+i]
+		if c.twin != g.twin || math.IsNaN(c.idleMs) || math.IsNaN(c.loadMs) {
+			g.twin = 0
+		}
+		g.idleMs, g.loadMs = max(g.idleMs, c.idleMs), min(g.loadMs, c.loadMs)
 	}
 	b.groups[k] = g
 }
@@ -91,10 +105,9 @@ func (b *Board) regroup(i int) {
 type coldRow struct {
 	// twin is equal for workers that cost the same while they have nothing to
 	// do; 0: it has no twin.
-	twin     uint64
-	nameHash uint64
-	idleMs   float64 // from when on nothing waits
-	loadMs   float64
+	twin   uint64
+	idleMs float64 // from when on nothing waits
+	loadMs float64
 }
 
 type rowFlags uint8
@@ -196,7 +209,7 @@ func (b *Board) Set(w *Worker) {
 		}
 		i = len(b.workers)
 		b.at[w.ID] = int32(i) + 1
-		b.rows, b.cold, b.workers = append(b.rows, row{}), append(b.cold, coldRow{}), append(b.workers, w)
+		b.rows, b.cold, b.workers, b.hashes = append(b.rows, row{}), append(b.cold, coldRow{}), append(b.workers, w), append(b.hashes, 0)
 		b.rows[i].class = b.classOf(&w.Steps)
 	} else {
 		b.forget(i)
@@ -207,7 +220,31 @@ func (b *Board) Set(w *Worker) {
 	}
 	b.workers[i] = w
 	b.fill(i, w)
+	switch idle := b.cold[i].twin != 0; {
+	case idle && i >= b.idle:
+		b.swap(i, b.idle)
+		b.idle++
+	case !idle && i < b.idle:
+		b.idle--
+		b.swap(i, b.idle)
+	default:
+		b.regroup(i)
+	}
+}
+
+// swap changes the places of two rows.
+func (b *Board) swap(i, j int) {
+	if i != j {
+		b.rows[i], b.rows[j] = b.rows[j], b.rows[i]
+		b.cold[i], b.cold[j] = b.cold[j], b.cold[i]
+		b.workers[i], b.workers[j] = b.workers[j], b.workers[i]
+		b.hashes[i], b.hashes[j] = b.hashes[j], b.hashes[i]
+		b.at[b.workers[i].ID], b.at[b.workers[j].ID] = int32(i)+1, int32(j)+1
+	}
 	b.regroup(i)
+	if i/blockRows != j/blockRows {
+		b.regroup(j)
+	}
 }
 
 // Remove takes a worker out; one that is not there is no mistake.
@@ -218,14 +255,17 @@ func (b *Board) Remove(id WorkerID) {
 	}
 	b.forget(i)
 	b.release(b.rows[i].class)
+	if i < b.idle {
+		b.idle--
+		b.swap(i, b.idle)
+		i = b.idle
+	}
 	last := len(b.workers) - 1
-	b.rows[i], b.cold[i], b.workers[i] = b.rows[last], b.cold[last], b.workers[last]
-	b.at[b.workers[i].ID] = int32(i) + 1
+	b.swap(i, last)
 	b.at[id] = 0
 	b.workers[last] = nil
-	b.rows, b.cold, b.workers = b.rows[:last], b.cold[:last], b.workers[:last]
+	b.rows, b.cold, b.workers, b.hashes = b.rows[:last], b.cold[:last], b.workers[:last], b.hashes[:last]
 	b.regroup(last)
-	b.regroup(i)
 }
 
 // forget takes a row out of the sums; its class stays counted.
@@ -280,7 +320,8 @@ func (b *Board) fill(i int, w *Worker) {
 		r.flags |= rowPulls
 		b.pulling++
 	}
-	c := coldRow{nameHash: w.hash(), idleMs: w.Waiting.F, loadMs: w.LoadAtMs}
+	b.hashes[i] = w.hash()
+	c := coldRow{idleMs: w.Waiting.F, loadMs: w.LoadAtMs}
 	// Workers with live requests differ in their contexts anyway.
 	if r.live == 0 && r.unknown == 0 && r.reason == ReasonNone && r.flags&(rowAway|rowPulls) == 0 {
 		c.twin = twinOf(w, r.class)

@@ -17,10 +17,6 @@ type classMemo struct {
 	price  classPrice
 }
 
-// foldShare is how many times the workers with a match there must be workers for
-// the rows to be bounded by groups first.
-const foldShare = 8
-
 // blockRows is the number of rows whose least bounds are kept, so that later
 // passes look at few rows.
 const blockRows = 16
@@ -29,8 +25,10 @@ const blockRows = 16
 // not negative: these compare like the numbers.
 type block struct {
 	total, own int64
+	// twinned says that its rows are in their group of twins.
+	twinned bool
 	// folded says that the rows' own bounds are not computed yet: these are the
-	// group's.
+	// group's, of rows that hold nothing of the prompt.
 	folded bool
 }
 
@@ -46,15 +44,14 @@ func (s *search) bound(survey *Survey, firsts *[numReasons]int32) (unknown unkno
 	tokens := int32(min(p.promptTokens, math.MaxInt32))
 	prices, rows := s.prices, b.rows
 	excluded := 0
-	// Where many hold something, most groups would be opened for them.
-	fold := !special && !pulls && (!anyWays || s.q.WaysOpen) && len(matches)*foldShare <= len(rows)
+	fold := !special && !pulls && (!anyWays || s.q.WaysOpen)
 	for k := range s.blocks {
 		if g := &b.groups[k]; fold && g.plain && tokens < g.maxTokens && now-g.seenMs <= p.policy.SilentMs {
 			total, own := prices[g.class].own.at(g.endMs, g.decodeMs, g.live, g.gapMs, now, theta)
-			s.blocks[k] = block{int64(math.Float64bits(total)), int64(math.Float64bits(own)), true}
+			s.blocks[k] = block{total: int64(math.Float64bits(total)), own: int64(math.Float64bits(own)), folded: true}
 			continue
 		}
-		least := block{math.MaxInt64, math.MaxInt64, false}
+		least := block{total: math.MaxInt64, own: math.MaxInt64}
 		from := k * blockRows
 		to := min(from+blockRows, len(rows))
 		part, totals, owns, matchOf := rows[from:to], s.totals[from:to], s.owns[from:to], s.matchOf[from:to]
@@ -104,17 +101,41 @@ func (s *search) bound(survey *Survey, firsts *[numReasons]int32) (unknown unkno
 		s.blocks[k] = least
 	}
 	survey.Reasons[ReasonNone] = len(rows) - excluded
-	// What a row holds of the prompt is not in its group's numbers.
-	for m := range matches {
-		i := b.position(matches[m].Worker)
-		if i < 0 || !s.blocks[i/blockRows].folded {
-			continue
-		}
-		total, own := s.openRow(i)
-		k := &s.blocks[i/blockRows]
-		k.total, k.own = min(k.total, int64(math.Float64bits(total))), min(k.own, int64(math.Float64bits(own)))
+	if fold {
+		s.boundHolders()
 	}
 	return unknown, farUnknown
+}
+
+// boundHolders computes the bounds of the rows of folded blocks that hold
+// something of the prompt, which is not in their groups' numbers.
+func (s *search) boundHolders() {
+	at, rows, ways, matches := s.board.at, s.board.rows, s.q.Ways, s.q.Matches
+	now, theta := s.p.sit.NowMs, s.p.policy.Theta
+	for m := range matches {
+		match := &matches[m]
+		if int(match.Worker) >= len(at) || at[match.Worker] == 0 {
+			continue
+		}
+		i := int(at[match.Worker]) - 1
+		if !s.blocks[i/blockRows].folded || int(s.matchOf[i]) != m+1 {
+			continue
+		}
+		r := &rows[i]
+		memo := &s.memo[r.class]
+		price := &memo.price
+		if memo.tokens != match.Tokens || memo.block != r.block || r.flags&rowBlind != 0 {
+			price = s.matchPrice(r, match)
+		}
+		total, own := price.own.at(r.endMs, r.decodeMs, r.live, r.gapMs, now, theta)
+		if int(r.id) < len(ways) {
+			if far := ways[r.id].RoundTripMs + ways[r.id].SurchargeMs; far > 0 {
+				total, own = total+far, own+far
+			}
+		}
+		s.totals[i], s.owns[i] = total, own
+		s.holders = append(s.holders, int32(i))
+	}
 }
 
 // at is the bound of a row, or of a group of rows: each number may only make it
@@ -128,38 +149,23 @@ func (l *linear) at(endMs, decodeMs, live, gapMs, nowMs, theta float64) (total, 
 	return l.a*own + l.perLive*live + l.baseMs + theta*gapMs, own + l.ownMs
 }
 
-// openRow is the bound of a row of a folded block.
-func (s *search) openRow(i int) (total, own float64) {
-	r := &s.board.rows[i]
-	price := &s.prices[r.class]
-	if m := s.matchOf[i]; m != 0 {
-		price = s.matchPrice(r, &s.q.Matches[m-1])
-	}
-	total, own = price.own.at(r.endMs, r.decodeMs, r.live, r.gapMs, s.p.sit.NowMs, s.p.policy.Theta)
-	if int(r.id) < len(s.q.Ways) {
-		if far := s.q.Ways[r.id].RoundTripMs + s.q.Ways[r.id].SurchargeMs; far > 0 {
-			total, own = total+far, own+far
-		}
-	}
-	return total, own
-}
-
-// unfold computes the bounds of a block's rows.
+// unfold computes the bounds of a block's rows, but for those of holders.
 func (s *search) unfold(k int) {
 	if !s.blocks[k].folded {
 		return
 	}
-	least := block{math.MaxInt64, math.MaxInt64, false}
+	least := block{total: math.MaxInt64, own: math.MaxInt64}
 	from := k * blockRows
 	to := min(from+blockRows, len(s.totals))
 	part, totals, owns, matchOf := s.board.rows[from:to], s.totals[from:to], s.owns[from:to], s.matchOf[from:to]
 	line, now, theta, ways := s.prices[part[0].class].own, s.p.sit.NowMs, s.p.policy.Theta, s.q.Ways
 	for i := range part {
+		if matchOf[i] != 0 {
+			continue // a holder
+		}
 		r := &part[i]
 		total, own := line.at(r.endMs, r.decodeMs, r.live, r.gapMs, now, theta)
-		if matchOf[i] != 0 {
-			total, own = s.openRow(from + i)
-		} else if int(r.id) < len(ways) {
+		if int(r.id) < len(ways) {
 			if far := ways[r.id].RoundTripMs + ways[r.id].SurchargeMs; far > 0 {
 				total, own = total+far, own+far
 			}
@@ -171,20 +177,80 @@ func (s *search) unfold(k int) {
 	s.blocks[k] = least
 }
 
-// seeds are the positions of the least bounds of total and own time.
-func (s *search) seeds() (total, own int) {
-	least, blocks := block{math.MaxInt64, math.MaxInt64, false}, [2]int{}
-	for k := range s.blocks {
-		if s.blocks[k].total < least.total {
-			least.total, blocks[0] = s.blocks[k].total, k
+// nearest are a few positions or blocks with the least bounds, least first.
+type nearest struct {
+	n  int
+	at [maxFallbacks + 1]int
+	by [maxFallbacks + 1]int64 // as in block
+}
+
+func (l *nearest) offer(by int64, at int) {
+	i := l.n
+	if i == len(l.at) {
+		if i--; by >= l.by[i] {
+			return
 		}
-		if s.blocks[k].own < least.own {
-			least.own, blocks[1] = s.blocks[k].own, k
+	} else {
+		l.n++
+	}
+	for ; i > 0 && by < l.by[i-1]; i-- {
+		l.at[i], l.by[i] = l.at[i-1], l.by[i-1]
+	}
+	l.at[i], l.by[i] = at, by
+}
+
+// seed prices those whose bounds are least, so that few others can matter.
+func (s *search) seed() {
+	var blocks, rows nearest
+	soonest := int64(math.MaxInt64) // the least own time
+	own, ofBlock := -1, false
+	for k := range s.blocks {
+		b := &s.blocks[k]
+		if b.total != math.MaxInt64 {
+			blocks.offer(b.total, k)
+		}
+		if b.own < soonest {
+			soonest, own, ofBlock = b.own, k, true
 		}
 	}
-	s.unfold(blocks[0])
-	s.unfold(blocks[1])
-	return indexOfLeast(s.totals, blocks[0]), indexOfLeast(s.owns, blocks[1])
+	for _, i := range s.holders {
+		rows.offer(int64(math.Float64bits(s.totals[i])), int(i))
+		if bits := int64(math.Float64bits(s.owns[i])); bits < soonest {
+			soonest, own, ofBlock = bits, int(i), false
+		}
+	}
+	for _, k := range blocks.at[:blocks.n] {
+		if i := s.leastOf(s.totals, k); i >= 0 {
+			rows.offer(int64(math.Float64bits(s.totals[i])), i)
+		}
+	}
+	for _, i := range rows.at[:rows.n] {
+		if key := s.twinKey(i); key == 0 || !s.hasTwin(key) {
+			s.evaluate(i)
+		}
+	}
+	if ofBlock {
+		own = s.leastOf(s.owns, own)
+	}
+	s.evaluate(own)
+}
+
+// leastOf is the position of the least bound of a block, of one of twins any;
+// -1: it has only holders.
+func (s *search) leastOf(bounds []float64, k int) int {
+	from := k * blockRows
+	to := min(from+blockRows, len(bounds))
+	if !s.blocks[k].folded {
+		return indexOfLeast(bounds, k)
+	}
+	s.unfold(k)
+	at := -1
+	for i := from; i < to; i++ {
+		if s.matchOf[i] == 0 && (at < 0 || bounds[i] < bounds[at]) {
+			at = i
+		}
+	}
+	return at
 }
 
 // indexOfLeast is the position of the least bound of a block.

@@ -27,7 +27,10 @@ func NewRecord(req *Request, candidates []Candidate, policy *Policy, sit Situati
 	if len(candidates) <= keep {
 		r.Candidates = slices.Clone(candidates)
 	} else {
-		for _, i := range d.keepers(keep) {
+		r.Candidates = make([]Candidate, 0, keep)
+		// Room for the usual number of candidates and those with the least totals.
+		var room [2][72]int
+		for _, i := range d.keepers(room[0][:0], room[1][:0], keep) {
 			r.Candidates = append(r.Candidates, candidates[i])
 		}
 	}
@@ -38,9 +41,9 @@ func NewRecord(req *Request, candidates []Candidate, policy *Policy, sit Situati
 	return r
 }
 
-// keepers are the indices of the candidates a record keeps, ascending.
-func (d *Decision) keepers(keep int) []int {
-	var kept []int
+// keepers appends to kept, which is empty, the indices of the candidates a record
+// keeps, ascending; least is memory for the search.
+func (d *Decision) keepers(kept, least []int, keep int) []int {
 	add := func(i int) {
 		if i >= 0 && !slices.Contains(kept, i) {
 			kept = append(kept, i)
@@ -55,7 +58,7 @@ func (d *Decision) keepers(keep int) []int {
 	for _, i := range d.Fallbacks() {
 		add(i)
 	}
-	byTotal := d.cheapest(keep)
+	byTotal := d.cheapest(least, keep)
 	for _, i := range byTotal {
 		if len(kept) >= keep {
 			break
@@ -78,9 +81,9 @@ func (d *Decision) cheapestPlaceable() int {
 	return least
 }
 
-// cheapest are the indices of the n smallest totals, smallest first.
-func (d *Decision) cheapest(n int) []int {
-	least := make([]int, 0, n+1)
+// cheapest appends to least, which is empty, the indices of the n smallest
+// totals, smallest first.
+func (d *Decision) cheapest(least []int, n int) []int {
 	for i := range d.Terms {
 		if len(least) == n && !(d.Terms[i].TotalMs < d.Terms[least[n-1]].TotalMs) {
 			continue

@@ -38,8 +38,9 @@ type Query struct {
 	// Ways are the ways from the caller by slot; what lies beyond is unknown.
 	Ways []Way
 	// WaysOpen says that all ways are there, known, and none is Outside: then
-	// the nearest workers are found without a look at the others.
-	WaysOpen bool
+	// the nearest workers are found without a look at the others. WaysAlike says
+	// that they also cost the same.
+	WaysOpen, WaysAlike bool
 	// Paths appends the ways from Situation.Sources to a worker, in their
 	// order; nil: nothing may be pulled.
 	Paths func(to *Worker, dst []Path) []Path
@@ -97,6 +98,7 @@ type scratch struct {
 	memo         []classMemo
 	paths        []Path
 	twins        []twinGroup
+	holders      []int32 // positions in folded blocks that hold something
 	pricer       pricer
 	texts        texts
 }
@@ -115,7 +117,7 @@ func (s *scratch) begin(rows, classes int) {
 	s.prices = slices.Grow(s.prices[:0], classes)[:classes]
 	s.memo = slices.Grow(s.memo[:0], classes)[:classes]
 	clear(s.memo)
-	s.paths, s.twins = s.paths[:0], s.twins[:0]
+	s.paths, s.twins, s.holders = s.paths[:0], s.twins[:0], s.holders[:0]
 }
 
 // search is one bounded search.
@@ -230,9 +232,7 @@ func (s *search) run() bool {
 		return false
 	}
 	s.means(survey, unknown, farUnknown)
-	total, own := s.seeds()
-	s.evaluate(total)
-	s.evaluate(own)
+	s.seed()
 	if !s.q.MatchUnknown {
 		s.evaluate(s.mostReuse())
 	}
@@ -341,8 +341,17 @@ func slack(ms float64) float64 { return ms + roundingSlack*(1+math.Abs(ms)) }
 // findBestOwn prices whoever could have the least own time.
 func (s *search) findBestOwn() {
 	least := slack(s.bestOwn)
+	for _, i := range s.holders {
+		if s.owns[i] <= least && s.open(int(i)) {
+			s.evaluate(int(i))
+			least = slack(s.bestOwn)
+		}
+	}
 	for k := range s.blocks {
 		if s.blocks[k].own > int64(math.Float64bits(least)) {
+			continue
+		}
+		if key := s.blockTwinKey(k); key != 0 && s.hasTwin(key) {
 			continue
 		}
 		s.unfold(k)
@@ -371,9 +380,19 @@ func (s *search) open(i int) bool { return s.reasons[i] == ReasonNone }
 
 // findTotals prices whoever could be chosen or be a fallback.
 func (s *search) findTotals() {
+	s.findTwins()
 	bound := s.totalBound()
+	for _, i := range s.holders {
+		if s.totals[i] <= bound && s.open(int(i)) {
+			s.evaluate(int(i))
+			bound = s.totalBound()
+		}
+	}
 	for k := range s.blocks {
 		if s.blocks[k].total > int64(math.Float64bits(bound)) {
+			continue
+		}
+		if s.blocks[k].twinned || s.twinBlock(k) {
 			continue
 		}
 		s.unfold(k)
@@ -389,6 +408,23 @@ func (s *search) findTotals() {
 			bound = s.totalBound()
 		}
 	}
+	s.priceTwins()
+}
+
+// findTwins prices those of workers that cost the same as one priced before that
+// could be chosen: then few of the others can be within what these cost.
+func (s *search) findTwins() {
+	bound := int64(math.Float64bits(s.totalBound()))
+	for k := range s.blocks[:(s.board.idle+blockRows-1)/blockRows] {
+		if s.blocks[k].total <= bound {
+			s.twinBlock(k)
+		}
+	}
+	s.priceTwins()
+}
+
+// priceTwins prices the members of all groups that could be chosen.
+func (s *search) priceTwins() {
 	for g := range s.twins {
 		for _, top := range s.twins[g].tops[:s.twins[g].n] {
 			if !top.priced {

@@ -65,8 +65,12 @@ func newBoardWorld(r *rand.Rand, n int, m mix) *boardWorld {
 	if chance(m.far) {
 		w.query.Ways = make([]Way, n-r.IntN(2))
 		w.query.WaysOpen = len(w.query.Ways) == n
+		w.query.WaysAlike = w.query.WaysOpen && r.IntN(2) == 0
 		for i := range w.query.Ways {
 			w.query.Ways[i] = Way{RoundTripMs: maybe([]float64{0, 0, 12}[r.IntN(3)]), SurchargeMs: []float64{0, 15}[r.IntN(2)], Outside: chance(m.excluded)}
+			if w.query.WaysAlike {
+				w.query.Ways[i] = Way{RoundTripMs: 12, SurchargeMs: 15}
+			}
 			w.query.WaysOpen = w.query.WaysOpen && w.query.Ways[i].RoundTripMs >= 0 && !w.query.Ways[i].Outside
 		}
 	}
@@ -287,8 +291,40 @@ func TestBoundsAreLower(t *testing.T) {
 	t.Logf("bounds are %.3f of the price in the mean", tight/float64(n))
 }
 
-// A group is left out rightly: its bound is not above that of any of its rows,
-// those included that hold something.
+// Of many workers that are alike most are judged by groups, holders apart and
+// idle ones by their hashes alone: that, too, gives what the full scan gives.
+func TestGroupsDecideAsRows(t *testing.T) {
+	twins, holders := 0, 0
+	for seed := range uint64(400) {
+		r := rand.New(rand.NewPCG(seed, 12))
+		w := newBoardWorld(r, 100+r.IntN(150), mix{
+			alike: 1, same: true, idle: []float64{0, .5, 1}[seed%3], matched: []float64{0, .05, .5}[seed/3%3], far: float64(seed % 2), budgets: seed%5 == 0,
+		})
+		w.policy.TieMs = 0
+		var full, bounded Decision
+		all := w.all()
+		if err := Decide(&w.req, all, &w.policy, w.sit, &full); err != nil {
+			t.Fatal(err)
+		}
+		candidates := w.decide(t, nil, &bounded)
+		if got, want := verdict(&bounded, candidates), verdict(&full, all); got != want {
+			t.Fatalf("seed %d: of %d workers, %d priced:\n got %s\nwant %s", seed, len(all), len(candidates), got, want)
+		}
+		holders += len(bounded.scratch.holders)
+		for k := range bounded.scratch.blocks {
+			if bounded.scratch.blocks[k].twinned {
+				twins++
+			}
+		}
+	}
+	if twins < 200 || holders < 500 {
+		t.Errorf("%d groups of twins, %d holders: too few to tell anything", twins, holders)
+	}
+	t.Logf("%d groups of twins, %d holders", twins, holders)
+}
+
+// A group is left out rightly: its bound is not above that of any of its rows.
+// Those that hold something are bounded apart, each once.
 func TestGroupsAreLower(t *testing.T) {
 	folded, holders := 0, 0
 	for seed := range uint64(100) {

@@ -31,24 +31,63 @@ func (s *search) twinKey(i int) uint64 {
 	return key
 }
 
-func (s *search) hasTwin(key uint64) bool {
-	for g := range s.twins {
-		if s.twins[g].key == key {
-			return true
+// blockTwinKey is twinKey of all positions of a block that hold nothing of the
+// prompt; 0: they do not cost the same, or that is not known.
+func (s *search) blockTwinKey(k int) uint64 {
+	g := &s.board.groups[k]
+	if !s.blocks[k].folded || g.twin == 0 || len(s.q.Ways) > 0 && !s.q.WaysAlike ||
+		!(s.p.sit.NowMs >= g.idleMs) || !(s.p.sit.NowMs-g.loadMs <= s.p.policy.FreshMs) {
+		return 0
+	}
+	from := k * blockRows
+	for i := from; i < min(from+blockRows, len(s.matchOf)); i++ {
+		if s.matchOf[i] == 0 {
+			return s.twinKey(i)
 		}
 	}
-	return false
+	return 0
 }
+
+// twinBlock keeps those positions of a block of twins in their group whose hashes
+// are among the highest. It reports false if there is no such group yet.
+func (s *search) twinBlock(k int) bool {
+	key := s.blockTwinKey(k)
+	if key == 0 {
+		return false
+	}
+	g := s.twinGroup(key)
+	if g == nil {
+		return false
+	}
+	s.blocks[k].twinned = true
+	from := k * blockRows
+	for i, name := range s.board.hashes[from:min(from+blockRows, len(s.matchOf))] {
+		if g.n == len(g.tops) && rendezvous(s.tieKey, name) < g.tops[g.n-1].hash {
+			continue
+		}
+		if s.open(from+i) && s.matchOf[from+i] == 0 {
+			s.twin(key, from+i, false)
+		}
+	}
+	return true
+}
+
+// twinGroup is the group of a key; nil: there is none.
+func (s *search) twinGroup(key uint64) *twinGroup {
+	for k := range s.twins {
+		if s.twins[k].key == key {
+			return &s.twins[k]
+		}
+	}
+	return nil
+}
+
+func (s *search) hasTwin(key uint64) bool { return s.twinGroup(key) != nil }
 
 // twin keeps a position in its group if its hash is among the highest. It
 // reports false if there is no such group yet; a priced position makes one.
 func (s *search) twin(key uint64, i int, priced bool) bool {
-	var g *twinGroup
-	for k := range s.twins {
-		if s.twins[k].key == key {
-			g = &s.twins[k]
-		}
-	}
+	g := s.twinGroup(key)
 	if g == nil {
 		if !priced || len(s.twins) >= maxTwinGroups {
 			return false
@@ -56,7 +95,7 @@ func (s *search) twin(key uint64, i int, priced bool) bool {
 		s.twins = append(s.twins, twinGroup{key: key})
 		g = &s.twins[len(s.twins)-1]
 	}
-	hash := rendezvous(s.tieKey, s.board.cold[i].nameHash)
+	hash := rendezvous(s.tieKey, s.board.hashes[i])
 	for k := range g.tops[:g.n] {
 		if g.tops[k].at == int32(i) {
 			g.tops[k].priced = g.tops[k].priced || priced

@@ -115,7 +115,7 @@ func (r *Record) WouldChange(d *Decision) []WhatIf {
 // the request itself excludes is not.
 func (d *Decision) rivals(candidates []Candidate) []int {
 	order := make([]int, 0, len(candidates))
-	for _, i := range d.cheapest(2 * maxWhatIfs) {
+	for _, i := range d.cheapest(nil, 2*maxWhatIfs) {
 		switch d.Terms[i].Reason {
 		case ReasonExcludedByRequest, ReasonSuperseded, ReasonTenant, ReasonTooLong, ReasonNoAdapter, ReasonOutside, ReasonLost:
 			continue

@@ -21,6 +21,10 @@ type retainedNode struct {
 	next, prev int32
 }
 
+func newRetained(capacityTokens uint64) *retained {
+	return &retained{capacity: capacityTokens, byKey: map[summary.IndexKey]int32{}, nodes: make([]retainedNode, 1)}
+}
+
 // retainedTokens is what a node adds to what is cached. An end between
 // checkpoints counts from the checkpoint, so several in one chunk count more
 // than they take; the older ones leave first.
@@ -42,7 +46,7 @@ func (x *Index) Retain(id WorkerID, capacityTokens uint64) {
 		if capacityTokens == 0 {
 			return
 		}
-		w.retained = &retained{byKey: map[summary.IndexKey]int32{}, nodes: make([]retainedNode, 1)}
+		w.retained = newRetained(capacityTokens)
 		for _, p := range w.claims {
 			x.retain(w, 0, p)
 		}
@@ -52,14 +56,6 @@ func (x *Index) Retain(id WorkerID, capacityTokens uint64) {
 	if capacityTokens == 0 {
 		w.retained = nil
 	}
-}
-
-// Retains reports whether predictions about a worker outlive their claim.
-func (x *Index) Retains(id WorkerID) bool {
-	x.writer.Lock()
-	defer x.writer.Unlock()
-	w := x.workers[id]
-	return w != nil && w.retained != nil
 }
 
 // Shorten tells the outcome of a request: of the prompt with these keys, a

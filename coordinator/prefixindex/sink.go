@@ -162,8 +162,9 @@ func (x *Index) applyNext(w *worker, ops []op) int {
 	return 1
 }
 
-// clear takes back all that a worker's stream listed. What claims predict is
-// listed under a new slot before that is shown instead of the old one.
+// clear takes back all that a worker's stream listed, and what is retained: the
+// cache is empty. What open claims predict is yet to be computed; it is listed
+// under a new slot before that is shown instead of the old one.
 func (x *Index) clear(w *worker) {
 	old := w.slot
 	w.slot = x.reserveSlot(w.id)
@@ -175,9 +176,7 @@ func (x *Index) clear(w *worker) {
 		}
 	}
 	if w.retained != nil {
-		for _, at := range w.retained.byKey {
-			x.predict(w, &w.retained.nodes[at].name)
-		}
+		w.retained = newRetained(w.retained.capacity)
 	}
 	x.slots.show(w.slot, old)
 	x.retireSlot(old)

@@ -284,6 +284,41 @@ func TestReloadFollowsCertificateAndCA(t *testing.T) {
 	}
 }
 
+// A process whose lanes stay up shakes no hands: its metrics tell of the files all
+// the same.
+func TestMetricsFollowTheFiles(t *testing.T) {
+	f := newFleet(t)
+	s := f.source(RoleAgent, "a")
+	reg := prometheus.NewRegistry()
+	reg.MustRegister(s)
+	left := func() float64 {
+		t.Helper()
+		families, err := reg.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, family := range families {
+			for _, m := range family.GetMetric() {
+				if family.GetName() == "waypost_certificate_expiry_seconds" && m.GetLabel()[0].GetValue() == "leaf" {
+					return m.GetGauge().GetValue()
+				}
+			}
+		}
+		t.Fatal("no expiry of the leaf")
+		return 0
+	}
+	before := left()
+	renewed, err := f.ca.Issue(RoleAgent, "a", nil, time.Minute) // not one that lasts longer: the CA ends
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.put(s.opts.Files.Cert, renewed.CertPEM)
+	f.put(s.opts.Files.Key, renewed.KeyPEM)
+	if after := left(); after > before-1000 {
+		t.Errorf("%v s are left by the metrics after the certificate was replaced by one for a minute, %v s before", after, before)
+	}
+}
+
 func TestOpenErrorsNameTheFile(t *testing.T) {
 	f := newFleet(t)
 	good := f.issue(RoleAgent, "a")

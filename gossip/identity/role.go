@@ -46,9 +46,6 @@ const (
 
 var allRoles = []Role{RoleAgent, RoleCoordinator, RoleAdmin, RoleOperator, RolePlacer, RoleViewer}
 
-// Roles returns every role there is.
-func Roles() []Role { return slices.Clone(allRoles) }
-
 // Valid says whether r is one of the known roles.
 func (r Role) Valid() bool { return slices.Contains(allRoles, r) }
 

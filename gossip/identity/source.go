@@ -33,7 +33,7 @@ type Files struct {
 type Options struct {
 	Files Files
 	// CheckEvery is how often the files may be looked at for changes; a look
-	// happens during handshakes only. Zero means 2 s.
+	// happens during handshakes, and when metrics are read. Zero means 2 s.
 	CheckEvery time.Duration
 	// Logger takes one line when files were read again and one when that begins
 	// to fail. Nil discards.
@@ -41,7 +41,8 @@ type Options struct {
 }
 
 // Source is the identity of this process, kept equal to its files. It starts no
-// goroutine: changes are noticed by the next handshake. A set of files that
+// goroutine: changes are noticed by the next handshake, or when metrics are
+// read. A set of files that
 // does not fit together keeps the old one in force, so that certificate and
 // key may be replaced one after the other.
 //
@@ -274,9 +275,10 @@ func (s *Source) Describe(ch chan<- *prometheus.Desc) {
 	ch <- reloadDesc
 }
 
-// Collect implements [prometheus.Collector].
+// Collect implements [prometheus.Collector]. It looks at the files, as a process
+// whose lanes stay up has no handshakes.
 func (s *Source) Collect(ch chan<- prometheus.Metric) {
-	m := s.current.Load()
+	m := s.now()
 	ch <- prometheus.MustNewConstMetric(expiryDesc, prometheus.GaugeValue, time.Until(m.caNotAfter).Seconds(), "ca")
 	ch <- prometheus.MustNewConstMetric(expiryDesc, prometheus.GaugeValue, time.Until(m.cert.Leaf.NotAfter).Seconds(), "leaf")
 	s.mu.Lock()

@@ -58,6 +58,7 @@ func claimOf(o *ledger.Offer) *waypostv1.Claim {
 	for _, k := range o.Keys {
 		c.Keys = append(c.Keys, uint64(k))
 	}
+	c.Slot = o.Slot
 	for _, k := range o.Points {
 		c.Points = append(c.Points, uint64(k))
 	}
@@ -71,6 +72,9 @@ func offerOf(c *waypostv1.Claim) ledger.Offer {
 	}}
 	for _, k := range c.GetKeys() {
 		o.Keys = append(o.Keys, prefix.Key(k))
+	}
+	if c.Slot != nil {
+		o.Slot = new(c.GetSlot())
 	}
 	for _, k := range c.GetPoints() {
 		o.Points = append(o.Points, prefix.Key(k))

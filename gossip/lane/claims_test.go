@@ -24,6 +24,12 @@ func drawOffer(t *rapid.T, seq uint64, keys int) ledger.Offer {
 		o.Keys, o.KeyDepths = append(o.Keys, prefix.Key(seq<<32|uint64(i))), append(o.KeyDepths, uint32(i+1))
 	}
 	o.AfterKey = rapid.Uint64().Draw(t, "afterKey")
+	if rapid.Bool().Draw(t, "pinned") {
+		o.Slot = new(rapid.Uint32Range(0, 9).Draw(t, "slot"))
+	}
+	for i := range min(rapid.IntRange(0, 5).Draw(t, "points"), o.PromptTokens/ledger.PointTokens) {
+		o.Points = append(o.Points, prefix.Key(seq<<40|uint64(i+1)))
+	}
 	return o
 }
 
@@ -43,6 +49,7 @@ func wire[M proto.Message](t rapid.TB, m, into M) M {
 func TestClaimsTravel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		sent := ledger.ClaimFrame{Coordinator: rapid.Uint64Min(1).Draw(t, "coordinator"), Agent: rapid.Uint64Min(1).Draw(t, "agent"), Prev: rapid.Uint64Range(0, 1<<40).Draw(t, "prev")}
+		sent.PointsKeyID = rapid.SampledFrom([]string{"", "00c0ffee"}).Draw(t, "pointsKey")
 		seq := sent.Prev
 		for range rapid.IntRange(1, 9).Draw(t, "claims") {
 			seq += rapid.Uint64Range(1, 3).Draw(t, "step")
@@ -71,7 +78,7 @@ func TestLongClaimsAreSplit(t *testing.T) {
 // without a gap and fit into a lane.
 func claimsTravel(t rapid.TB, sent *ledger.ClaimFrame) (frames int) {
 	t.Helper()
-	got := ledger.ClaimFrame{Coordinator: sent.Coordinator, Agent: sent.Agent, Prev: sent.Prev}
+	got := ledger.ClaimFrame{Coordinator: sent.Coordinator, Agent: sent.Agent, Prev: sent.Prev, PointsKeyID: sent.PointsKeyID}
 	prev := sent.Prev
 	for _, f := range ClaimFramesOf(3, sent) {
 		frames++
@@ -79,7 +86,7 @@ func claimsTravel(t rapid.TB, sent *ledger.ClaimFrame) (frames int) {
 			t.Fatalf("a frame of %d bytes", size)
 		}
 		part := ClaimsOf(wire(t, f, &waypostv1.ClaimFrame{}))
-		if f.GetIndex() != 3 || part.Prev != prev {
+		if f.GetIndex() != 3 || part.Prev != prev || part.PointsKeyID != sent.PointsKeyID {
 			t.Fatalf("index %d, continues %d, want 3 and %d", f.GetIndex(), part.Prev, prev)
 		}
 		if err := part.Validate(); err != nil {
@@ -102,6 +109,9 @@ func TestMarksAndPlacementsTravel(t *testing.T) {
 			m := ledger.Marked{Seq: uint64(i + 1), What: what, AgeMs: float64(i)}
 			if what == ledger.MarkDone {
 				m.OutputTokens = rapid.IntRange(0, 9).Draw(t, "output")
+				if rapid.Bool().Draw(t, "told") {
+					m.CachedTokens = new(rapid.IntRange(0, 9).Draw(t, "cached"))
+				}
 			}
 			marks.Marks = append(marks.Marks, m)
 		}

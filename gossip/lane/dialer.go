@@ -356,7 +356,6 @@ func (d *Dialer) open(address string) *Lane {
 }
 
 // shut notes that a lane has ended.
-
 func (d *Dialer) shut(l *Lane) {
 	d.mu.Lock()
 	delete(d.lanes, l.session)

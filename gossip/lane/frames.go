@@ -52,6 +52,8 @@ func kindOf(msg any) string {
 			return "marks"
 		case *waypostv1.ConnectResponse_Outcomes:
 			return "outcomes"
+		case *waypostv1.ConnectResponse_Transfers:
+			return "transfers"
 		case *waypostv1.ConnectResponse_Tokenize, *waypostv1.ConnectResponse_Render:
 			return "tokenize"
 		}

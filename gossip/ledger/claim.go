@@ -41,6 +41,18 @@ type Claim struct {
 	// as far as known, for workers whose agent follows the cache by the requests
 	// it is told; else none.
 	Points []prefix.Key
+	// Slot is the slot that the request names; nil: none.
+	Slot *uint32
+}
+
+// IdleSlot is a slot of an engine that serves nobody, and the longest prefix
+// that it is known to hold.
+type IdleSlot struct {
+	// Slot is its number, as requests name it.
+	Slot uint32
+	// DepthTokens is the length of the prefix, Key names it.
+	DepthTokens uint32
+	Key         prefix.Key
 }
 
 // ReusedTokens is the part of the prompt expected to be found in the cache.

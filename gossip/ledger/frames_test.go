@@ -26,6 +26,7 @@ func TestFramesNameTheField(t *testing.T) {
 		"ageMs: NaN":                   func(f *ClaimFrame) { f.Offers[0].AgeMs = math.NaN() },
 		"ageMs: -1":                    func(f *ClaimFrame) { f.Offers[0].AgeMs = -1 },
 		"promptTokens":                 func(f *ClaimFrame) { f.Offers[0].PromptTokens = 1 << 25 },
+		"points":                       func(f *ClaimFrame) { f.Offers[0].Points = make([]prefix.Key, 63) },
 		"uncachedTokens":               func(f *ClaimFrame) { f.Offers[0].UncachedTokens = 1001 },
 		"outputTokens":                 func(f *ClaimFrame) { f.Offers[0].OutputTokens = math.Inf(1) },
 		"n: 1000":                      func(f *ClaimFrame) { f.Offers[0].Sequences = 1000 },
@@ -49,6 +50,7 @@ func TestFramesNameTheField(t *testing.T) {
 		"marks[0].seq":          func(f *MarkFrame) { f.Marks[0].Seq = 0 },
 		"marks[0].what":         func(f *MarkFrame) { f.Marks[0].What = "finished" },
 		"marks[0].ageMs":        func(f *MarkFrame) { f.Marks[0].AgeMs = 1e9 },
+		"marks[0].cachedTokens": func(f *MarkFrame) { f.Marks[0].CachedTokens = new(-1) },
 		"marks[0].outputTokens": func(f *MarkFrame) { f.Marks[0].OutputTokens = -1 },
 	} {
 		f := MarkFrame{Coordinator: 1, Marks: []Marked{{Seq: 1, What: MarkDone, OutputTokens: 7}}}

@@ -203,6 +203,7 @@ func (d *Decoder) applyDelta(h *header, body []byte, at place) (Result, error) {
 		if reset {
 			d.tree.reset()
 		}
+		e.asked += d.tree.ask()
 		e.canUndo()
 		if err := e.apply(&reader{b: body}); err != nil {
 			if e.undo(); reset {

@@ -51,6 +51,7 @@ type editor struct {
 	last    uint32 // run of the operation before
 	work    int    // runs and words looked at
 	ops     uint64 // applied
+	asked   uint32 // keeps the loads of tree.ask from being left out
 
 	words []uint16
 	pts   []point

@@ -125,15 +125,6 @@ func (f field) show() string {
 	return show(f.value)
 }
 
-// Defaults returns the table of a configuration as it stands.
-func Defaults(cfg any) []Setting {
-	var out []Setting
-	for _, f := range fieldsOf(cfg) {
-		out = append(out, Setting{Key: f.key, Value: f.show(), Default: f.show(), Source: Source{Kind: "default"}, Help: f.help, Reloadable: f.reload})
-	}
-	return out
-}
-
 // Change is a setting with different values in two configurations of one type.
 type Change struct {
 	Key, Old, New string

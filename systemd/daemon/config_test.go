@@ -3,6 +3,7 @@ package daemon
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -157,7 +158,7 @@ func TestMissingFile(t *testing.T) {
 	}
 }
 
-func TestDiffAndDefaults(t *testing.T) {
+func TestDiff(t *testing.T) {
 	a, b := defaults(), defaults()
 	b.Log.Level = "debug"
 	b.Mesh.Join = []HostPort{"gpu-01:7710"}
@@ -168,13 +169,22 @@ func TestDiffAndDefaults(t *testing.T) {
 	if diff := cmp.Diff(want, Diff(a, b)); diff != "" {
 		t.Error(diff)
 	}
-	rows := Defaults(a)
-	i := slices.IndexFunc(rows, func(s Setting) bool { return s.Key == "secret" })
-	if rows[i].Value != `"(hidden)"` {
-		t.Errorf("a secret is shown as %s", rows[i].Value)
+	b.Secret = "hunter3"
+	changes := Diff(a, b)
+	if i := slices.IndexFunc(changes, func(c Change) bool { return c.Key == "secret" }); i < 0 || changes[i].Old+changes[i].New != `"(hidden)""(hidden)"` {
+		t.Errorf("a secret is shown in %+v", changes)
 	}
-	if rows[0].Key != "name" || rows[0].Help == "" {
-		t.Errorf("first row %+v", rows[0])
+	// What a reload cannot take over is said, once for all of it.
+	var said strings.Builder
+	log := slog.New(slog.NewTextHandler(&said, nil))
+	if WarnRestart(log, a, b); strings.Count(said.String(), "level=WARN") != 1 || !strings.Contains(said.String(), `settings="mesh.join secret"`) {
+		t.Errorf("said %q", said.String())
+	}
+	said.Reset()
+	c := defaults()
+	c.Log.Level = "debug"
+	if WarnRestart(log, a, c); said.Len() != 0 {
+		t.Errorf("of a setting that was taken over: %q", said.String())
 	}
 }
 

@@ -105,19 +105,6 @@ func TestWatchdogBarksOnlyWhileAlive(t *testing.T) {
 	<-done
 }
 
-func TestEnvironHidesTheManager(t *testing.T) {
-	t.Setenv("NOTIFY_SOCKET", "x")
-	t.Setenv("WATCHDOG_USEC", "1")
-	t.Setenv("NOTIFY_SOCKET_OTHER", "kept")
-	env := Environ()
-	if slices.Contains(env, "NOTIFY_SOCKET=x") || slices.Contains(env, "WATCHDOG_USEC=1") {
-		t.Errorf("children would get %v", env)
-	}
-	if !slices.Contains(env, "NOTIFY_SOCKET_OTHER=kept") {
-		t.Error("another variable was removed")
-	}
-}
-
 func TestLogger(t *testing.T) {
 	t.Setenv("JOURNAL_STREAM", "")
 	for _, tt := range []struct {

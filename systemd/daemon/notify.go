@@ -3,8 +3,6 @@ package daemon
 import (
 	"context"
 	"log/slog"
-	"os"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -89,16 +87,4 @@ func (n *Notifier) Watchdog(ctx context.Context, alive func() bool) {
 			return
 		}
 	}
-}
-
-// ownVariables are only for the process that the service manager started.
-var ownVariables = []string{"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"}
-
-// Environ returns the environment for child processes: without the service
-// manager's socket and watchdog, which they could speak to in our name.
-func Environ() []string {
-	return slices.DeleteFunc(os.Environ(), func(kv string) bool {
-		name, _, _ := strings.Cut(kv, "=")
-		return slices.Contains(ownVariables, name)
-	})
 }

@@ -1,6 +1,8 @@
 package daemon
 
 import (
+	"log/slog"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -42,4 +44,18 @@ func (m *ReloadMetrics) Done(err error) {
 	}
 	m.ok.Set(1)
 	m.last.Set(float64(time.Now().UnixNano()) / 1e9)
+}
+
+// WarnRestart says which settings differ between the configuration that a daemon
+// was started with and the one read now, and need a restart.
+func WarnRestart(log *slog.Logger, started, now any) {
+	var keys []string
+	for _, c := range Diff(started, now) {
+		if !c.Reloadable {
+			keys = append(keys, c.Key)
+		}
+	}
+	if len(keys) > 0 {
+		log.Warn("settings have changed that a reload does not take over; restart to use them", "settings", strings.Join(keys, " "))
+	}
 }

@@ -39,10 +39,13 @@ func newAgent(blocks int, epoch uint32) *agent {
 	return &agent{table: t, encoder: e}
 }
 
-// apply mirrors a tape and returns the next frame of the stream.
+// apply mirrors a tape, batch by batch as an engine publishes it, and returns the
+// next frame of the stream.
 func (a *agent) apply(t *tape, now float64) []byte {
-	for i := range t.events {
-		a.table.Apply(&t.events[i])
+	from := 0
+	for _, to := range t.batches {
+		a.table.ApplyAll(t.events[from:to])
+		from = to
 	}
 	return a.encoder.Delta(virtual(now))
 }

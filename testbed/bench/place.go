@@ -51,6 +51,9 @@ type Placed struct {
 	// PlacesPerSec are the placements of placeCallers callers, each released
 	// before the next one.
 	PlacesPerSec float64
+	// CPU is the processor time of such a placement with its release, of this
+	// process: callers, coordinator and the agents it tells.
+	CPU time.Duration
 	// Matched is the share of placements with a reuse.
 	Matched float64
 }
@@ -173,30 +176,33 @@ func measurePlaces(ctx context.Context, p placePlan, s *service, t Transport, pr
 	out.Matched = float64(matched) / placesToTally
 	var alone []quantiles
 	for range p.rounds {
-		q, _, err := drivePlaces(ctx, c, 1, p.window)
+		q, _, _, err := drivePlaces(ctx, c, 1, p.window)
 		if err != nil {
 			return out, err
 		}
 		alone = append(alone, q)
-		_, perSec, err := drivePlaces(ctx, c, placeCallers, p.window)
+		_, perSec, cpu, err := drivePlaces(ctx, c, placeCallers, p.window)
 		if err != nil {
 			return out, err
 		}
-		out.PlacesPerSec = max(out.PlacesPerSec, perSec)
+		if out.PlacesPerSec = max(out.PlacesPerSec, perSec); out.CPU == 0 || cpu < out.CPU {
+			out.CPU = cpu
+		}
 	}
 	out.Place = best(alone)
 	return out, err
 }
 
 // drivePlaces lets callers place and release for a while. The time is of the
-// placement only, the rate that of placements with their releases.
-func drivePlaces(ctx context.Context, c caller, callers int, window time.Duration) (quantiles, float64, error) {
+// placement only, the rate that of placements with their releases, as is the
+// processor time of one.
+func drivePlaces(ctx context.Context, c caller, callers int, window time.Duration) (quantiles, float64, time.Duration, error) {
 	var next atomic.Int64
 	var mu sync.Mutex
 	var took []int64
 	var errs []error
 	var wg sync.WaitGroup
-	began := time.Now()
+	began, cpu := time.Now(), processCPU()
 	for range callers {
 		wg.Go(func() {
 			var mine []int64
@@ -217,13 +223,13 @@ func drivePlaces(ctx context.Context, c caller, callers int, window time.Duratio
 		})
 	}
 	wg.Wait()
-	elapsed := time.Since(began)
+	elapsed, spent := time.Since(began), processCPU()-cpu
 	if err := errors.Join(errs...); err != nil {
-		return quantiles{}, 0, err
+		return quantiles{}, 0, 0, err
 	}
 	slices.Sort(took)
 	at := func(percent int) float64 { return float64(took[(len(took)-1)*percent/100]) }
-	return quantiles{P50: at(50), P99: at(99)}, float64(len(took)) / elapsed.Seconds(), nil
+	return quantiles{P50: at(50), P99: at(99)}, float64(len(took)) / elapsed.Seconds(), spent / time.Duration(len(took)), nil
 }
 
 func newCaller(address string, t Transport, prompts [][]uint32) (caller, error) {

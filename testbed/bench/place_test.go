@@ -20,7 +20,7 @@ func TestPlace(t *testing.T) {
 	}
 	for _, one := range r.Places {
 		t.Logf("%+v", one)
-		if one.Workers != 10 || one.Place.P50 <= 0 || one.Place.P99 < one.Place.P50 || one.PlacesPerSec <= 0 {
+		if one.Workers != 10 || one.Place.P50 <= 0 || one.Place.P99 < one.Place.P50 || one.PlacesPerSec <= 0 || one.CPU <= 0 {
 			t.Errorf("%+v was not measured", one)
 		}
 		if one.Matched < 1 {
@@ -31,7 +31,7 @@ func TestPlace(t *testing.T) {
 
 func places() *PlaceReport {
 	place := func(workers int, t Transport, tokens int, us, perSec float64) Placed {
-		return Placed{Workers: workers, Transport: t, PromptTokens: tokens, Place: quantiles{1000 * us, 5000 * us}, PlacesPerSec: perSec, Matched: 1}
+		return Placed{Workers: workers, Transport: t, PromptTokens: tokens, Place: quantiles{1000 * us, 5000 * us}, PlacesPerSec: perSec, CPU: 300 * time.Microsecond, Matched: 1}
 	}
 	long := chainBlocks * blockTokens
 	return &PlaceReport{Quick: true, Took: time.Second, Places: []Placed{
@@ -83,7 +83,7 @@ func TestPlaceAsJSON(t *testing.T) {
 	if len(keys) != 6 {
 		t.Fatalf("%d objects", len(keys))
 	}
-	want := []string{"matchedShare", "placeUs", "placesPerSec", "promptTokens", "transport", "workers"}
+	want := []string{"cpuUsPerPlace", "matchedShare", "placeUs", "placesPerSec", "promptTokens", "transport", "workers"}
 	for i := range keys {
 		if !slices.Equal(keys[i], want) {
 			t.Errorf("keys %v", keys[i])

@@ -14,6 +14,7 @@ type placeRow struct {
 	PromptTokens int       `json:"promptTokens"`
 	PlaceUs      quantiles `json:"placeUs"`
 	PlacesPerSec float64   `json:"placesPerSec"`
+	CPUUs        float64   `json:"cpuUsPerPlace"`
 	MatchedShare float64   `json:"matchedShare"`
 }
 
@@ -24,7 +25,7 @@ func (r *PlaceReport) IsEmpty() bool { return len(r.Places) == 0 }
 func (r *PlaceReport) WriteJSON(w io.Writer) error {
 	e := json.NewEncoder(w)
 	for _, x := range r.Places {
-		if err := e.Encode(placeRow{x.Workers, x.Transport, x.PromptTokens, quantiles{x.Place.P50 / 1000, x.Place.P99 / 1000}, x.PlacesPerSec, x.Matched}); err != nil {
+		if err := e.Encode(placeRow{x.Workers, x.Transport, x.PromptTokens, quantiles{x.Place.P50 / 1000, x.Place.P99 / 1000}, x.PlacesPerSec, float64(x.CPU) / 1000, x.Matched}); err != nil {
 			return err
 		}
 	}
@@ -35,9 +36,9 @@ func (r *PlaceReport) WriteJSON(w io.Writer) error {
 func (r *PlaceReport) WriteText(out io.Writer) error {
 	p := &printer{w: tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)}
 	p.text("Placements with a reservation over loopback; callers are in this process and send prepared requests")
-	p.line("workers", "transport", "token ids", "one caller, µs p50 / p99", num(placeCallers)+" callers, places/s", "with reuse")
+	p.line("workers", "transport", "token ids", "one caller, µs p50 / p99", num(placeCallers)+" callers, places/s", "processor, µs each", "with reuse")
 	for _, x := range r.Places {
-		p.line(num(x.Workers), string(x.Transport), num(x.PromptTokens), fmt.Sprintf("%.0f / %.0f", x.Place.P50/1000, x.Place.P99/1000), fmt.Sprintf("%.0f", x.PlacesPerSec), fmt.Sprintf("%.0f %%", 100*x.Matched))
+		p.line(num(x.Workers), string(x.Transport), num(x.PromptTokens), fmt.Sprintf("%.0f / %.0f", x.Place.P50/1000, x.Place.P99/1000), fmt.Sprintf("%.0f", x.PlacesPerSec), num(int(x.CPU.Microseconds())), fmt.Sprintf("%.0f %%", 100*x.Matched))
 	}
 	p.writeTargets(r.targets())
 	p.line("")
@@ -45,6 +46,7 @@ func (r *PlaceReport) WriteText(out io.Writer) error {
 		p.text("--quick: short windows; leave it out for the figures that count")
 	}
 	p.text("took %.0f s; times and rates are the best of several windows by the wall clock; a rate counts placements that are released before the next", r.Took.Seconds())
+	p.text("processor time is that of callers, coordinator and agents together, with the release; the machine's processors over it bound the rate")
 	p.text("the figures to reach are shares of the selection service's as measured once; testbed/peers says how to measure it here")
 	return p.flush()
 }

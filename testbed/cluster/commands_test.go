@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/json"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -238,4 +239,43 @@ func TestDevEndsCleanlyOnInterrupt(t *testing.T) {
 		t.Error("an interrupted run does not end with its summary")
 	}
 	empty(t, tmp)
+}
+
+// A benchmark that is interrupted ends by itself, says why, and prints what it
+// measured so far.
+func TestInterruptedBenchmarkPrintsWhatItHas(t *testing.T) {
+	t.Parallel()
+	takeSlot(t)
+	cmd := exec.Command(program(t), "testbed", "bench", "decide", "--quick", "--json")
+	cmd.Env, cmd.Dir = cleanEnv(), t.TempDir()
+	var out bytes.Buffer
+	cmd.Stdout = &out
+	progress, err := cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	giveUp := time.AfterFunc(patience, func() { _ = cmd.Process.Kill() })
+	defer giveUp.Stop()
+	lines := bufio.NewScanner(progress)
+	last, told := "", 0
+	for lines.Scan() {
+		// The first fleet is measured when the second one is begun.
+		if last = lines.Text(); strings.Contains(last, "workers") {
+			if told++; told == 2 {
+				if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+	var exit *exec.ExitError
+	if err := cmd.Wait(); !errors.As(err, &exit) || exit.ExitCode() != 1 || !strings.Contains(last, "interrupt signal received") {
+		t.Errorf("after an interrupt: %v, says %q", err, last)
+	}
+	if !strings.Contains(out.String(), `"workers":`) {
+		t.Errorf("what was measured is lost: %q", out.String())
+	}
 }

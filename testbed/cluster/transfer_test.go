@@ -30,14 +30,21 @@ latency = "20us"
 // of its own, over a fast link.
 func connected(t *testing.T, engines ...emulator.Transfer) *rig {
 	t.Helper()
-	r := start(t, len(engines), 1, emulator.Options{BlockTokens: 16}, func(o *Options) {
+	return connectedTo(t, 1, engines...)
+}
+
+// connectedTo does so with a number of coordinators.
+func connectedTo(t *testing.T, coordinators int, engines ...emulator.Transfer) *rig {
+	t.Helper()
+	r := start(t, len(engines), coordinators, emulator.Options{BlockTokens: 16}, func(o *Options) {
 		for i := range o.Engines {
 			o.Engines[i].Transfer = &engines[i]
 		}
 	})
-	if _, err := r.Operator(0).PutFleet(t.Context(), &waypostv1.PutFleetRequest{Toml: proto.String(fastLink), Message: proto.String("fast")}); err != nil {
-		t.Fatal(err)
-	}
+	r.whileNoLeader(func() error {
+		_, err := r.Operator(0).PutFleet(t.Context(), &waypostv1.PutFleetRequest{Toml: proto.String(fastLink), Message: proto.String("fast"), RequestId: proto.String("fast")})
+		return err
+	})
 	return r
 }
 
@@ -250,4 +257,55 @@ func TestPairIsOnePlacementWithTwoClaims(t *testing.T) {
 	}
 	r.outcome(p, a, cached, time.Since(began))
 	r.eventually("the claims do not end", claims(0))
+}
+
+// What one coordinator sees of transfers, the receiver's agent tells all: the
+// other one switches a deaf pair off without a pull of its own, and so does one
+// that starts anew, after the agent did.
+func TestTransfersAreKnownToAllCoordinators(t *testing.T) {
+	t.Parallel()
+	r := connectedTo(t, 2, emulator.Transfer{}, emulator.Transfer{Deaf: true})
+	deaf := WorkerName(1, 0)
+	for i := range 3 {
+		a := ask{tokens: tokens(uint32(20+i), 12_000), output: 1}
+		r.held(a)
+		p := r.pulls(a)
+		if p.GetPull() == nil {
+			t.Fatalf("pull %d was not chosen: %v", i, p.GetTerms())
+		}
+		cached, _, err := r.send(p, a)
+		if err != nil || cached != 0 {
+			t.Fatalf("the deaf engine reused %d: %v", cached, err)
+		}
+		r.outcome(p, a, cached, time.Second)
+	}
+	off := func(coordinator int) {
+		t.Helper()
+		r.eventually(fmt.Sprintf("coordinator %d does not know of the pair", coordinator), func() string {
+			topo, err := r.Operator(coordinator).GetTopology(t.Context(), &waypostv1.GetTopologyRequest{})
+			if err != nil {
+				return err.Error()
+			}
+			if p := topo.GetPairs(); len(p) != 1 || p[0].GetFrom() != WorkerName(0, 0) || p[0].GetTo() != deaf || !p[0].GetOff() || p[0].GetUnconfirmed() != 3 {
+				return fmt.Sprint(p)
+			}
+			return ""
+		})
+	}
+	off(0)
+	off(1)
+	if err := r.StopAgent(1); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.StopCoordinator(1); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.StartCoordinator(1); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.StartAgent(1); err != nil {
+		t.Fatal(err)
+	}
+	off(1)
+	off(0) // which has heard them once
 }

@@ -21,7 +21,8 @@ func ledgerOf(t *testing.T, policy, scenario string, coordinators int) *LedgerSu
 
 // Faults are seen and survived: what coordinators believe of the queues stays
 // near the truth, first tokens near those of one who knows it, and nothing is
-// held when all is over. Who believes gauges is far worse off.
+// held when all is over. Who believes gauges is far worse off. A long run, whose
+// noise is small, is held to the figures to reach.
 func TestLedgerUnderFaults(t *testing.T) {
 	oracle := ledgerOf(t, policyOracle, "base", 4).TTFTMs.Mean
 	if raw := ledgerOf(t, policyRaw, "base", 4).TTFTMs.Mean; raw < 1.4*oracle {
@@ -32,21 +33,27 @@ func TestLedgerUnderFaults(t *testing.T) {
 		coordinators int
 		ratio        float64 // of the oracle's mean first-token time
 		p50, p95     float64 // of the error of the believed waiting, ms
-		long         bool
+		// figure is the ratio to reach, where there is one: then the errors are
+		// to be at most 10 and 500 as well.
+		figure float64
+		long   bool
 	}{
-		{"base", 1, 1.25, 15, 500, true},
-		{"base", 4, 1.25, 15, 500, false},
-		{"base", 8, 1.25, 15, 500, true},
-		{"cut", 8, 1.3, 20, 600, false},
-		{"stale-gauges", 4, 1.4, 20, 500, false},
-		{"speeds", 4, 1.3, 25, 700, true},
-		{"foreign", 4, 1.45, 60, 1500, true},
-		{"lanes", 4, 1.4, 40, 900, true},
-		{"restarts", 4, 1.3, 20, 600, false},
-		{"engine-restarts", 4, 1.6, 60, 900, true},
+		{"base", 1, 1.25, 15, 500, 1.15, true},
+		{"base", 4, 1.25, 15, 500, 1.15, false},
+		{"base", 8, 1.25, 15, 500, 1.2, true},
+		{"cut", 8, 1.3, 20, 600, 1.2, false},
+		{"stale-gauges", 4, 1.35, 20, 500, 1.15, false},
+		{"speeds", 4, 1.3, 25, 700, 0, true},
+		{"foreign", 4, 1.3, 60, 1500, 0, true},
+		{"lanes", 4, 1.4, 40, 900, 0, true},
+		{"restarts", 4, 1.3, 20, 600, 0, false},
+		{"engine-restarts", 4, 1.6, 60, 900, 0, true},
 	} {
 		if test.long && !long() {
 			continue
+		}
+		if long() && test.figure > 0 {
+			test.ratio, test.p50, test.p95 = test.figure, 10, 500
 		}
 		s := ledgerOf(t, policyWaypost, test.scenario, test.coordinators)
 		if s.TTFTMs.Mean > test.ratio*oracle {

@@ -129,7 +129,8 @@ func (r *packageRun) take(e event) (ended bool) {
 func (r *packageRun) shown(ended string) string {
 	var b strings.Builder
 	for i, l := range r.lines {
-		if ended == "fail" && !strings.HasPrefix(l.text, "=== ") || l.test == "" && i == len(r.lines)-1 {
+		frame := strings.HasPrefix(l.text, "=== ") || strings.HasPrefix(strings.TrimSpace(l.text), "--- PASS")
+		if ended == "fail" && !frame || l.test == "" && i == len(r.lines)-1 {
 			b.WriteString(l.text)
 		}
 	}

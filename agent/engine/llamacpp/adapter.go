@@ -20,6 +20,7 @@ import (
 var (
 	_ engine.Adapter   = (*Adapter)(nil)
 	_ engine.Tokenizer = (*Adapter)(nil)
+	_ engine.Mirror    = (*slots.Replay)(nil)
 )
 
 // Options configures an adapter. Zero values are the defaults.
@@ -35,6 +36,10 @@ const (
 	// to have ended, errorsToDown after how many errors it does not serve.
 	refusalsToGone = 2
 	errorsToDown   = 5
+	// hostTokens is the first guess of what the host cache holds, which is told
+	// by nobody: 8 GiB, the default, of 256 KiB a token, which is the KV of a
+	// model of about 30 billion parameters.
+	hostTokens = 32768
 )
 
 // The hints that go with the coverage.
@@ -293,9 +298,8 @@ func (p *poller) follow(f, former *engine.Facts) {
 	if f.Capabilities.Has(engine.WantsClaimPoints) {
 		hint = hintFollowed
 		if p.replay == nil || f.MaxRunning != former.MaxRunning || f.Model != former.Model {
-			// What the host cache holds is told by nobody; as much as one slot
-			// is a first guess.
-			p.replay = slots.New(slots.Options{Slots: f.MaxRunning, HostTokens: f.MaxModelTokens})
+			// Slots of one buffer have all of its tokens each.
+			p.replay = slots.New(slots.Options{Slots: f.MaxRunning, HostTokens: max(f.MaxModelTokens, hostTokens), HostTokensOwn: f.MaxModelTokens * f.MaxRunning})
 			p.mirrors.Mirror(0, p.replay)
 		}
 	}

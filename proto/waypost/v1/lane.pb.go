@@ -207,6 +207,7 @@ type ConnectResponse struct {
 	//	*ConnectResponse_Render
 	//	*ConnectResponse_Evidence
 	//	*ConnectResponse_Outcomes
+	//	*ConnectResponse_Transfers
 	Frame         isConnectResponse_Frame `protobuf_oneof:"frame"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -337,6 +338,15 @@ func (x *ConnectResponse) GetOutcomes() *OutcomeFrame {
 	return nil
 }
 
+func (x *ConnectResponse) GetTransfers() *TransferFrame {
+	if x != nil {
+		if x, ok := x.Frame.(*ConnectResponse_Transfers); ok {
+			return x.Transfers
+		}
+	}
+	return nil
+}
+
 type isConnectResponse_Frame interface {
 	isConnectResponse_Frame()
 }
@@ -386,6 +396,11 @@ type ConnectResponse_Outcomes struct {
 	Outcomes *OutcomeFrame `protobuf:"bytes,21,opt,name=outcomes,oneof"`
 }
 
+type ConnectResponse_Transfers struct {
+	// Transfers to one worker, as one coordinator saw them.
+	Transfers *TransferFrame `protobuf:"bytes,22,opt,name=transfers,oneof"`
+}
+
 func (*ConnectResponse_Hello) isConnectResponse_Frame() {}
 
 func (*ConnectResponse_Policy) isConnectResponse_Frame() {}
@@ -403,6 +418,8 @@ func (*ConnectResponse_Render) isConnectResponse_Frame() {}
 func (*ConnectResponse_Evidence) isConnectResponse_Frame() {}
 
 func (*ConnectResponse_Outcomes) isConnectResponse_Frame() {}
+
+func (*ConnectResponse_Transfers) isConnectResponse_Frame() {}
 
 // AgentHello introduces a host.
 type AgentHello struct {
@@ -1085,7 +1102,14 @@ type WorkerLoad struct {
 	PrefixAgeMs *float64 `protobuf:"fixed64,27,opt,name=prefix_age_ms,json=prefixAgeMs" json:"prefix_age_ms,omitempty"`
 	// How right predictions about it were; unset: as told before on this lane, and
 	// nothing before the first time.
-	Accuracy      *WorkerAccuracy `protobuf:"bytes,28,opt,name=accuracy" json:"accuracy,omitempty"`
+	Accuracy *WorkerAccuracy `protobuf:"bytes,28,opt,name=accuracy" json:"accuracy,omitempty"`
+	// Transfers to this worker that were not told on this lane yet, oldest first.
+	Transfers []*ObservedTransfer `protobuf:"bytes,29,rep,name=transfers" json:"transfers,omitempty"`
+	// Mark of the series that their seq counts in; it outlives the agent.
+	TransferSeries *uint64 `protobuf:"fixed64,30,opt,name=transfer_series,json=transferSeries" json:"transfer_series,omitempty"`
+	// Slots that are idle, with what they are known to hold, of an engine whose
+	// requests can name one; at most 64.
+	IdleSlots     []*IdleSlot `protobuf:"bytes,40,rep,name=idle_slots,json=idleSlots" json:"idle_slots,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1316,6 +1340,27 @@ func (x *WorkerLoad) GetAccuracy() *WorkerAccuracy {
 	return nil
 }
 
+func (x *WorkerLoad) GetTransfers() []*ObservedTransfer {
+	if x != nil {
+		return x.Transfers
+	}
+	return nil
+}
+
+func (x *WorkerLoad) GetTransferSeries() uint64 {
+	if x != nil && x.TransferSeries != nil {
+		return *x.TransferSeries
+	}
+	return 0
+}
+
+func (x *WorkerLoad) GetIdleSlots() []*IdleSlot {
+	if x != nil {
+		return x.IdleSlots
+	}
+	return nil
+}
+
 // WorkerAccuracy is what the outcomes of all coordinators taught about the
 // present engine process of a worker.
 type WorkerAccuracy struct {
@@ -1390,6 +1435,70 @@ func (x *WorkerAccuracy) GetErrors() []*TermError {
 	return nil
 }
 
+// IdleSlot is a slot that serves nobody now.
+type IdleSlot struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Number of the slot, as requests name it.
+	Slot *uint32 `protobuf:"varint,1,opt,name=slot" json:"slot,omitempty"`
+	// Depth in tokens of the longest prefix that it is known to hold.
+	Depth *uint32 `protobuf:"varint,2,opt,name=depth" json:"depth,omitempty"`
+	// Prefix key of that prefix.
+	Key           *uint64 `protobuf:"fixed64,3,opt,name=key" json:"key,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *IdleSlot) Reset() {
+	*x = IdleSlot{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *IdleSlot) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*IdleSlot) ProtoMessage() {}
+
+func (x *IdleSlot) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use IdleSlot.ProtoReflect.Descriptor instead.
+func (*IdleSlot) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *IdleSlot) GetSlot() uint32 {
+	if x != nil && x.Slot != nil {
+		return *x.Slot
+	}
+	return 0
+}
+
+func (x *IdleSlot) GetDepth() uint32 {
+	if x != nil && x.Depth != nil {
+		return *x.Depth
+	}
+	return 0
+}
+
+func (x *IdleSlot) GetKey() uint64 {
+	if x != nil && x.Key != nil {
+		return *x.Key
+	}
+	return 0
+}
+
 // Echo is the contiguous end of what was taken in from one coordinator.
 type Echo struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1403,7 +1512,7 @@ type Echo struct {
 
 func (x *Echo) Reset() {
 	*x = Echo{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[8]
+	mi := &file_waypost_v1_lane_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1415,7 +1524,7 @@ func (x *Echo) String() string {
 func (*Echo) ProtoMessage() {}
 
 func (x *Echo) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[8]
+	mi := &file_waypost_v1_lane_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1428,7 +1537,7 @@ func (x *Echo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Echo.ProtoReflect.Descriptor instead.
 func (*Echo) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{8}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Echo) GetCoordinator() uint64 {
@@ -1464,7 +1573,7 @@ type PrefixFrames struct {
 
 func (x *PrefixFrames) Reset() {
 	*x = PrefixFrames{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[9]
+	mi := &file_waypost_v1_lane_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1476,7 +1585,7 @@ func (x *PrefixFrames) String() string {
 func (*PrefixFrames) ProtoMessage() {}
 
 func (x *PrefixFrames) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[9]
+	mi := &file_waypost_v1_lane_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1489,7 +1598,7 @@ func (x *PrefixFrames) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrefixFrames.ProtoReflect.Descriptor instead.
 func (*PrefixFrames) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{9}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *PrefixFrames) GetIndex() uint32 {
@@ -1542,7 +1651,7 @@ type TokenizeReply struct {
 
 func (x *TokenizeReply) Reset() {
 	*x = TokenizeReply{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[10]
+	mi := &file_waypost_v1_lane_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1554,7 +1663,7 @@ func (x *TokenizeReply) String() string {
 func (*TokenizeReply) ProtoMessage() {}
 
 func (x *TokenizeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[10]
+	mi := &file_waypost_v1_lane_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1567,7 +1676,7 @@ func (x *TokenizeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenizeReply.ProtoReflect.Descriptor instead.
 func (*TokenizeReply) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{10}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *TokenizeReply) GetAskId() uint32 {
@@ -1606,7 +1715,7 @@ type HostReport struct {
 
 func (x *HostReport) Reset() {
 	*x = HostReport{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[11]
+	mi := &file_waypost_v1_lane_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1618,7 +1727,7 @@ func (x *HostReport) String() string {
 func (*HostReport) ProtoMessage() {}
 
 func (x *HostReport) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[11]
+	mi := &file_waypost_v1_lane_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1631,7 +1740,7 @@ func (x *HostReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostReport.ProtoReflect.Descriptor instead.
 func (*HostReport) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{11}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *HostReport) GetFacts() *HostFacts {
@@ -1681,7 +1790,7 @@ type CoordinatorHello struct {
 
 func (x *CoordinatorHello) Reset() {
 	*x = CoordinatorHello{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[12]
+	mi := &file_waypost_v1_lane_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1693,7 +1802,7 @@ func (x *CoordinatorHello) String() string {
 func (*CoordinatorHello) ProtoMessage() {}
 
 func (x *CoordinatorHello) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[12]
+	mi := &file_waypost_v1_lane_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1706,7 +1815,7 @@ func (x *CoordinatorHello) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoordinatorHello.ProtoReflect.Descriptor instead.
 func (*CoordinatorHello) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{12}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *CoordinatorHello) GetName() string {
@@ -1783,7 +1892,7 @@ type PolicyPush struct {
 
 func (x *PolicyPush) Reset() {
 	*x = PolicyPush{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[13]
+	mi := &file_waypost_v1_lane_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1795,7 +1904,7 @@ func (x *PolicyPush) String() string {
 func (*PolicyPush) ProtoMessage() {}
 
 func (x *PolicyPush) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[13]
+	mi := &file_waypost_v1_lane_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1808,7 +1917,7 @@ func (x *PolicyPush) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyPush.ProtoReflect.Descriptor instead.
 func (*PolicyPush) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{13}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *PolicyPush) GetPolicyVersion() uint32 {
@@ -1860,7 +1969,7 @@ type PrefixPull struct {
 
 func (x *PrefixPull) Reset() {
 	*x = PrefixPull{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[14]
+	mi := &file_waypost_v1_lane_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1872,7 +1981,7 @@ func (x *PrefixPull) String() string {
 func (*PrefixPull) ProtoMessage() {}
 
 func (x *PrefixPull) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[14]
+	mi := &file_waypost_v1_lane_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1885,7 +1994,7 @@ func (x *PrefixPull) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrefixPull.ProtoReflect.Descriptor instead.
 func (*PrefixPull) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{14}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *PrefixPull) GetPullId() uint32 {
@@ -1951,7 +2060,7 @@ type ClaimFrame struct {
 
 func (x *ClaimFrame) Reset() {
 	*x = ClaimFrame{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[15]
+	mi := &file_waypost_v1_lane_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1963,7 +2072,7 @@ func (x *ClaimFrame) String() string {
 func (*ClaimFrame) ProtoMessage() {}
 
 func (x *ClaimFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[15]
+	mi := &file_waypost_v1_lane_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1976,7 +2085,7 @@ func (x *ClaimFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimFrame.ProtoReflect.Descriptor instead.
 func (*ClaimFrame) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{15}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ClaimFrame) GetCoordinator() uint64 {
@@ -2046,14 +2155,16 @@ type Claim struct {
 	AfterKey *uint64 `protobuf:"fixed64,10,opt,name=after_key,json=afterKey" json:"after_key,omitempty"`
 	// Prefix keys of the whole prompt at 16 tokens, 32 and so on, for a worker
 	// with the capability claim-points; its agent follows the cache by them.
-	Points        []uint64 `protobuf:"fixed64,20,rep,packed,name=points" json:"points,omitempty"`
+	Points []uint64 `protobuf:"fixed64,20,rep,packed,name=points" json:"points,omitempty"`
+	// Slot that the request names; unset: none.
+	Slot          *uint32 `protobuf:"varint,21,opt,name=slot" json:"slot,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Claim) Reset() {
 	*x = Claim{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[16]
+	mi := &file_waypost_v1_lane_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2065,7 +2176,7 @@ func (x *Claim) String() string {
 func (*Claim) ProtoMessage() {}
 
 func (x *Claim) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[16]
+	mi := &file_waypost_v1_lane_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2078,7 +2189,7 @@ func (x *Claim) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Claim.ProtoReflect.Descriptor instead.
 func (*Claim) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{16}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Claim) GetSeq() uint64 {
@@ -2158,6 +2269,13 @@ func (x *Claim) GetPoints() []uint64 {
 	return nil
 }
 
+func (x *Claim) GetSlot() uint32 {
+	if x != nil && x.Slot != nil {
+		return *x.Slot
+	}
+	return 0
+}
+
 // MarkFrame is marks of one coordinator on its claims.
 type MarkFrame struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2173,7 +2291,7 @@ type MarkFrame struct {
 
 func (x *MarkFrame) Reset() {
 	*x = MarkFrame{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[17]
+	mi := &file_waypost_v1_lane_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2185,7 +2303,7 @@ func (x *MarkFrame) String() string {
 func (*MarkFrame) ProtoMessage() {}
 
 func (x *MarkFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[17]
+	mi := &file_waypost_v1_lane_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2198,7 +2316,7 @@ func (x *MarkFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MarkFrame.ProtoReflect.Descriptor instead.
 func (*MarkFrame) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{17}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *MarkFrame) GetCoordinator() uint64 {
@@ -2241,7 +2359,7 @@ type Mark struct {
 
 func (x *Mark) Reset() {
 	*x = Mark{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[18]
+	mi := &file_waypost_v1_lane_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2253,7 +2371,7 @@ func (x *Mark) String() string {
 func (*Mark) ProtoMessage() {}
 
 func (x *Mark) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[18]
+	mi := &file_waypost_v1_lane_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2266,7 +2384,7 @@ func (x *Mark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mark.ProtoReflect.Descriptor instead.
 func (*Mark) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{18}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Mark) GetSeq() uint64 {
@@ -2320,7 +2438,7 @@ type OutcomeFrame struct {
 
 func (x *OutcomeFrame) Reset() {
 	*x = OutcomeFrame{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[19]
+	mi := &file_waypost_v1_lane_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2332,7 +2450,7 @@ func (x *OutcomeFrame) String() string {
 func (*OutcomeFrame) ProtoMessage() {}
 
 func (x *OutcomeFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[19]
+	mi := &file_waypost_v1_lane_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2345,7 +2463,7 @@ func (x *OutcomeFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutcomeFrame.ProtoReflect.Descriptor instead.
 func (*OutcomeFrame) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{19}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *OutcomeFrame) GetCoordinator() uint64 {
@@ -2367,6 +2485,180 @@ func (x *OutcomeFrame) GetOutcomes() []*ObservedOutcome {
 		return x.Outcomes
 	}
 	return nil
+}
+
+// TransferFrame is transfers to one worker; it is never repeated.
+type TransferFrame struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Process mark of the coordinator.
+	Coordinator *uint64 `protobuf:"fixed64,1,opt,name=coordinator" json:"coordinator,omitempty"`
+	// Index from the hello.
+	Index *uint32 `protobuf:"varint,2,opt,name=index" json:"index,omitempty"`
+	// Transfers, at most 64.
+	Transfers     []*ObservedTransfer `protobuf:"bytes,3,rep,name=transfers" json:"transfers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TransferFrame) Reset() {
+	*x = TransferFrame{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TransferFrame) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TransferFrame) ProtoMessage() {}
+
+func (x *TransferFrame) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TransferFrame.ProtoReflect.Descriptor instead.
+func (*TransferFrame) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *TransferFrame) GetCoordinator() uint64 {
+	if x != nil && x.Coordinator != nil {
+		return *x.Coordinator
+	}
+	return 0
+}
+
+func (x *TransferFrame) GetIndex() uint32 {
+	if x != nil && x.Index != nil {
+		return *x.Index
+	}
+	return 0
+}
+
+func (x *TransferFrame) GetTransfers() []*ObservedTransfer {
+	if x != nil {
+		return x.Transfers
+	}
+	return nil
+}
+
+// ObservedTransfer is what became of one transfer of saved KV. Its receiver's
+// agent keeps it and tells it all coordinators.
+type ObservedTransfer struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Sending worker, host/engine/rank.
+	From *string `protobuf:"bytes,1,opt,name=from" json:"from,omitempty"`
+	// Whether the receiver was seen to use what it should have read.
+	Confirmed *bool `protobuf:"varint,2,opt,name=confirmed" json:"confirmed,omitempty"`
+	// Bytes moved; unset: not measured.
+	Bytes *float64 `protobuf:"fixed64,3,opt,name=bytes" json:"bytes,omitempty"`
+	// Their time on the way, ms.
+	WireMs *float64 `protobuf:"fixed64,4,opt,name=wire_ms,json=wireMs" json:"wire_ms,omitempty"`
+	// Other transfers on the link meanwhile.
+	Others *uint32 `protobuf:"varint,5,opt,name=others" json:"others,omitempty"`
+	// Set by the agent: number within the series, from 1.
+	Seq *uint64 `protobuf:"fixed64,6,opt,name=seq" json:"seq,omitempty"`
+	// Set by the agent: age, ms.
+	AgeMs *float64 `protobuf:"fixed64,7,opt,name=age_ms,json=ageMs" json:"age_ms,omitempty"`
+	// Set by the agent: process mark of the coordinator that saw it.
+	Coordinator   *uint64 `protobuf:"fixed64,8,opt,name=coordinator" json:"coordinator,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ObservedTransfer) Reset() {
+	*x = ObservedTransfer{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ObservedTransfer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ObservedTransfer) ProtoMessage() {}
+
+func (x *ObservedTransfer) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ObservedTransfer.ProtoReflect.Descriptor instead.
+func (*ObservedTransfer) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *ObservedTransfer) GetFrom() string {
+	if x != nil && x.From != nil {
+		return *x.From
+	}
+	return ""
+}
+
+func (x *ObservedTransfer) GetConfirmed() bool {
+	if x != nil && x.Confirmed != nil {
+		return *x.Confirmed
+	}
+	return false
+}
+
+func (x *ObservedTransfer) GetBytes() float64 {
+	if x != nil && x.Bytes != nil {
+		return *x.Bytes
+	}
+	return 0
+}
+
+func (x *ObservedTransfer) GetWireMs() float64 {
+	if x != nil && x.WireMs != nil {
+		return *x.WireMs
+	}
+	return 0
+}
+
+func (x *ObservedTransfer) GetOthers() uint32 {
+	if x != nil && x.Others != nil {
+		return *x.Others
+	}
+	return 0
+}
+
+func (x *ObservedTransfer) GetSeq() uint64 {
+	if x != nil && x.Seq != nil {
+		return *x.Seq
+	}
+	return 0
+}
+
+func (x *ObservedTransfer) GetAgeMs() float64 {
+	if x != nil && x.AgeMs != nil {
+		return *x.AgeMs
+	}
+	return 0
+}
+
+func (x *ObservedTransfer) GetCoordinator() uint64 {
+	if x != nil && x.Coordinator != nil {
+		return *x.Coordinator
+	}
+	return 0
 }
 
 // ObservedOutcome is what happened minus what was predicted; unset is unknown.
@@ -2392,7 +2684,7 @@ type ObservedOutcome struct {
 
 func (x *ObservedOutcome) Reset() {
 	*x = ObservedOutcome{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[20]
+	mi := &file_waypost_v1_lane_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2404,7 +2696,7 @@ func (x *ObservedOutcome) String() string {
 func (*ObservedOutcome) ProtoMessage() {}
 
 func (x *ObservedOutcome) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[20]
+	mi := &file_waypost_v1_lane_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2417,7 +2709,7 @@ func (x *ObservedOutcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObservedOutcome.ProtoReflect.Descriptor instead.
 func (*ObservedOutcome) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{20}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ObservedOutcome) GetEngineProcess() uint64 {
@@ -2486,7 +2778,7 @@ type TokenizeAsk struct {
 
 func (x *TokenizeAsk) Reset() {
 	*x = TokenizeAsk{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[21]
+	mi := &file_waypost_v1_lane_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2498,7 +2790,7 @@ func (x *TokenizeAsk) String() string {
 func (*TokenizeAsk) ProtoMessage() {}
 
 func (x *TokenizeAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[21]
+	mi := &file_waypost_v1_lane_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2511,7 +2803,7 @@ func (x *TokenizeAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenizeAsk.ProtoReflect.Descriptor instead.
 func (*TokenizeAsk) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{21}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *TokenizeAsk) GetAskId() uint32 {
@@ -2557,7 +2849,7 @@ type RenderAsk struct {
 
 func (x *RenderAsk) Reset() {
 	*x = RenderAsk{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[22]
+	mi := &file_waypost_v1_lane_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2569,7 +2861,7 @@ func (x *RenderAsk) String() string {
 func (*RenderAsk) ProtoMessage() {}
 
 func (x *RenderAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[22]
+	mi := &file_waypost_v1_lane_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2582,7 +2874,7 @@ func (x *RenderAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenderAsk.ProtoReflect.Descriptor instead.
 func (*RenderAsk) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{22}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *RenderAsk) GetAskId() uint32 {
@@ -2616,14 +2908,16 @@ type ExchangePlacementsRequest struct {
 	// Sender's monotonic clock at sending, ns since an arbitrary start.
 	SentMonoNs *uint64 `protobuf:"fixed64,3,opt,name=sent_mono_ns,json=sentMonoNs" json:"sent_mono_ns,omitempty"`
 	// Hosts that the sender hears on their lanes; unset: not told.
-	HostsHeard    *uint32 `protobuf:"varint,4,opt,name=hosts_heard,json=hostsHeard" json:"hosts_heard,omitempty"`
+	HostsHeard *uint32 `protobuf:"varint,4,opt,name=hosts_heard,json=hostsHeard" json:"hosts_heard,omitempty"`
+	// Entries of the text memo.
+	Memo          []*MemoEntry `protobuf:"bytes,20,rep,name=memo" json:"memo,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ExchangePlacementsRequest) Reset() {
 	*x = ExchangePlacementsRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[23]
+	mi := &file_waypost_v1_lane_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2635,7 +2929,7 @@ func (x *ExchangePlacementsRequest) String() string {
 func (*ExchangePlacementsRequest) ProtoMessage() {}
 
 func (x *ExchangePlacementsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[23]
+	mi := &file_waypost_v1_lane_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2648,7 +2942,7 @@ func (x *ExchangePlacementsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExchangePlacementsRequest.ProtoReflect.Descriptor instead.
 func (*ExchangePlacementsRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{23}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ExchangePlacementsRequest) GetCoordinator() uint64 {
@@ -2679,6 +2973,106 @@ func (x *ExchangePlacementsRequest) GetHostsHeard() uint32 {
 	return 0
 }
 
+func (x *ExchangePlacementsRequest) GetMemo() []*MemoEntry {
+	if x != nil {
+		return x.Memo
+	}
+	return nil
+}
+
+// MemoEntry is what a coordinator's text memo knows behind one keyed hash of a
+// text. It holds neither text nor token ids.
+type MemoEntry struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Pool.
+	Pool *string `protobuf:"bytes,1,opt,name=pool" json:"pool,omitempty"`
+	// Epoch of the sender's memo of the pool, from 1.
+	Epoch *uint32 `protobuf:"varint,2,opt,name=epoch" json:"epoch,omitempty"`
+	// Keyed hash of the text and its state.
+	Key *uint64 `protobuf:"fixed64,3,opt,name=key" json:"key,omitempty"`
+	// Tokens known, a multiple of 16.
+	Tokens *uint32 `protobuf:"varint,4,opt,name=tokens" json:"tokens,omitempty"`
+	// What kind of answer ends it: 0 none, 1 as given, 2 without its reasoning.
+	Answer *uint32 `protobuf:"varint,5,opt,name=answer" json:"answer,omitempty"`
+	// Chain values at every 512 tokens, then at every 16 behind the last of them,
+	// masked under the cluster key.
+	Values        []uint64 `protobuf:"fixed64,6,rep,packed,name=values" json:"values,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MemoEntry) Reset() {
+	*x = MemoEntry{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MemoEntry) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MemoEntry) ProtoMessage() {}
+
+func (x *MemoEntry) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MemoEntry.ProtoReflect.Descriptor instead.
+func (*MemoEntry) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *MemoEntry) GetPool() string {
+	if x != nil && x.Pool != nil {
+		return *x.Pool
+	}
+	return ""
+}
+
+func (x *MemoEntry) GetEpoch() uint32 {
+	if x != nil && x.Epoch != nil {
+		return *x.Epoch
+	}
+	return 0
+}
+
+func (x *MemoEntry) GetKey() uint64 {
+	if x != nil && x.Key != nil {
+		return *x.Key
+	}
+	return 0
+}
+
+func (x *MemoEntry) GetTokens() uint32 {
+	if x != nil && x.Tokens != nil {
+		return *x.Tokens
+	}
+	return 0
+}
+
+func (x *MemoEntry) GetAnswer() uint32 {
+	if x != nil && x.Answer != nil {
+		return *x.Answer
+	}
+	return 0
+}
+
+func (x *MemoEntry) GetValues() []uint64 {
+	if x != nil {
+		return x.Values
+	}
+	return nil
+}
+
 // ExchangePlacementsResponse says once who listens; placements of the answering
 // coordinator come on a stream of its own.
 type ExchangePlacementsResponse struct {
@@ -2691,7 +3085,7 @@ type ExchangePlacementsResponse struct {
 
 func (x *ExchangePlacementsResponse) Reset() {
 	*x = ExchangePlacementsResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[24]
+	mi := &file_waypost_v1_lane_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2703,7 +3097,7 @@ func (x *ExchangePlacementsResponse) String() string {
 func (*ExchangePlacementsResponse) ProtoMessage() {}
 
 func (x *ExchangePlacementsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[24]
+	mi := &file_waypost_v1_lane_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2716,7 +3110,7 @@ func (x *ExchangePlacementsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExchangePlacementsResponse.ProtoReflect.Descriptor instead.
 func (*ExchangePlacementsResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{24}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ExchangePlacementsResponse) GetCoordinator() uint64 {
@@ -2747,7 +3141,7 @@ type PlaceFrame struct {
 
 func (x *PlaceFrame) Reset() {
 	*x = PlaceFrame{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[25]
+	mi := &file_waypost_v1_lane_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2759,7 +3153,7 @@ func (x *PlaceFrame) String() string {
 func (*PlaceFrame) ProtoMessage() {}
 
 func (x *PlaceFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[25]
+	mi := &file_waypost_v1_lane_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2772,7 +3166,7 @@ func (x *PlaceFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlaceFrame.ProtoReflect.Descriptor instead.
 func (*PlaceFrame) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{25}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *PlaceFrame) GetWorker() string {
@@ -2843,7 +3237,7 @@ type EvidenceAsk struct {
 
 func (x *EvidenceAsk) Reset() {
 	*x = EvidenceAsk{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[26]
+	mi := &file_waypost_v1_lane_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2855,7 +3249,7 @@ func (x *EvidenceAsk) String() string {
 func (*EvidenceAsk) ProtoMessage() {}
 
 func (x *EvidenceAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[26]
+	mi := &file_waypost_v1_lane_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2868,7 +3262,7 @@ func (x *EvidenceAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvidenceAsk.ProtoReflect.Descriptor instead.
 func (*EvidenceAsk) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{26}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *EvidenceAsk) GetAskId() uint32 {
@@ -2940,7 +3334,7 @@ type EvidencePoint struct {
 
 func (x *EvidencePoint) Reset() {
 	*x = EvidencePoint{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[27]
+	mi := &file_waypost_v1_lane_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2952,7 +3346,7 @@ func (x *EvidencePoint) String() string {
 func (*EvidencePoint) ProtoMessage() {}
 
 func (x *EvidencePoint) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[27]
+	mi := &file_waypost_v1_lane_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2965,7 +3359,7 @@ func (x *EvidencePoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvidencePoint.ProtoReflect.Descriptor instead.
 func (*EvidencePoint) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{27}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *EvidencePoint) GetDepth() uint32 {
@@ -3011,7 +3405,7 @@ type EvidenceReply struct {
 
 func (x *EvidenceReply) Reset() {
 	*x = EvidenceReply{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[28]
+	mi := &file_waypost_v1_lane_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3023,7 +3417,7 @@ func (x *EvidenceReply) String() string {
 func (*EvidenceReply) ProtoMessage() {}
 
 func (x *EvidenceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[28]
+	mi := &file_waypost_v1_lane_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3036,7 +3430,7 @@ func (x *EvidenceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvidenceReply.ProtoReflect.Descriptor instead.
 func (*EvidenceReply) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{28}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *EvidenceReply) GetAskId() uint32 {
@@ -3119,7 +3513,7 @@ type AskRecordsRequest struct {
 
 func (x *AskRecordsRequest) Reset() {
 	*x = AskRecordsRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[29]
+	mi := &file_waypost_v1_lane_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3131,7 +3525,7 @@ func (x *AskRecordsRequest) String() string {
 func (*AskRecordsRequest) ProtoMessage() {}
 
 func (x *AskRecordsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[29]
+	mi := &file_waypost_v1_lane_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3144,7 +3538,7 @@ func (x *AskRecordsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AskRecordsRequest.ProtoReflect.Descriptor instead.
 func (*AskRecordsRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{29}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *AskRecordsRequest) GetList() *ListPlacementsRequest {
@@ -3192,7 +3586,7 @@ type AskRecordsResponse struct {
 
 func (x *AskRecordsResponse) Reset() {
 	*x = AskRecordsResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[30]
+	mi := &file_waypost_v1_lane_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3204,7 +3598,7 @@ func (x *AskRecordsResponse) String() string {
 func (*AskRecordsResponse) ProtoMessage() {}
 
 func (x *AskRecordsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[30]
+	mi := &file_waypost_v1_lane_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3217,7 +3611,7 @@ func (x *AskRecordsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AskRecordsResponse.ProtoReflect.Descriptor instead.
 func (*AskRecordsResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{30}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *AskRecordsResponse) GetList() *ListPlacementsResponse {
@@ -3259,7 +3653,7 @@ type ForwardWriteRequest struct {
 
 func (x *ForwardWriteRequest) Reset() {
 	*x = ForwardWriteRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[31]
+	mi := &file_waypost_v1_lane_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3271,7 +3665,7 @@ func (x *ForwardWriteRequest) String() string {
 func (*ForwardWriteRequest) ProtoMessage() {}
 
 func (x *ForwardWriteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[31]
+	mi := &file_waypost_v1_lane_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3284,7 +3678,7 @@ func (x *ForwardWriteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForwardWriteRequest.ProtoReflect.Descriptor instead.
 func (*ForwardWriteRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{31}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ForwardWriteRequest) GetCommand() []byte {
@@ -3309,7 +3703,7 @@ type ForwardWriteResponse struct {
 
 func (x *ForwardWriteResponse) Reset() {
 	*x = ForwardWriteResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[32]
+	mi := &file_waypost_v1_lane_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3321,7 +3715,7 @@ func (x *ForwardWriteResponse) String() string {
 func (*ForwardWriteResponse) ProtoMessage() {}
 
 func (x *ForwardWriteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[32]
+	mi := &file_waypost_v1_lane_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3334,7 +3728,7 @@ func (x *ForwardWriteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForwardWriteResponse.ProtoReflect.Descriptor instead.
 func (*ForwardWriteResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{32}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ForwardWriteResponse) GetIndex() uint64 {
@@ -3379,7 +3773,7 @@ type JoinClusterRequest struct {
 
 func (x *JoinClusterRequest) Reset() {
 	*x = JoinClusterRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[33]
+	mi := &file_waypost_v1_lane_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3391,7 +3785,7 @@ func (x *JoinClusterRequest) String() string {
 func (*JoinClusterRequest) ProtoMessage() {}
 
 func (x *JoinClusterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[33]
+	mi := &file_waypost_v1_lane_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3404,7 +3798,7 @@ func (x *JoinClusterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinClusterRequest.ProtoReflect.Descriptor instead.
 func (*JoinClusterRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{33}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *JoinClusterRequest) GetId() string {
@@ -3462,7 +3856,7 @@ type JoinClusterResponse struct {
 
 func (x *JoinClusterResponse) Reset() {
 	*x = JoinClusterResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[34]
+	mi := &file_waypost_v1_lane_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3474,7 +3868,7 @@ func (x *JoinClusterResponse) String() string {
 func (*JoinClusterResponse) ProtoMessage() {}
 
 func (x *JoinClusterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[34]
+	mi := &file_waypost_v1_lane_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3487,7 +3881,7 @@ func (x *JoinClusterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinClusterResponse.ProtoReflect.Descriptor instead.
 func (*JoinClusterResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{34}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *JoinClusterResponse) GetNumber() uint32 {
@@ -3517,7 +3911,7 @@ type WaitAppliedRequest struct {
 
 func (x *WaitAppliedRequest) Reset() {
 	*x = WaitAppliedRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[35]
+	mi := &file_waypost_v1_lane_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3529,7 +3923,7 @@ func (x *WaitAppliedRequest) String() string {
 func (*WaitAppliedRequest) ProtoMessage() {}
 
 func (x *WaitAppliedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[35]
+	mi := &file_waypost_v1_lane_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3542,7 +3936,7 @@ func (x *WaitAppliedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitAppliedRequest.ProtoReflect.Descriptor instead.
 func (*WaitAppliedRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{35}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *WaitAppliedRequest) GetIndex() uint64 {
@@ -3572,7 +3966,7 @@ type WaitAppliedResponse struct {
 
 func (x *WaitAppliedResponse) Reset() {
 	*x = WaitAppliedResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[36]
+	mi := &file_waypost_v1_lane_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3584,7 +3978,7 @@ func (x *WaitAppliedResponse) String() string {
 func (*WaitAppliedResponse) ProtoMessage() {}
 
 func (x *WaitAppliedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[36]
+	mi := &file_waypost_v1_lane_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3597,7 +3991,7 @@ func (x *WaitAppliedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitAppliedResponse.ProtoReflect.Descriptor instead.
 func (*WaitAppliedResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{36}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *WaitAppliedResponse) GetAppliedIndex() uint64 {
@@ -3626,7 +4020,7 @@ type PeerInspectRequest struct {
 
 func (x *PeerInspectRequest) Reset() {
 	*x = PeerInspectRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[37]
+	mi := &file_waypost_v1_lane_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3638,7 +4032,7 @@ func (x *PeerInspectRequest) String() string {
 func (*PeerInspectRequest) ProtoMessage() {}
 
 func (x *PeerInspectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[37]
+	mi := &file_waypost_v1_lane_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3651,7 +4045,7 @@ func (x *PeerInspectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerInspectRequest.ProtoReflect.Descriptor instead.
 func (*PeerInspectRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{37}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *PeerInspectRequest) GetInspect() *InspectWorkerRequest {
@@ -3672,7 +4066,7 @@ type PeerInspectResponse struct {
 
 func (x *PeerInspectResponse) Reset() {
 	*x = PeerInspectResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[38]
+	mi := &file_waypost_v1_lane_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3684,7 +4078,7 @@ func (x *PeerInspectResponse) String() string {
 func (*PeerInspectResponse) ProtoMessage() {}
 
 func (x *PeerInspectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[38]
+	mi := &file_waypost_v1_lane_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3697,7 +4091,7 @@ func (x *PeerInspectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerInspectResponse.ProtoReflect.Descriptor instead.
 func (*PeerInspectResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{38}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *PeerInspectResponse) GetInspect() *InspectWorkerResponse {
@@ -3718,7 +4112,7 @@ type FetchPlacementRequest struct {
 
 func (x *FetchPlacementRequest) Reset() {
 	*x = FetchPlacementRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[39]
+	mi := &file_waypost_v1_lane_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3730,7 +4124,7 @@ func (x *FetchPlacementRequest) String() string {
 func (*FetchPlacementRequest) ProtoMessage() {}
 
 func (x *FetchPlacementRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[39]
+	mi := &file_waypost_v1_lane_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3743,7 +4137,7 @@ func (x *FetchPlacementRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchPlacementRequest.ProtoReflect.Descriptor instead.
 func (*FetchPlacementRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{39}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *FetchPlacementRequest) GetPlacementId() string {
@@ -3764,7 +4158,7 @@ type FetchPlacementResponse struct {
 
 func (x *FetchPlacementResponse) Reset() {
 	*x = FetchPlacementResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[40]
+	mi := &file_waypost_v1_lane_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3776,7 +4170,7 @@ func (x *FetchPlacementResponse) String() string {
 func (*FetchPlacementResponse) ProtoMessage() {}
 
 func (x *FetchPlacementResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[40]
+	mi := &file_waypost_v1_lane_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3789,7 +4183,7 @@ func (x *FetchPlacementResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchPlacementResponse.ProtoReflect.Descriptor instead.
 func (*FetchPlacementResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{40}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *FetchPlacementResponse) GetRecord() []byte {
@@ -3810,7 +4204,7 @@ type RelayOutcomeRequest struct {
 
 func (x *RelayOutcomeRequest) Reset() {
 	*x = RelayOutcomeRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[41]
+	mi := &file_waypost_v1_lane_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3822,7 +4216,7 @@ func (x *RelayOutcomeRequest) String() string {
 func (*RelayOutcomeRequest) ProtoMessage() {}
 
 func (x *RelayOutcomeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[41]
+	mi := &file_waypost_v1_lane_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3835,7 +4229,7 @@ func (x *RelayOutcomeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayOutcomeRequest.ProtoReflect.Descriptor instead.
 func (*RelayOutcomeRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{41}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *RelayOutcomeRequest) GetOutcome() *ReportOutcomeRequest {
@@ -3856,7 +4250,7 @@ type RelayOutcomeResponse struct {
 
 func (x *RelayOutcomeResponse) Reset() {
 	*x = RelayOutcomeResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[42]
+	mi := &file_waypost_v1_lane_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3868,7 +4262,7 @@ func (x *RelayOutcomeResponse) String() string {
 func (*RelayOutcomeResponse) ProtoMessage() {}
 
 func (x *RelayOutcomeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[42]
+	mi := &file_waypost_v1_lane_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3881,7 +4275,7 @@ func (x *RelayOutcomeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayOutcomeResponse.ProtoReflect.Descriptor instead.
 func (*RelayOutcomeResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{42}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *RelayOutcomeResponse) GetOutcome() *ReportOutcomeResponse {
@@ -3908,7 +4302,7 @@ type RelayReservationRequest struct {
 
 func (x *RelayReservationRequest) Reset() {
 	*x = RelayReservationRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[43]
+	mi := &file_waypost_v1_lane_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3920,7 +4314,7 @@ func (x *RelayReservationRequest) String() string {
 func (*RelayReservationRequest) ProtoMessage() {}
 
 func (x *RelayReservationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[43]
+	mi := &file_waypost_v1_lane_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3933,7 +4327,7 @@ func (x *RelayReservationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayReservationRequest.ProtoReflect.Descriptor instead.
 func (*RelayReservationRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{43}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *RelayReservationRequest) GetWhat() isRelayReservationRequest_What {
@@ -3995,7 +4389,7 @@ type RelayReservationResponse struct {
 
 func (x *RelayReservationResponse) Reset() {
 	*x = RelayReservationResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[44]
+	mi := &file_waypost_v1_lane_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4007,7 +4401,7 @@ func (x *RelayReservationResponse) String() string {
 func (*RelayReservationResponse) ProtoMessage() {}
 
 func (x *RelayReservationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[44]
+	mi := &file_waypost_v1_lane_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4020,7 +4414,7 @@ func (x *RelayReservationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayReservationResponse.ProtoReflect.Descriptor instead.
 func (*RelayReservationResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{44}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *RelayReservationResponse) GetWhat() isRelayReservationResponse_What {
@@ -4075,7 +4469,7 @@ type PeerMembersRequest struct {
 
 func (x *PeerMembersRequest) Reset() {
 	*x = PeerMembersRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[45]
+	mi := &file_waypost_v1_lane_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4087,7 +4481,7 @@ func (x *PeerMembersRequest) String() string {
 func (*PeerMembersRequest) ProtoMessage() {}
 
 func (x *PeerMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[45]
+	mi := &file_waypost_v1_lane_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4100,7 +4494,7 @@ func (x *PeerMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerMembersRequest.ProtoReflect.Descriptor instead.
 func (*PeerMembersRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{45}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{49}
 }
 
 // PeerMembersResponse is a coordinator's own view of the mesh.
@@ -4114,7 +4508,7 @@ type PeerMembersResponse struct {
 
 func (x *PeerMembersResponse) Reset() {
 	*x = PeerMembersResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[46]
+	mi := &file_waypost_v1_lane_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4126,7 +4520,7 @@ func (x *PeerMembersResponse) String() string {
 func (*PeerMembersResponse) ProtoMessage() {}
 
 func (x *PeerMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[46]
+	mi := &file_waypost_v1_lane_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4139,7 +4533,7 @@ func (x *PeerMembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerMembersResponse.ProtoReflect.Descriptor instead.
 func (*PeerMembersResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{46}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *PeerMembersResponse) GetMembers() *ListMembersResponse {
@@ -4162,7 +4556,7 @@ type CopyPrefixesRequest struct {
 
 func (x *CopyPrefixesRequest) Reset() {
 	*x = CopyPrefixesRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[47]
+	mi := &file_waypost_v1_lane_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4174,7 +4568,7 @@ func (x *CopyPrefixesRequest) String() string {
 func (*CopyPrefixesRequest) ProtoMessage() {}
 
 func (x *CopyPrefixesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[47]
+	mi := &file_waypost_v1_lane_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4187,7 +4581,7 @@ func (x *CopyPrefixesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyPrefixesRequest.ProtoReflect.Descriptor instead.
 func (*CopyPrefixesRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{47}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *CopyPrefixesRequest) GetWorker() string {
@@ -4217,7 +4611,7 @@ type CopyPrefixesResponse struct {
 
 func (x *CopyPrefixesResponse) Reset() {
 	*x = CopyPrefixesResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[48]
+	mi := &file_waypost_v1_lane_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4229,7 +4623,7 @@ func (x *CopyPrefixesResponse) String() string {
 func (*CopyPrefixesResponse) ProtoMessage() {}
 
 func (x *CopyPrefixesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[48]
+	mi := &file_waypost_v1_lane_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4242,7 +4636,7 @@ func (x *CopyPrefixesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyPrefixesResponse.ProtoReflect.Descriptor instead.
 func (*CopyPrefixesResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{48}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *CopyPrefixesResponse) GetFrames() [][]byte {
@@ -4257,6 +4651,181 @@ func (x *CopyPrefixesResponse) GetAgeMs() float64 {
 		return *x.AgeMs
 	}
 	return 0
+}
+
+// RelayLearnRequest is what came to another coordinator.
+type RelayLearnRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The ids.
+	Learn         *LearnTokensRequest `protobuf:"bytes,1,opt,name=learn" json:"learn,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RelayLearnRequest) Reset() {
+	*x = RelayLearnRequest{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[53]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RelayLearnRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RelayLearnRequest) ProtoMessage() {}
+
+func (x *RelayLearnRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[53]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RelayLearnRequest.ProtoReflect.Descriptor instead.
+func (*RelayLearnRequest) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{53}
+}
+
+func (x *RelayLearnRequest) GetLearn() *LearnTokensRequest {
+	if x != nil {
+		return x.Learn
+	}
+	return nil
+}
+
+// RelayLearnResponse is the answer to it.
+type RelayLearnResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The answer.
+	Learn         *LearnTokensResponse `protobuf:"bytes,1,opt,name=learn" json:"learn,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RelayLearnResponse) Reset() {
+	*x = RelayLearnResponse{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[54]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RelayLearnResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RelayLearnResponse) ProtoMessage() {}
+
+func (x *RelayLearnResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[54]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RelayLearnResponse.ProtoReflect.Descriptor instead.
+func (*RelayLearnResponse) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{54}
+}
+
+func (x *RelayLearnResponse) GetLearn() *LearnTokensResponse {
+	if x != nil {
+		return x.Learn
+	}
+	return nil
+}
+
+// CopyMemoRequest has no fields.
+type CopyMemoRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CopyMemoRequest) Reset() {
+	*x = CopyMemoRequest{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[55]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CopyMemoRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CopyMemoRequest) ProtoMessage() {}
+
+func (x *CopyMemoRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[55]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CopyMemoRequest.ProtoReflect.Descriptor instead.
+func (*CopyMemoRequest) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{55}
+}
+
+// CopyMemoResponse is a part of the entries.
+type CopyMemoResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Entries, the most used first.
+	Entries       []*MemoEntry `protobuf:"bytes,1,rep,name=entries" json:"entries,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CopyMemoResponse) Reset() {
+	*x = CopyMemoResponse{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[56]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CopyMemoResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CopyMemoResponse) ProtoMessage() {}
+
+func (x *CopyMemoResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[56]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CopyMemoResponse.ProtoReflect.Descriptor instead.
+func (*CopyMemoResponse) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{56}
+}
+
+func (x *CopyMemoResponse) GetEntries() []*MemoEntry {
+	if x != nil {
+		return x.Entries
+	}
+	return nil
 }
 
 var File_waypost_v1_lane_proto protoreflect.FileDescriptor
@@ -4274,7 +4843,7 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\x0etokenize_reply\x18\x05 \x01(\v2\x19.waypost.v1.TokenizeReplyH\x00R\rtokenizeReply\x12,\n" +
 	"\x04host\x18\x06 \x01(\v2\x16.waypost.v1.HostReportH\x00R\x04host\x127\n" +
 	"\bevidence\x18\x14 \x01(\v2\x19.waypost.v1.EvidenceReplyH\x00R\bevidenceB\a\n" +
-	"\x05frame\"\x8a\x04\n" +
+	"\x05frame\"\xc5\x04\n" +
 	"\x0fConnectResponse\x12 \n" +
 	"\fsent_mono_ns\x18\x01 \x01(\x06R\n" +
 	"sentMonoNs\x124\n" +
@@ -4286,7 +4855,8 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\btokenize\x18\a \x01(\v2\x17.waypost.v1.TokenizeAskH\x00R\btokenize\x12/\n" +
 	"\x06render\x18\b \x01(\v2\x15.waypost.v1.RenderAskH\x00R\x06render\x125\n" +
 	"\bevidence\x18\x14 \x01(\v2\x17.waypost.v1.EvidenceAskH\x00R\bevidence\x126\n" +
-	"\boutcomes\x18\x15 \x01(\v2\x18.waypost.v1.OutcomeFrameH\x00R\boutcomesB\a\n" +
+	"\boutcomes\x18\x15 \x01(\v2\x18.waypost.v1.OutcomeFrameH\x00R\boutcomes\x129\n" +
+	"\ttransfers\x18\x16 \x01(\v2\x19.waypost.v1.TransferFrameH\x00R\ttransfersB\a\n" +
 	"\x05frame\"\x95\x03\n" +
 	"\n" +
 	"AgentHello\x12\x12\n" +
@@ -4353,7 +4923,7 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\bload_seq\x18\x02 \x01(\x06R\aloadSeq\x120\n" +
 	"\aworkers\x18\x03 \x03(\v2\x16.waypost.v1.WorkerLoadR\aworkers\x12\x18\n" +
 	"\acordons\x18\x04 \x03(\tR\acordons\x12%\n" +
-	"\x0epolicy_version\x18\x05 \x01(\rR\rpolicyVersion\"\xa2\a\n" +
+	"\x0epolicy_version\x18\x05 \x01(\rR\rpolicyVersion\"\xbc\b\n" +
 	"\n" +
 	"WorkerLoad\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12%\n" +
@@ -4388,14 +4958,22 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\vqueue_basis\x18\x1a \x01(\tR\n" +
 	"queueBasis\x12\"\n" +
 	"\rprefix_age_ms\x18\x1b \x01(\x01R\vprefixAgeMs\x126\n" +
-	"\baccuracy\x18\x1c \x01(\v2\x1a.waypost.v1.WorkerAccuracyR\baccuracy\"\x9d\x01\n" +
+	"\baccuracy\x18\x1c \x01(\v2\x1a.waypost.v1.WorkerAccuracyR\baccuracy\x12:\n" +
+	"\ttransfers\x18\x1d \x03(\v2\x1c.waypost.v1.ObservedTransferR\ttransfers\x12'\n" +
+	"\x0ftransfer_series\x18\x1e \x01(\x06R\x0etransferSeries\x123\n" +
+	"\n" +
+	"idle_slots\x18( \x03(\v2\x14.waypost.v1.IdleSlotR\tidleSlots\"\x9d\x01\n" +
 	"\x0eWorkerAccuracy\x12\x1a\n" +
 	"\boutcomes\x18\x01 \x01(\x01R\boutcomes\x12\x1f\n" +
 	"\vfound_ratio\x18\x02 \x01(\x01R\n" +
 	"foundRatio\x12\x1f\n" +
 	"\vbias_tokens\x18\x03 \x01(\x11R\n" +
 	"biasTokens\x12-\n" +
-	"\x06errors\x18\x04 \x03(\v2\x15.waypost.v1.TermErrorR\x06errors\"<\n" +
+	"\x06errors\x18\x04 \x03(\v2\x15.waypost.v1.TermErrorR\x06errors\"F\n" +
+	"\bIdleSlot\x12\x12\n" +
+	"\x04slot\x18\x01 \x01(\rR\x04slot\x12\x14\n" +
+	"\x05depth\x18\x02 \x01(\rR\x05depth\x12\x10\n" +
+	"\x03key\x18\x03 \x01(\x06R\x03key\"<\n" +
 	"\x04Echo\x12 \n" +
 	"\vcoordinator\x18\x01 \x01(\x06R\vcoordinator\x12\x12\n" +
 	"\x04upto\x18\x02 \x01(\x06R\x04upto\"\x90\x01\n" +
@@ -4445,7 +5023,7 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\x05index\x18\x03 \x01(\rR\x05index\x12\x12\n" +
 	"\x04prev\x18\x04 \x01(\x06R\x04prev\x12)\n" +
 	"\x06claims\x18\x05 \x03(\v2\x11.waypost.v1.ClaimR\x06claims\x12\"\n" +
-	"\rpoints_key_id\x18\x14 \x01(\tR\vpointsKeyId\"\xc0\x02\n" +
+	"\rpoints_key_id\x18\x14 \x01(\tR\vpointsKeyId\"\xd4\x02\n" +
 	"\x05Claim\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x06R\x03seq\x12%\n" +
 	"\x0eengine_process\x18\x02 \x01(\x06R\rengineProcess\x12\x15\n" +
@@ -4459,7 +5037,8 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"key_depths\x18\t \x03(\rR\tkeyDepths\x12\x1b\n" +
 	"\tafter_key\x18\n" +
 	" \x01(\x06R\bafterKey\x12\x16\n" +
-	"\x06points\x18\x14 \x03(\x06R\x06points\"k\n" +
+	"\x06points\x18\x14 \x03(\x06R\x06points\x12\x12\n" +
+	"\x04slot\x18\x15 \x01(\rR\x04slot\"k\n" +
 	"\tMarkFrame\x12 \n" +
 	"\vcoordinator\x18\x01 \x01(\x06R\vcoordinator\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\rR\x05index\x12&\n" +
@@ -4473,7 +5052,20 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\fOutcomeFrame\x12 \n" +
 	"\vcoordinator\x18\x01 \x01(\x06R\vcoordinator\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\rR\x05index\x127\n" +
-	"\boutcomes\x18\x03 \x03(\v2\x1b.waypost.v1.ObservedOutcomeR\boutcomes\"\xf7\x01\n" +
+	"\boutcomes\x18\x03 \x03(\v2\x1b.waypost.v1.ObservedOutcomeR\boutcomes\"\x83\x01\n" +
+	"\rTransferFrame\x12 \n" +
+	"\vcoordinator\x18\x01 \x01(\x06R\vcoordinator\x12\x14\n" +
+	"\x05index\x18\x02 \x01(\rR\x05index\x12:\n" +
+	"\ttransfers\x18\x03 \x03(\v2\x1c.waypost.v1.ObservedTransferR\ttransfers\"\xd6\x01\n" +
+	"\x10ObservedTransfer\x12\x12\n" +
+	"\x04from\x18\x01 \x01(\tR\x04from\x12\x1c\n" +
+	"\tconfirmed\x18\x02 \x01(\bR\tconfirmed\x12\x14\n" +
+	"\x05bytes\x18\x03 \x01(\x01R\x05bytes\x12\x17\n" +
+	"\awire_ms\x18\x04 \x01(\x01R\x06wireMs\x12\x16\n" +
+	"\x06others\x18\x05 \x01(\rR\x06others\x12\x10\n" +
+	"\x03seq\x18\x06 \x01(\x06R\x03seq\x12\x15\n" +
+	"\x06age_ms\x18\a \x01(\x01R\x05ageMs\x12 \n" +
+	"\vcoordinator\x18\b \x01(\x06R\vcoordinator\"\xf7\x01\n" +
 	"\x0fObservedOutcome\x12%\n" +
 	"\x0eengine_process\x18\x01 \x01(\x06R\rengineProcess\x12'\n" +
 	"\x0fexpected_tokens\x18\x02 \x01(\rR\x0eexpectedTokens\x12#\n" +
@@ -4490,14 +5082,22 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\tRenderAsk\x12\x15\n" +
 	"\x06ask_id\x18\x01 \x01(\rR\x05askId\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\rR\x05index\x12\x1b\n" +
-	"\tchat_json\x18\x03 \x01(\tR\bchatJson\"\xb0\x01\n" +
+	"\tchat_json\x18\x03 \x01(\tR\bchatJson\"\xdb\x01\n" +
 	"\x19ExchangePlacementsRequest\x12 \n" +
 	"\vcoordinator\x18\x01 \x01(\x06R\vcoordinator\x12.\n" +
 	"\x06places\x18\x02 \x03(\v2\x16.waypost.v1.PlaceFrameR\x06places\x12 \n" +
 	"\fsent_mono_ns\x18\x03 \x01(\x06R\n" +
 	"sentMonoNs\x12\x1f\n" +
 	"\vhosts_heard\x18\x04 \x01(\rR\n" +
-	"hostsHeard\">\n" +
+	"hostsHeard\x12)\n" +
+	"\x04memo\x18\x14 \x03(\v2\x15.waypost.v1.MemoEntryR\x04memo\"\x8f\x01\n" +
+	"\tMemoEntry\x12\x12\n" +
+	"\x04pool\x18\x01 \x01(\tR\x04pool\x12\x14\n" +
+	"\x05epoch\x18\x02 \x01(\rR\x05epoch\x12\x10\n" +
+	"\x03key\x18\x03 \x01(\x06R\x03key\x12\x16\n" +
+	"\x06tokens\x18\x04 \x01(\rR\x06tokens\x12\x16\n" +
+	"\x06answer\x18\x05 \x01(\rR\x06answer\x12\x16\n" +
+	"\x06values\x18\x06 \x03(\x06R\x06values\">\n" +
 	"\x1aExchangePlacementsResponse\x12 \n" +
 	"\vcoordinator\x18\x01 \x01(\x06R\vcoordinator\"\xc1\x01\n" +
 	"\n" +
@@ -4595,9 +5195,16 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\x0eengine_process\x18\x02 \x01(\x06R\rengineProcess\"E\n" +
 	"\x14CopyPrefixesResponse\x12\x16\n" +
 	"\x06frames\x18\x01 \x03(\fR\x06frames\x12\x15\n" +
-	"\x06age_ms\x18\x02 \x01(\x01R\x05ageMs2U\n" +
+	"\x06age_ms\x18\x02 \x01(\x01R\x05ageMs\"I\n" +
+	"\x11RelayLearnRequest\x124\n" +
+	"\x05learn\x18\x01 \x01(\v2\x1e.waypost.v1.LearnTokensRequestR\x05learn\"K\n" +
+	"\x12RelayLearnResponse\x125\n" +
+	"\x05learn\x18\x01 \x01(\v2\x1f.waypost.v1.LearnTokensResponseR\x05learn\"\x11\n" +
+	"\x0fCopyMemoRequest\"C\n" +
+	"\x10CopyMemoResponse\x12/\n" +
+	"\aentries\x18\x01 \x03(\v2\x15.waypost.v1.MemoEntryR\aentries2U\n" +
 	"\vLaneService\x12F\n" +
-	"\aConnect\x12\x1a.waypost.v1.ConnectRequest\x1a\x1b.waypost.v1.ConnectResponse(\x010\x012\xb6\a\n" +
+	"\aConnect\x12\x1a.waypost.v1.ConnectRequest\x1a\x1b.waypost.v1.ConnectResponse(\x010\x012\xcc\b\n" +
 	"\vPeerService\x12g\n" +
 	"\x12ExchangePlacements\x12%.waypost.v1.ExchangePlacementsRequest\x1a&.waypost.v1.ExchangePlacementsResponse(\x010\x01\x12Q\n" +
 	"\fForwardWrite\x12\x1f.waypost.v1.ForwardWriteRequest\x1a .waypost.v1.ForwardWriteResponse\x12N\n" +
@@ -4610,7 +5217,10 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\n" +
 	"AskRecords\x12\x1d.waypost.v1.AskRecordsRequest\x1a\x1e.waypost.v1.AskRecordsResponse\x12N\n" +
 	"\vPeerMembers\x12\x1e.waypost.v1.PeerMembersRequest\x1a\x1f.waypost.v1.PeerMembersResponse\x12S\n" +
-	"\fCopyPrefixes\x12\x1f.waypost.v1.CopyPrefixesRequest\x1a .waypost.v1.CopyPrefixesResponse0\x01B$Z\"waypost/proto/waypost/v1;waypostv1b\beditionsp\xe8\a"
+	"\fCopyPrefixes\x12\x1f.waypost.v1.CopyPrefixesRequest\x1a .waypost.v1.CopyPrefixesResponse0\x01\x12K\n" +
+	"\n" +
+	"RelayLearn\x12\x1d.waypost.v1.RelayLearnRequest\x1a\x1e.waypost.v1.RelayLearnResponse\x12G\n" +
+	"\bCopyMemo\x12\x1b.waypost.v1.CopyMemoRequest\x1a\x1c.waypost.v1.CopyMemoResponse0\x01B$Z\"waypost/proto/waypost/v1;waypostv1b\beditionsp\xe8\a"
 
 var (
 	file_waypost_v1_lane_proto_rawDescOnce sync.Once
@@ -4624,7 +5234,7 @@ func file_waypost_v1_lane_proto_rawDescGZIP() []byte {
 	return file_waypost_v1_lane_proto_rawDescData
 }
 
-var file_waypost_v1_lane_proto_msgTypes = make([]protoimpl.MessageInfo, 50)
+var file_waypost_v1_lane_proto_msgTypes = make([]protoimpl.MessageInfo, 58)
 var file_waypost_v1_lane_proto_goTypes = []any{
 	(*ConnectRequest)(nil),              // 0: waypost.v1.ConnectRequest
 	(*ConnectResponse)(nil),             // 1: waypost.v1.ConnectResponse
@@ -4634,152 +5244,174 @@ var file_waypost_v1_lane_proto_goTypes = []any{
 	(*Load)(nil),                        // 5: waypost.v1.Load
 	(*WorkerLoad)(nil),                  // 6: waypost.v1.WorkerLoad
 	(*WorkerAccuracy)(nil),              // 7: waypost.v1.WorkerAccuracy
-	(*Echo)(nil),                        // 8: waypost.v1.Echo
-	(*PrefixFrames)(nil),                // 9: waypost.v1.PrefixFrames
-	(*TokenizeReply)(nil),               // 10: waypost.v1.TokenizeReply
-	(*HostReport)(nil),                  // 11: waypost.v1.HostReport
-	(*CoordinatorHello)(nil),            // 12: waypost.v1.CoordinatorHello
-	(*PolicyPush)(nil),                  // 13: waypost.v1.PolicyPush
-	(*PrefixPull)(nil),                  // 14: waypost.v1.PrefixPull
-	(*ClaimFrame)(nil),                  // 15: waypost.v1.ClaimFrame
-	(*Claim)(nil),                       // 16: waypost.v1.Claim
-	(*MarkFrame)(nil),                   // 17: waypost.v1.MarkFrame
-	(*Mark)(nil),                        // 18: waypost.v1.Mark
-	(*OutcomeFrame)(nil),                // 19: waypost.v1.OutcomeFrame
-	(*ObservedOutcome)(nil),             // 20: waypost.v1.ObservedOutcome
-	(*TokenizeAsk)(nil),                 // 21: waypost.v1.TokenizeAsk
-	(*RenderAsk)(nil),                   // 22: waypost.v1.RenderAsk
-	(*ExchangePlacementsRequest)(nil),   // 23: waypost.v1.ExchangePlacementsRequest
-	(*ExchangePlacementsResponse)(nil),  // 24: waypost.v1.ExchangePlacementsResponse
-	(*PlaceFrame)(nil),                  // 25: waypost.v1.PlaceFrame
-	(*EvidenceAsk)(nil),                 // 26: waypost.v1.EvidenceAsk
-	(*EvidencePoint)(nil),               // 27: waypost.v1.EvidencePoint
-	(*EvidenceReply)(nil),               // 28: waypost.v1.EvidenceReply
-	(*AskRecordsRequest)(nil),           // 29: waypost.v1.AskRecordsRequest
-	(*AskRecordsResponse)(nil),          // 30: waypost.v1.AskRecordsResponse
-	(*ForwardWriteRequest)(nil),         // 31: waypost.v1.ForwardWriteRequest
-	(*ForwardWriteResponse)(nil),        // 32: waypost.v1.ForwardWriteResponse
-	(*JoinClusterRequest)(nil),          // 33: waypost.v1.JoinClusterRequest
-	(*JoinClusterResponse)(nil),         // 34: waypost.v1.JoinClusterResponse
-	(*WaitAppliedRequest)(nil),          // 35: waypost.v1.WaitAppliedRequest
-	(*WaitAppliedResponse)(nil),         // 36: waypost.v1.WaitAppliedResponse
-	(*PeerInspectRequest)(nil),          // 37: waypost.v1.PeerInspectRequest
-	(*PeerInspectResponse)(nil),         // 38: waypost.v1.PeerInspectResponse
-	(*FetchPlacementRequest)(nil),       // 39: waypost.v1.FetchPlacementRequest
-	(*FetchPlacementResponse)(nil),      // 40: waypost.v1.FetchPlacementResponse
-	(*RelayOutcomeRequest)(nil),         // 41: waypost.v1.RelayOutcomeRequest
-	(*RelayOutcomeResponse)(nil),        // 42: waypost.v1.RelayOutcomeResponse
-	(*RelayReservationRequest)(nil),     // 43: waypost.v1.RelayReservationRequest
-	(*RelayReservationResponse)(nil),    // 44: waypost.v1.RelayReservationResponse
-	(*PeerMembersRequest)(nil),          // 45: waypost.v1.PeerMembersRequest
-	(*PeerMembersResponse)(nil),         // 46: waypost.v1.PeerMembersResponse
-	(*CopyPrefixesRequest)(nil),         // 47: waypost.v1.CopyPrefixesRequest
-	(*CopyPrefixesResponse)(nil),        // 48: waypost.v1.CopyPrefixesResponse
-	nil,                                 // 49: waypost.v1.WorkerFacts.HeadersEntry
-	(*TransferFacts)(nil),               // 50: waypost.v1.TransferFacts
-	(*TermError)(nil),                   // 51: waypost.v1.TermError
-	(*HostFacts)(nil),                   // 52: waypost.v1.HostFacts
-	(*Gpu)(nil),                         // 53: waypost.v1.Gpu
-	(*Cordon)(nil),                      // 54: waypost.v1.Cordon
-	(*ListPlacementsRequest)(nil),       // 55: waypost.v1.ListPlacementsRequest
-	(*SummarizePlacementsRequest)(nil),  // 56: waypost.v1.SummarizePlacementsRequest
-	(*GetReuseRequest)(nil),             // 57: waypost.v1.GetReuseRequest
-	(*ExplainWorkerRequest)(nil),        // 58: waypost.v1.ExplainWorkerRequest
-	(*ListPlacementsResponse)(nil),      // 59: waypost.v1.ListPlacementsResponse
-	(*SummarizePlacementsResponse)(nil), // 60: waypost.v1.SummarizePlacementsResponse
-	(*GetReuseResponse)(nil),            // 61: waypost.v1.GetReuseResponse
-	(*ExplainWorkerResponse)(nil),       // 62: waypost.v1.ExplainWorkerResponse
-	(*InspectWorkerRequest)(nil),        // 63: waypost.v1.InspectWorkerRequest
-	(*InspectWorkerResponse)(nil),       // 64: waypost.v1.InspectWorkerResponse
-	(*ReportOutcomeRequest)(nil),        // 65: waypost.v1.ReportOutcomeRequest
-	(*ReportOutcomeResponse)(nil),       // 66: waypost.v1.ReportOutcomeResponse
-	(*RenewPlacementRequest)(nil),       // 67: waypost.v1.RenewPlacementRequest
-	(*ReleasePlacementRequest)(nil),     // 68: waypost.v1.ReleasePlacementRequest
-	(*RenewPlacementResponse)(nil),      // 69: waypost.v1.RenewPlacementResponse
-	(*ReleasePlacementResponse)(nil),    // 70: waypost.v1.ReleasePlacementResponse
-	(*ListMembersResponse)(nil),         // 71: waypost.v1.ListMembersResponse
+	(*IdleSlot)(nil),                    // 8: waypost.v1.IdleSlot
+	(*Echo)(nil),                        // 9: waypost.v1.Echo
+	(*PrefixFrames)(nil),                // 10: waypost.v1.PrefixFrames
+	(*TokenizeReply)(nil),               // 11: waypost.v1.TokenizeReply
+	(*HostReport)(nil),                  // 12: waypost.v1.HostReport
+	(*CoordinatorHello)(nil),            // 13: waypost.v1.CoordinatorHello
+	(*PolicyPush)(nil),                  // 14: waypost.v1.PolicyPush
+	(*PrefixPull)(nil),                  // 15: waypost.v1.PrefixPull
+	(*ClaimFrame)(nil),                  // 16: waypost.v1.ClaimFrame
+	(*Claim)(nil),                       // 17: waypost.v1.Claim
+	(*MarkFrame)(nil),                   // 18: waypost.v1.MarkFrame
+	(*Mark)(nil),                        // 19: waypost.v1.Mark
+	(*OutcomeFrame)(nil),                // 20: waypost.v1.OutcomeFrame
+	(*TransferFrame)(nil),               // 21: waypost.v1.TransferFrame
+	(*ObservedTransfer)(nil),            // 22: waypost.v1.ObservedTransfer
+	(*ObservedOutcome)(nil),             // 23: waypost.v1.ObservedOutcome
+	(*TokenizeAsk)(nil),                 // 24: waypost.v1.TokenizeAsk
+	(*RenderAsk)(nil),                   // 25: waypost.v1.RenderAsk
+	(*ExchangePlacementsRequest)(nil),   // 26: waypost.v1.ExchangePlacementsRequest
+	(*MemoEntry)(nil),                   // 27: waypost.v1.MemoEntry
+	(*ExchangePlacementsResponse)(nil),  // 28: waypost.v1.ExchangePlacementsResponse
+	(*PlaceFrame)(nil),                  // 29: waypost.v1.PlaceFrame
+	(*EvidenceAsk)(nil),                 // 30: waypost.v1.EvidenceAsk
+	(*EvidencePoint)(nil),               // 31: waypost.v1.EvidencePoint
+	(*EvidenceReply)(nil),               // 32: waypost.v1.EvidenceReply
+	(*AskRecordsRequest)(nil),           // 33: waypost.v1.AskRecordsRequest
+	(*AskRecordsResponse)(nil),          // 34: waypost.v1.AskRecordsResponse
+	(*ForwardWriteRequest)(nil),         // 35: waypost.v1.ForwardWriteRequest
+	(*ForwardWriteResponse)(nil),        // 36: waypost.v1.ForwardWriteResponse
+	(*JoinClusterRequest)(nil),          // 37: waypost.v1.JoinClusterRequest
+	(*JoinClusterResponse)(nil),         // 38: waypost.v1.JoinClusterResponse
+	(*WaitAppliedRequest)(nil),          // 39: waypost.v1.WaitAppliedRequest
+	(*WaitAppliedResponse)(nil),         // 40: waypost.v1.WaitAppliedResponse
+	(*PeerInspectRequest)(nil),          // 41: waypost.v1.PeerInspectRequest
+	(*PeerInspectResponse)(nil),         // 42: waypost.v1.PeerInspectResponse
+	(*FetchPlacementRequest)(nil),       // 43: waypost.v1.FetchPlacementRequest
+	(*FetchPlacementResponse)(nil),      // 44: waypost.v1.FetchPlacementResponse
+	(*RelayOutcomeRequest)(nil),         // 45: waypost.v1.RelayOutcomeRequest
+	(*RelayOutcomeResponse)(nil),        // 46: waypost.v1.RelayOutcomeResponse
+	(*RelayReservationRequest)(nil),     // 47: waypost.v1.RelayReservationRequest
+	(*RelayReservationResponse)(nil),    // 48: waypost.v1.RelayReservationResponse
+	(*PeerMembersRequest)(nil),          // 49: waypost.v1.PeerMembersRequest
+	(*PeerMembersResponse)(nil),         // 50: waypost.v1.PeerMembersResponse
+	(*CopyPrefixesRequest)(nil),         // 51: waypost.v1.CopyPrefixesRequest
+	(*CopyPrefixesResponse)(nil),        // 52: waypost.v1.CopyPrefixesResponse
+	(*RelayLearnRequest)(nil),           // 53: waypost.v1.RelayLearnRequest
+	(*RelayLearnResponse)(nil),          // 54: waypost.v1.RelayLearnResponse
+	(*CopyMemoRequest)(nil),             // 55: waypost.v1.CopyMemoRequest
+	(*CopyMemoResponse)(nil),            // 56: waypost.v1.CopyMemoResponse
+	nil,                                 // 57: waypost.v1.WorkerFacts.HeadersEntry
+	(*TransferFacts)(nil),               // 58: waypost.v1.TransferFacts
+	(*TermError)(nil),                   // 59: waypost.v1.TermError
+	(*HostFacts)(nil),                   // 60: waypost.v1.HostFacts
+	(*Gpu)(nil),                         // 61: waypost.v1.Gpu
+	(*Cordon)(nil),                      // 62: waypost.v1.Cordon
+	(*ListPlacementsRequest)(nil),       // 63: waypost.v1.ListPlacementsRequest
+	(*SummarizePlacementsRequest)(nil),  // 64: waypost.v1.SummarizePlacementsRequest
+	(*GetReuseRequest)(nil),             // 65: waypost.v1.GetReuseRequest
+	(*ExplainWorkerRequest)(nil),        // 66: waypost.v1.ExplainWorkerRequest
+	(*ListPlacementsResponse)(nil),      // 67: waypost.v1.ListPlacementsResponse
+	(*SummarizePlacementsResponse)(nil), // 68: waypost.v1.SummarizePlacementsResponse
+	(*GetReuseResponse)(nil),            // 69: waypost.v1.GetReuseResponse
+	(*ExplainWorkerResponse)(nil),       // 70: waypost.v1.ExplainWorkerResponse
+	(*InspectWorkerRequest)(nil),        // 71: waypost.v1.InspectWorkerRequest
+	(*InspectWorkerResponse)(nil),       // 72: waypost.v1.InspectWorkerResponse
+	(*ReportOutcomeRequest)(nil),        // 73: waypost.v1.ReportOutcomeRequest
+	(*ReportOutcomeResponse)(nil),       // 74: waypost.v1.ReportOutcomeResponse
+	(*RenewPlacementRequest)(nil),       // 75: waypost.v1.RenewPlacementRequest
+	(*ReleasePlacementRequest)(nil),     // 76: waypost.v1.ReleasePlacementRequest
+	(*RenewPlacementResponse)(nil),      // 77: waypost.v1.RenewPlacementResponse
+	(*ReleasePlacementResponse)(nil),    // 78: waypost.v1.ReleasePlacementResponse
+	(*ListMembersResponse)(nil),         // 79: waypost.v1.ListMembersResponse
+	(*LearnTokensRequest)(nil),          // 80: waypost.v1.LearnTokensRequest
+	(*LearnTokensResponse)(nil),         // 81: waypost.v1.LearnTokensResponse
 }
 var file_waypost_v1_lane_proto_depIdxs = []int32{
 	2,  // 0: waypost.v1.ConnectRequest.hello:type_name -> waypost.v1.AgentHello
 	5,  // 1: waypost.v1.ConnectRequest.load:type_name -> waypost.v1.Load
-	9,  // 2: waypost.v1.ConnectRequest.prefixes:type_name -> waypost.v1.PrefixFrames
-	10, // 3: waypost.v1.ConnectRequest.tokenize_reply:type_name -> waypost.v1.TokenizeReply
-	11, // 4: waypost.v1.ConnectRequest.host:type_name -> waypost.v1.HostReport
-	28, // 5: waypost.v1.ConnectRequest.evidence:type_name -> waypost.v1.EvidenceReply
-	12, // 6: waypost.v1.ConnectResponse.hello:type_name -> waypost.v1.CoordinatorHello
-	13, // 7: waypost.v1.ConnectResponse.policy:type_name -> waypost.v1.PolicyPush
-	14, // 8: waypost.v1.ConnectResponse.pull:type_name -> waypost.v1.PrefixPull
-	15, // 9: waypost.v1.ConnectResponse.claims:type_name -> waypost.v1.ClaimFrame
-	17, // 10: waypost.v1.ConnectResponse.marks:type_name -> waypost.v1.MarkFrame
-	21, // 11: waypost.v1.ConnectResponse.tokenize:type_name -> waypost.v1.TokenizeAsk
-	22, // 12: waypost.v1.ConnectResponse.render:type_name -> waypost.v1.RenderAsk
-	26, // 13: waypost.v1.ConnectResponse.evidence:type_name -> waypost.v1.EvidenceAsk
-	19, // 14: waypost.v1.ConnectResponse.outcomes:type_name -> waypost.v1.OutcomeFrame
-	3,  // 15: waypost.v1.AgentHello.workers:type_name -> waypost.v1.WorkerFacts
-	49, // 16: waypost.v1.WorkerFacts.headers:type_name -> waypost.v1.WorkerFacts.HeadersEntry
-	4,  // 17: waypost.v1.WorkerFacts.step_model:type_name -> waypost.v1.StepModel
-	50, // 18: waypost.v1.WorkerFacts.transfer:type_name -> waypost.v1.TransferFacts
-	6,  // 19: waypost.v1.Load.workers:type_name -> waypost.v1.WorkerLoad
-	8,  // 20: waypost.v1.WorkerLoad.echo:type_name -> waypost.v1.Echo
-	7,  // 21: waypost.v1.WorkerLoad.accuracy:type_name -> waypost.v1.WorkerAccuracy
-	51, // 22: waypost.v1.WorkerAccuracy.errors:type_name -> waypost.v1.TermError
-	52, // 23: waypost.v1.HostReport.facts:type_name -> waypost.v1.HostFacts
-	53, // 24: waypost.v1.HostReport.gpus:type_name -> waypost.v1.Gpu
-	54, // 25: waypost.v1.PolicyPush.cordons:type_name -> waypost.v1.Cordon
-	16, // 26: waypost.v1.ClaimFrame.claims:type_name -> waypost.v1.Claim
-	18, // 27: waypost.v1.MarkFrame.marks:type_name -> waypost.v1.Mark
-	20, // 28: waypost.v1.OutcomeFrame.outcomes:type_name -> waypost.v1.ObservedOutcome
-	25, // 29: waypost.v1.ExchangePlacementsRequest.places:type_name -> waypost.v1.PlaceFrame
-	16, // 30: waypost.v1.PlaceFrame.claim:type_name -> waypost.v1.Claim
-	27, // 31: waypost.v1.EvidenceAsk.expected:type_name -> waypost.v1.EvidencePoint
-	27, // 32: waypost.v1.EvidenceAsk.tip:type_name -> waypost.v1.EvidencePoint
-	27, // 33: waypost.v1.EvidenceAsk.unsalted:type_name -> waypost.v1.EvidencePoint
-	55, // 34: waypost.v1.AskRecordsRequest.list:type_name -> waypost.v1.ListPlacementsRequest
-	56, // 35: waypost.v1.AskRecordsRequest.summarize:type_name -> waypost.v1.SummarizePlacementsRequest
-	57, // 36: waypost.v1.AskRecordsRequest.reuse:type_name -> waypost.v1.GetReuseRequest
-	58, // 37: waypost.v1.AskRecordsRequest.worker:type_name -> waypost.v1.ExplainWorkerRequest
-	59, // 38: waypost.v1.AskRecordsResponse.list:type_name -> waypost.v1.ListPlacementsResponse
-	60, // 39: waypost.v1.AskRecordsResponse.summarize:type_name -> waypost.v1.SummarizePlacementsResponse
-	61, // 40: waypost.v1.AskRecordsResponse.reuse:type_name -> waypost.v1.GetReuseResponse
-	62, // 41: waypost.v1.AskRecordsResponse.worker:type_name -> waypost.v1.ExplainWorkerResponse
-	63, // 42: waypost.v1.PeerInspectRequest.inspect:type_name -> waypost.v1.InspectWorkerRequest
-	64, // 43: waypost.v1.PeerInspectResponse.inspect:type_name -> waypost.v1.InspectWorkerResponse
-	65, // 44: waypost.v1.RelayOutcomeRequest.outcome:type_name -> waypost.v1.ReportOutcomeRequest
-	66, // 45: waypost.v1.RelayOutcomeResponse.outcome:type_name -> waypost.v1.ReportOutcomeResponse
-	67, // 46: waypost.v1.RelayReservationRequest.renew:type_name -> waypost.v1.RenewPlacementRequest
-	68, // 47: waypost.v1.RelayReservationRequest.release:type_name -> waypost.v1.ReleasePlacementRequest
-	69, // 48: waypost.v1.RelayReservationResponse.renew:type_name -> waypost.v1.RenewPlacementResponse
-	70, // 49: waypost.v1.RelayReservationResponse.release:type_name -> waypost.v1.ReleasePlacementResponse
-	71, // 50: waypost.v1.PeerMembersResponse.members:type_name -> waypost.v1.ListMembersResponse
-	0,  // 51: waypost.v1.LaneService.Connect:input_type -> waypost.v1.ConnectRequest
-	23, // 52: waypost.v1.PeerService.ExchangePlacements:input_type -> waypost.v1.ExchangePlacementsRequest
-	31, // 53: waypost.v1.PeerService.ForwardWrite:input_type -> waypost.v1.ForwardWriteRequest
-	33, // 54: waypost.v1.PeerService.JoinCluster:input_type -> waypost.v1.JoinClusterRequest
-	35, // 55: waypost.v1.PeerService.WaitApplied:input_type -> waypost.v1.WaitAppliedRequest
-	37, // 56: waypost.v1.PeerService.PeerInspect:input_type -> waypost.v1.PeerInspectRequest
-	39, // 57: waypost.v1.PeerService.FetchPlacement:input_type -> waypost.v1.FetchPlacementRequest
-	41, // 58: waypost.v1.PeerService.RelayOutcome:input_type -> waypost.v1.RelayOutcomeRequest
-	43, // 59: waypost.v1.PeerService.RelayReservation:input_type -> waypost.v1.RelayReservationRequest
-	29, // 60: waypost.v1.PeerService.AskRecords:input_type -> waypost.v1.AskRecordsRequest
-	45, // 61: waypost.v1.PeerService.PeerMembers:input_type -> waypost.v1.PeerMembersRequest
-	47, // 62: waypost.v1.PeerService.CopyPrefixes:input_type -> waypost.v1.CopyPrefixesRequest
-	1,  // 63: waypost.v1.LaneService.Connect:output_type -> waypost.v1.ConnectResponse
-	24, // 64: waypost.v1.PeerService.ExchangePlacements:output_type -> waypost.v1.ExchangePlacementsResponse
-	32, // 65: waypost.v1.PeerService.ForwardWrite:output_type -> waypost.v1.ForwardWriteResponse
-	34, // 66: waypost.v1.PeerService.JoinCluster:output_type -> waypost.v1.JoinClusterResponse
-	36, // 67: waypost.v1.PeerService.WaitApplied:output_type -> waypost.v1.WaitAppliedResponse
-	38, // 68: waypost.v1.PeerService.PeerInspect:output_type -> waypost.v1.PeerInspectResponse
-	40, // 69: waypost.v1.PeerService.FetchPlacement:output_type -> waypost.v1.FetchPlacementResponse
-	42, // 70: waypost.v1.PeerService.RelayOutcome:output_type -> waypost.v1.RelayOutcomeResponse
-	44, // 71: waypost.v1.PeerService.RelayReservation:output_type -> waypost.v1.RelayReservationResponse
-	30, // 72: waypost.v1.PeerService.AskRecords:output_type -> waypost.v1.AskRecordsResponse
-	46, // 73: waypost.v1.PeerService.PeerMembers:output_type -> waypost.v1.PeerMembersResponse
-	48, // 74: waypost.v1.PeerService.CopyPrefixes:output_type -> waypost.v1.CopyPrefixesResponse
-	63, // [63:75] is the sub-list for method output_type
-	51, // [51:63] is the sub-list for method input_type
-	51, // [51:51] is the sub-list for extension type_name
-	51, // [51:51] is the sub-list for extension extendee
-	0,  // [0:51] is the sub-list for field type_name
+	10, // 2: waypost.v1.ConnectRequest.prefixes:type_name -> waypost.v1.PrefixFrames
+	11, // 3: waypost.v1.ConnectRequest.tokenize_reply:type_name -> waypost.v1.TokenizeReply
+	12, // 4: waypost.v1.ConnectRequest.host:type_name -> waypost.v1.HostReport
+	32, // 5: waypost.v1.ConnectRequest.evidence:type_name -> waypost.v1.EvidenceReply
+	13, // 6: waypost.v1.ConnectResponse.hello:type_name -> waypost.v1.CoordinatorHello
+	14, // 7: waypost.v1.ConnectResponse.policy:type_name -> waypost.v1.PolicyPush
+	15, // 8: waypost.v1.ConnectResponse.pull:type_name -> waypost.v1.PrefixPull
+	16, // 9: waypost.v1.ConnectResponse.claims:type_name -> waypost.v1.ClaimFrame
+	18, // 10: waypost.v1.ConnectResponse.marks:type_name -> waypost.v1.MarkFrame
+	24, // 11: waypost.v1.ConnectResponse.tokenize:type_name -> waypost.v1.TokenizeAsk
+	25, // 12: waypost.v1.ConnectResponse.render:type_name -> waypost.v1.RenderAsk
+	30, // 13: waypost.v1.ConnectResponse.evidence:type_name -> waypost.v1.EvidenceAsk
+	20, // 14: waypost.v1.ConnectResponse.outcomes:type_name -> waypost.v1.OutcomeFrame
+	21, // 15: waypost.v1.ConnectResponse.transfers:type_name -> waypost.v1.TransferFrame
+	3,  // 16: waypost.v1.AgentHello.workers:type_name -> waypost.v1.WorkerFacts
+	57, // 17: waypost.v1.WorkerFacts.headers:type_name -> waypost.v1.WorkerFacts.HeadersEntry
+	4,  // 18: waypost.v1.WorkerFacts.step_model:type_name -> waypost.v1.StepModel
+	58, // 19: waypost.v1.WorkerFacts.transfer:type_name -> waypost.v1.TransferFacts
+	6,  // 20: waypost.v1.Load.workers:type_name -> waypost.v1.WorkerLoad
+	9,  // 21: waypost.v1.WorkerLoad.echo:type_name -> waypost.v1.Echo
+	7,  // 22: waypost.v1.WorkerLoad.accuracy:type_name -> waypost.v1.WorkerAccuracy
+	22, // 23: waypost.v1.WorkerLoad.transfers:type_name -> waypost.v1.ObservedTransfer
+	8,  // 24: waypost.v1.WorkerLoad.idle_slots:type_name -> waypost.v1.IdleSlot
+	59, // 25: waypost.v1.WorkerAccuracy.errors:type_name -> waypost.v1.TermError
+	60, // 26: waypost.v1.HostReport.facts:type_name -> waypost.v1.HostFacts
+	61, // 27: waypost.v1.HostReport.gpus:type_name -> waypost.v1.Gpu
+	62, // 28: waypost.v1.PolicyPush.cordons:type_name -> waypost.v1.Cordon
+	17, // 29: waypost.v1.ClaimFrame.claims:type_name -> waypost.v1.Claim
+	19, // 30: waypost.v1.MarkFrame.marks:type_name -> waypost.v1.Mark
+	23, // 31: waypost.v1.OutcomeFrame.outcomes:type_name -> waypost.v1.ObservedOutcome
+	22, // 32: waypost.v1.TransferFrame.transfers:type_name -> waypost.v1.ObservedTransfer
+	29, // 33: waypost.v1.ExchangePlacementsRequest.places:type_name -> waypost.v1.PlaceFrame
+	27, // 34: waypost.v1.ExchangePlacementsRequest.memo:type_name -> waypost.v1.MemoEntry
+	17, // 35: waypost.v1.PlaceFrame.claim:type_name -> waypost.v1.Claim
+	31, // 36: waypost.v1.EvidenceAsk.expected:type_name -> waypost.v1.EvidencePoint
+	31, // 37: waypost.v1.EvidenceAsk.tip:type_name -> waypost.v1.EvidencePoint
+	31, // 38: waypost.v1.EvidenceAsk.unsalted:type_name -> waypost.v1.EvidencePoint
+	63, // 39: waypost.v1.AskRecordsRequest.list:type_name -> waypost.v1.ListPlacementsRequest
+	64, // 40: waypost.v1.AskRecordsRequest.summarize:type_name -> waypost.v1.SummarizePlacementsRequest
+	65, // 41: waypost.v1.AskRecordsRequest.reuse:type_name -> waypost.v1.GetReuseRequest
+	66, // 42: waypost.v1.AskRecordsRequest.worker:type_name -> waypost.v1.ExplainWorkerRequest
+	67, // 43: waypost.v1.AskRecordsResponse.list:type_name -> waypost.v1.ListPlacementsResponse
+	68, // 44: waypost.v1.AskRecordsResponse.summarize:type_name -> waypost.v1.SummarizePlacementsResponse
+	69, // 45: waypost.v1.AskRecordsResponse.reuse:type_name -> waypost.v1.GetReuseResponse
+	70, // 46: waypost.v1.AskRecordsResponse.worker:type_name -> waypost.v1.ExplainWorkerResponse
+	71, // 47: waypost.v1.PeerInspectRequest.inspect:type_name -> waypost.v1.InspectWorkerRequest
+	72, // 48: waypost.v1.PeerInspectResponse.inspect:type_name -> waypost.v1.InspectWorkerResponse
+	73, // 49: waypost.v1.RelayOutcomeRequest.outcome:type_name -> waypost.v1.ReportOutcomeRequest
+	74, // 50: waypost.v1.RelayOutcomeResponse.outcome:type_name -> waypost.v1.ReportOutcomeResponse
+	75, // 51: waypost.v1.RelayReservationRequest.renew:type_name -> waypost.v1.RenewPlacementRequest
+	76, // 52: waypost.v1.RelayReservationRequest.release:type_name -> waypost.v1.ReleasePlacementRequest
+	77, // 53: waypost.v1.RelayReservationResponse.renew:type_name -> waypost.v1.RenewPlacementResponse
+	78, // 54: waypost.v1.RelayReservationResponse.release:type_name -> waypost.v1.ReleasePlacementResponse
+	79, // 55: waypost.v1.PeerMembersResponse.members:type_name -> waypost.v1.ListMembersResponse
+	80, // 56: waypost.v1.RelayLearnRequest.learn:type_name -> waypost.v1.LearnTokensRequest
+	81, // 57: waypost.v1.RelayLearnResponse.learn:type_name -> waypost.v1.LearnTokensResponse
+	27, // 58: waypost.v1.CopyMemoResponse.entries:type_name -> waypost.v1.MemoEntry
+	0,  // 59: waypost.v1.LaneService.Connect:input_type -> waypost.v1.ConnectRequest
+	26, // 60: waypost.v1.PeerService.ExchangePlacements:input_type -> waypost.v1.ExchangePlacementsRequest
+	35, // 61: waypost.v1.PeerService.ForwardWrite:input_type -> waypost.v1.ForwardWriteRequest
+	37, // 62: waypost.v1.PeerService.JoinCluster:input_type -> waypost.v1.JoinClusterRequest
+	39, // 63: waypost.v1.PeerService.WaitApplied:input_type -> waypost.v1.WaitAppliedRequest
+	41, // 64: waypost.v1.PeerService.PeerInspect:input_type -> waypost.v1.PeerInspectRequest
+	43, // 65: waypost.v1.PeerService.FetchPlacement:input_type -> waypost.v1.FetchPlacementRequest
+	45, // 66: waypost.v1.PeerService.RelayOutcome:input_type -> waypost.v1.RelayOutcomeRequest
+	47, // 67: waypost.v1.PeerService.RelayReservation:input_type -> waypost.v1.RelayReservationRequest
+	33, // 68: waypost.v1.PeerService.AskRecords:input_type -> waypost.v1.AskRecordsRequest
+	49, // 69: waypost.v1.PeerService.PeerMembers:input_type -> waypost.v1.PeerMembersRequest
+	51, // 70: waypost.v1.PeerService.CopyPrefixes:input_type -> waypost.v1.CopyPrefixesRequest
+	53, // 71: waypost.v1.PeerService.RelayLearn:input_type -> waypost.v1.RelayLearnRequest
+	55, // 72: waypost.v1.PeerService.CopyMemo:input_type -> waypost.v1.CopyMemoRequest
+	1,  // 73: waypost.v1.LaneService.Connect:output_type -> waypost.v1.ConnectResponse
+	28, // 74: waypost.v1.PeerService.ExchangePlacements:output_type -> waypost.v1.ExchangePlacementsResponse
+	36, // 75: waypost.v1.PeerService.ForwardWrite:output_type -> waypost.v1.ForwardWriteResponse
+	38, // 76: waypost.v1.PeerService.JoinCluster:output_type -> waypost.v1.JoinClusterResponse
+	40, // 77: waypost.v1.PeerService.WaitApplied:output_type -> waypost.v1.WaitAppliedResponse
+	42, // 78: waypost.v1.PeerService.PeerInspect:output_type -> waypost.v1.PeerInspectResponse
+	44, // 79: waypost.v1.PeerService.FetchPlacement:output_type -> waypost.v1.FetchPlacementResponse
+	46, // 80: waypost.v1.PeerService.RelayOutcome:output_type -> waypost.v1.RelayOutcomeResponse
+	48, // 81: waypost.v1.PeerService.RelayReservation:output_type -> waypost.v1.RelayReservationResponse
+	34, // 82: waypost.v1.PeerService.AskRecords:output_type -> waypost.v1.AskRecordsResponse
+	50, // 83: waypost.v1.PeerService.PeerMembers:output_type -> waypost.v1.PeerMembersResponse
+	52, // 84: waypost.v1.PeerService.CopyPrefixes:output_type -> waypost.v1.CopyPrefixesResponse
+	54, // 85: waypost.v1.PeerService.RelayLearn:output_type -> waypost.v1.RelayLearnResponse
+	56, // 86: waypost.v1.PeerService.CopyMemo:output_type -> waypost.v1.CopyMemoResponse
+	73, // [73:87] is the sub-list for method output_type
+	59, // [59:73] is the sub-list for method input_type
+	59, // [59:59] is the sub-list for extension type_name
+	59, // [59:59] is the sub-list for extension extendee
+	0,  // [0:59] is the sub-list for field type_name
 }
 
 func init() { file_waypost_v1_lane_proto_init() }
@@ -4807,12 +5439,13 @@ func file_waypost_v1_lane_proto_init() {
 		(*ConnectResponse_Render)(nil),
 		(*ConnectResponse_Evidence)(nil),
 		(*ConnectResponse_Outcomes)(nil),
+		(*ConnectResponse_Transfers)(nil),
 	}
-	file_waypost_v1_lane_proto_msgTypes[43].OneofWrappers = []any{
+	file_waypost_v1_lane_proto_msgTypes[47].OneofWrappers = []any{
 		(*RelayReservationRequest_Renew)(nil),
 		(*RelayReservationRequest_Release)(nil),
 	}
-	file_waypost_v1_lane_proto_msgTypes[44].OneofWrappers = []any{
+	file_waypost_v1_lane_proto_msgTypes[48].OneofWrappers = []any{
 		(*RelayReservationResponse_Renew)(nil),
 		(*RelayReservationResponse_Release)(nil),
 	}
@@ -4822,7 +5455,7 @@ func file_waypost_v1_lane_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_waypost_v1_lane_proto_rawDesc), len(file_waypost_v1_lane_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   50,
+			NumMessages:   58,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

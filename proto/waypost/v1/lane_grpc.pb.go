@@ -136,6 +136,8 @@ const (
 	PeerService_AskRecords_FullMethodName         = "/waypost.v1.PeerService/AskRecords"
 	PeerService_PeerMembers_FullMethodName        = "/waypost.v1.PeerService/PeerMembers"
 	PeerService_CopyPrefixes_FullMethodName       = "/waypost.v1.PeerService/CopyPrefixes"
+	PeerService_RelayLearn_FullMethodName         = "/waypost.v1.PeerService/RelayLearn"
+	PeerService_CopyMemo_FullMethodName           = "/waypost.v1.PeerService/CopyMemo"
 )
 
 // PeerServiceClient is the client API for PeerService service.
@@ -170,6 +172,11 @@ type PeerServiceClient interface {
 	// frames of a snapshot; none: nothing that is known to be whole. What it does
 	// not know yet, the worker's agent tells.
 	CopyPrefixes(ctx context.Context, in *CopyPrefixesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[CopyPrefixesResponse], error)
+	// RelayLearn hands token ids to the coordinator that made the placement.
+	RelayLearn(ctx context.Context, in *RelayLearnRequest, opts ...grpc.CallOption) (*RelayLearnResponse, error)
+	// CopyMemo sends the text memo's entries that others can use, for a
+	// coordinator that starts.
+	CopyMemo(ctx context.Context, in *CopyMemoRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[CopyMemoResponse], error)
 }
 
 type peerServiceClient struct {
@@ -302,6 +309,35 @@ func (c *peerServiceClient) CopyPrefixes(ctx context.Context, in *CopyPrefixesRe
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type PeerService_CopyPrefixesClient = grpc.ServerStreamingClient[CopyPrefixesResponse]
 
+func (c *peerServiceClient) RelayLearn(ctx context.Context, in *RelayLearnRequest, opts ...grpc.CallOption) (*RelayLearnResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RelayLearnResponse)
+	err := c.cc.Invoke(ctx, PeerService_RelayLearn_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *peerServiceClient) CopyMemo(ctx context.Context, in *CopyMemoRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[CopyMemoResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &PeerService_ServiceDesc.Streams[2], PeerService_CopyMemo_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[CopyMemoRequest, CopyMemoResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type PeerService_CopyMemoClient = grpc.ServerStreamingClient[CopyMemoResponse]
+
 // PeerServiceServer is the server API for PeerService service.
 // All implementations must embed UnimplementedPeerServiceServer
 // for forward compatibility.
@@ -334,6 +370,11 @@ type PeerServiceServer interface {
 	// frames of a snapshot; none: nothing that is known to be whole. What it does
 	// not know yet, the worker's agent tells.
 	CopyPrefixes(*CopyPrefixesRequest, grpc.ServerStreamingServer[CopyPrefixesResponse]) error
+	// RelayLearn hands token ids to the coordinator that made the placement.
+	RelayLearn(context.Context, *RelayLearnRequest) (*RelayLearnResponse, error)
+	// CopyMemo sends the text memo's entries that others can use, for a
+	// coordinator that starts.
+	CopyMemo(*CopyMemoRequest, grpc.ServerStreamingServer[CopyMemoResponse]) error
 	mustEmbedUnimplementedPeerServiceServer()
 }
 
@@ -376,6 +417,12 @@ func (UnimplementedPeerServiceServer) PeerMembers(context.Context, *PeerMembersR
 }
 func (UnimplementedPeerServiceServer) CopyPrefixes(*CopyPrefixesRequest, grpc.ServerStreamingServer[CopyPrefixesResponse]) error {
 	return status.Error(codes.Unimplemented, "method CopyPrefixes not implemented")
+}
+func (UnimplementedPeerServiceServer) RelayLearn(context.Context, *RelayLearnRequest) (*RelayLearnResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RelayLearn not implemented")
+}
+func (UnimplementedPeerServiceServer) CopyMemo(*CopyMemoRequest, grpc.ServerStreamingServer[CopyMemoResponse]) error {
+	return status.Error(codes.Unimplemented, "method CopyMemo not implemented")
 }
 func (UnimplementedPeerServiceServer) mustEmbedUnimplementedPeerServiceServer() {}
 func (UnimplementedPeerServiceServer) testEmbeddedByValue()                     {}
@@ -578,6 +625,35 @@ func _PeerService_CopyPrefixes_Handler(srv interface{}, stream grpc.ServerStream
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type PeerService_CopyPrefixesServer = grpc.ServerStreamingServer[CopyPrefixesResponse]
 
+func _PeerService_RelayLearn_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RelayLearnRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PeerServiceServer).RelayLearn(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: PeerService_RelayLearn_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PeerServiceServer).RelayLearn(ctx, req.(*RelayLearnRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _PeerService_CopyMemo_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(CopyMemoRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(PeerServiceServer).CopyMemo(m, &grpc.GenericServerStream[CopyMemoRequest, CopyMemoResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type PeerService_CopyMemoServer = grpc.ServerStreamingServer[CopyMemoResponse]
+
 // PeerService_ServiceDesc is the grpc.ServiceDesc for PeerService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -621,6 +697,10 @@ var PeerService_ServiceDesc = grpc.ServiceDesc{
 			MethodName: "PeerMembers",
 			Handler:    _PeerService_PeerMembers_Handler,
 		},
+		{
+			MethodName: "RelayLearn",
+			Handler:    _PeerService_RelayLearn_Handler,
+		},
 	},
 	Streams: []grpc.StreamDesc{
 		{
@@ -632,6 +712,11 @@ var PeerService_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "CopyPrefixes",
 			Handler:       _PeerService_CopyPrefixes_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "CopyMemo",
+			Handler:       _PeerService_CopyMemo_Handler,
 			ServerStreams: true,
 		},
 	},

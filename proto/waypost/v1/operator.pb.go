@@ -1798,7 +1798,9 @@ type PoolReuse struct {
 	// Reachable tokens that were passed over, by why: load, health or policy.
 	LostTokens map[string]float64 `protobuf:"bytes,11,rep,name=lost_tokens,json=lostTokens" json:"lost_tokens,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"fixed64,2,opt,name=value"`
 	// The worker whose expectation was most wrong in all; unset: none was.
-	Worst         *WorkerReuse `protobuf:"bytes,12,opt,name=worst" json:"worst,omitempty"`
+	Worst *WorkerReuse `protobuf:"bytes,12,opt,name=worst" json:"worst,omitempty"`
+	// How requests given as text found their tokens; unset: none came.
+	Memo          *MemoReuse `protobuf:"bytes,20,opt,name=memo" json:"memo,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1917,6 +1919,147 @@ func (x *PoolReuse) GetWorst() *WorkerReuse {
 	return nil
 }
 
+func (x *PoolReuse) GetMemo() *MemoReuse {
+	if x != nil {
+		return x.Memo
+	}
+	return nil
+}
+
+// MemoReuse is the text memo of one pool, since the coordinators started.
+type MemoReuse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// on, or off with the reason after a colon.
+	State *string `protobuf:"bytes,1,opt,name=state" json:"state,omitempty"`
+	// Requests given as text, and of these those whose first tokens were known.
+	Lookups *float64 `protobuf:"fixed64,2,opt,name=lookups" json:"lookups,omitempty"`
+	Hits    *float64 `protobuf:"fixed64,3,opt,name=hits" json:"hits,omitempty"`
+	// Prompts learnt, by where their ids came from: engine, render, tokenize.
+	Learnt map[string]float64 `protobuf:"bytes,4,rep,name=learnt" json:"learnt,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"fixed64,2,opt,name=value"`
+	// Tokens of the prompts learnt, and of these those that a prompt learnt before
+	// had in common with them.
+	PromptTokens *float64 `protobuf:"fixed64,5,opt,name=prompt_tokens,json=promptTokens" json:"prompt_tokens,omitempty"`
+	KnownTokens  *float64 `protobuf:"fixed64,6,opt,name=known_tokens,json=knownTokens" json:"known_tokens,omitempty"`
+	// Of the known tokens, those that were told before the prompt was learnt, and
+	// tokens told that were not so.
+	CoveredTokens *float64 `protobuf:"fixed64,7,opt,name=covered_tokens,json=coveredTokens" json:"covered_tokens,omitempty"`
+	OverTokens    *float64 `protobuf:"fixed64,8,opt,name=over_tokens,json=overTokens" json:"over_tokens,omitempty"`
+	// Memory, bytes.
+	Bytes *float64 `protobuf:"fixed64,9,opt,name=bytes" json:"bytes,omitempty"`
+	// How often it was switched off, and began anew.
+	Opened        *float64 `protobuf:"fixed64,10,opt,name=opened" json:"opened,omitempty"`
+	Epochs        *float64 `protobuf:"fixed64,11,opt,name=epochs" json:"epochs,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MemoReuse) Reset() {
+	*x = MemoReuse{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MemoReuse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MemoReuse) ProtoMessage() {}
+
+func (x *MemoReuse) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MemoReuse.ProtoReflect.Descriptor instead.
+func (*MemoReuse) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *MemoReuse) GetState() string {
+	if x != nil && x.State != nil {
+		return *x.State
+	}
+	return ""
+}
+
+func (x *MemoReuse) GetLookups() float64 {
+	if x != nil && x.Lookups != nil {
+		return *x.Lookups
+	}
+	return 0
+}
+
+func (x *MemoReuse) GetHits() float64 {
+	if x != nil && x.Hits != nil {
+		return *x.Hits
+	}
+	return 0
+}
+
+func (x *MemoReuse) GetLearnt() map[string]float64 {
+	if x != nil {
+		return x.Learnt
+	}
+	return nil
+}
+
+func (x *MemoReuse) GetPromptTokens() float64 {
+	if x != nil && x.PromptTokens != nil {
+		return *x.PromptTokens
+	}
+	return 0
+}
+
+func (x *MemoReuse) GetKnownTokens() float64 {
+	if x != nil && x.KnownTokens != nil {
+		return *x.KnownTokens
+	}
+	return 0
+}
+
+func (x *MemoReuse) GetCoveredTokens() float64 {
+	if x != nil && x.CoveredTokens != nil {
+		return *x.CoveredTokens
+	}
+	return 0
+}
+
+func (x *MemoReuse) GetOverTokens() float64 {
+	if x != nil && x.OverTokens != nil {
+		return *x.OverTokens
+	}
+	return 0
+}
+
+func (x *MemoReuse) GetBytes() float64 {
+	if x != nil && x.Bytes != nil {
+		return *x.Bytes
+	}
+	return 0
+}
+
+func (x *MemoReuse) GetOpened() float64 {
+	if x != nil && x.Opened != nil {
+		return *x.Opened
+	}
+	return 0
+}
+
+func (x *MemoReuse) GetEpochs() float64 {
+	if x != nil && x.Epochs != nil {
+		return *x.Epochs
+	}
+	return 0
+}
+
 // WorkerReuse is the reuse of one worker.
 type WorkerReuse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1934,7 +2077,7 @@ type WorkerReuse struct {
 
 func (x *WorkerReuse) Reset() {
 	*x = WorkerReuse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[19]
+	mi := &file_waypost_v1_operator_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1946,7 +2089,7 @@ func (x *WorkerReuse) String() string {
 func (*WorkerReuse) ProtoMessage() {}
 
 func (x *WorkerReuse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[19]
+	mi := &file_waypost_v1_operator_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1959,7 +2102,7 @@ func (x *WorkerReuse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerReuse.ProtoReflect.Descriptor instead.
 func (*WorkerReuse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{19}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *WorkerReuse) GetWorker() string {
@@ -2008,7 +2151,7 @@ type ListHostsRequest struct {
 
 func (x *ListHostsRequest) Reset() {
 	*x = ListHostsRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[20]
+	mi := &file_waypost_v1_operator_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2020,7 +2163,7 @@ func (x *ListHostsRequest) String() string {
 func (*ListHostsRequest) ProtoMessage() {}
 
 func (x *ListHostsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[20]
+	mi := &file_waypost_v1_operator_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2033,7 +2176,7 @@ func (x *ListHostsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHostsRequest.ProtoReflect.Descriptor instead.
 func (*ListHostsRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{20}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ListHostsRequest) GetName() string {
@@ -2054,7 +2197,7 @@ type ListHostsResponse struct {
 
 func (x *ListHostsResponse) Reset() {
 	*x = ListHostsResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[21]
+	mi := &file_waypost_v1_operator_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2066,7 +2209,7 @@ func (x *ListHostsResponse) String() string {
 func (*ListHostsResponse) ProtoMessage() {}
 
 func (x *ListHostsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[21]
+	mi := &file_waypost_v1_operator_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2079,7 +2222,7 @@ func (x *ListHostsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHostsResponse.ProtoReflect.Descriptor instead.
 func (*ListHostsResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{21}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ListHostsResponse) GetHosts() []*Host {
@@ -2118,7 +2261,7 @@ type Host struct {
 
 func (x *Host) Reset() {
 	*x = Host{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[22]
+	mi := &file_waypost_v1_operator_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2130,7 +2273,7 @@ func (x *Host) String() string {
 func (*Host) ProtoMessage() {}
 
 func (x *Host) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[22]
+	mi := &file_waypost_v1_operator_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2143,7 +2286,7 @@ func (x *Host) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Host.ProtoReflect.Descriptor instead.
 func (*Host) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{22}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Host) GetName() string {
@@ -2239,7 +2382,7 @@ type HostFacts struct {
 
 func (x *HostFacts) Reset() {
 	*x = HostFacts{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[23]
+	mi := &file_waypost_v1_operator_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2251,7 +2394,7 @@ func (x *HostFacts) String() string {
 func (*HostFacts) ProtoMessage() {}
 
 func (x *HostFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[23]
+	mi := &file_waypost_v1_operator_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2264,7 +2407,7 @@ func (x *HostFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostFacts.ProtoReflect.Descriptor instead.
 func (*HostFacts) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{23}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *HostFacts) GetCpus() uint32 {
@@ -2326,14 +2469,16 @@ type NetworkInterface struct {
 	// Line rate, bits per second; unset: unknown.
 	BitsPerSec *float64 `protobuf:"fixed64,3,opt,name=bits_per_sec,json=bitsPerSec" json:"bits_per_sec,omitempty"`
 	// Maximum transmission unit, bytes.
-	MtuBytes      *uint32 `protobuf:"varint,4,opt,name=mtu_bytes,json=mtuBytes" json:"mtu_bytes,omitempty"`
+	MtuBytes *uint32 `protobuf:"varint,4,opt,name=mtu_bytes,json=mtuBytes" json:"mtu_bytes,omitempty"`
+	// NUMA node it hangs on; unset: unknown.
+	NumaNode      *uint32 `protobuf:"varint,5,opt,name=numa_node,json=numaNode" json:"numa_node,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *NetworkInterface) Reset() {
 	*x = NetworkInterface{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[24]
+	mi := &file_waypost_v1_operator_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2345,7 +2490,7 @@ func (x *NetworkInterface) String() string {
 func (*NetworkInterface) ProtoMessage() {}
 
 func (x *NetworkInterface) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[24]
+	mi := &file_waypost_v1_operator_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2358,7 +2503,7 @@ func (x *NetworkInterface) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkInterface.ProtoReflect.Descriptor instead.
 func (*NetworkInterface) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{24}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *NetworkInterface) GetName() string {
@@ -2385,6 +2530,13 @@ func (x *NetworkInterface) GetBitsPerSec() float64 {
 func (x *NetworkInterface) GetMtuBytes() uint32 {
 	if x != nil && x.MtuBytes != nil {
 		return *x.MtuBytes
+	}
+	return 0
+}
+
+func (x *NetworkInterface) GetNumaNode() uint32 {
+	if x != nil && x.NumaNode != nil {
+		return *x.NumaNode
 	}
 	return 0
 }
@@ -2431,14 +2583,16 @@ type Gpu struct {
 	// Power draw, W.
 	PowerWatts *float64 `protobuf:"fixed64,19,opt,name=power_watts,json=powerWatts" json:"power_watts,omitempty"`
 	// ok, price or exclude, with the reason after a colon.
-	Verdict       *string `protobuf:"bytes,20,opt,name=verdict" json:"verdict,omitempty"`
+	Verdict *string `protobuf:"bytes,20,opt,name=verdict" json:"verdict,omitempty"`
+	// NUMA node it hangs on; unset: unknown.
+	NumaNode      *uint32 `protobuf:"varint,21,opt,name=numa_node,json=numaNode" json:"numa_node,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Gpu) Reset() {
 	*x = Gpu{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[25]
+	mi := &file_waypost_v1_operator_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2450,7 +2604,7 @@ func (x *Gpu) String() string {
 func (*Gpu) ProtoMessage() {}
 
 func (x *Gpu) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[25]
+	mi := &file_waypost_v1_operator_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2463,7 +2617,7 @@ func (x *Gpu) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Gpu.ProtoReflect.Descriptor instead.
 func (*Gpu) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{25}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Gpu) GetIndex() uint32 {
@@ -2606,6 +2760,13 @@ func (x *Gpu) GetVerdict() string {
 	return ""
 }
 
+func (x *Gpu) GetNumaNode() uint32 {
+	if x != nil && x.NumaNode != nil {
+		return *x.NumaNode
+	}
+	return 0
+}
+
 // XidEvent is one GPU error that the driver reported.
 type XidEvent struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2619,7 +2780,7 @@ type XidEvent struct {
 
 func (x *XidEvent) Reset() {
 	*x = XidEvent{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[26]
+	mi := &file_waypost_v1_operator_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2631,7 +2792,7 @@ func (x *XidEvent) String() string {
 func (*XidEvent) ProtoMessage() {}
 
 func (x *XidEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[26]
+	mi := &file_waypost_v1_operator_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2644,7 +2805,7 @@ func (x *XidEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use XidEvent.ProtoReflect.Descriptor instead.
 func (*XidEvent) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{26}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *XidEvent) GetXid() uint32 {
@@ -2674,7 +2835,7 @@ type GpuProcess struct {
 
 func (x *GpuProcess) Reset() {
 	*x = GpuProcess{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[27]
+	mi := &file_waypost_v1_operator_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2686,7 +2847,7 @@ func (x *GpuProcess) String() string {
 func (*GpuProcess) ProtoMessage() {}
 
 func (x *GpuProcess) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[27]
+	mi := &file_waypost_v1_operator_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2699,7 +2860,7 @@ func (x *GpuProcess) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GpuProcess.ProtoReflect.Descriptor instead.
 func (*GpuProcess) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{27}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *GpuProcess) GetPid() uint32 {
@@ -2727,7 +2888,7 @@ type ListMembersRequest struct {
 
 func (x *ListMembersRequest) Reset() {
 	*x = ListMembersRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[28]
+	mi := &file_waypost_v1_operator_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2739,7 +2900,7 @@ func (x *ListMembersRequest) String() string {
 func (*ListMembersRequest) ProtoMessage() {}
 
 func (x *ListMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[28]
+	mi := &file_waypost_v1_operator_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2752,7 +2913,7 @@ func (x *ListMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMembersRequest.ProtoReflect.Descriptor instead.
 func (*ListMembersRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{28}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ListMembersRequest) GetFrom() string {
@@ -2775,7 +2936,7 @@ type ListMembersResponse struct {
 
 func (x *ListMembersResponse) Reset() {
 	*x = ListMembersResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[29]
+	mi := &file_waypost_v1_operator_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2787,7 +2948,7 @@ func (x *ListMembersResponse) String() string {
 func (*ListMembersResponse) ProtoMessage() {}
 
 func (x *ListMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[29]
+	mi := &file_waypost_v1_operator_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2800,7 +2961,7 @@ func (x *ListMembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMembersResponse.ProtoReflect.Descriptor instead.
 func (*ListMembersResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{29}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ListMembersResponse) GetMembers() []*Member {
@@ -2848,7 +3009,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[30]
+	mi := &file_waypost_v1_operator_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2860,7 +3021,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[30]
+	mi := &file_waypost_v1_operator_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2873,7 +3034,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{30}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Member) GetName() string {
@@ -2962,7 +3123,7 @@ type ListCoordinatorsRequest struct {
 
 func (x *ListCoordinatorsRequest) Reset() {
 	*x = ListCoordinatorsRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[31]
+	mi := &file_waypost_v1_operator_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2974,7 +3135,7 @@ func (x *ListCoordinatorsRequest) String() string {
 func (*ListCoordinatorsRequest) ProtoMessage() {}
 
 func (x *ListCoordinatorsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[31]
+	mi := &file_waypost_v1_operator_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2987,7 +3148,7 @@ func (x *ListCoordinatorsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCoordinatorsRequest.ProtoReflect.Descriptor instead.
 func (*ListCoordinatorsRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{31}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{32}
 }
 
 // ListCoordinatorsResponse is the coordinators by number.
@@ -3001,7 +3162,7 @@ type ListCoordinatorsResponse struct {
 
 func (x *ListCoordinatorsResponse) Reset() {
 	*x = ListCoordinatorsResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[32]
+	mi := &file_waypost_v1_operator_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3013,7 +3174,7 @@ func (x *ListCoordinatorsResponse) String() string {
 func (*ListCoordinatorsResponse) ProtoMessage() {}
 
 func (x *ListCoordinatorsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[32]
+	mi := &file_waypost_v1_operator_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3026,7 +3187,7 @@ func (x *ListCoordinatorsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCoordinatorsResponse.ProtoReflect.Descriptor instead.
 func (*ListCoordinatorsResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{32}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ListCoordinatorsResponse) GetCoordinators() []*Coordinator {
@@ -3059,7 +3220,7 @@ type Coordinator struct {
 
 func (x *Coordinator) Reset() {
 	*x = Coordinator{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[33]
+	mi := &file_waypost_v1_operator_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3071,7 +3232,7 @@ func (x *Coordinator) String() string {
 func (*Coordinator) ProtoMessage() {}
 
 func (x *Coordinator) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[33]
+	mi := &file_waypost_v1_operator_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3084,7 +3245,7 @@ func (x *Coordinator) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Coordinator.ProtoReflect.Descriptor instead.
 func (*Coordinator) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{33}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Coordinator) GetName() string {
@@ -3145,7 +3306,7 @@ type GetFleetRequest struct {
 
 func (x *GetFleetRequest) Reset() {
 	*x = GetFleetRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[34]
+	mi := &file_waypost_v1_operator_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3157,7 +3318,7 @@ func (x *GetFleetRequest) String() string {
 func (*GetFleetRequest) ProtoMessage() {}
 
 func (x *GetFleetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[34]
+	mi := &file_waypost_v1_operator_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3170,7 +3331,7 @@ func (x *GetFleetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFleetRequest.ProtoReflect.Descriptor instead.
 func (*GetFleetRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{34}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{35}
 }
 
 // GetFleetResponse is the fleet file in force.
@@ -3192,7 +3353,7 @@ type GetFleetResponse struct {
 
 func (x *GetFleetResponse) Reset() {
 	*x = GetFleetResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[35]
+	mi := &file_waypost_v1_operator_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3204,7 +3365,7 @@ func (x *GetFleetResponse) String() string {
 func (*GetFleetResponse) ProtoMessage() {}
 
 func (x *GetFleetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[35]
+	mi := &file_waypost_v1_operator_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3217,7 +3378,7 @@ func (x *GetFleetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFleetResponse.ProtoReflect.Descriptor instead.
 func (*GetFleetResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{35}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *GetFleetResponse) GetVersion() uint32 {
@@ -3274,7 +3435,7 @@ type PutFleetRequest struct {
 
 func (x *PutFleetRequest) Reset() {
 	*x = PutFleetRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[36]
+	mi := &file_waypost_v1_operator_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3286,7 +3447,7 @@ func (x *PutFleetRequest) String() string {
 func (*PutFleetRequest) ProtoMessage() {}
 
 func (x *PutFleetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[36]
+	mi := &file_waypost_v1_operator_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3299,7 +3460,7 @@ func (x *PutFleetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutFleetRequest.ProtoReflect.Descriptor instead.
 func (*PutFleetRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{36}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *PutFleetRequest) GetToml() string {
@@ -3356,7 +3517,7 @@ type PutFleetResponse struct {
 
 func (x *PutFleetResponse) Reset() {
 	*x = PutFleetResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[37]
+	mi := &file_waypost_v1_operator_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3368,7 +3529,7 @@ func (x *PutFleetResponse) String() string {
 func (*PutFleetResponse) ProtoMessage() {}
 
 func (x *PutFleetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[37]
+	mi := &file_waypost_v1_operator_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3381,7 +3542,7 @@ func (x *PutFleetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutFleetResponse.ProtoReflect.Descriptor instead.
 func (*PutFleetResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{37}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *PutFleetResponse) GetVersion() uint32 {
@@ -3449,7 +3610,7 @@ type FleetEffect struct {
 
 func (x *FleetEffect) Reset() {
 	*x = FleetEffect{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[38]
+	mi := &file_waypost_v1_operator_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3461,7 +3622,7 @@ func (x *FleetEffect) String() string {
 func (*FleetEffect) ProtoMessage() {}
 
 func (x *FleetEffect) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[38]
+	mi := &file_waypost_v1_operator_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3474,7 +3635,7 @@ func (x *FleetEffect) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetEffect.ProtoReflect.Descriptor instead.
 func (*FleetEffect) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{38}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *FleetEffect) GetWindowMs() float64 {
@@ -3561,7 +3722,7 @@ type EffectExample struct {
 
 func (x *EffectExample) Reset() {
 	*x = EffectExample{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[39]
+	mi := &file_waypost_v1_operator_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3573,7 +3734,7 @@ func (x *EffectExample) String() string {
 func (*EffectExample) ProtoMessage() {}
 
 func (x *EffectExample) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[39]
+	mi := &file_waypost_v1_operator_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3586,7 +3747,7 @@ func (x *EffectExample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EffectExample.ProtoReflect.Descriptor instead.
 func (*EffectExample) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{39}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *EffectExample) GetPlacementId() string {
@@ -3650,7 +3811,7 @@ type Cordon struct {
 
 func (x *Cordon) Reset() {
 	*x = Cordon{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[40]
+	mi := &file_waypost_v1_operator_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3662,7 +3823,7 @@ func (x *Cordon) String() string {
 func (*Cordon) ProtoMessage() {}
 
 func (x *Cordon) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[40]
+	mi := &file_waypost_v1_operator_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3675,7 +3836,7 @@ func (x *Cordon) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cordon.ProtoReflect.Descriptor instead.
 func (*Cordon) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{40}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Cordon) GetSelector() string {
@@ -3733,7 +3894,7 @@ type CordonTargetRequest struct {
 
 func (x *CordonTargetRequest) Reset() {
 	*x = CordonTargetRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[41]
+	mi := &file_waypost_v1_operator_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3745,7 +3906,7 @@ func (x *CordonTargetRequest) String() string {
 func (*CordonTargetRequest) ProtoMessage() {}
 
 func (x *CordonTargetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[41]
+	mi := &file_waypost_v1_operator_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3758,7 +3919,7 @@ func (x *CordonTargetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonTargetRequest.ProtoReflect.Descriptor instead.
 func (*CordonTargetRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{41}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *CordonTargetRequest) GetSelector() string {
@@ -3813,7 +3974,7 @@ type CordonTargetResponse struct {
 
 func (x *CordonTargetResponse) Reset() {
 	*x = CordonTargetResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[42]
+	mi := &file_waypost_v1_operator_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3825,7 +3986,7 @@ func (x *CordonTargetResponse) String() string {
 func (*CordonTargetResponse) ProtoMessage() {}
 
 func (x *CordonTargetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[42]
+	mi := &file_waypost_v1_operator_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3838,7 +3999,7 @@ func (x *CordonTargetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonTargetResponse.ProtoReflect.Descriptor instead.
 func (*CordonTargetResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{42}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *CordonTargetResponse) GetCordon() *Cordon {
@@ -3886,7 +4047,7 @@ type UncordonTargetRequest struct {
 
 func (x *UncordonTargetRequest) Reset() {
 	*x = UncordonTargetRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[43]
+	mi := &file_waypost_v1_operator_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3898,7 +4059,7 @@ func (x *UncordonTargetRequest) String() string {
 func (*UncordonTargetRequest) ProtoMessage() {}
 
 func (x *UncordonTargetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[43]
+	mi := &file_waypost_v1_operator_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3911,7 +4072,7 @@ func (x *UncordonTargetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UncordonTargetRequest.ProtoReflect.Descriptor instead.
 func (*UncordonTargetRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{43}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *UncordonTargetRequest) GetSelector() string {
@@ -3955,7 +4116,7 @@ type UncordonTargetResponse struct {
 
 func (x *UncordonTargetResponse) Reset() {
 	*x = UncordonTargetResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[44]
+	mi := &file_waypost_v1_operator_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3967,7 +4128,7 @@ func (x *UncordonTargetResponse) String() string {
 func (*UncordonTargetResponse) ProtoMessage() {}
 
 func (x *UncordonTargetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[44]
+	mi := &file_waypost_v1_operator_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3980,7 +4141,7 @@ func (x *UncordonTargetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UncordonTargetResponse.ProtoReflect.Descriptor instead.
 func (*UncordonTargetResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{44}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *UncordonTargetResponse) GetRemoved() bool {
@@ -4010,7 +4171,7 @@ type InspectWorkerRequest struct {
 
 func (x *InspectWorkerRequest) Reset() {
 	*x = InspectWorkerRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[45]
+	mi := &file_waypost_v1_operator_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4022,7 +4183,7 @@ func (x *InspectWorkerRequest) String() string {
 func (*InspectWorkerRequest) ProtoMessage() {}
 
 func (x *InspectWorkerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[45]
+	mi := &file_waypost_v1_operator_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4035,7 +4196,7 @@ func (x *InspectWorkerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectWorkerRequest.ProtoReflect.Descriptor instead.
 func (*InspectWorkerRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{45}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *InspectWorkerRequest) GetWorker() string {
@@ -4109,7 +4270,7 @@ type InspectWorkerResponse struct {
 
 func (x *InspectWorkerResponse) Reset() {
 	*x = InspectWorkerResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[46]
+	mi := &file_waypost_v1_operator_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4121,7 +4282,7 @@ func (x *InspectWorkerResponse) String() string {
 func (*InspectWorkerResponse) ProtoMessage() {}
 
 func (x *InspectWorkerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[46]
+	mi := &file_waypost_v1_operator_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4134,7 +4295,7 @@ func (x *InspectWorkerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectWorkerResponse.ProtoReflect.Descriptor instead.
 func (*InspectWorkerResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{46}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *InspectWorkerResponse) GetWorker() string {
@@ -4325,7 +4486,7 @@ type StreamComparison struct {
 
 func (x *StreamComparison) Reset() {
 	*x = StreamComparison{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[47]
+	mi := &file_waypost_v1_operator_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4337,7 +4498,7 @@ func (x *StreamComparison) String() string {
 func (*StreamComparison) ProtoMessage() {}
 
 func (x *StreamComparison) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[47]
+	mi := &file_waypost_v1_operator_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4350,7 +4511,7 @@ func (x *StreamComparison) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamComparison.ProtoReflect.Descriptor instead.
 func (*StreamComparison) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{47}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *StreamComparison) GetEqual() uint32 {
@@ -4424,7 +4585,7 @@ type DifferingKey struct {
 
 func (x *DifferingKey) Reset() {
 	*x = DifferingKey{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[48]
+	mi := &file_waypost_v1_operator_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4436,7 +4597,7 @@ func (x *DifferingKey) String() string {
 func (*DifferingKey) ProtoMessage() {}
 
 func (x *DifferingKey) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[48]
+	mi := &file_waypost_v1_operator_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4449,7 +4610,7 @@ func (x *DifferingKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DifferingKey.ProtoReflect.Descriptor instead.
 func (*DifferingKey) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{48}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *DifferingKey) GetHow() string {
@@ -4486,7 +4647,7 @@ type GetTopologyRequest struct {
 
 func (x *GetTopologyRequest) Reset() {
 	*x = GetTopologyRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[49]
+	mi := &file_waypost_v1_operator_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4498,7 +4659,7 @@ func (x *GetTopologyRequest) String() string {
 func (*GetTopologyRequest) ProtoMessage() {}
 
 func (x *GetTopologyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[49]
+	mi := &file_waypost_v1_operator_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4511,7 +4672,7 @@ func (x *GetTopologyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTopologyRequest.ProtoReflect.Descriptor instead.
 func (*GetTopologyRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{49}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *GetTopologyRequest) GetFrom() string {
@@ -4549,7 +4710,7 @@ type GetTopologyResponse struct {
 
 func (x *GetTopologyResponse) Reset() {
 	*x = GetTopologyResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[50]
+	mi := &file_waypost_v1_operator_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4561,7 +4722,7 @@ func (x *GetTopologyResponse) String() string {
 func (*GetTopologyResponse) ProtoMessage() {}
 
 func (x *GetTopologyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[50]
+	mi := &file_waypost_v1_operator_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4574,7 +4735,7 @@ func (x *GetTopologyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTopologyResponse.ProtoReflect.Descriptor instead.
 func (*GetTopologyResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{50}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *GetTopologyResponse) GetHosts() []*TopologyHost {
@@ -4631,14 +4792,17 @@ type TopologyHost struct {
 	// declared, assumed or none.
 	Source *string `protobuf:"bytes,4,opt,name=source" json:"source,omitempty"`
 	// Its workers that have a transfer connector.
-	Pulls         []string `protobuf:"bytes,5,rep,name=pulls" json:"pulls,omitempty"`
+	Pulls []string `protobuf:"bytes,5,rep,name=pulls" json:"pulls,omitempty"`
+	// What is known of where GPUs and network cards hang within the host; no price
+	// rests on it.
+	Numa          *string `protobuf:"bytes,6,opt,name=numa" json:"numa,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *TopologyHost) Reset() {
 	*x = TopologyHost{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[51]
+	mi := &file_waypost_v1_operator_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4650,7 +4814,7 @@ func (x *TopologyHost) String() string {
 func (*TopologyHost) ProtoMessage() {}
 
 func (x *TopologyHost) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[51]
+	mi := &file_waypost_v1_operator_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4663,7 +4827,7 @@ func (x *TopologyHost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopologyHost.ProtoReflect.Descriptor instead.
 func (*TopologyHost) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{51}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *TopologyHost) GetName() string {
@@ -4701,6 +4865,13 @@ func (x *TopologyHost) GetPulls() []string {
 	return nil
 }
 
+func (x *TopologyHost) GetNuma() string {
+	if x != nil && x.Numa != nil {
+		return *x.Numa
+	}
+	return ""
+}
+
 // TopologyLink is what lies between two parts of the fleet.
 type TopologyLink struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -4734,7 +4905,7 @@ type TopologyLink struct {
 
 func (x *TopologyLink) Reset() {
 	*x = TopologyLink{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[52]
+	mi := &file_waypost_v1_operator_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4746,7 +4917,7 @@ func (x *TopologyLink) String() string {
 func (*TopologyLink) ProtoMessage() {}
 
 func (x *TopologyLink) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[52]
+	mi := &file_waypost_v1_operator_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4759,7 +4930,7 @@ func (x *TopologyLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopologyLink.ProtoReflect.Descriptor instead.
 func (*TopologyLink) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{52}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *TopologyLink) GetName() string {
@@ -4871,7 +5042,7 @@ type TransferPair struct {
 
 func (x *TransferPair) Reset() {
 	*x = TransferPair{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[53]
+	mi := &file_waypost_v1_operator_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4883,7 +5054,7 @@ func (x *TransferPair) String() string {
 func (*TransferPair) ProtoMessage() {}
 
 func (x *TransferPair) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[53]
+	mi := &file_waypost_v1_operator_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4896,7 +5067,7 @@ func (x *TransferPair) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferPair.ProtoReflect.Descriptor instead.
 func (*TransferPair) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{53}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *TransferPair) GetFrom() string {
@@ -4984,7 +5155,7 @@ type TransferPrice struct {
 
 func (x *TransferPrice) Reset() {
 	*x = TransferPrice{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[54]
+	mi := &file_waypost_v1_operator_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4996,7 +5167,7 @@ func (x *TransferPrice) String() string {
 func (*TransferPrice) ProtoMessage() {}
 
 func (x *TransferPrice) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[54]
+	mi := &file_waypost_v1_operator_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5009,7 +5180,7 @@ func (x *TransferPrice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferPrice.ProtoReflect.Descriptor instead.
 func (*TransferPrice) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{54}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *TransferPrice) GetFrom() string {
@@ -5097,7 +5268,7 @@ type TransferCost struct {
 
 func (x *TransferCost) Reset() {
 	*x = TransferCost{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[55]
+	mi := &file_waypost_v1_operator_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5109,7 +5280,7 @@ func (x *TransferCost) String() string {
 func (*TransferCost) ProtoMessage() {}
 
 func (x *TransferCost) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[55]
+	mi := &file_waypost_v1_operator_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5122,7 +5293,7 @@ func (x *TransferCost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferCost.ProtoReflect.Descriptor instead.
 func (*TransferCost) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{55}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *TransferCost) GetTokens() uint32 {
@@ -5314,7 +5485,7 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"\x04pool\x18\x02 \x01(\tR\x04pool\"W\n" +
 	"\x10GetReuseResponse\x12+\n" +
 	"\x05pools\x18\x01 \x03(\v2\x15.waypost.v1.PoolReuseR\x05pools\x12\x16\n" +
-	"\x06silent\x18\x02 \x03(\tR\x06silent\"\xe9\x04\n" +
+	"\x06silent\x18\x02 \x03(\tR\x06silent\"\x94\x05\n" +
 	"\tPoolReuse\x12\x12\n" +
 	"\x04pool\x18\x01 \x01(\tR\x04pool\x12\x1a\n" +
 	"\brequests\x18\x02 \x01(\rR\brequests\x12\x1a\n" +
@@ -5330,11 +5501,29 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"missTokens\x12F\n" +
 	"\vlost_tokens\x18\v \x03(\v2%.waypost.v1.PoolReuse.LostTokensEntryR\n" +
 	"lostTokens\x12-\n" +
-	"\x05worst\x18\f \x01(\v2\x17.waypost.v1.WorkerReuseR\x05worst\x1a:\n" +
+	"\x05worst\x18\f \x01(\v2\x17.waypost.v1.WorkerReuseR\x05worst\x12)\n" +
+	"\x04memo\x18\x14 \x01(\v2\x15.waypost.v1.MemoReuseR\x04memo\x1a:\n" +
 	"\fClassesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\rR\x05value:\x028\x01\x1a=\n" +
 	"\x0fLostTokensEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"\x9b\x03\n" +
+	"\tMemoReuse\x12\x14\n" +
+	"\x05state\x18\x01 \x01(\tR\x05state\x12\x18\n" +
+	"\alookups\x18\x02 \x01(\x01R\alookups\x12\x12\n" +
+	"\x04hits\x18\x03 \x01(\x01R\x04hits\x129\n" +
+	"\x06learnt\x18\x04 \x03(\v2!.waypost.v1.MemoReuse.LearntEntryR\x06learnt\x12#\n" +
+	"\rprompt_tokens\x18\x05 \x01(\x01R\fpromptTokens\x12!\n" +
+	"\fknown_tokens\x18\x06 \x01(\x01R\vknownTokens\x12%\n" +
+	"\x0ecovered_tokens\x18\a \x01(\x01R\rcoveredTokens\x12\x1f\n" +
+	"\vover_tokens\x18\b \x01(\x01R\n" +
+	"overTokens\x12\x14\n" +
+	"\x05bytes\x18\t \x01(\x01R\x05bytes\x12\x16\n" +
+	"\x06opened\x18\n" +
+	" \x01(\x01R\x06opened\x12\x16\n" +
+	"\x06epochs\x18\v \x01(\x01R\x06epochs\x1a9\n" +
+	"\vLearntEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x01R\x05value:\x028\x01\"\xb4\x01\n" +
 	"\vWorkerReuse\x12\x16\n" +
@@ -5370,13 +5559,14 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"interfaces\x12&\n" +
 	"\x0fdisk_free_bytes\x18\x06 \x01(\x01R\rdiskFreeBytes\x12\x1d\n" +
 	"\n" +
-	"uptime_sec\x18\a \x01(\x01R\tuptimeSec\"\x83\x01\n" +
+	"uptime_sec\x18\a \x01(\x01R\tuptimeSec\"\xa0\x01\n" +
 	"\x10NetworkInterface\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1c\n" +
 	"\taddresses\x18\x02 \x03(\tR\taddresses\x12 \n" +
 	"\fbits_per_sec\x18\x03 \x01(\x01R\n" +
 	"bitsPerSec\x12\x1b\n" +
-	"\tmtu_bytes\x18\x04 \x01(\rR\bmtuBytes\"\xdb\x05\n" +
+	"\tmtu_bytes\x18\x04 \x01(\rR\bmtuBytes\x12\x1b\n" +
+	"\tnuma_node\x18\x05 \x01(\rR\bnumaNode\"\xf8\x05\n" +
 	"\x03Gpu\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12\x12\n" +
 	"\x04uuid\x18\x02 \x01(\tR\x04uuid\x12\x14\n" +
@@ -5401,7 +5591,8 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"\tprocesses\x18\x12 \x03(\v2\x16.waypost.v1.GpuProcessR\tprocesses\x12\x1f\n" +
 	"\vpower_watts\x18\x13 \x01(\x01R\n" +
 	"powerWatts\x12\x18\n" +
-	"\averdict\x18\x14 \x01(\tR\averdict\"3\n" +
+	"\averdict\x18\x14 \x01(\tR\averdict\x12\x1b\n" +
+	"\tnuma_node\x18\x15 \x01(\rR\bnumaNode\"3\n" +
 	"\bXidEvent\x12\x10\n" +
 	"\x03xid\x18\x01 \x01(\rR\x03xid\x12\x15\n" +
 	"\x06age_ms\x18\x02 \x01(\x01R\x05ageMs\"A\n" +
@@ -5576,13 +5767,14 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"\x06prices\x18\x04 \x03(\v2\x19.waypost.v1.TransferPriceR\x06prices\x12%\n" +
 	"\x0epolicy_version\x18\x05 \x01(\rR\rpolicyVersion\x12\x1f\n" +
 	"\vanswered_by\x18\x06 \x01(\tR\n" +
-	"answeredBy\"x\n" +
+	"answeredBy\"\x8c\x01\n" +
 	"\fTopologyHost\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04zone\x18\x02 \x01(\tR\x04zone\x12\x12\n" +
 	"\x04rack\x18\x03 \x01(\tR\x04rack\x12\x16\n" +
 	"\x06source\x18\x04 \x01(\tR\x06source\x12\x14\n" +
-	"\x05pulls\x18\x05 \x03(\tR\x05pulls\"\xc8\x03\n" +
+	"\x05pulls\x18\x05 \x03(\tR\x05pulls\x12\x12\n" +
+	"\x04numa\x18\x06 \x01(\tR\x04numa\"\xc8\x03\n" +
 	"\fTopologyLink\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\"\n" +
 	"\rbytes_per_sec\x18\x02 \x01(\x01R\vbytesPerSec\x12)\n" +
@@ -5655,7 +5847,7 @@ func file_waypost_v1_operator_proto_rawDescGZIP() []byte {
 	return file_waypost_v1_operator_proto_rawDescData
 }
 
-var file_waypost_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 64)
+var file_waypost_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 66)
 var file_waypost_v1_operator_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),         // 0: waypost.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),        // 1: waypost.v1.GetStatusResponse
@@ -5676,131 +5868,135 @@ var file_waypost_v1_operator_proto_goTypes = []any{
 	(*GetReuseRequest)(nil),          // 16: waypost.v1.GetReuseRequest
 	(*GetReuseResponse)(nil),         // 17: waypost.v1.GetReuseResponse
 	(*PoolReuse)(nil),                // 18: waypost.v1.PoolReuse
-	(*WorkerReuse)(nil),              // 19: waypost.v1.WorkerReuse
-	(*ListHostsRequest)(nil),         // 20: waypost.v1.ListHostsRequest
-	(*ListHostsResponse)(nil),        // 21: waypost.v1.ListHostsResponse
-	(*Host)(nil),                     // 22: waypost.v1.Host
-	(*HostFacts)(nil),                // 23: waypost.v1.HostFacts
-	(*NetworkInterface)(nil),         // 24: waypost.v1.NetworkInterface
-	(*Gpu)(nil),                      // 25: waypost.v1.Gpu
-	(*XidEvent)(nil),                 // 26: waypost.v1.XidEvent
-	(*GpuProcess)(nil),               // 27: waypost.v1.GpuProcess
-	(*ListMembersRequest)(nil),       // 28: waypost.v1.ListMembersRequest
-	(*ListMembersResponse)(nil),      // 29: waypost.v1.ListMembersResponse
-	(*Member)(nil),                   // 30: waypost.v1.Member
-	(*ListCoordinatorsRequest)(nil),  // 31: waypost.v1.ListCoordinatorsRequest
-	(*ListCoordinatorsResponse)(nil), // 32: waypost.v1.ListCoordinatorsResponse
-	(*Coordinator)(nil),              // 33: waypost.v1.Coordinator
-	(*GetFleetRequest)(nil),          // 34: waypost.v1.GetFleetRequest
-	(*GetFleetResponse)(nil),         // 35: waypost.v1.GetFleetResponse
-	(*PutFleetRequest)(nil),          // 36: waypost.v1.PutFleetRequest
-	(*PutFleetResponse)(nil),         // 37: waypost.v1.PutFleetResponse
-	(*FleetEffect)(nil),              // 38: waypost.v1.FleetEffect
-	(*EffectExample)(nil),            // 39: waypost.v1.EffectExample
-	(*Cordon)(nil),                   // 40: waypost.v1.Cordon
-	(*CordonTargetRequest)(nil),      // 41: waypost.v1.CordonTargetRequest
-	(*CordonTargetResponse)(nil),     // 42: waypost.v1.CordonTargetResponse
-	(*UncordonTargetRequest)(nil),    // 43: waypost.v1.UncordonTargetRequest
-	(*UncordonTargetResponse)(nil),   // 44: waypost.v1.UncordonTargetResponse
-	(*InspectWorkerRequest)(nil),     // 45: waypost.v1.InspectWorkerRequest
-	(*InspectWorkerResponse)(nil),    // 46: waypost.v1.InspectWorkerResponse
-	(*StreamComparison)(nil),         // 47: waypost.v1.StreamComparison
-	(*DifferingKey)(nil),             // 48: waypost.v1.DifferingKey
-	(*GetTopologyRequest)(nil),       // 49: waypost.v1.GetTopologyRequest
-	(*GetTopologyResponse)(nil),      // 50: waypost.v1.GetTopologyResponse
-	(*TopologyHost)(nil),             // 51: waypost.v1.TopologyHost
-	(*TopologyLink)(nil),             // 52: waypost.v1.TopologyLink
-	(*TransferPair)(nil),             // 53: waypost.v1.TransferPair
-	(*TransferPrice)(nil),            // 54: waypost.v1.TransferPrice
-	(*TransferCost)(nil),             // 55: waypost.v1.TransferCost
-	nil,                              // 56: waypost.v1.Worker.HeadersEntry
-	nil,                              // 57: waypost.v1.Event.FieldsEntry
-	nil,                              // 58: waypost.v1.ExplainWorkerResponse.LostByEntry
-	nil,                              // 59: waypost.v1.ExplainWorkerResponse.ExcludedEntry
-	nil,                              // 60: waypost.v1.PoolReuse.ClassesEntry
-	nil,                              // 61: waypost.v1.PoolReuse.LostTokensEntry
-	nil,                              // 62: waypost.v1.InspectWorkerResponse.FramesEntry
-	nil,                              // 63: waypost.v1.InspectWorkerResponse.ResyncsEntry
-	(*Terms)(nil),                    // 64: waypost.v1.Terms
+	(*MemoReuse)(nil),                // 19: waypost.v1.MemoReuse
+	(*WorkerReuse)(nil),              // 20: waypost.v1.WorkerReuse
+	(*ListHostsRequest)(nil),         // 21: waypost.v1.ListHostsRequest
+	(*ListHostsResponse)(nil),        // 22: waypost.v1.ListHostsResponse
+	(*Host)(nil),                     // 23: waypost.v1.Host
+	(*HostFacts)(nil),                // 24: waypost.v1.HostFacts
+	(*NetworkInterface)(nil),         // 25: waypost.v1.NetworkInterface
+	(*Gpu)(nil),                      // 26: waypost.v1.Gpu
+	(*XidEvent)(nil),                 // 27: waypost.v1.XidEvent
+	(*GpuProcess)(nil),               // 28: waypost.v1.GpuProcess
+	(*ListMembersRequest)(nil),       // 29: waypost.v1.ListMembersRequest
+	(*ListMembersResponse)(nil),      // 30: waypost.v1.ListMembersResponse
+	(*Member)(nil),                   // 31: waypost.v1.Member
+	(*ListCoordinatorsRequest)(nil),  // 32: waypost.v1.ListCoordinatorsRequest
+	(*ListCoordinatorsResponse)(nil), // 33: waypost.v1.ListCoordinatorsResponse
+	(*Coordinator)(nil),              // 34: waypost.v1.Coordinator
+	(*GetFleetRequest)(nil),          // 35: waypost.v1.GetFleetRequest
+	(*GetFleetResponse)(nil),         // 36: waypost.v1.GetFleetResponse
+	(*PutFleetRequest)(nil),          // 37: waypost.v1.PutFleetRequest
+	(*PutFleetResponse)(nil),         // 38: waypost.v1.PutFleetResponse
+	(*FleetEffect)(nil),              // 39: waypost.v1.FleetEffect
+	(*EffectExample)(nil),            // 40: waypost.v1.EffectExample
+	(*Cordon)(nil),                   // 41: waypost.v1.Cordon
+	(*CordonTargetRequest)(nil),      // 42: waypost.v1.CordonTargetRequest
+	(*CordonTargetResponse)(nil),     // 43: waypost.v1.CordonTargetResponse
+	(*UncordonTargetRequest)(nil),    // 44: waypost.v1.UncordonTargetRequest
+	(*UncordonTargetResponse)(nil),   // 45: waypost.v1.UncordonTargetResponse
+	(*InspectWorkerRequest)(nil),     // 46: waypost.v1.InspectWorkerRequest
+	(*InspectWorkerResponse)(nil),    // 47: waypost.v1.InspectWorkerResponse
+	(*StreamComparison)(nil),         // 48: waypost.v1.StreamComparison
+	(*DifferingKey)(nil),             // 49: waypost.v1.DifferingKey
+	(*GetTopologyRequest)(nil),       // 50: waypost.v1.GetTopologyRequest
+	(*GetTopologyResponse)(nil),      // 51: waypost.v1.GetTopologyResponse
+	(*TopologyHost)(nil),             // 52: waypost.v1.TopologyHost
+	(*TopologyLink)(nil),             // 53: waypost.v1.TopologyLink
+	(*TransferPair)(nil),             // 54: waypost.v1.TransferPair
+	(*TransferPrice)(nil),            // 55: waypost.v1.TransferPrice
+	(*TransferCost)(nil),             // 56: waypost.v1.TransferCost
+	nil,                              // 57: waypost.v1.Worker.HeadersEntry
+	nil,                              // 58: waypost.v1.Event.FieldsEntry
+	nil,                              // 59: waypost.v1.ExplainWorkerResponse.LostByEntry
+	nil,                              // 60: waypost.v1.ExplainWorkerResponse.ExcludedEntry
+	nil,                              // 61: waypost.v1.PoolReuse.ClassesEntry
+	nil,                              // 62: waypost.v1.PoolReuse.LostTokensEntry
+	nil,                              // 63: waypost.v1.MemoReuse.LearntEntry
+	nil,                              // 64: waypost.v1.InspectWorkerResponse.FramesEntry
+	nil,                              // 65: waypost.v1.InspectWorkerResponse.ResyncsEntry
+	(*Terms)(nil),                    // 66: waypost.v1.Terms
 }
 var file_waypost_v1_operator_proto_depIdxs = []int32{
 	2,  // 0: waypost.v1.GetStatusResponse.pools:type_name -> waypost.v1.PoolStatus
 	3,  // 1: waypost.v1.GetStatusResponse.problems:type_name -> waypost.v1.Problem
-	40, // 2: waypost.v1.GetStatusResponse.cordons:type_name -> waypost.v1.Cordon
+	41, // 2: waypost.v1.GetStatusResponse.cordons:type_name -> waypost.v1.Cordon
 	6,  // 3: waypost.v1.ListWorkersResponse.workers:type_name -> waypost.v1.Worker
-	56, // 4: waypost.v1.Worker.headers:type_name -> waypost.v1.Worker.HeadersEntry
-	40, // 5: waypost.v1.Worker.cordon:type_name -> waypost.v1.Cordon
+	57, // 4: waypost.v1.Worker.headers:type_name -> waypost.v1.Worker.HeadersEntry
+	41, // 5: waypost.v1.Worker.cordon:type_name -> waypost.v1.Cordon
 	7,  // 6: waypost.v1.Worker.transfer:type_name -> waypost.v1.TransferFacts
 	8,  // 7: waypost.v1.Worker.learnt:type_name -> waypost.v1.Learnt
 	9,  // 8: waypost.v1.Learnt.errors:type_name -> waypost.v1.TermError
 	6,  // 9: waypost.v1.WatchResponse.worker:type_name -> waypost.v1.Worker
-	30, // 10: waypost.v1.WatchResponse.member:type_name -> waypost.v1.Member
-	35, // 11: waypost.v1.WatchResponse.fleet:type_name -> waypost.v1.GetFleetResponse
+	31, // 10: waypost.v1.WatchResponse.member:type_name -> waypost.v1.Member
+	36, // 11: waypost.v1.WatchResponse.fleet:type_name -> waypost.v1.GetFleetResponse
 	12, // 12: waypost.v1.WatchResponse.event:type_name -> waypost.v1.Event
-	57, // 13: waypost.v1.Event.fields:type_name -> waypost.v1.Event.FieldsEntry
+	58, // 13: waypost.v1.Event.fields:type_name -> waypost.v1.Event.FieldsEntry
 	6,  // 14: waypost.v1.ExplainWorkerResponse.worker:type_name -> waypost.v1.Worker
-	58, // 15: waypost.v1.ExplainWorkerResponse.lost_by:type_name -> waypost.v1.ExplainWorkerResponse.LostByEntry
-	59, // 16: waypost.v1.ExplainWorkerResponse.excluded:type_name -> waypost.v1.ExplainWorkerResponse.ExcludedEntry
+	59, // 15: waypost.v1.ExplainWorkerResponse.lost_by:type_name -> waypost.v1.ExplainWorkerResponse.LostByEntry
+	60, // 16: waypost.v1.ExplainWorkerResponse.excluded:type_name -> waypost.v1.ExplainWorkerResponse.ExcludedEntry
 	15, // 17: waypost.v1.ExplainWorkerResponse.present:type_name -> waypost.v1.PresentPrice
-	64, // 18: waypost.v1.PresentPrice.terms:type_name -> waypost.v1.Terms
-	64, // 19: waypost.v1.PresentPrice.chosen:type_name -> waypost.v1.Terms
+	66, // 18: waypost.v1.PresentPrice.terms:type_name -> waypost.v1.Terms
+	66, // 19: waypost.v1.PresentPrice.chosen:type_name -> waypost.v1.Terms
 	18, // 20: waypost.v1.GetReuseResponse.pools:type_name -> waypost.v1.PoolReuse
-	60, // 21: waypost.v1.PoolReuse.classes:type_name -> waypost.v1.PoolReuse.ClassesEntry
-	61, // 22: waypost.v1.PoolReuse.lost_tokens:type_name -> waypost.v1.PoolReuse.LostTokensEntry
-	19, // 23: waypost.v1.PoolReuse.worst:type_name -> waypost.v1.WorkerReuse
-	22, // 24: waypost.v1.ListHostsResponse.hosts:type_name -> waypost.v1.Host
-	25, // 25: waypost.v1.Host.gpus:type_name -> waypost.v1.Gpu
-	23, // 26: waypost.v1.Host.facts:type_name -> waypost.v1.HostFacts
-	24, // 27: waypost.v1.HostFacts.interfaces:type_name -> waypost.v1.NetworkInterface
-	26, // 28: waypost.v1.Gpu.xids:type_name -> waypost.v1.XidEvent
-	27, // 29: waypost.v1.Gpu.processes:type_name -> waypost.v1.GpuProcess
-	30, // 30: waypost.v1.ListMembersResponse.members:type_name -> waypost.v1.Member
-	33, // 31: waypost.v1.ListCoordinatorsResponse.coordinators:type_name -> waypost.v1.Coordinator
-	38, // 32: waypost.v1.PutFleetResponse.effect:type_name -> waypost.v1.FleetEffect
-	39, // 33: waypost.v1.FleetEffect.worst:type_name -> waypost.v1.EffectExample
-	40, // 34: waypost.v1.CordonTargetResponse.cordon:type_name -> waypost.v1.Cordon
-	62, // 35: waypost.v1.InspectWorkerResponse.frames:type_name -> waypost.v1.InspectWorkerResponse.FramesEntry
-	63, // 36: waypost.v1.InspectWorkerResponse.resyncs:type_name -> waypost.v1.InspectWorkerResponse.ResyncsEntry
-	47, // 37: waypost.v1.InspectWorkerResponse.comparison:type_name -> waypost.v1.StreamComparison
-	48, // 38: waypost.v1.StreamComparison.keys:type_name -> waypost.v1.DifferingKey
-	51, // 39: waypost.v1.GetTopologyResponse.hosts:type_name -> waypost.v1.TopologyHost
-	52, // 40: waypost.v1.GetTopologyResponse.links:type_name -> waypost.v1.TopologyLink
-	53, // 41: waypost.v1.GetTopologyResponse.pairs:type_name -> waypost.v1.TransferPair
-	54, // 42: waypost.v1.GetTopologyResponse.prices:type_name -> waypost.v1.TransferPrice
-	55, // 43: waypost.v1.TransferPrice.costs:type_name -> waypost.v1.TransferCost
-	0,  // 44: waypost.v1.OperatorService.GetStatus:input_type -> waypost.v1.GetStatusRequest
-	4,  // 45: waypost.v1.OperatorService.ListWorkers:input_type -> waypost.v1.ListWorkersRequest
-	20, // 46: waypost.v1.OperatorService.ListHosts:input_type -> waypost.v1.ListHostsRequest
-	28, // 47: waypost.v1.OperatorService.ListMembers:input_type -> waypost.v1.ListMembersRequest
-	31, // 48: waypost.v1.OperatorService.ListCoordinators:input_type -> waypost.v1.ListCoordinatorsRequest
-	34, // 49: waypost.v1.OperatorService.GetFleet:input_type -> waypost.v1.GetFleetRequest
-	36, // 50: waypost.v1.OperatorService.PutFleet:input_type -> waypost.v1.PutFleetRequest
-	41, // 51: waypost.v1.OperatorService.CordonTarget:input_type -> waypost.v1.CordonTargetRequest
-	43, // 52: waypost.v1.OperatorService.UncordonTarget:input_type -> waypost.v1.UncordonTargetRequest
-	13, // 53: waypost.v1.OperatorService.ExplainWorker:input_type -> waypost.v1.ExplainWorkerRequest
-	16, // 54: waypost.v1.OperatorService.GetReuse:input_type -> waypost.v1.GetReuseRequest
-	49, // 55: waypost.v1.OperatorService.GetTopology:input_type -> waypost.v1.GetTopologyRequest
-	45, // 56: waypost.v1.OperatorService.InspectWorker:input_type -> waypost.v1.InspectWorkerRequest
-	10, // 57: waypost.v1.OperatorService.Watch:input_type -> waypost.v1.WatchRequest
-	1,  // 58: waypost.v1.OperatorService.GetStatus:output_type -> waypost.v1.GetStatusResponse
-	5,  // 59: waypost.v1.OperatorService.ListWorkers:output_type -> waypost.v1.ListWorkersResponse
-	21, // 60: waypost.v1.OperatorService.ListHosts:output_type -> waypost.v1.ListHostsResponse
-	29, // 61: waypost.v1.OperatorService.ListMembers:output_type -> waypost.v1.ListMembersResponse
-	32, // 62: waypost.v1.OperatorService.ListCoordinators:output_type -> waypost.v1.ListCoordinatorsResponse
-	35, // 63: waypost.v1.OperatorService.GetFleet:output_type -> waypost.v1.GetFleetResponse
-	37, // 64: waypost.v1.OperatorService.PutFleet:output_type -> waypost.v1.PutFleetResponse
-	42, // 65: waypost.v1.OperatorService.CordonTarget:output_type -> waypost.v1.CordonTargetResponse
-	44, // 66: waypost.v1.OperatorService.UncordonTarget:output_type -> waypost.v1.UncordonTargetResponse
-	14, // 67: waypost.v1.OperatorService.ExplainWorker:output_type -> waypost.v1.ExplainWorkerResponse
-	17, // 68: waypost.v1.OperatorService.GetReuse:output_type -> waypost.v1.GetReuseResponse
-	50, // 69: waypost.v1.OperatorService.GetTopology:output_type -> waypost.v1.GetTopologyResponse
-	46, // 70: waypost.v1.OperatorService.InspectWorker:output_type -> waypost.v1.InspectWorkerResponse
-	11, // 71: waypost.v1.OperatorService.Watch:output_type -> waypost.v1.WatchResponse
-	58, // [58:72] is the sub-list for method output_type
-	44, // [44:58] is the sub-list for method input_type
-	44, // [44:44] is the sub-list for extension type_name
-	44, // [44:44] is the sub-list for extension extendee
-	0,  // [0:44] is the sub-list for field type_name
+	61, // 21: waypost.v1.PoolReuse.classes:type_name -> waypost.v1.PoolReuse.ClassesEntry
+	62, // 22: waypost.v1.PoolReuse.lost_tokens:type_name -> waypost.v1.PoolReuse.LostTokensEntry
+	20, // 23: waypost.v1.PoolReuse.worst:type_name -> waypost.v1.WorkerReuse
+	19, // 24: waypost.v1.PoolReuse.memo:type_name -> waypost.v1.MemoReuse
+	63, // 25: waypost.v1.MemoReuse.learnt:type_name -> waypost.v1.MemoReuse.LearntEntry
+	23, // 26: waypost.v1.ListHostsResponse.hosts:type_name -> waypost.v1.Host
+	26, // 27: waypost.v1.Host.gpus:type_name -> waypost.v1.Gpu
+	24, // 28: waypost.v1.Host.facts:type_name -> waypost.v1.HostFacts
+	25, // 29: waypost.v1.HostFacts.interfaces:type_name -> waypost.v1.NetworkInterface
+	27, // 30: waypost.v1.Gpu.xids:type_name -> waypost.v1.XidEvent
+	28, // 31: waypost.v1.Gpu.processes:type_name -> waypost.v1.GpuProcess
+	31, // 32: waypost.v1.ListMembersResponse.members:type_name -> waypost.v1.Member
+	34, // 33: waypost.v1.ListCoordinatorsResponse.coordinators:type_name -> waypost.v1.Coordinator
+	39, // 34: waypost.v1.PutFleetResponse.effect:type_name -> waypost.v1.FleetEffect
+	40, // 35: waypost.v1.FleetEffect.worst:type_name -> waypost.v1.EffectExample
+	41, // 36: waypost.v1.CordonTargetResponse.cordon:type_name -> waypost.v1.Cordon
+	64, // 37: waypost.v1.InspectWorkerResponse.frames:type_name -> waypost.v1.InspectWorkerResponse.FramesEntry
+	65, // 38: waypost.v1.InspectWorkerResponse.resyncs:type_name -> waypost.v1.InspectWorkerResponse.ResyncsEntry
+	48, // 39: waypost.v1.InspectWorkerResponse.comparison:type_name -> waypost.v1.StreamComparison
+	49, // 40: waypost.v1.StreamComparison.keys:type_name -> waypost.v1.DifferingKey
+	52, // 41: waypost.v1.GetTopologyResponse.hosts:type_name -> waypost.v1.TopologyHost
+	53, // 42: waypost.v1.GetTopologyResponse.links:type_name -> waypost.v1.TopologyLink
+	54, // 43: waypost.v1.GetTopologyResponse.pairs:type_name -> waypost.v1.TransferPair
+	55, // 44: waypost.v1.GetTopologyResponse.prices:type_name -> waypost.v1.TransferPrice
+	56, // 45: waypost.v1.TransferPrice.costs:type_name -> waypost.v1.TransferCost
+	0,  // 46: waypost.v1.OperatorService.GetStatus:input_type -> waypost.v1.GetStatusRequest
+	4,  // 47: waypost.v1.OperatorService.ListWorkers:input_type -> waypost.v1.ListWorkersRequest
+	21, // 48: waypost.v1.OperatorService.ListHosts:input_type -> waypost.v1.ListHostsRequest
+	29, // 49: waypost.v1.OperatorService.ListMembers:input_type -> waypost.v1.ListMembersRequest
+	32, // 50: waypost.v1.OperatorService.ListCoordinators:input_type -> waypost.v1.ListCoordinatorsRequest
+	35, // 51: waypost.v1.OperatorService.GetFleet:input_type -> waypost.v1.GetFleetRequest
+	37, // 52: waypost.v1.OperatorService.PutFleet:input_type -> waypost.v1.PutFleetRequest
+	42, // 53: waypost.v1.OperatorService.CordonTarget:input_type -> waypost.v1.CordonTargetRequest
+	44, // 54: waypost.v1.OperatorService.UncordonTarget:input_type -> waypost.v1.UncordonTargetRequest
+	13, // 55: waypost.v1.OperatorService.ExplainWorker:input_type -> waypost.v1.ExplainWorkerRequest
+	16, // 56: waypost.v1.OperatorService.GetReuse:input_type -> waypost.v1.GetReuseRequest
+	50, // 57: waypost.v1.OperatorService.GetTopology:input_type -> waypost.v1.GetTopologyRequest
+	46, // 58: waypost.v1.OperatorService.InspectWorker:input_type -> waypost.v1.InspectWorkerRequest
+	10, // 59: waypost.v1.OperatorService.Watch:input_type -> waypost.v1.WatchRequest
+	1,  // 60: waypost.v1.OperatorService.GetStatus:output_type -> waypost.v1.GetStatusResponse
+	5,  // 61: waypost.v1.OperatorService.ListWorkers:output_type -> waypost.v1.ListWorkersResponse
+	22, // 62: waypost.v1.OperatorService.ListHosts:output_type -> waypost.v1.ListHostsResponse
+	30, // 63: waypost.v1.OperatorService.ListMembers:output_type -> waypost.v1.ListMembersResponse
+	33, // 64: waypost.v1.OperatorService.ListCoordinators:output_type -> waypost.v1.ListCoordinatorsResponse
+	36, // 65: waypost.v1.OperatorService.GetFleet:output_type -> waypost.v1.GetFleetResponse
+	38, // 66: waypost.v1.OperatorService.PutFleet:output_type -> waypost.v1.PutFleetResponse
+	43, // 67: waypost.v1.OperatorService.CordonTarget:output_type -> waypost.v1.CordonTargetResponse
+	45, // 68: waypost.v1.OperatorService.UncordonTarget:output_type -> waypost.v1.UncordonTargetResponse
+	14, // 69: waypost.v1.OperatorService.ExplainWorker:output_type -> waypost.v1.ExplainWorkerResponse
+	17, // 70: waypost.v1.OperatorService.GetReuse:output_type -> waypost.v1.GetReuseResponse
+	51, // 71: waypost.v1.OperatorService.GetTopology:output_type -> waypost.v1.GetTopologyResponse
+	47, // 72: waypost.v1.OperatorService.InspectWorker:output_type -> waypost.v1.InspectWorkerResponse
+	11, // 73: waypost.v1.OperatorService.Watch:output_type -> waypost.v1.WatchResponse
+	60, // [60:74] is the sub-list for method output_type
+	46, // [46:60] is the sub-list for method input_type
+	46, // [46:46] is the sub-list for extension type_name
+	46, // [46:46] is the sub-list for extension extendee
+	0,  // [0:46] is the sub-list for field type_name
 }
 
 func init() { file_waypost_v1_operator_proto_init() }
@@ -5815,7 +6011,7 @@ func file_waypost_v1_operator_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_waypost_v1_operator_proto_rawDesc), len(file_waypost_v1_operator_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   64,
+			NumMessages:   66,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

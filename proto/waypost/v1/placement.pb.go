@@ -40,7 +40,10 @@ type Input struct {
 	// Token ids as little-endian u32, four bytes each.
 	TokenIdsLe []byte `protobuf:"bytes,5,opt,name=token_ids_le,json=tokenIdsLe" json:"token_ids_le,omitempty"`
 	// Prefix keys, from trusted callers only.
-	PrefixKeys    *PrefixKeys `protobuf:"bytes,6,opt,name=prefix_keys,json=prefixKeys" json:"prefix_keys,omitempty"`
+	PrefixKeys *PrefixKeys `protobuf:"bytes,6,opt,name=prefix_keys,json=prefixKeys" json:"prefix_keys,omitempty"`
+	// The body of a chat or completion request as JSON. Unlike messages and tools
+	// it keeps the order of keys and all fields that may change the prompt.
+	BodyJson      *string `protobuf:"bytes,20,opt,name=body_json,json=bodyJson" json:"body_json,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -115,6 +118,13 @@ func (x *Input) GetPrefixKeys() *PrefixKeys {
 		return x.PrefixKeys
 	}
 	return nil
+}
+
+func (x *Input) GetBodyJson() string {
+	if x != nil && x.BodyJson != nil {
+		return *x.BodyJson
+	}
+	return ""
 }
 
 // PrefixKeys names a prompt's prefixes without its tokens.
@@ -1384,8 +1394,11 @@ type ReportOutcomeRequest struct {
 	PromptTokenIds []uint32 `protobuf:"varint,10,rep,packed,name=prompt_token_ids,json=promptTokenIds" json:"prompt_token_ids,omitempty"`
 	// Output token ids the engine returned; memory only.
 	OutputTokenIds []uint32 `protobuf:"varint,11,rep,packed,name=output_token_ids,json=outputTokenIds" json:"output_token_ids,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// The answer as the client will send it back, a chat message as JSON; memory
+	// only.
+	MessageJson   *string `protobuf:"bytes,20,opt,name=message_json,json=messageJson" json:"message_json,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ReportOutcomeRequest) Reset() {
@@ -1493,6 +1506,13 @@ func (x *ReportOutcomeRequest) GetOutputTokenIds() []uint32 {
 		return x.OutputTokenIds
 	}
 	return nil
+}
+
+func (x *ReportOutcomeRequest) GetMessageJson() string {
+	if x != nil && x.MessageJson != nil {
+		return *x.MessageJson
+	}
+	return ""
 }
 
 // ReportOutcomeResponse says whether the report met its placement.
@@ -1744,8 +1764,11 @@ type LearnTokensRequest struct {
 	PromptTokenIds []uint32 `protobuf:"varint,2,rep,packed,name=prompt_token_ids,json=promptTokenIds" json:"prompt_token_ids,omitempty"`
 	// Output token ids; memory only.
 	OutputTokenIds []uint32 `protobuf:"varint,3,rep,packed,name=output_token_ids,json=outputTokenIds" json:"output_token_ids,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// The answer as the client will send it back, a chat message as JSON; memory
+	// only. It is learnt with the output token ids.
+	MessageJson   *string `protobuf:"bytes,20,opt,name=message_json,json=messageJson" json:"message_json,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *LearnTokensRequest) Reset() {
@@ -1799,11 +1822,20 @@ func (x *LearnTokensRequest) GetOutputTokenIds() []uint32 {
 	return nil
 }
 
+func (x *LearnTokensRequest) GetMessageJson() string {
+	if x != nil && x.MessageJson != nil {
+		return *x.MessageJson
+	}
+	return ""
+}
+
 // LearnTokensResponse confirms what was learnt.
 type LearnTokensResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Whether the memo took the ids.
-	Learnt        *bool `protobuf:"varint,1,opt,name=learnt" json:"learnt,omitempty"`
+	Learnt *bool `protobuf:"varint,1,opt,name=learnt" json:"learnt,omitempty"`
+	// Why it did not; empty: it did.
+	Reason        *string `protobuf:"bytes,20,opt,name=reason" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1843,6 +1875,13 @@ func (x *LearnTokensResponse) GetLearnt() bool {
 		return *x.Learnt
 	}
 	return false
+}
+
+func (x *LearnTokensResponse) GetReason() string {
+	if x != nil && x.Reason != nil {
+		return *x.Reason
+	}
+	return ""
 }
 
 // GetPlacementRequest names one record.
@@ -2669,7 +2708,7 @@ var File_waypost_v1_placement_proto protoreflect.FileDescriptor
 const file_waypost_v1_placement_proto_rawDesc = "" +
 	"\n" +
 	"\x1awaypost/v1/placement.proto\x12\n" +
-	"waypost.v1\x1a\x1cgoogle/protobuf/struct.proto\"\xfb\x01\n" +
+	"waypost.v1\x1a\x1cgoogle/protobuf/struct.proto\"\x98\x02\n" +
 	"\x05Input\x123\n" +
 	"\bmessages\x18\x01 \x03(\v2\x17.google.protobuf.StructR\bmessages\x12-\n" +
 	"\x05tools\x18\x02 \x03(\v2\x17.google.protobuf.StructR\x05tools\x12\x16\n" +
@@ -2678,7 +2717,8 @@ const file_waypost_v1_placement_proto_rawDesc = "" +
 	"\ftoken_ids_le\x18\x05 \x01(\fR\n" +
 	"tokenIdsLe\x127\n" +
 	"\vprefix_keys\x18\x06 \x01(\v2\x16.waypost.v1.PrefixKeysR\n" +
-	"prefixKeys\"\x9b\x01\n" +
+	"prefixKeys\x12\x1b\n" +
+	"\tbody_json\x18\x14 \x01(\tR\bbodyJson\"\x9b\x01\n" +
 	"\n" +
 	"PrefixKeys\x12\x15\n" +
 	"\x06key_id\x18\x01 \x01(\tR\x05keyId\x12#\n" +
@@ -2796,7 +2836,7 @@ const file_waypost_v1_placement_proto_rawDesc = "" +
 	"\x11PlaceBatchRequest\x124\n" +
 	"\brequests\x18\x01 \x03(\v2\x18.waypost.v1.PlaceRequestR\brequests\"M\n" +
 	"\x12PlaceBatchResponse\x127\n" +
-	"\tresponses\x18\x01 \x03(\v2\x19.waypost.v1.PlaceResponseR\tresponses\"\x9d\x03\n" +
+	"\tresponses\x18\x01 \x03(\v2\x19.waypost.v1.PlaceResponseR\tresponses\"\xc0\x03\n" +
 	"\x14ReportOutcomeRequest\x12!\n" +
 	"\fplacement_id\x18\x01 \x01(\tR\vplacementId\x12\x16\n" +
 	"\x06result\x18\x02 \x01(\tR\x06result\x12\x1f\n" +
@@ -2812,7 +2852,8 @@ const file_waypost_v1_placement_proto_rawDesc = "" +
 	"errorClass\x12(\n" +
 	"\x10prompt_token_ids\x18\n" +
 	" \x03(\rR\x0epromptTokenIds\x12(\n" +
-	"\x10output_token_ids\x18\v \x03(\rR\x0eoutputTokenIds\"P\n" +
+	"\x10output_token_ids\x18\v \x03(\rR\x0eoutputTokenIds\x12!\n" +
+	"\fmessage_json\x18\x14 \x01(\tR\vmessageJson\"P\n" +
 	"\x15ReportOutcomeResponse\x12\x16\n" +
 	"\x06joined\x18\x01 \x01(\bR\x06joined\x12\x1f\n" +
 	"\vreuse_class\x18\x02 \x01(\tR\n" +
@@ -2824,13 +2865,15 @@ const file_waypost_v1_placement_proto_rawDesc = "" +
 	"\x17ReleasePlacementRequest\x12!\n" +
 	"\fplacement_id\x18\x01 \x01(\tR\vplacementId\"6\n" +
 	"\x18ReleasePlacementResponse\x12\x1a\n" +
-	"\breleased\x18\x01 \x01(\bR\breleased\"\x8b\x01\n" +
+	"\breleased\x18\x01 \x01(\bR\breleased\"\xae\x01\n" +
 	"\x12LearnTokensRequest\x12!\n" +
 	"\fplacement_id\x18\x01 \x01(\tR\vplacementId\x12(\n" +
 	"\x10prompt_token_ids\x18\x02 \x03(\rR\x0epromptTokenIds\x12(\n" +
-	"\x10output_token_ids\x18\x03 \x03(\rR\x0eoutputTokenIds\"-\n" +
+	"\x10output_token_ids\x18\x03 \x03(\rR\x0eoutputTokenIds\x12!\n" +
+	"\fmessage_json\x18\x14 \x01(\tR\vmessageJson\"E\n" +
 	"\x13LearnTokensResponse\x12\x16\n" +
-	"\x06learnt\x18\x01 \x01(\bR\x06learnt\"8\n" +
+	"\x06learnt\x18\x01 \x01(\bR\x06learnt\x12\x16\n" +
+	"\x06reason\x18\x14 \x01(\tR\x06reason\"8\n" +
 	"\x13GetPlacementRequest\x12!\n" +
 	"\fplacement_id\x18\x01 \x01(\tR\vplacementId\"K\n" +
 	"\x14GetPlacementResponse\x123\n" +

@@ -34,14 +34,15 @@ type rig struct {
 	server *engines.Process
 	*cluster.Cluster
 	*engines.Client
-	table  engines.Table
+	table  *engines.Table
 	writer *engines.Writer
-	n      int
+	// name and n name the requests.
+	name string
+	n    int
 }
 
-// start runs the server with some flags, and a cluster around it without its
-// agent.
-func start(t *testing.T, flags ...string) *rig {
+// startServer runs the server with some flags.
+func startServer(t *testing.T, flags ...string) *rig {
 	t.Helper()
 	program, model := os.Getenv("WAYPOST_LLAMA_SERVER"), os.Getenv("WAYPOST_LLAMA_MODEL")
 	if program == "" || model == "" {
@@ -55,7 +56,7 @@ func start(t *testing.T, flags ...string) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &rig{t: t, writer: engines.NewWriter(1, 3, 45)}
+	r := &rig{t: t, table: &engines.Table{}, writer: engines.NewWriter(1, 3, 45)}
 	r.server = &engines.Process{
 		Path: program, Env: []string{"LD_LIBRARY_PATH=" + filepath.Dir(program)}, URL: "http://127.0.0.1:" + port, Health: "/health", Log: log,
 		Args: append([]string{"-m", model, "--host", "127.0.0.1", "--port", port, "--slots", "--metrics", "-ngl", "0", "-t", "1", "--no-warmup", "--seed", "1"}, flags...),
@@ -75,6 +76,14 @@ func start(t *testing.T, flags ...string) *rig {
 			_ = os.WriteFile(path, text, 0o600)
 		}
 	})
+	return r
+}
+
+// start runs the server with some flags, and a cluster around it without its
+// agent.
+func start(t *testing.T, flags ...string) *rig {
+	t.Helper()
+	r := startServer(t, flags...)
 	o := cluster.Options{
 		Dir: t.TempDir(), Coordinators: 1, Version: "0.0.0-test", PageTimeout: 30 * time.Second, LateAgents: true,
 		External: []agent.EngineConfig{{Name: engine, Kind: "llamacpp", URL: r.server.URL}},
@@ -87,7 +96,7 @@ func start(t *testing.T, flags ...string) *rig {
 		t.Fatal(err)
 	}
 	r.Cluster = c
-	r.Client = &engines.Client{Placement: c.Placement(0), HTTP: &http.Client{Transport: &http.Transport{}, Timeout: patience}}
+	r.Client = &engines.Client{Placement: c.Placement(0), HTTP: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: patience}}
 	t.Cleanup(func() {
 		r.HTTP.CloseIdleConnections()
 		if err := c.Stop(); err != nil {
@@ -142,7 +151,7 @@ func (r *rig) tokens(c *engines.Chat) []uint32 {
 // not.
 func (r *rig) request(c *engines.Chat, kind, output int) *engines.Request {
 	r.n++
-	q := &engines.Request{ID: fmt.Sprintf("r-%d", r.n), Tokens: r.tokens(c), Output: output, Stream: kind%2 == 1}
+	q := &engines.Request{ID: fmt.Sprintf("%sr-%d", r.name, r.n), Tokens: r.tokens(c), Output: output, Stream: kind%2 == 1}
 	q.Body = map[string]any{"model": "tiny", "max_tokens": output, "temperature": 0, "seed": 1}
 	if kind%3 == 2 {
 		q.Path, q.Body["prompt"] = "/v1/completions", q.Tokens
@@ -253,7 +262,10 @@ func TestReuse(t *testing.T) {
 		{"own buffers", []string{"--parallel", "4", "-c", "16384", "--cache-ram", "6"}},
 		{"shared buffer", []string{"-c", "16384", "--cache-ram", "6"}},
 	} {
-		t.Run(c.name, func(t *testing.T) { reuse(t, c.flags) })
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			reuse(t, c.flags)
+		})
 	}
 }
 
@@ -266,33 +278,15 @@ func reuse(t *testing.T, flags []string) {
 	}
 	r.startAgent()
 	chats := r.begin(14)
-	r.chats("one at a time", chats, 150)
+	r.chats("one at a time", chats, 170)
 
-	// Several at once: each of four callers has chats of its own.
+	// Four callers at once, each with chats of its own.
 	var callers sync.WaitGroup
-	type turn struct {
-		c *engines.Chat
-		q *engines.Request
+	for k := range 4 {
+		own := &rig{t: t, server: r.server, Cluster: r.Cluster, Client: r.Client, table: r.table, writer: engines.NewWriter(uint64(10+k), 3, 45), name: fmt.Sprintf("caller-%d-", k)}
+		callers.Go(func() { own.chats("four callers at once", own.begin(3), 15) })
 	}
-	for range 12 {
-		turns := make([]turn, 4)
-		for k := range turns {
-			c := chats[(3*k+r.writer.Rand().IntN(3))%len(chats)]
-			turns[k] = turn{c, r.request(c, r.n, 12)}
-		}
-		for k := range turns {
-			callers.Go(func() { r.serve("four at once", turns[k].c, turns[k].q) })
-		}
-		callers.Wait()
-		for k := range turns {
-			r.settle(turns[k].q.Tokens)
-			for i := range chats {
-				if chats[i] == turns[k].c {
-					chats[i] = r.next(chats[i], 2500)
-				}
-			}
-		}
-	}
+	callers.Wait()
 
 	// The server dies and comes back: nothing that it held is expected.
 	former, _ := r.incarnation()
@@ -317,7 +311,8 @@ func reuse(t *testing.T, flags []string) {
 	})
 	for i, c := range chats {
 		q := r.request(c, i, 12)
-		if res := r.serve("after kill -9", c, q); res.Expected > 0 && res.Actual == 0 {
+		// A system prompt may be there again.
+		if res := r.serve("after kill -9", c, q); i == 0 && res.Expected > 0 || res.Expected > 320 {
 			t.Errorf("%d tokens expected of a cache that ended with its process", res.Expected)
 		}
 		r.settle(q.Tokens)

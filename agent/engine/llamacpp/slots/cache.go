@@ -21,6 +21,10 @@ type hostCache struct {
 	entries, ghosts []*sequence
 	// limitTokens is what is believed to fit; 0: there is no cache.
 	limitTokens int
+	// tooMany is the least that was seen not to fit; 0: nothing was.
+	tooMany int
+	// fits is the most that was seen to fit.
+	fits int
 }
 
 // give saves what a slot holds, unless an entry holds it already; entries that
@@ -89,11 +93,35 @@ func (c *hostCache) take(s *sequence) {
 	c.entries = slices.DeleteFunc(c.entries, func(e *sequence) bool { return e == s })
 }
 
-// missed learns that an entry was gone that had been believed to be there:
-// newerTokens is how much was given after it.
-func (c *hostCache) missed(newerTokens int) {
-	c.limitTokens = max(1, min(c.limitTokens, newerTokens))
+// missed learns that an entry was gone that had been believed to be there: so
+// much had to fit for it. Most of the way to what was seen to fit is given up,
+// for a miss costs more than what is found by surprise.
+func (c *hostCache) missed(needTokens int) {
+	if needTokens <= c.fits {
+		// It had another reason, such as requests that came in another order,
+		// unless the cache is smaller now and this comes again.
+		c.fits -= c.fits / 8
+		return
+	}
+	c.tooMany = needTokens
+	c.limitTokens = max(1, min(c.limitTokens, c.fits+(needTokens-c.fits)/4))
 	c.trim()
+}
+
+// fit learns that so much fits.
+func (c *hostCache) fit(needTokens int) { c.fits = max(c.fits, needTokens) }
+
+// found learns that so many tokens fit at least: a little more is tried, up to
+// what was seen not to fit.
+func (c *hostCache) found(needTokens int) {
+	more := needTokens + needTokens/16
+	if c.tooMany > needTokens {
+		more = min(more, (needTokens+c.tooMany)/2)
+	} else {
+		c.tooMany = 0 // it was another reason
+	}
+	c.fit(needTokens)
+	c.limitTokens = max(c.limitTokens, more)
 }
 
 // newer is how many tokens were given after an entry, with it.

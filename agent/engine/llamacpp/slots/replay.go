@@ -34,6 +34,9 @@ type Options struct {
 	// HostTokens is the first guess of what the host cache holds, in tokens; 0:
 	// there is none.
 	HostTokens int
+	// HostTokensOwn is the first guess once it is seen that the slots have KV
+	// buffers of their own; less than HostTokens: the same.
+	HostTokensOwn int
 	// Listener is told what can be reused; nil: nobody.
 	Listener summary.Listener
 }
@@ -47,9 +50,17 @@ type request struct {
 	pinned int // -1: the server chooses
 	// began says that its first token was told.
 	began bool
+	// lostAt is used of its slot when it left it untold.
+	lostAt int64
+	// before is what its slot held before.
+	before *sequence
+	// look is Replay.looks when it got its slot.
+	look uint64
 	// expected is the reuse that the rules give, from what was held before;
 	// fromHost how much had to fit the host cache for it, 0: it was in a slot.
 	expected, fromHost int
+	// least says that it may be no more than what its slot shared.
+	least bool
 	// unexpected is the reuse that an entry believed to be gone would give, and
 	// what had to fit for it to be there.
 	unexpected, needTokens int
@@ -62,6 +73,8 @@ type slot struct {
 	by      *request
 	foreign bool
 	used    int64 // order of the ends of requests; -1: never
+	// usedThen is used at the latest observation.
+	usedThen int64
 }
 
 func (s *slot) busy() bool { return s.by != nil || s.foreign }
@@ -91,6 +104,10 @@ type Replay struct {
 	seen   []Seen // the latest observation, for disagreements seen twice
 	moves  uint64 // counts changes by requests
 	seenAt uint64 // moves at the latest observation
+	// looks counts observations; passed says that since the latest one a whole
+	// request came and ended.
+	looks  uint64
+	passed bool
 	// lost are requests that left their slot before their end was told, strays
 	// what ended in a slot that is not known.
 	lost   []*request
@@ -181,9 +198,14 @@ func (r *Replay) launch(q *request) bool {
 	}
 	s := &r.slots[i]
 	lcp := s.held.shared(q.keys)
+	own, before := lcp, s.held
 	similar := share(lcp, q.tokens) > r.opt.Similarity
 	if !similar || share(lcp, s.held.tokens) < lostAtMost {
 		r.give(s.held)
+		if similar && share(lcp+ledger.PointTokens-1, s.held.tokens) >= lostAtMost {
+			// Between two points it cannot be said whether the cache is asked.
+			q.least = true
+		}
 		if e := r.cache.better(s.held, q); e != nil {
 			q.fromHost = r.cache.newer(e)
 			r.cache.take(e)
@@ -196,14 +218,18 @@ func (r *Replay) launch(q *request) bool {
 	if lcp < len(s.held.keys)*ledger.PointTokens {
 		r.counts.Replaced++
 	}
+	if q.least {
+		lcp = min(lcp, own)
+	}
 	q.slot, q.expected = i, min(lcp, q.tokens-1)
+	q.look, q.before = r.looks, before
 	s.by = q
 	s.held = &sequence{keys: q.keys, tokens: q.tokens}
 	if r.cache.limitTokens > 0 {
 		for k := range r.slots {
 			if idle := &r.slots[k]; !idle.busy() {
 				r.give(idle.held)
-				if r.opt.Shared {
+				if r.opt.Shared && idle.held.tokens > 0 {
 					idle.held = &sequence{exact: true}
 				}
 			}
@@ -277,6 +303,13 @@ func (r *Replay) found(id ledger.ClaimID, outputTokens int) {
 	for i, q := range r.lost {
 		if q.id == id {
 			r.lost = append(r.lost[:i], r.lost[i+1:]...)
+			if s := &r.slots[q.slot]; outputTokens > 0 && !s.busy() && s.used == q.lostAt {
+				// Its slot was given to nobody since.
+				s.held = &sequence{keys: q.keys, tokens: q.tokens + outputTokens - 1, exact: true}
+				r.moves++
+				r.publish()
+				return
+			}
 			r.stray(q, outputTokens)
 			return
 		}
@@ -296,6 +329,7 @@ func (r *Replay) lose(q *request) {
 	r.lost = append(r.lost, q)
 	r.lost = r.lost[max(0, len(r.lost)-maxStrays):]
 	r.end(q, 0, -1, false)
+	q.lostAt = r.clock
 }
 
 // Gone tells that a request came to no good end, or none is known: how much of
@@ -316,11 +350,13 @@ func (r *Replay) judge(q *request, cached int) {
 	case cached < q.expected:
 		r.counts.Missed++
 		if q.fromHost > 0 {
-			r.cache.missed(q.fromHost - 1)
+			r.cache.missed(q.fromHost)
 		}
 	case q.unexpected > q.expected && cached >= q.unexpected:
 		r.counts.Found++
-		r.cache.limitTokens = max(r.cache.limitTokens, q.needTokens)
+		r.cache.found(q.needTokens)
+	case q.fromHost > 0:
+		r.cache.fit(q.fromHost)
 	}
 }
 
@@ -345,6 +381,7 @@ func (r *Replay) end(q *request, outputTokens, cached int, whole bool) {
 	s.by, s.used = nil, r.clock
 	switch {
 	case whole && outputTokens > 0:
+		r.passed = r.passed || q.look == r.looks
 		// The last token that is sampled is not computed any more.
 		s.held.tokens, s.held.exact = q.tokens+outputTokens-1, true
 	case !q.began:

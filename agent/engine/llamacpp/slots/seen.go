@@ -19,14 +19,18 @@ func (r *Replay) Observe(seen []Seen) {
 	}
 	again := len(r.seen) == len(seen) && r.seenAt == r.moves
 	former := r.seen
-	r.seen, r.seenAt = append([]Seen(nil), seen...), r.moves
-	if !again {
-		return
+	changed := r.buffers(seen)
+	r.looks++
+	r.seen, r.seenAt, r.passed = append([]Seen(nil), seen...), r.moves, false
+	for i := range r.slots {
+		r.slots[i].usedThen = r.slots[i].used
 	}
-	changed := false
-	for i := range seen {
-		if seen[i] == former[i] && r.correct(i, seen) {
-			changed = true
+	if again {
+		changed = r.places(seen, former) || changed
+		for i := range seen {
+			if seen[i] == former[i] && r.correct(i, seen) {
+				changed = true
+			}
 		}
 	}
 	if changed {
@@ -36,31 +40,84 @@ func (r *Replay) Observe(seen []Seen) {
 	}
 }
 
-// correct puts right what is held of one slot.
+// buffers looks whether the slots share one KV buffer. A used slot that is idle
+// and holds nothing was emptied by another's request, unless somebody erased
+// it; one that holds what it held before a request that came and ended
+// elsewhere has a buffer of its own. It reports whether anything changed.
+func (r *Replay) buffers(seen []Seen) (changed bool) {
+	for i, now := range seen {
+		s := &r.slots[i]
+		if now.Busy || s.busy() {
+			continue
+		}
+		if now.Tokens == 0 {
+			changed = changed || !r.opt.Shared
+			r.opt.Shared = true
+			return changed
+		}
+		kept := r.passed && now.Tokens > 0 && len(r.seen) == len(seen) && r.seen[i] == now && s.used == s.usedThen
+		if kept && (r.opt.Shared || r.opt.HostTokensOwn > r.cache.limitTokens) {
+			r.opt.Shared = false
+			r.cache.limitTokens = max(r.cache.limitTokens, r.opt.HostTokensOwn)
+			r.opt.HostTokensOwn = 0
+			changed = true
+		}
+	}
+	return changed
+}
+
+// places puts right which slots have a request. One that is in another slot than
+// was taken overwrote what that one held; requests beyond those that were told
+// are somebody else's; requests that are in no slot have ended.
+func (r *Replay) places(seen, former []Seen) (changed bool) {
+	var extra, missing []int
+	for i := range seen {
+		switch s := &r.slots[i]; {
+		case seen[i].Busy != former[i].Busy:
+		case seen[i].Busy && !s.busy():
+			extra = append(extra, i)
+		case !seen[i].Busy && s.by != nil:
+			missing = append(missing, i)
+		}
+	}
+	for k, i := range extra {
+		s := &r.slots[i]
+		changed = true
+		if k >= len(missing) {
+			s.foreign = true
+			continue
+		}
+		o := &r.slots[missing[k]]
+		q := o.by
+		r.give(s.held)
+		q.before, o.held, s.held = s.held, q.before, o.held
+		s.by, o.by, q.slot = q, nil, i
+	}
+	for _, i := range missing[min(len(extra), len(missing)):] {
+		changed = true
+		s, tokens := &r.slots[i], seen[i].Tokens
+		if tokens >= s.by.tokens {
+			s.by.began = true
+		}
+		r.lose(s.by)
+		if s.by == nil && tokens >= 0 {
+			s.held.tokens, s.held.exact = max(tokens, len(s.held.keys)*ledger.PointTokens), true
+		}
+	}
+	return changed
+}
+
+// correct puts right what is held of one idle slot.
 func (r *Replay) correct(i int, seen []Seen) bool {
 	s, now := &r.slots[i], seen[i]
 	switch {
-	case now.Busy && !s.busy():
-		// Nobody told of this request; what the slot held is overwritten.
-		s.foreign = true
-		return true
-	case now.Busy:
+	case now.Busy || s.by != nil:
 		return false
 	case s.foreign:
 		s.foreign = false
 		r.clock++
 		s.used = r.clock
 		s.held = r.unknown(max(0, now.Tokens))
-		return true
-	case s.by != nil:
-		// Its end was not told, or it is elsewhere.
-		if q := s.by; now.Tokens >= q.tokens {
-			q.began = true
-		}
-		r.lose(s.by)
-		if s.by == nil && now.Tokens >= 0 {
-			s.held.tokens, s.held.exact = max(now.Tokens, len(s.held.keys)*ledger.PointTokens), true
-		}
 		return true
 	}
 	tokens := max(0, now.Tokens)
@@ -78,13 +135,6 @@ func (r *Replay) correct(i int, seen []Seen) bool {
 			s.used, o.used = o.used, s.used
 			return true
 		}
-	}
-	if tokens == 0 && s.held.tokens > 0 {
-		// Emptied by a new request, unless somebody erased it; then as much is
-		// in the host cache, if there is one.
-		r.opt.Shared = true
-	} else if tokens > 0 && s.held.tokens == 0 {
-		r.opt.Shared = false
 	}
 	s.held = r.unknown(tokens)
 	return true

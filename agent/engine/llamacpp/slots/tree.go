@@ -181,8 +181,8 @@ func (r *Replay) publish() {
 			order = append(order, s.held)
 		}
 	}
-	// The slot that is overwritten gives first, and that may push out what
-	// would have been taken.
+	// A slot that is overwritten gives first, and that may push out what would
+	// have been taken.
 	room := r.cache.limitTokens - r.cache.tokens() - r.nextGiven()
 	for _, e := range r.cache.entries {
 		if room < 0 {
@@ -226,12 +226,26 @@ func (r *Replay) leastKept(e *sequence) (least float64, ok bool) {
 		held := r.slots[i].held
 		lcp := held.shared(e.keys)
 		kept := share(lcp, held.tokens)
-		if share(lcp, q.tokens) > r.opt.Similarity && kept >= lostAtMost {
+		if share(lcp, q.tokens) > r.opt.Similarity && share(lcp+ledger.PointTokens-1, held.tokens) >= lostAtMost {
 			return 0, false
 		}
 		least = max(least, kept)
 	}
 	return least, true
+}
+
+// maxIdle bounds the slots that are told.
+const maxIdle = 64
+
+// Idle are the slots that are idle and known to hold something.
+func (r *Replay) Idle() (idle []ledger.IdleSlot) {
+	for i := range r.slots {
+		s := &r.slots[i]
+		if n := len(s.held.keys); !s.busy() && n > 0 && len(idle) < maxIdle {
+			idle = append(idle, ledger.IdleSlot{Slot: uint32(i), DepthTokens: uint32(n * ledger.PointTokens), Key: s.held.keys[n-1]})
+		}
+	}
+	return idle
 }
 
 // Blocks is the number of blocks that can be reused.
