@@ -69,7 +69,10 @@ func (p *placements) Place(ctx context.Context, req *waypostv1.PlaceRequest) (*w
 	}
 	started := time.Now()
 	w := works.Get().(*work)
-	defer works.Put(w)
+	defer func() {
+		w.text.forget()
+		works.Put(w)
+	}()
 	resp, pool, err := p.place(w, req)
 	result := "placed"
 	switch {
