@@ -218,8 +218,8 @@ func conditionsOf(state StateCode, xidState string, d *Device) []string {
 	return c
 }
 
-// isOneOf says whether the GPU or one of its instances has one of the UUIDs.
-func (d *Device) isOneOf(uuids []string) bool {
+// IsOneOf says whether the GPU or one of its instances has one of the UUIDs.
+func (d *Device) IsOneOf(uuids []string) bool {
 	return slices.Contains(uuids, d.UUID) || slices.ContainsFunc(d.Instances, func(i Instance) bool { return slices.Contains(uuids, i.UUID) })
 }
 
@@ -230,7 +230,7 @@ func (v *View) Judge(p *Policy, uuids []string) Verdict {
 	var worst Verdict
 	for i := range v.Devices {
 		d := &v.Devices[i]
-		if !d.isOneOf(uuids) {
+		if !d.IsOneOf(uuids) {
 			continue
 		}
 		one := p.Judge(v.Status.Code, v.XidState, d)
