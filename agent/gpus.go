@@ -293,12 +293,12 @@ func (a *Agent) kvNotes() map[string][]string {
 		claimed := 0.0
 		for _, r := range w.all() {
 			id := r.identity()
-			t, _ := transferOf(w.config, &id.facts, w.hostAddress, id.number)
-			if !id.known || t.GetKvBytesPerToken() == 0 || id.facts.PoolBlocks <= 0 || id.facts.BlockTokens <= 0 {
+			perToken := cmp.Or(w.config.KVBytes, id.facts.Transfer.BytesPerToken)
+			if !id.known || perToken == 0 || id.facts.PoolBlocks <= 0 || id.facts.BlockTokens <= 0 {
 				claimed = 0
 				break
 			}
-			claimed += t.GetKvBytesPerToken() * float64(id.facts.PoolBlocks) * float64(id.facts.BlockTokens)
+			claimed += perToken * float64(id.facts.PoolBlocks) * float64(id.facts.BlockTokens)
 		}
 		if note := kvNote(w.target.Name, claimed, a.truth.held); note != "" {
 			out[w.target.Name] = append(out[w.target.Name], note)

@@ -114,7 +114,7 @@ func printGPU(w io.Writer, g *waypostv1.HostGpu) {
 		if x.GetAcknowledged() {
 			state = ", acknowledged"
 		}
-		line("Xid", fmt.Sprintf("%d  %s, %s, %s ago, %.0f times%s", x.GetXid(), text(x.GetMeans()), text(x.GetClass()), age(x.AgeMs), x.GetCount(), state))
+		line("Xid", fmt.Sprintf("%d  %s, %s, %s ago, seen %.0f×%s", x.GetXid(), text(x.GetMeans()), text(x.GetClass()), age(x.AgeMs), x.GetCount(), state))
 	}
 	line("Fabric", m.GetFabric())
 	for _, way := range m.GetWays() {
@@ -126,15 +126,30 @@ func printGPU(w io.Writer, g *waypostv1.HostGpu) {
 	}
 	line("NUMA node", numa)
 	for _, n := range m.GetNics() {
-		line("Network", fmt.Sprintf("%s: nearest shared is the %s", n.GetInterface(), strings.ReplaceAll(n.GetDistance(), "_", " ")))
+		line("Network", n.GetInterface()+": "+distanceText(n.GetDistance()))
 	}
 	line("Notes", strings.Join(m.GetNotes(), "; "))
 	for _, field := range slices.Sorted(maps.Keys(m.GetMissing())) {
 		line("Unknown", field+": "+m.GetMissing()[field])
 	}
 	if strings.HasPrefix(m.GetVerdict(), "exclude:xid") {
-		line("After repair", fmt.Sprintf("waypost ack %s --reason …", g.GetName()))
+		line("Next", "after repair: " + fmt.Sprintf("waypost ack %s --reason …", g.GetName()))
 	}
+}
+
+// distanceText says what a GPU and a network card share.
+func distanceText(distance string) string {
+	switch distance {
+	case "switch":
+		return "behind the same PCIe switch"
+	case "host_bridge":
+		return "behind the same PCIe host bridge"
+	case "numa_node":
+		return "on the same NUMA node"
+	case "system":
+		return "on another NUMA node"
+	}
+	return text(distance)
 }
 
 func shortUUID(uuid string) string {
