@@ -87,8 +87,8 @@ type EngineConfig struct {
 	Kind       Kind   `toml:"kind" help:"engine kind"`
 	URL        string `toml:"url" help:"where the agent reaches the engine"`
 	Advertise  string `toml:"advertise_url" help:"where callers reach it; empty: url with this host's address"`
-	KVEvents   string `toml:"kv_events" help:"ZeroMQ endpoint of KV events; empty: none"`
-	KVReplay   string `toml:"kv_replay" help:"ZeroMQ endpoint of their replay; empty: none"`
+	KVEvents   string `toml:"kv_events" help:"ZeroMQ endpoint of KV events of rank 0, other ranks count on; tcp://*:port listens; empty: the engine is asked"`
+	KVReplay   string `toml:"kv_replay" help:"ZeroMQ endpoint of their replay; empty: the engine is asked"`
 	APIKeyFile string `toml:"api_key_file" help:"key of an engine that needs one"`
 	// The rest says how saved KV may travel; what is empty is asked of the
 	// engine.

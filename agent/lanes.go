@@ -47,6 +47,8 @@ type lanes struct {
 	policy *waypostv1.PolicyPush
 	seq    uint64
 	asks   chan struct{}
+	// tokenize is what may be asked of engines' tokenizers.
+	tokenize allowance
 	// pulls are the pulls of each lane that wait for an answer.
 	pulls map[*lane.Lane]chan *waypostv1.PrefixPull
 	began time.Time
@@ -122,7 +124,7 @@ func (h *lanes) Frame(l *lane.Lane, f *waypostv1.ConnectResponse) {
 		h.a.takeAck(l, fr.AckGpu)
 	case *waypostv1.ConnectResponse_Tokenize:
 		t := fr.Tokenize
-		h.ask(l, t.GetAskId(), t.GetIndex(), func(ctx context.Context, w *watched) ([]uint32, error) {
+		h.ask(l, t.GetAskId(), t.GetIndex(), len(t.GetPrompt()), func(ctx context.Context, w *watched) ([]uint32, error) {
 			tokenizer, err := w.tokenizer()
 			if err != nil {
 				return nil, err
@@ -131,7 +133,7 @@ func (h *lanes) Frame(l *lane.Lane, f *waypostv1.ConnectResponse) {
 		})
 	case *waypostv1.ConnectResponse_Render:
 		r := fr.Render
-		h.ask(l, r.GetAskId(), r.GetIndex(), func(ctx context.Context, w *watched) ([]uint32, error) {
+		h.ask(l, r.GetAskId(), r.GetIndex(), len(r.GetChatJson()), func(ctx context.Context, w *watched) ([]uint32, error) {
 			tokenizer, err := w.tokenizer()
 			if err != nil {
 				return nil, err
@@ -224,11 +226,16 @@ func (h *lanes) load(l *lane.Lane) *waypostv1.Load {
 
 // ask runs a question to an engine's tokenizer beside the lane and sends the
 // answer. The text stays in memory.
-func (h *lanes) ask(l *lane.Lane, id, index uint32, fn func(context.Context, *watched) ([]uint32, error)) {
+func (h *lanes) ask(l *lane.Lane, id, index uint32, bytes int, fn func(context.Context, *watched) ([]uint32, error)) {
 	reply := &waypostv1.TokenizeReply{AskId: &id}
 	w := h.a.watchedOf(index)
 	if w == nil {
 		reply.Error = proto.String("no such worker")
+		h.reply(l, reply)
+		return
+	}
+	if !h.tokenize.take(time.Now(), bytes) {
+		reply.Error = proto.String("over budget: too much text for the tokenizer at once")
 		h.reply(l, reply)
 		return
 	}

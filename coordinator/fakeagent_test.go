@@ -3,6 +3,7 @@ package coordinator
 import (
 	"cmp"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -40,6 +41,9 @@ type one struct {
 	conn *grpc.ClientConn
 }
 
+// testLogger takes what coordinators of a test log; nil: nobody does.
+var testLogger *slog.Logger
+
 func startOne(tb testing.TB, change ...func(*Config)) *one {
 	return startOneOf(tb, "c-1", nil, change...)
 }
@@ -62,7 +66,7 @@ func startOneOf(tb testing.TB, name string, join *one, change ...func(*Config)) 
 	for _, fn := range change {
 		fn(&cfg)
 	}
-	c, err := New(Options{Config: cfg, Bootstrap: join == nil, Version: "test", Process: rand.Uint64() | 1})
+	c, err := New(Options{Config: cfg, Bootstrap: join == nil, Version: "test", Process: rand.Uint64() | 1, Logger: testLogger})
 	if err != nil {
 		tb.Fatal(err)
 	}
