@@ -22,7 +22,6 @@ import (
 	"waypost/gossip/lane"
 	"waypost/gossip/mesh"
 	"waypost/gossip/prefix"
-	"waypost/nvml"
 	"waypost/systemd/daemon"
 )
 
@@ -69,7 +68,8 @@ type Agent struct {
 	lanes      *lanes
 	dialer     *lane.Dialer
 	mesh       *mesh.Mesh
-	gpus       *nvml.Client
+	gpus       gpuReader // nil: switched off
+	truth      *gpuTruth
 	host       *host.Collector
 	local      *localServer
 	metrics    *metricsServer
@@ -112,7 +112,7 @@ func New(opt Options) (*Agent, error) {
 		}
 	}
 	a.ctx, a.cancel = context.WithCancel(context.Background())
-	a.lanes, a.learnt = newLanes(a), newLearnt(opt.Config.StateDir)
+	a.lanes, a.learnt, a.truth = newLanes(a), newLearnt(opt.Config.StateDir), newGPUTruth("")
 	a.framesRefused = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "waypost_lane_frames_refused_total", Help: "Frames from coordinators that were refused."}, []string{"kind"})
 	if err := a.readKeys(); err != nil {
 		return nil, err

@@ -120,6 +120,8 @@ func (h *lanes) Frame(l *lane.Lane, f *waypostv1.ConnectResponse) {
 		h.takeTransfers(l, fr.Transfers)
 	case *waypostv1.ConnectResponse_Policy:
 		h.takePolicy(fr.Policy)
+	case *waypostv1.ConnectResponse_AckGpu:
+		h.a.takeAck(l, fr.AckGpu)
 	case *waypostv1.ConnectResponse_Tokenize:
 		t := fr.Tokenize
 		h.ask(l, t.GetAskId(), t.GetIndex(), len(t.GetPrompt()), func(ctx context.Context, w *watched) ([]uint32, error) {
@@ -167,6 +169,9 @@ func (h *lanes) takePolicy(p *waypostv1.PolicyPush) {
 	if !newer {
 		return
 	}
+	if err := h.a.truth.setPolicy(p.GetGpu()); err != nil {
+		h.a.log.Warn("the fleet's policy on GPUs cannot be read by this version; the former one stays", "event", "policy_stale", "error", err)
+	}
 	if err := h.a.dialer.SetAddresses(lane.FromCatalogue, p.GetCoordinators()); err != nil {
 		h.a.log.Warn("coordinator catalogue refused", "error", err)
 	}
@@ -197,7 +202,7 @@ func (h *lanes) load(l *lane.Lane) *waypostv1.Load {
 			out.Cordons = append(out.Cordons, c.GetSelector())
 		}
 	}
-	verdict := h.a.gpuVerdict()
+	verdict := h.a.gpuVerdicts()
 	for _, r := range h.a.ranks() {
 		rep := r.report(now)
 		cached := uint32(rep.cachedBlocks)
@@ -205,7 +210,7 @@ func (h *lanes) load(l *lane.Lane) *waypostv1.Load {
 		if rep.coverage != engine.CoverageNone || rep.cachedBlocks > 0 {
 			rep.load.CachedBlocks = &cached
 		}
-		rep.load.GPUVerdict = verdict
+		rep.load.GPUVerdict = verdict(r.engine)
 		w := lane.WorkerLoadOf(r.index, &rep.load)
 		for i := range rep.idleSlots {
 			s := &rep.idleSlots[i]
@@ -271,7 +276,11 @@ func (h *lanes) hello() *waypostv1.AgentHello {
 	for _, w := range a.engines {
 		for _, r := range w.all() {
 			if id := r.identity(); id.known {
-				out.Workers = append(out.Workers, workerFacts(w, id))
+				f := workerFacts(w, id)
+				if id.facts.Ranks <= 1 { // which rank uses which of an engine's GPUs nobody tells
+					f.GpuUuids = a.truth.gpusOf(w.target.Name)
+				}
+				out.Workers = append(out.Workers, f)
 			}
 		}
 	}

@@ -24,6 +24,8 @@ const (
 	OperatorService_GetStatus_FullMethodName        = "/waypost.v1.OperatorService/GetStatus"
 	OperatorService_ListWorkers_FullMethodName      = "/waypost.v1.OperatorService/ListWorkers"
 	OperatorService_ListHosts_FullMethodName        = "/waypost.v1.OperatorService/ListHosts"
+	OperatorService_ListGpus_FullMethodName         = "/waypost.v1.OperatorService/ListGpus"
+	OperatorService_AckGpu_FullMethodName           = "/waypost.v1.OperatorService/AckGpu"
 	OperatorService_ListMembers_FullMethodName      = "/waypost.v1.OperatorService/ListMembers"
 	OperatorService_ListCoordinators_FullMethodName = "/waypost.v1.OperatorService/ListCoordinators"
 	OperatorService_GetFleet_FullMethodName         = "/waypost.v1.OperatorService/GetFleet"
@@ -49,6 +51,10 @@ type OperatorServiceClient interface {
 	ListWorkers(ctx context.Context, in *ListWorkersRequest, opts ...grpc.CallOption) (*ListWorkersResponse, error)
 	// ListHosts lists hosts with their GPUs and host facts.
 	ListHosts(ctx context.Context, in *ListHostsRequest, opts ...grpc.CallOption) (*ListHostsResponse, error)
+	// ListGpus lists GPUs with what is known and made of them.
+	ListGpus(ctx context.Context, in *ListGpusRequest, opts ...grpc.CallOption) (*ListGpusResponse, error)
+	// AckGpu says that an operator has dealt with the errors of a GPU so far.
+	AckGpu(ctx context.Context, in *AckGpuRequest, opts ...grpc.CallOption) (*AckGpuResponse, error)
 	// ListMembers lists the gossip members as the asked process sees them.
 	ListMembers(ctx context.Context, in *ListMembersRequest, opts ...grpc.CallOption) (*ListMembersResponse, error)
 	// ListCoordinators lists the Raft members and the catalogue.
@@ -106,6 +112,26 @@ func (c *operatorServiceClient) ListHosts(ctx context.Context, in *ListHostsRequ
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ListHostsResponse)
 	err := c.cc.Invoke(ctx, OperatorService_ListHosts_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *operatorServiceClient) ListGpus(ctx context.Context, in *ListGpusRequest, opts ...grpc.CallOption) (*ListGpusResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListGpusResponse)
+	err := c.cc.Invoke(ctx, OperatorService_ListGpus_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *operatorServiceClient) AckGpu(ctx context.Context, in *AckGpuRequest, opts ...grpc.CallOption) (*AckGpuResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(AckGpuResponse)
+	err := c.cc.Invoke(ctx, OperatorService_AckGpu_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -243,6 +269,10 @@ type OperatorServiceServer interface {
 	ListWorkers(context.Context, *ListWorkersRequest) (*ListWorkersResponse, error)
 	// ListHosts lists hosts with their GPUs and host facts.
 	ListHosts(context.Context, *ListHostsRequest) (*ListHostsResponse, error)
+	// ListGpus lists GPUs with what is known and made of them.
+	ListGpus(context.Context, *ListGpusRequest) (*ListGpusResponse, error)
+	// AckGpu says that an operator has dealt with the errors of a GPU so far.
+	AckGpu(context.Context, *AckGpuRequest) (*AckGpuResponse, error)
 	// ListMembers lists the gossip members as the asked process sees them.
 	ListMembers(context.Context, *ListMembersRequest) (*ListMembersResponse, error)
 	// ListCoordinators lists the Raft members and the catalogue.
@@ -284,6 +314,12 @@ func (UnimplementedOperatorServiceServer) ListWorkers(context.Context, *ListWork
 }
 func (UnimplementedOperatorServiceServer) ListHosts(context.Context, *ListHostsRequest) (*ListHostsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListHosts not implemented")
+}
+func (UnimplementedOperatorServiceServer) ListGpus(context.Context, *ListGpusRequest) (*ListGpusResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListGpus not implemented")
+}
+func (UnimplementedOperatorServiceServer) AckGpu(context.Context, *AckGpuRequest) (*AckGpuResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method AckGpu not implemented")
 }
 func (UnimplementedOperatorServiceServer) ListMembers(context.Context, *ListMembersRequest) (*ListMembersResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListMembers not implemented")
@@ -389,6 +425,42 @@ func _OperatorService_ListHosts_Handler(srv interface{}, ctx context.Context, de
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(OperatorServiceServer).ListHosts(ctx, req.(*ListHostsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _OperatorService_ListGpus_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListGpusRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServiceServer).ListGpus(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: OperatorService_ListGpus_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServiceServer).ListGpus(ctx, req.(*ListGpusRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _OperatorService_AckGpu_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AckGpuRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServiceServer).AckGpu(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: OperatorService_AckGpu_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServiceServer).AckGpu(ctx, req.(*AckGpuRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -602,6 +674,14 @@ var OperatorService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListHosts",
 			Handler:    _OperatorService_ListHosts_Handler,
+		},
+		{
+			MethodName: "ListGpus",
+			Handler:    _OperatorService_ListGpus_Handler,
+		},
+		{
+			MethodName: "AckGpu",
+			Handler:    _OperatorService_AckGpu_Handler,
 		},
 		{
 			MethodName: "ListMembers",
