@@ -87,7 +87,7 @@ func (a *Agent) gpuVerdict() string {
 		return ""
 	}
 	v := a.gpus.View()
-	if len(v.Devices) == 0 || len(a.engines) != 1 {
+	if len(v.Devices) == 0 || len(a.watching()) != 1 {
 		// Which engine uses which GPU is not known: one engine's fault must
 		// not be put on another.
 		return ""

@@ -261,7 +261,7 @@ func (h *lanes) hello() *waypostv1.AgentHello {
 		Host: &a.name, AgentProcess: &a.process, Version: &a.opt.Version, PrefixKeyIds: a.keyIDs(),
 		PrefixFormat: proto.Uint32(summary.Version), ZoneHint: &a.cfg.Hint.Zone, RackHint: &a.cfg.Hint.Rack,
 	}
-	for _, w := range a.engines {
+	for _, w := range a.watching() {
 		for _, r := range w.all() {
 			if id := r.identity(); id.known {
 				out.Workers = append(out.Workers, workerFacts(w, id))
@@ -279,7 +279,7 @@ func workerFacts(w *watched, id rankFacts) *waypostv1.WorkerFacts {
 		Kind: &w.target.Kind, EngineVersion: &f.Version, EngineProcess: &id.process, Model: &f.Model, Aliases: f.Aliases, Url: &w.advertise,
 		Coverage: proto.String(string(id.coverage)), CoverageHint: &id.hint, StepModel: lane.StepModelOf(&id.model),
 		BlockTokens: known(f.BlockTokens), PoolBlocks: known(f.PoolBlocks), MaxModelTokens: known(f.MaxModelTokens),
-		MaxRunning: known(f.MaxRunning), StepTokens: known(f.StepTokens),
+		MaxRunning: known(f.MaxRunning), StepTokens: known(f.StepTokens), GpuUuids: w.gpuUUIDs(),
 	}
 	transfer, role := transferOf(w.config, &f, w.hostAddress, id.number)
 	out.Transfer, out.Role = transfer, optionalText(role)

@@ -59,7 +59,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	gauge(c.build, 1, c.a.opt.Version)
 	now := time.Now()
-	for _, w := range c.a.engines {
+	for _, w := range c.a.watching() {
 		for _, r := range w.all() {
 			rep := r.report(now)
 			worker := c.a.workerName(r)

@@ -214,6 +214,12 @@ func (s *Scanner) look(pid int) (candidate, bool) {
 	return candidate{p, k, words, part}, true
 }
 
+// Parent is the parent of a process; ok is false if there is no such process.
+func (s *Scanner) Parent(pid int) (parent int, ok bool) {
+	p, err := readProcess(s.proc, pid, nil)
+	return p.parent, err == nil
+}
+
 // maxAncestors bounds the walk from a process to its ancestors.
 const maxAncestors = 32
 

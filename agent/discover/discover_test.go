@@ -151,21 +151,42 @@ func TestEnginesAreFound(t *testing.T) {
 		add  []fake
 		want []string
 	}{
-		{"vLLM by its script", []fake{{pid: 41, uid: 0, args: "/usr/bin/python3 /usr/local/bin/vllm serve Qwen/Qwen3-32B --port 8000", listens: []string{all8000, all5557}}},
-			[]string{"vllm-8000 pid=41 here http://127.0.0.1:8000 trusted model=Qwen/Qwen3-32B"}},
-		{"vLLM by its module, on the default port", []fake{{pid: 41, uid: 990, args: "python -u -X dev -m vllm.entrypoints.openai.api_server --model=m --served_model_name q", listens: []string{all8000}}},
-			[]string{"vllm-8000 pid=41 here http://127.0.0.1:8000 trusted model=q"}},
-		{"SGLang", []fake{{pid: 41, uid: 0, args: "python3 -m sglang.launch_server --model-path m", listens: []string{all30000}}},
-			[]string{"sglang-30000 pid=41 here http://127.0.0.1:30000 trusted model=m"}},
-		{"TensorRT-LLM", []fake{{pid: 41, uid: 0, args: "/usr/bin/python /usr/local/bin/trtllm-serve m --port 8001", listens: []string{loop8001}}},
-			[]string{"trtllm-8001 pid=41 here http://127.0.0.1:8001 trusted model=m"}},
+		{
+			"vLLM by its script",
+			[]fake{{pid: 41, uid: 0, args: "/usr/bin/python3 /usr/local/bin/vllm serve Qwen/Qwen3-32B --port 8000", listens: []string{all8000, all5557}}},
+			[]string{"vllm-8000 pid=41 here http://127.0.0.1:8000 trusted model=Qwen/Qwen3-32B"},
+		},
+		{
+			"vLLM by its module, on the default port",
+			[]fake{{pid: 41, uid: 990, args: "python -u -X dev -m vllm.entrypoints.openai.api_server --model=m --served_model_name q", listens: []string{all8000}}},
+			[]string{"vllm-8000 pid=41 here http://127.0.0.1:8000 trusted model=q"},
+		},
+		{
+			"SGLang",
+			[]fake{{pid: 41, uid: 0, args: "python3 -m sglang.launch_server --model-path m", listens: []string{all30000}}},
+			[]string{"sglang-30000 pid=41 here http://127.0.0.1:30000 trusted model=m"},
+		},
+		{
+			"TensorRT-LLM",
+			[]fake{{pid: 41, uid: 0, args: "/usr/bin/python /usr/local/bin/trtllm-serve m --port 8001", listens: []string{loop8001}}},
+			[]string{"trtllm-8001 pid=41 here http://127.0.0.1:8001 trusted model=m"},
+		},
 		{"TensorRT-LLM's router serves nothing itself", []fake{{pid: 41, uid: 0, args: "trtllm-serve disaggregated -c f --port 8001", listens: []string{loop8001}}}, nil},
-		{"llama.cpp on both families", []fake{{pid: 41, uid: 0, args: "./llama-server -m x.gguf --host ::", listens: []string{anyIP8080}}},
-			[]string{"llamacpp-8080 pid=41 here http://[::1]:8080 trusted model=x.gguf"}},
-		{"a port that the command line does not name", []fake{{pid: 41, uid: 0, args: "llama-server -m x.gguf", listens: []string{loop8001}}},
-			[]string{"llamacpp-8001 pid=41 here http://127.0.0.1:8001 trusted model=x.gguf"}},
-		{"it does not listen yet", []fake{{pid: 41, uid: 0, args: "vllm serve m --port 8000", listens: []string{all5557}}},
-			[]string{"vllm-8000 pid=41 nowhere http://127.0.0.1:8000 trusted model=m"}},
+		{
+			"llama.cpp on both families",
+			[]fake{{pid: 41, uid: 0, args: "./llama-server -m x.gguf --host ::", listens: []string{anyIP8080}}},
+			[]string{"llamacpp-8080 pid=41 here http://[::1]:8080 trusted model=x.gguf"},
+		},
+		{
+			"a port that the command line does not name",
+			[]fake{{pid: 41, uid: 0, args: "llama-server -m x.gguf", listens: []string{loop8001}}},
+			[]string{"llamacpp-8001 pid=41 here http://127.0.0.1:8001 trusted model=x.gguf"},
+		},
+		{
+			"it does not listen yet",
+			[]fake{{pid: 41, uid: 0, args: "vllm serve m --port 8000", listens: []string{all5557}}},
+			[]string{"vllm-8000 pid=41 nowhere http://127.0.0.1:8000 trusted model=m"},
+		},
 		{"other programs are none, also if they name one", []fake{
 			{pid: 41, uid: 0, args: "bash -c vllm serve m", listens: []string{all8000}},
 			{pid: 42, uid: 0, args: "docker run vllm/vllm-openai vllm serve"},
@@ -188,10 +209,16 @@ func TestEnginesAreFound(t *testing.T) {
 			{pid: 44, parent: 43, uid: 0, args: "VLLM::Worker_TP0"},
 			{pid: 50, parent: 1, uid: 0, args: "VLLM::Worker_TP1"},
 		}, []string{"vllm-8000 pid=43 nowhere http://127.0.0.1:8000 trusted orphan[5557]"}},
-		{"a member of an engine that spans hosts", []fake{{pid: 41, uid: 0, args: "python3 -m sglang.launch_server --model-path m --nnodes 2 --node-rank 1 --dist-init-addr 10.0.0.1:20000"}},
-			[]string{"sglang-30000 pid=41 nowhere http://127.0.0.1:30000 trusted model=m group={Address:10.0.0.1:20000 Node:1 Nodes:2 Front:false}"}},
-		{"its front", []fake{{pid: 41, uid: 0, args: "vllm serve m --nnodes=2 --node-rank=0 --master-addr=10.0.0.1", listens: []string{all8000}}},
-			[]string{"vllm-8000 pid=41 here http://127.0.0.1:8000 trusted model=m group={Address:10.0.0.1 Node:0 Nodes:2 Front:true}"}},
+		{
+			"a member of an engine that spans hosts",
+			[]fake{{pid: 41, uid: 0, args: "python3 -m sglang.launch_server --model-path m --nnodes 2 --node-rank 1 --dist-init-addr 10.0.0.1:20000"}},
+			[]string{"sglang-30000 pid=41 nowhere http://127.0.0.1:30000 trusted model=m group={Address:10.0.0.1:20000 Node:1 Nodes:2 Front:false}"},
+		},
+		{
+			"its front",
+			[]fake{{pid: 41, uid: 0, args: "vllm serve m --nnodes=2 --node-rank=0 --master-addr=10.0.0.1", listens: []string{all8000}}},
+			[]string{"vllm-8000 pid=41 here http://127.0.0.1:8000 trusted model=m group={Address:10.0.0.1 Node:0 Nodes:2 Front:true}"},
+		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			tb := newTable()
