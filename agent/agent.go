@@ -25,6 +25,7 @@ import (
 	"waypost/gossip/mesh"
 	"waypost/gossip/prefix"
 	"waypost/nvml"
+	waypostv1 "waypost/proto/waypost/v1"
 	"waypost/systemd/daemon"
 )
 
@@ -70,14 +71,16 @@ type Agent struct {
 	// primary first.
 	prefixKeys []prefix.ClusterKey
 	discovery  *discovery
-	lanes      *lanes
-	dialer     *lane.Dialer
-	mesh       *mesh.Mesh
-	gpus       *nvml.Client
-	host       *host.Collector
-	local      *localServer
-	metrics    *metricsServer
-	learnt     *learnt
+	// identity is this host's certificate; nil: none is configured.
+	identity *identity.Source
+	lanes    *lanes
+	dialer   *lane.Dialer
+	mesh     *mesh.Mesh
+	gpus     *nvml.Client
+	host     *host.Collector
+	local    *localServer
+	metrics  *metricsServer
+	learnt   *learnt
 	// framesRefused counts frames of coordinators that were refused.
 	framesRefused *prometheus.CounterVec
 
@@ -92,6 +95,8 @@ type Agent struct {
 	// rank of one that is watched no more.
 	engines []*watched
 	index   []*rank
+	// checked are the checks of the last ten seconds.
+	checked []*waypostv1.Check
 }
 
 // New wires an agent; it opens nothing yet but the files it is configured by.
@@ -274,6 +279,7 @@ func (a *Agent) wireGossip() error {
 		if err := a.opt.Registerer.Register(source); err != nil {
 			return err
 		}
+		a.identity = source
 		dopt.TLS = source.Client(identity.ClientOptions{Accept: []identity.Role{identity.RoleCoordinator}, Protocols: []string{"h2"}})
 	}
 	var err error

@@ -43,6 +43,9 @@ type lanes struct {
 	// up are the lanes that are up. The lock is held while a rank is told of
 	// them, so that each learns of each once.
 	up map[*lane.Lane]uint64
+	// ahead is how far this host's clock was ahead of that of each lane's
+	// coordinator, when it last told the time.
+	ahead map[*lane.Lane]time.Duration
 	// policy is the newest push of any coordinator.
 	policy *waypostv1.PolicyPush
 	seq    uint64
@@ -54,7 +57,7 @@ type lanes struct {
 
 func newLanes(a *Agent) *lanes {
 	return &lanes{
-		a: a, told: map[*lane.Lane]map[uint32]position{}, toldAccuracy: map[*lane.Lane]map[uint32]toldAccuracy{}, up: map[*lane.Lane]uint64{}, fresh: map[*lane.Lane]*lane.Freshness{},
+		a: a, told: map[*lane.Lane]map[uint32]position{}, toldAccuracy: map[*lane.Lane]map[uint32]toldAccuracy{}, up: map[*lane.Lane]uint64{}, fresh: map[*lane.Lane]*lane.Freshness{}, ahead: map[*lane.Lane]time.Duration{},
 		asks: make(chan struct{}, tokenizeAtOnce), pulls: map[*lane.Lane]chan *waypostv1.PrefixPull{}, began: time.Now(),
 	}
 }
@@ -87,6 +90,7 @@ func (h *lanes) LaneDown(l *lane.Lane, cause error) {
 	delete(h.toldAccuracy, l)
 	delete(h.fresh, l)
 	delete(h.up, l)
+	delete(h.ahead, l)
 	for _, r := range h.a.ranks() {
 		r.laneDown(l)
 	}
@@ -117,6 +121,7 @@ func (h *lanes) Frame(l *lane.Lane, f *waypostv1.ConnectResponse) {
 	case *waypostv1.ConnectResponse_Transfers:
 		h.takeTransfers(l, fr.Transfers)
 	case *waypostv1.ConnectResponse_Policy:
+		h.takeClock(l, fr.Policy)
 		h.takePolicy(fr.Policy)
 	case *waypostv1.ConnectResponse_Tokenize:
 		t := fr.Tokenize
@@ -168,6 +173,31 @@ func (h *lanes) takePolicy(p *waypostv1.PolicyPush) {
 	if err := h.a.dialer.SetAddresses(lane.FromCatalogue, p.GetCoordinators()); err != nil {
 		h.a.log.Warn("coordinator catalogue refused", "error", err)
 	}
+}
+
+// takeClock notes how far this host's clock is from a coordinator's. It decides
+// nothing.
+func (h *lanes) takeClock(l *lane.Lane, p *waypostv1.PolicyPush) {
+	at := p.GetWallUnixMs()
+	if !(at > 0 && at < 1e15) {
+		return
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if _, up := h.up[l]; up {
+		h.ahead[l] = time.Since(time.UnixMilli(int64(at))).Round(time.Millisecond)
+	}
+}
+
+// clocks is how far this host's clock is ahead of each coordinator's.
+func (h *lanes) clocks() map[string]time.Duration {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	out := map[string]time.Duration{}
+	for l, ahead := range h.ahead {
+		out[name(l)] = ahead
+	}
+	return out
 }
 
 // noProgressAfter is the bound that a policy names; 0: none that can be used.

@@ -81,6 +81,7 @@ var needs = map[string]Role{
 	waypostv1.OperatorService_GetStatus_FullMethodName:            RoleViewer,
 	waypostv1.OperatorService_ListWorkers_FullMethodName:          RoleViewer,
 	waypostv1.OperatorService_ListHosts_FullMethodName:            RoleViewer,
+	waypostv1.OperatorService_Doctor_FullMethodName:               RoleViewer,
 	waypostv1.OperatorService_ListMembers_FullMethodName:          RoleViewer,
 	waypostv1.OperatorService_ListCoordinators_FullMethodName:     RoleViewer,
 	waypostv1.OperatorService_GetFleet_FullMethodName:             RoleViewer,

@@ -39,6 +39,7 @@ func (s *Server) routes() *http.ServeMux {
 	mux.HandleFunc("GET /v1/status", s.httpStatus)
 	mux.HandleFunc("GET /v1/workers", s.httpWorkers)
 	mux.HandleFunc("GET /v1/hosts", s.httpHosts)
+	mux.HandleFunc("GET /v1/doctor", s.httpDoctor)
 	mux.HandleFunc("GET /v1/members", s.httpMembers)
 	mux.HandleFunc("GET /v1/coordinators", s.httpCoordinators)
 	mux.HandleFunc("GET /v1/inspect", s.httpInspect)
@@ -294,6 +295,12 @@ func (s *Server) httpHosts(w http.ResponseWriter, r *http.Request) {
 	q := newQuery(r)
 	req := &waypostv1.ListHostsRequest{Name: q.str("name")}
 	answerQuery(s, w, r, q, waypostv1.OperatorService_ListHosts_FullMethodName, req, s.opt.Operator.ListHosts)
+}
+
+func (s *Server) httpDoctor(w http.ResponseWriter, r *http.Request) {
+	q := newQuery(r)
+	req := &waypostv1.DoctorRequest{Host: q.str("host"), Ports: q.flag("ports")}
+	answerQuery(s, w, r, q, waypostv1.OperatorService_Doctor_FullMethodName, req, s.opt.Operator.Doctor)
 }
 
 func (s *Server) httpMembers(w http.ResponseWriter, r *http.Request) {

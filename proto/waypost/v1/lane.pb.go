@@ -1708,7 +1708,11 @@ type HostReport struct {
 	// GPUs.
 	Gpus []*Gpu `protobuf:"bytes,2,rep,name=gpus" json:"gpus,omitempty"`
 	// "ok" or why there are no GPU facts.
-	GpuState      *string `protobuf:"bytes,3,opt,name=gpu_state,json=gpuState" json:"gpu_state,omitempty"`
+	GpuState *string `protobuf:"bytes,3,opt,name=gpu_state,json=gpuState" json:"gpu_state,omitempty"`
+	// Checks of the host, at most 512, of the last ten seconds.
+	Checks []*Check `protobuf:"bytes,60,rep,name=checks" json:"checks,omitempty"`
+	// Wall clock at sending, Unix ms: shows a clock that is off, decides nothing.
+	WallUnixMs    *float64 `protobuf:"fixed64,61,opt,name=wall_unix_ms,json=wallUnixMs" json:"wall_unix_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1762,6 +1766,20 @@ func (x *HostReport) GetGpuState() string {
 		return *x.GpuState
 	}
 	return ""
+}
+
+func (x *HostReport) GetChecks() []*Check {
+	if x != nil {
+		return x.Checks
+	}
+	return nil
+}
+
+func (x *HostReport) GetWallUnixMs() float64 {
+	if x != nil && x.WallUnixMs != nil {
+		return *x.WallUnixMs
+	}
+	return 0
 }
 
 // CoordinatorHello introduces a coordinator.
@@ -1885,7 +1903,9 @@ type PolicyPush struct {
 	Coordinators []string `protobuf:"bytes,3,rep,name=coordinators" json:"coordinators,omitempty"`
 	// Milliseconds without a sign of life after which a worker with requests is
 	// stalled, above 0; unset: the agent's own.
-	NoProgressMs  *float64 `protobuf:"fixed64,4,opt,name=no_progress_ms,json=noProgressMs" json:"no_progress_ms,omitempty"`
+	NoProgressMs *float64 `protobuf:"fixed64,4,opt,name=no_progress_ms,json=noProgressMs" json:"no_progress_ms,omitempty"`
+	// Wall clock at sending, Unix ms: shows a clock that is off, decides nothing.
+	WallUnixMs    *float64 `protobuf:"fixed64,60,opt,name=wall_unix_ms,json=wallUnixMs" json:"wall_unix_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1944,6 +1964,13 @@ func (x *PolicyPush) GetCoordinators() []string {
 func (x *PolicyPush) GetNoProgressMs() float64 {
 	if x != nil && x.NoProgressMs != nil {
 		return *x.NoProgressMs
+	}
+	return 0
+}
+
+func (x *PolicyPush) GetWallUnixMs() float64 {
+	if x != nil && x.WallUnixMs != nil {
+		return *x.WallUnixMs
 	}
 	return 0
 }
@@ -4986,12 +5013,15 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\rTokenizeReply\x12\x15\n" +
 	"\x06ask_id\x18\x01 \x01(\rR\x05askId\x12\x1b\n" +
 	"\ttoken_ids\x18\x02 \x03(\rR\btokenIds\x12\x14\n" +
-	"\x05error\x18\x03 \x01(\tR\x05error\"{\n" +
+	"\x05error\x18\x03 \x01(\tR\x05error\"\xc8\x01\n" +
 	"\n" +
 	"HostReport\x12+\n" +
 	"\x05facts\x18\x01 \x01(\v2\x15.waypost.v1.HostFactsR\x05facts\x12#\n" +
 	"\x04gpus\x18\x02 \x03(\v2\x0f.waypost.v1.GpuR\x04gpus\x12\x1b\n" +
-	"\tgpu_state\x18\x03 \x01(\tR\bgpuState\"\x93\x02\n" +
+	"\tgpu_state\x18\x03 \x01(\tR\bgpuState\x12)\n" +
+	"\x06checks\x18< \x03(\v2\x11.waypost.v1.CheckR\x06checks\x12 \n" +
+	"\fwall_unix_ms\x18= \x01(\x01R\n" +
+	"wallUnixMs\"\x93\x02\n" +
 	"\x10CoordinatorHello\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12/\n" +
 	"\x13coordinator_process\x18\x02 \x01(\x06R\x12coordinatorProcess\x12\x18\n" +
@@ -5001,13 +5031,15 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\x0eprefix_formats\x18\x06 \x03(\rR\rprefixFormats\x12\x18\n" +
 	"\arefused\x18\a \x01(\tR\arefused\x12\x1d\n" +
 	"\n" +
-	"session_up\x18\b \x01(\x06R\tsessionUp\"\xab\x01\n" +
+	"session_up\x18\b \x01(\x06R\tsessionUp\"\xcd\x01\n" +
 	"\n" +
 	"PolicyPush\x12%\n" +
 	"\x0epolicy_version\x18\x01 \x01(\rR\rpolicyVersion\x12,\n" +
 	"\acordons\x18\x02 \x03(\v2\x12.waypost.v1.CordonR\acordons\x12\"\n" +
 	"\fcoordinators\x18\x03 \x03(\tR\fcoordinators\x12$\n" +
-	"\x0eno_progress_ms\x18\x04 \x01(\x01R\fnoProgressMs\"\xab\x01\n" +
+	"\x0eno_progress_ms\x18\x04 \x01(\x01R\fnoProgressMs\x12 \n" +
+	"\fwall_unix_ms\x18< \x01(\x01R\n" +
+	"wallUnixMs\"\xab\x01\n" +
 	"\n" +
 	"PrefixPull\x12\x17\n" +
 	"\apull_id\x18\x01 \x01(\rR\x06pullId\x12\x14\n" +
@@ -5298,26 +5330,27 @@ var file_waypost_v1_lane_proto_goTypes = []any{
 	(*TermError)(nil),                   // 59: waypost.v1.TermError
 	(*HostFacts)(nil),                   // 60: waypost.v1.HostFacts
 	(*Gpu)(nil),                         // 61: waypost.v1.Gpu
-	(*Cordon)(nil),                      // 62: waypost.v1.Cordon
-	(*ListPlacementsRequest)(nil),       // 63: waypost.v1.ListPlacementsRequest
-	(*SummarizePlacementsRequest)(nil),  // 64: waypost.v1.SummarizePlacementsRequest
-	(*GetReuseRequest)(nil),             // 65: waypost.v1.GetReuseRequest
-	(*ExplainWorkerRequest)(nil),        // 66: waypost.v1.ExplainWorkerRequest
-	(*ListPlacementsResponse)(nil),      // 67: waypost.v1.ListPlacementsResponse
-	(*SummarizePlacementsResponse)(nil), // 68: waypost.v1.SummarizePlacementsResponse
-	(*GetReuseResponse)(nil),            // 69: waypost.v1.GetReuseResponse
-	(*ExplainWorkerResponse)(nil),       // 70: waypost.v1.ExplainWorkerResponse
-	(*InspectWorkerRequest)(nil),        // 71: waypost.v1.InspectWorkerRequest
-	(*InspectWorkerResponse)(nil),       // 72: waypost.v1.InspectWorkerResponse
-	(*ReportOutcomeRequest)(nil),        // 73: waypost.v1.ReportOutcomeRequest
-	(*ReportOutcomeResponse)(nil),       // 74: waypost.v1.ReportOutcomeResponse
-	(*RenewPlacementRequest)(nil),       // 75: waypost.v1.RenewPlacementRequest
-	(*ReleasePlacementRequest)(nil),     // 76: waypost.v1.ReleasePlacementRequest
-	(*RenewPlacementResponse)(nil),      // 77: waypost.v1.RenewPlacementResponse
-	(*ReleasePlacementResponse)(nil),    // 78: waypost.v1.ReleasePlacementResponse
-	(*ListMembersResponse)(nil),         // 79: waypost.v1.ListMembersResponse
-	(*LearnTokensRequest)(nil),          // 80: waypost.v1.LearnTokensRequest
-	(*LearnTokensResponse)(nil),         // 81: waypost.v1.LearnTokensResponse
+	(*Check)(nil),                       // 62: waypost.v1.Check
+	(*Cordon)(nil),                      // 63: waypost.v1.Cordon
+	(*ListPlacementsRequest)(nil),       // 64: waypost.v1.ListPlacementsRequest
+	(*SummarizePlacementsRequest)(nil),  // 65: waypost.v1.SummarizePlacementsRequest
+	(*GetReuseRequest)(nil),             // 66: waypost.v1.GetReuseRequest
+	(*ExplainWorkerRequest)(nil),        // 67: waypost.v1.ExplainWorkerRequest
+	(*ListPlacementsResponse)(nil),      // 68: waypost.v1.ListPlacementsResponse
+	(*SummarizePlacementsResponse)(nil), // 69: waypost.v1.SummarizePlacementsResponse
+	(*GetReuseResponse)(nil),            // 70: waypost.v1.GetReuseResponse
+	(*ExplainWorkerResponse)(nil),       // 71: waypost.v1.ExplainWorkerResponse
+	(*InspectWorkerRequest)(nil),        // 72: waypost.v1.InspectWorkerRequest
+	(*InspectWorkerResponse)(nil),       // 73: waypost.v1.InspectWorkerResponse
+	(*ReportOutcomeRequest)(nil),        // 74: waypost.v1.ReportOutcomeRequest
+	(*ReportOutcomeResponse)(nil),       // 75: waypost.v1.ReportOutcomeResponse
+	(*RenewPlacementRequest)(nil),       // 76: waypost.v1.RenewPlacementRequest
+	(*ReleasePlacementRequest)(nil),     // 77: waypost.v1.ReleasePlacementRequest
+	(*RenewPlacementResponse)(nil),      // 78: waypost.v1.RenewPlacementResponse
+	(*ReleasePlacementResponse)(nil),    // 79: waypost.v1.ReleasePlacementResponse
+	(*ListMembersResponse)(nil),         // 80: waypost.v1.ListMembersResponse
+	(*LearnTokensRequest)(nil),          // 81: waypost.v1.LearnTokensRequest
+	(*LearnTokensResponse)(nil),         // 82: waypost.v1.LearnTokensResponse
 }
 var file_waypost_v1_lane_proto_depIdxs = []int32{
 	2,  // 0: waypost.v1.ConnectRequest.hello:type_name -> waypost.v1.AgentHello
@@ -5348,70 +5381,71 @@ var file_waypost_v1_lane_proto_depIdxs = []int32{
 	59, // 25: waypost.v1.WorkerAccuracy.errors:type_name -> waypost.v1.TermError
 	60, // 26: waypost.v1.HostReport.facts:type_name -> waypost.v1.HostFacts
 	61, // 27: waypost.v1.HostReport.gpus:type_name -> waypost.v1.Gpu
-	62, // 28: waypost.v1.PolicyPush.cordons:type_name -> waypost.v1.Cordon
-	17, // 29: waypost.v1.ClaimFrame.claims:type_name -> waypost.v1.Claim
-	19, // 30: waypost.v1.MarkFrame.marks:type_name -> waypost.v1.Mark
-	23, // 31: waypost.v1.OutcomeFrame.outcomes:type_name -> waypost.v1.ObservedOutcome
-	22, // 32: waypost.v1.TransferFrame.transfers:type_name -> waypost.v1.ObservedTransfer
-	29, // 33: waypost.v1.ExchangePlacementsRequest.places:type_name -> waypost.v1.PlaceFrame
-	27, // 34: waypost.v1.ExchangePlacementsRequest.memo:type_name -> waypost.v1.MemoEntry
-	17, // 35: waypost.v1.PlaceFrame.claim:type_name -> waypost.v1.Claim
-	31, // 36: waypost.v1.EvidenceAsk.expected:type_name -> waypost.v1.EvidencePoint
-	31, // 37: waypost.v1.EvidenceAsk.tip:type_name -> waypost.v1.EvidencePoint
-	31, // 38: waypost.v1.EvidenceAsk.unsalted:type_name -> waypost.v1.EvidencePoint
-	63, // 39: waypost.v1.AskRecordsRequest.list:type_name -> waypost.v1.ListPlacementsRequest
-	64, // 40: waypost.v1.AskRecordsRequest.summarize:type_name -> waypost.v1.SummarizePlacementsRequest
-	65, // 41: waypost.v1.AskRecordsRequest.reuse:type_name -> waypost.v1.GetReuseRequest
-	66, // 42: waypost.v1.AskRecordsRequest.worker:type_name -> waypost.v1.ExplainWorkerRequest
-	67, // 43: waypost.v1.AskRecordsResponse.list:type_name -> waypost.v1.ListPlacementsResponse
-	68, // 44: waypost.v1.AskRecordsResponse.summarize:type_name -> waypost.v1.SummarizePlacementsResponse
-	69, // 45: waypost.v1.AskRecordsResponse.reuse:type_name -> waypost.v1.GetReuseResponse
-	70, // 46: waypost.v1.AskRecordsResponse.worker:type_name -> waypost.v1.ExplainWorkerResponse
-	71, // 47: waypost.v1.PeerInspectRequest.inspect:type_name -> waypost.v1.InspectWorkerRequest
-	72, // 48: waypost.v1.PeerInspectResponse.inspect:type_name -> waypost.v1.InspectWorkerResponse
-	73, // 49: waypost.v1.RelayOutcomeRequest.outcome:type_name -> waypost.v1.ReportOutcomeRequest
-	74, // 50: waypost.v1.RelayOutcomeResponse.outcome:type_name -> waypost.v1.ReportOutcomeResponse
-	75, // 51: waypost.v1.RelayReservationRequest.renew:type_name -> waypost.v1.RenewPlacementRequest
-	76, // 52: waypost.v1.RelayReservationRequest.release:type_name -> waypost.v1.ReleasePlacementRequest
-	77, // 53: waypost.v1.RelayReservationResponse.renew:type_name -> waypost.v1.RenewPlacementResponse
-	78, // 54: waypost.v1.RelayReservationResponse.release:type_name -> waypost.v1.ReleasePlacementResponse
-	79, // 55: waypost.v1.PeerMembersResponse.members:type_name -> waypost.v1.ListMembersResponse
-	80, // 56: waypost.v1.RelayLearnRequest.learn:type_name -> waypost.v1.LearnTokensRequest
-	81, // 57: waypost.v1.RelayLearnResponse.learn:type_name -> waypost.v1.LearnTokensResponse
-	27, // 58: waypost.v1.CopyMemoResponse.entries:type_name -> waypost.v1.MemoEntry
-	0,  // 59: waypost.v1.LaneService.Connect:input_type -> waypost.v1.ConnectRequest
-	26, // 60: waypost.v1.PeerService.ExchangePlacements:input_type -> waypost.v1.ExchangePlacementsRequest
-	35, // 61: waypost.v1.PeerService.ForwardWrite:input_type -> waypost.v1.ForwardWriteRequest
-	37, // 62: waypost.v1.PeerService.JoinCluster:input_type -> waypost.v1.JoinClusterRequest
-	39, // 63: waypost.v1.PeerService.WaitApplied:input_type -> waypost.v1.WaitAppliedRequest
-	41, // 64: waypost.v1.PeerService.PeerInspect:input_type -> waypost.v1.PeerInspectRequest
-	43, // 65: waypost.v1.PeerService.FetchPlacement:input_type -> waypost.v1.FetchPlacementRequest
-	45, // 66: waypost.v1.PeerService.RelayOutcome:input_type -> waypost.v1.RelayOutcomeRequest
-	47, // 67: waypost.v1.PeerService.RelayReservation:input_type -> waypost.v1.RelayReservationRequest
-	33, // 68: waypost.v1.PeerService.AskRecords:input_type -> waypost.v1.AskRecordsRequest
-	49, // 69: waypost.v1.PeerService.PeerMembers:input_type -> waypost.v1.PeerMembersRequest
-	51, // 70: waypost.v1.PeerService.CopyPrefixes:input_type -> waypost.v1.CopyPrefixesRequest
-	53, // 71: waypost.v1.PeerService.RelayLearn:input_type -> waypost.v1.RelayLearnRequest
-	55, // 72: waypost.v1.PeerService.CopyMemo:input_type -> waypost.v1.CopyMemoRequest
-	1,  // 73: waypost.v1.LaneService.Connect:output_type -> waypost.v1.ConnectResponse
-	28, // 74: waypost.v1.PeerService.ExchangePlacements:output_type -> waypost.v1.ExchangePlacementsResponse
-	36, // 75: waypost.v1.PeerService.ForwardWrite:output_type -> waypost.v1.ForwardWriteResponse
-	38, // 76: waypost.v1.PeerService.JoinCluster:output_type -> waypost.v1.JoinClusterResponse
-	40, // 77: waypost.v1.PeerService.WaitApplied:output_type -> waypost.v1.WaitAppliedResponse
-	42, // 78: waypost.v1.PeerService.PeerInspect:output_type -> waypost.v1.PeerInspectResponse
-	44, // 79: waypost.v1.PeerService.FetchPlacement:output_type -> waypost.v1.FetchPlacementResponse
-	46, // 80: waypost.v1.PeerService.RelayOutcome:output_type -> waypost.v1.RelayOutcomeResponse
-	48, // 81: waypost.v1.PeerService.RelayReservation:output_type -> waypost.v1.RelayReservationResponse
-	34, // 82: waypost.v1.PeerService.AskRecords:output_type -> waypost.v1.AskRecordsResponse
-	50, // 83: waypost.v1.PeerService.PeerMembers:output_type -> waypost.v1.PeerMembersResponse
-	52, // 84: waypost.v1.PeerService.CopyPrefixes:output_type -> waypost.v1.CopyPrefixesResponse
-	54, // 85: waypost.v1.PeerService.RelayLearn:output_type -> waypost.v1.RelayLearnResponse
-	56, // 86: waypost.v1.PeerService.CopyMemo:output_type -> waypost.v1.CopyMemoResponse
-	73, // [73:87] is the sub-list for method output_type
-	59, // [59:73] is the sub-list for method input_type
-	59, // [59:59] is the sub-list for extension type_name
-	59, // [59:59] is the sub-list for extension extendee
-	0,  // [0:59] is the sub-list for field type_name
+	62, // 28: waypost.v1.HostReport.checks:type_name -> waypost.v1.Check
+	63, // 29: waypost.v1.PolicyPush.cordons:type_name -> waypost.v1.Cordon
+	17, // 30: waypost.v1.ClaimFrame.claims:type_name -> waypost.v1.Claim
+	19, // 31: waypost.v1.MarkFrame.marks:type_name -> waypost.v1.Mark
+	23, // 32: waypost.v1.OutcomeFrame.outcomes:type_name -> waypost.v1.ObservedOutcome
+	22, // 33: waypost.v1.TransferFrame.transfers:type_name -> waypost.v1.ObservedTransfer
+	29, // 34: waypost.v1.ExchangePlacementsRequest.places:type_name -> waypost.v1.PlaceFrame
+	27, // 35: waypost.v1.ExchangePlacementsRequest.memo:type_name -> waypost.v1.MemoEntry
+	17, // 36: waypost.v1.PlaceFrame.claim:type_name -> waypost.v1.Claim
+	31, // 37: waypost.v1.EvidenceAsk.expected:type_name -> waypost.v1.EvidencePoint
+	31, // 38: waypost.v1.EvidenceAsk.tip:type_name -> waypost.v1.EvidencePoint
+	31, // 39: waypost.v1.EvidenceAsk.unsalted:type_name -> waypost.v1.EvidencePoint
+	64, // 40: waypost.v1.AskRecordsRequest.list:type_name -> waypost.v1.ListPlacementsRequest
+	65, // 41: waypost.v1.AskRecordsRequest.summarize:type_name -> waypost.v1.SummarizePlacementsRequest
+	66, // 42: waypost.v1.AskRecordsRequest.reuse:type_name -> waypost.v1.GetReuseRequest
+	67, // 43: waypost.v1.AskRecordsRequest.worker:type_name -> waypost.v1.ExplainWorkerRequest
+	68, // 44: waypost.v1.AskRecordsResponse.list:type_name -> waypost.v1.ListPlacementsResponse
+	69, // 45: waypost.v1.AskRecordsResponse.summarize:type_name -> waypost.v1.SummarizePlacementsResponse
+	70, // 46: waypost.v1.AskRecordsResponse.reuse:type_name -> waypost.v1.GetReuseResponse
+	71, // 47: waypost.v1.AskRecordsResponse.worker:type_name -> waypost.v1.ExplainWorkerResponse
+	72, // 48: waypost.v1.PeerInspectRequest.inspect:type_name -> waypost.v1.InspectWorkerRequest
+	73, // 49: waypost.v1.PeerInspectResponse.inspect:type_name -> waypost.v1.InspectWorkerResponse
+	74, // 50: waypost.v1.RelayOutcomeRequest.outcome:type_name -> waypost.v1.ReportOutcomeRequest
+	75, // 51: waypost.v1.RelayOutcomeResponse.outcome:type_name -> waypost.v1.ReportOutcomeResponse
+	76, // 52: waypost.v1.RelayReservationRequest.renew:type_name -> waypost.v1.RenewPlacementRequest
+	77, // 53: waypost.v1.RelayReservationRequest.release:type_name -> waypost.v1.ReleasePlacementRequest
+	78, // 54: waypost.v1.RelayReservationResponse.renew:type_name -> waypost.v1.RenewPlacementResponse
+	79, // 55: waypost.v1.RelayReservationResponse.release:type_name -> waypost.v1.ReleasePlacementResponse
+	80, // 56: waypost.v1.PeerMembersResponse.members:type_name -> waypost.v1.ListMembersResponse
+	81, // 57: waypost.v1.RelayLearnRequest.learn:type_name -> waypost.v1.LearnTokensRequest
+	82, // 58: waypost.v1.RelayLearnResponse.learn:type_name -> waypost.v1.LearnTokensResponse
+	27, // 59: waypost.v1.CopyMemoResponse.entries:type_name -> waypost.v1.MemoEntry
+	0,  // 60: waypost.v1.LaneService.Connect:input_type -> waypost.v1.ConnectRequest
+	26, // 61: waypost.v1.PeerService.ExchangePlacements:input_type -> waypost.v1.ExchangePlacementsRequest
+	35, // 62: waypost.v1.PeerService.ForwardWrite:input_type -> waypost.v1.ForwardWriteRequest
+	37, // 63: waypost.v1.PeerService.JoinCluster:input_type -> waypost.v1.JoinClusterRequest
+	39, // 64: waypost.v1.PeerService.WaitApplied:input_type -> waypost.v1.WaitAppliedRequest
+	41, // 65: waypost.v1.PeerService.PeerInspect:input_type -> waypost.v1.PeerInspectRequest
+	43, // 66: waypost.v1.PeerService.FetchPlacement:input_type -> waypost.v1.FetchPlacementRequest
+	45, // 67: waypost.v1.PeerService.RelayOutcome:input_type -> waypost.v1.RelayOutcomeRequest
+	47, // 68: waypost.v1.PeerService.RelayReservation:input_type -> waypost.v1.RelayReservationRequest
+	33, // 69: waypost.v1.PeerService.AskRecords:input_type -> waypost.v1.AskRecordsRequest
+	49, // 70: waypost.v1.PeerService.PeerMembers:input_type -> waypost.v1.PeerMembersRequest
+	51, // 71: waypost.v1.PeerService.CopyPrefixes:input_type -> waypost.v1.CopyPrefixesRequest
+	53, // 72: waypost.v1.PeerService.RelayLearn:input_type -> waypost.v1.RelayLearnRequest
+	55, // 73: waypost.v1.PeerService.CopyMemo:input_type -> waypost.v1.CopyMemoRequest
+	1,  // 74: waypost.v1.LaneService.Connect:output_type -> waypost.v1.ConnectResponse
+	28, // 75: waypost.v1.PeerService.ExchangePlacements:output_type -> waypost.v1.ExchangePlacementsResponse
+	36, // 76: waypost.v1.PeerService.ForwardWrite:output_type -> waypost.v1.ForwardWriteResponse
+	38, // 77: waypost.v1.PeerService.JoinCluster:output_type -> waypost.v1.JoinClusterResponse
+	40, // 78: waypost.v1.PeerService.WaitApplied:output_type -> waypost.v1.WaitAppliedResponse
+	42, // 79: waypost.v1.PeerService.PeerInspect:output_type -> waypost.v1.PeerInspectResponse
+	44, // 80: waypost.v1.PeerService.FetchPlacement:output_type -> waypost.v1.FetchPlacementResponse
+	46, // 81: waypost.v1.PeerService.RelayOutcome:output_type -> waypost.v1.RelayOutcomeResponse
+	48, // 82: waypost.v1.PeerService.RelayReservation:output_type -> waypost.v1.RelayReservationResponse
+	34, // 83: waypost.v1.PeerService.AskRecords:output_type -> waypost.v1.AskRecordsResponse
+	50, // 84: waypost.v1.PeerService.PeerMembers:output_type -> waypost.v1.PeerMembersResponse
+	52, // 85: waypost.v1.PeerService.CopyPrefixes:output_type -> waypost.v1.CopyPrefixesResponse
+	54, // 86: waypost.v1.PeerService.RelayLearn:output_type -> waypost.v1.RelayLearnResponse
+	56, // 87: waypost.v1.PeerService.CopyMemo:output_type -> waypost.v1.CopyMemoResponse
+	74, // [74:88] is the sub-list for method output_type
+	60, // [60:74] is the sub-list for method input_type
+	60, // [60:60] is the sub-list for extension type_name
+	60, // [60:60] is the sub-list for extension extendee
+	0,  // [0:60] is the sub-list for field type_name
 }
 
 func init() { file_waypost_v1_lane_proto_init() }

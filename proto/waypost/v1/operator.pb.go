@@ -2140,6 +2140,216 @@ func (x *WorkerReuse) GetActualTokens() float64 {
 	return 0
 }
 
+// DoctorRequest says what to check.
+type DoctorRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Host; empty: all that the asked process knows.
+	Host *string `protobuf:"bytes,1,opt,name=host" json:"host,omitempty"`
+	// Whether to try the ports of members and coordinators from the asked process.
+	Ports         *bool `protobuf:"varint,2,opt,name=ports" json:"ports,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DoctorRequest) Reset() {
+	*x = DoctorRequest{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DoctorRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DoctorRequest) ProtoMessage() {}
+
+func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DoctorRequest.ProtoReflect.Descriptor instead.
+func (*DoctorRequest) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *DoctorRequest) GetHost() string {
+	if x != nil && x.Host != nil {
+		return *x.Host
+	}
+	return ""
+}
+
+func (x *DoctorRequest) GetPorts() bool {
+	if x != nil && x.Ports != nil {
+		return *x.Ports
+	}
+	return false
+}
+
+// DoctorResponse is the checks: problems first, then what is unknown.
+type DoctorResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The checks.
+	Checks []*Check `protobuf:"bytes,1,rep,name=checks" json:"checks,omitempty"`
+	// Who answered.
+	AnsweredBy    *string `protobuf:"bytes,2,opt,name=answered_by,json=answeredBy" json:"answered_by,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DoctorResponse) Reset() {
+	*x = DoctorResponse{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DoctorResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DoctorResponse) ProtoMessage() {}
+
+func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DoctorResponse.ProtoReflect.Descriptor instead.
+func (*DoctorResponse) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *DoctorResponse) GetChecks() []*Check {
+	if x != nil {
+		return x.Checks
+	}
+	return nil
+}
+
+func (x *DoctorResponse) GetAnsweredBy() string {
+	if x != nil && x.AnsweredBy != nil {
+		return *x.AnsweredBy
+	}
+	return ""
+}
+
+// Check is one named check.
+type Check struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name of the check, "engine-events" for example.
+	Check *string `protobuf:"bytes,1,opt,name=check" json:"check,omitempty"`
+	// ok, problem, or unknown: it could not be looked at.
+	State *string `protobuf:"bytes,2,opt,name=state" json:"state,omitempty"`
+	// What it is about: a host, an engine, a worker or a member.
+	Subject *string `protobuf:"bytes,3,opt,name=subject" json:"subject,omitempty"`
+	// What was found.
+	What *string `protobuf:"bytes,4,opt,name=what" json:"what,omitempty"`
+	// Why it is so, or why it matters; empty: that says all.
+	Cause *string `protobuf:"bytes,5,opt,name=cause" json:"cause,omitempty"`
+	// What to do, as text to paste; empty: nothing.
+	Fix *string `protobuf:"bytes,6,opt,name=fix" json:"fix,omitempty"`
+	// Time since it was looked at, ms; unset: just now.
+	AgeMs         *float64 `protobuf:"fixed64,7,opt,name=age_ms,json=ageMs" json:"age_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Check) Reset() {
+	*x = Check{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Check) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Check) ProtoMessage() {}
+
+func (x *Check) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Check.ProtoReflect.Descriptor instead.
+func (*Check) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *Check) GetCheck() string {
+	if x != nil && x.Check != nil {
+		return *x.Check
+	}
+	return ""
+}
+
+func (x *Check) GetState() string {
+	if x != nil && x.State != nil {
+		return *x.State
+	}
+	return ""
+}
+
+func (x *Check) GetSubject() string {
+	if x != nil && x.Subject != nil {
+		return *x.Subject
+	}
+	return ""
+}
+
+func (x *Check) GetWhat() string {
+	if x != nil && x.What != nil {
+		return *x.What
+	}
+	return ""
+}
+
+func (x *Check) GetCause() string {
+	if x != nil && x.Cause != nil {
+		return *x.Cause
+	}
+	return ""
+}
+
+func (x *Check) GetFix() string {
+	if x != nil && x.Fix != nil {
+		return *x.Fix
+	}
+	return ""
+}
+
+func (x *Check) GetAgeMs() float64 {
+	if x != nil && x.AgeMs != nil {
+		return *x.AgeMs
+	}
+	return 0
+}
+
 // ListHostsRequest filters hosts.
 type ListHostsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2151,7 +2361,7 @@ type ListHostsRequest struct {
 
 func (x *ListHostsRequest) Reset() {
 	*x = ListHostsRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[21]
+	mi := &file_waypost_v1_operator_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2163,7 +2373,7 @@ func (x *ListHostsRequest) String() string {
 func (*ListHostsRequest) ProtoMessage() {}
 
 func (x *ListHostsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[21]
+	mi := &file_waypost_v1_operator_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2176,7 +2386,7 @@ func (x *ListHostsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHostsRequest.ProtoReflect.Descriptor instead.
 func (*ListHostsRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{21}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ListHostsRequest) GetName() string {
@@ -2197,7 +2407,7 @@ type ListHostsResponse struct {
 
 func (x *ListHostsResponse) Reset() {
 	*x = ListHostsResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[22]
+	mi := &file_waypost_v1_operator_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2209,7 +2419,7 @@ func (x *ListHostsResponse) String() string {
 func (*ListHostsResponse) ProtoMessage() {}
 
 func (x *ListHostsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[22]
+	mi := &file_waypost_v1_operator_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2222,7 +2432,7 @@ func (x *ListHostsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHostsResponse.ProtoReflect.Descriptor instead.
 func (*ListHostsResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{22}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ListHostsResponse) GetHosts() []*Host {
@@ -2261,7 +2471,7 @@ type Host struct {
 
 func (x *Host) Reset() {
 	*x = Host{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[23]
+	mi := &file_waypost_v1_operator_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2273,7 +2483,7 @@ func (x *Host) String() string {
 func (*Host) ProtoMessage() {}
 
 func (x *Host) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[23]
+	mi := &file_waypost_v1_operator_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2286,7 +2496,7 @@ func (x *Host) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Host.ProtoReflect.Descriptor instead.
 func (*Host) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{23}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Host) GetName() string {
@@ -2382,7 +2592,7 @@ type HostFacts struct {
 
 func (x *HostFacts) Reset() {
 	*x = HostFacts{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[24]
+	mi := &file_waypost_v1_operator_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2394,7 +2604,7 @@ func (x *HostFacts) String() string {
 func (*HostFacts) ProtoMessage() {}
 
 func (x *HostFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[24]
+	mi := &file_waypost_v1_operator_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2407,7 +2617,7 @@ func (x *HostFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostFacts.ProtoReflect.Descriptor instead.
 func (*HostFacts) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{24}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *HostFacts) GetCpus() uint32 {
@@ -2478,7 +2688,7 @@ type NetworkInterface struct {
 
 func (x *NetworkInterface) Reset() {
 	*x = NetworkInterface{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[25]
+	mi := &file_waypost_v1_operator_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2490,7 +2700,7 @@ func (x *NetworkInterface) String() string {
 func (*NetworkInterface) ProtoMessage() {}
 
 func (x *NetworkInterface) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[25]
+	mi := &file_waypost_v1_operator_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2503,7 +2713,7 @@ func (x *NetworkInterface) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkInterface.ProtoReflect.Descriptor instead.
 func (*NetworkInterface) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{25}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *NetworkInterface) GetName() string {
@@ -2592,7 +2802,7 @@ type Gpu struct {
 
 func (x *Gpu) Reset() {
 	*x = Gpu{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[26]
+	mi := &file_waypost_v1_operator_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2604,7 +2814,7 @@ func (x *Gpu) String() string {
 func (*Gpu) ProtoMessage() {}
 
 func (x *Gpu) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[26]
+	mi := &file_waypost_v1_operator_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2617,7 +2827,7 @@ func (x *Gpu) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Gpu.ProtoReflect.Descriptor instead.
 func (*Gpu) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{26}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Gpu) GetIndex() uint32 {
@@ -2780,7 +2990,7 @@ type XidEvent struct {
 
 func (x *XidEvent) Reset() {
 	*x = XidEvent{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[27]
+	mi := &file_waypost_v1_operator_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2792,7 +3002,7 @@ func (x *XidEvent) String() string {
 func (*XidEvent) ProtoMessage() {}
 
 func (x *XidEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[27]
+	mi := &file_waypost_v1_operator_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2805,7 +3015,7 @@ func (x *XidEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use XidEvent.ProtoReflect.Descriptor instead.
 func (*XidEvent) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{27}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *XidEvent) GetXid() uint32 {
@@ -2835,7 +3045,7 @@ type GpuProcess struct {
 
 func (x *GpuProcess) Reset() {
 	*x = GpuProcess{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[28]
+	mi := &file_waypost_v1_operator_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2847,7 +3057,7 @@ func (x *GpuProcess) String() string {
 func (*GpuProcess) ProtoMessage() {}
 
 func (x *GpuProcess) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[28]
+	mi := &file_waypost_v1_operator_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2860,7 +3070,7 @@ func (x *GpuProcess) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GpuProcess.ProtoReflect.Descriptor instead.
 func (*GpuProcess) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{28}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *GpuProcess) GetPid() uint32 {
@@ -2888,7 +3098,7 @@ type ListMembersRequest struct {
 
 func (x *ListMembersRequest) Reset() {
 	*x = ListMembersRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[29]
+	mi := &file_waypost_v1_operator_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2900,7 +3110,7 @@ func (x *ListMembersRequest) String() string {
 func (*ListMembersRequest) ProtoMessage() {}
 
 func (x *ListMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[29]
+	mi := &file_waypost_v1_operator_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2913,7 +3123,7 @@ func (x *ListMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMembersRequest.ProtoReflect.Descriptor instead.
 func (*ListMembersRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{29}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ListMembersRequest) GetFrom() string {
@@ -2936,7 +3146,7 @@ type ListMembersResponse struct {
 
 func (x *ListMembersResponse) Reset() {
 	*x = ListMembersResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[30]
+	mi := &file_waypost_v1_operator_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2948,7 +3158,7 @@ func (x *ListMembersResponse) String() string {
 func (*ListMembersResponse) ProtoMessage() {}
 
 func (x *ListMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[30]
+	mi := &file_waypost_v1_operator_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2961,7 +3171,7 @@ func (x *ListMembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMembersResponse.ProtoReflect.Descriptor instead.
 func (*ListMembersResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{30}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ListMembersResponse) GetMembers() []*Member {
@@ -3009,7 +3219,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[31]
+	mi := &file_waypost_v1_operator_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3021,7 +3231,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[31]
+	mi := &file_waypost_v1_operator_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3034,7 +3244,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{31}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Member) GetName() string {
@@ -3123,7 +3333,7 @@ type ListCoordinatorsRequest struct {
 
 func (x *ListCoordinatorsRequest) Reset() {
 	*x = ListCoordinatorsRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[32]
+	mi := &file_waypost_v1_operator_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3135,7 +3345,7 @@ func (x *ListCoordinatorsRequest) String() string {
 func (*ListCoordinatorsRequest) ProtoMessage() {}
 
 func (x *ListCoordinatorsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[32]
+	mi := &file_waypost_v1_operator_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3148,7 +3358,7 @@ func (x *ListCoordinatorsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCoordinatorsRequest.ProtoReflect.Descriptor instead.
 func (*ListCoordinatorsRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{32}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{35}
 }
 
 // ListCoordinatorsResponse is the coordinators by number.
@@ -3162,7 +3372,7 @@ type ListCoordinatorsResponse struct {
 
 func (x *ListCoordinatorsResponse) Reset() {
 	*x = ListCoordinatorsResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[33]
+	mi := &file_waypost_v1_operator_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3174,7 +3384,7 @@ func (x *ListCoordinatorsResponse) String() string {
 func (*ListCoordinatorsResponse) ProtoMessage() {}
 
 func (x *ListCoordinatorsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[33]
+	mi := &file_waypost_v1_operator_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3187,7 +3397,7 @@ func (x *ListCoordinatorsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCoordinatorsResponse.ProtoReflect.Descriptor instead.
 func (*ListCoordinatorsResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{33}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ListCoordinatorsResponse) GetCoordinators() []*Coordinator {
@@ -3220,7 +3430,7 @@ type Coordinator struct {
 
 func (x *Coordinator) Reset() {
 	*x = Coordinator{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[34]
+	mi := &file_waypost_v1_operator_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3232,7 +3442,7 @@ func (x *Coordinator) String() string {
 func (*Coordinator) ProtoMessage() {}
 
 func (x *Coordinator) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[34]
+	mi := &file_waypost_v1_operator_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3245,7 +3455,7 @@ func (x *Coordinator) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Coordinator.ProtoReflect.Descriptor instead.
 func (*Coordinator) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{34}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Coordinator) GetName() string {
@@ -3306,7 +3516,7 @@ type GetFleetRequest struct {
 
 func (x *GetFleetRequest) Reset() {
 	*x = GetFleetRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[35]
+	mi := &file_waypost_v1_operator_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3318,7 +3528,7 @@ func (x *GetFleetRequest) String() string {
 func (*GetFleetRequest) ProtoMessage() {}
 
 func (x *GetFleetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[35]
+	mi := &file_waypost_v1_operator_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3331,7 +3541,7 @@ func (x *GetFleetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFleetRequest.ProtoReflect.Descriptor instead.
 func (*GetFleetRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{35}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{38}
 }
 
 // GetFleetResponse is the fleet file in force.
@@ -3353,7 +3563,7 @@ type GetFleetResponse struct {
 
 func (x *GetFleetResponse) Reset() {
 	*x = GetFleetResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[36]
+	mi := &file_waypost_v1_operator_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3365,7 +3575,7 @@ func (x *GetFleetResponse) String() string {
 func (*GetFleetResponse) ProtoMessage() {}
 
 func (x *GetFleetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[36]
+	mi := &file_waypost_v1_operator_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3378,7 +3588,7 @@ func (x *GetFleetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFleetResponse.ProtoReflect.Descriptor instead.
 func (*GetFleetResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{36}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *GetFleetResponse) GetVersion() uint32 {
@@ -3435,7 +3645,7 @@ type PutFleetRequest struct {
 
 func (x *PutFleetRequest) Reset() {
 	*x = PutFleetRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[37]
+	mi := &file_waypost_v1_operator_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3447,7 +3657,7 @@ func (x *PutFleetRequest) String() string {
 func (*PutFleetRequest) ProtoMessage() {}
 
 func (x *PutFleetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[37]
+	mi := &file_waypost_v1_operator_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3460,7 +3670,7 @@ func (x *PutFleetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutFleetRequest.ProtoReflect.Descriptor instead.
 func (*PutFleetRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{37}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *PutFleetRequest) GetToml() string {
@@ -3517,7 +3727,7 @@ type PutFleetResponse struct {
 
 func (x *PutFleetResponse) Reset() {
 	*x = PutFleetResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[38]
+	mi := &file_waypost_v1_operator_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3529,7 +3739,7 @@ func (x *PutFleetResponse) String() string {
 func (*PutFleetResponse) ProtoMessage() {}
 
 func (x *PutFleetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[38]
+	mi := &file_waypost_v1_operator_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3542,7 +3752,7 @@ func (x *PutFleetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutFleetResponse.ProtoReflect.Descriptor instead.
 func (*PutFleetResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{38}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *PutFleetResponse) GetVersion() uint32 {
@@ -3610,7 +3820,7 @@ type FleetEffect struct {
 
 func (x *FleetEffect) Reset() {
 	*x = FleetEffect{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[39]
+	mi := &file_waypost_v1_operator_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3622,7 +3832,7 @@ func (x *FleetEffect) String() string {
 func (*FleetEffect) ProtoMessage() {}
 
 func (x *FleetEffect) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[39]
+	mi := &file_waypost_v1_operator_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3635,7 +3845,7 @@ func (x *FleetEffect) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetEffect.ProtoReflect.Descriptor instead.
 func (*FleetEffect) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{39}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *FleetEffect) GetWindowMs() float64 {
@@ -3722,7 +3932,7 @@ type EffectExample struct {
 
 func (x *EffectExample) Reset() {
 	*x = EffectExample{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[40]
+	mi := &file_waypost_v1_operator_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3734,7 +3944,7 @@ func (x *EffectExample) String() string {
 func (*EffectExample) ProtoMessage() {}
 
 func (x *EffectExample) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[40]
+	mi := &file_waypost_v1_operator_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3747,7 +3957,7 @@ func (x *EffectExample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EffectExample.ProtoReflect.Descriptor instead.
 func (*EffectExample) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{40}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *EffectExample) GetPlacementId() string {
@@ -3811,7 +4021,7 @@ type Cordon struct {
 
 func (x *Cordon) Reset() {
 	*x = Cordon{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[41]
+	mi := &file_waypost_v1_operator_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3823,7 +4033,7 @@ func (x *Cordon) String() string {
 func (*Cordon) ProtoMessage() {}
 
 func (x *Cordon) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[41]
+	mi := &file_waypost_v1_operator_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3836,7 +4046,7 @@ func (x *Cordon) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cordon.ProtoReflect.Descriptor instead.
 func (*Cordon) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{41}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Cordon) GetSelector() string {
@@ -3894,7 +4104,7 @@ type CordonTargetRequest struct {
 
 func (x *CordonTargetRequest) Reset() {
 	*x = CordonTargetRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[42]
+	mi := &file_waypost_v1_operator_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3906,7 +4116,7 @@ func (x *CordonTargetRequest) String() string {
 func (*CordonTargetRequest) ProtoMessage() {}
 
 func (x *CordonTargetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[42]
+	mi := &file_waypost_v1_operator_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3919,7 +4129,7 @@ func (x *CordonTargetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonTargetRequest.ProtoReflect.Descriptor instead.
 func (*CordonTargetRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{42}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *CordonTargetRequest) GetSelector() string {
@@ -3974,7 +4184,7 @@ type CordonTargetResponse struct {
 
 func (x *CordonTargetResponse) Reset() {
 	*x = CordonTargetResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[43]
+	mi := &file_waypost_v1_operator_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3986,7 +4196,7 @@ func (x *CordonTargetResponse) String() string {
 func (*CordonTargetResponse) ProtoMessage() {}
 
 func (x *CordonTargetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[43]
+	mi := &file_waypost_v1_operator_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3999,7 +4209,7 @@ func (x *CordonTargetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonTargetResponse.ProtoReflect.Descriptor instead.
 func (*CordonTargetResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{43}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *CordonTargetResponse) GetCordon() *Cordon {
@@ -4047,7 +4257,7 @@ type UncordonTargetRequest struct {
 
 func (x *UncordonTargetRequest) Reset() {
 	*x = UncordonTargetRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[44]
+	mi := &file_waypost_v1_operator_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4059,7 +4269,7 @@ func (x *UncordonTargetRequest) String() string {
 func (*UncordonTargetRequest) ProtoMessage() {}
 
 func (x *UncordonTargetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[44]
+	mi := &file_waypost_v1_operator_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4072,7 +4282,7 @@ func (x *UncordonTargetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UncordonTargetRequest.ProtoReflect.Descriptor instead.
 func (*UncordonTargetRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{44}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *UncordonTargetRequest) GetSelector() string {
@@ -4116,7 +4326,7 @@ type UncordonTargetResponse struct {
 
 func (x *UncordonTargetResponse) Reset() {
 	*x = UncordonTargetResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[45]
+	mi := &file_waypost_v1_operator_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4128,7 +4338,7 @@ func (x *UncordonTargetResponse) String() string {
 func (*UncordonTargetResponse) ProtoMessage() {}
 
 func (x *UncordonTargetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[45]
+	mi := &file_waypost_v1_operator_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4141,7 +4351,7 @@ func (x *UncordonTargetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UncordonTargetResponse.ProtoReflect.Descriptor instead.
 func (*UncordonTargetResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{45}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *UncordonTargetResponse) GetRemoved() bool {
@@ -4171,7 +4381,7 @@ type InspectWorkerRequest struct {
 
 func (x *InspectWorkerRequest) Reset() {
 	*x = InspectWorkerRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[46]
+	mi := &file_waypost_v1_operator_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4183,7 +4393,7 @@ func (x *InspectWorkerRequest) String() string {
 func (*InspectWorkerRequest) ProtoMessage() {}
 
 func (x *InspectWorkerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[46]
+	mi := &file_waypost_v1_operator_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4196,7 +4406,7 @@ func (x *InspectWorkerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectWorkerRequest.ProtoReflect.Descriptor instead.
 func (*InspectWorkerRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{46}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *InspectWorkerRequest) GetWorker() string {
@@ -4270,7 +4480,7 @@ type InspectWorkerResponse struct {
 
 func (x *InspectWorkerResponse) Reset() {
 	*x = InspectWorkerResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[47]
+	mi := &file_waypost_v1_operator_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4282,7 +4492,7 @@ func (x *InspectWorkerResponse) String() string {
 func (*InspectWorkerResponse) ProtoMessage() {}
 
 func (x *InspectWorkerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[47]
+	mi := &file_waypost_v1_operator_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4295,7 +4505,7 @@ func (x *InspectWorkerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectWorkerResponse.ProtoReflect.Descriptor instead.
 func (*InspectWorkerResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{47}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *InspectWorkerResponse) GetWorker() string {
@@ -4486,7 +4696,7 @@ type StreamComparison struct {
 
 func (x *StreamComparison) Reset() {
 	*x = StreamComparison{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[48]
+	mi := &file_waypost_v1_operator_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4498,7 +4708,7 @@ func (x *StreamComparison) String() string {
 func (*StreamComparison) ProtoMessage() {}
 
 func (x *StreamComparison) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[48]
+	mi := &file_waypost_v1_operator_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4511,7 +4721,7 @@ func (x *StreamComparison) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamComparison.ProtoReflect.Descriptor instead.
 func (*StreamComparison) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{48}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *StreamComparison) GetEqual() uint32 {
@@ -4585,7 +4795,7 @@ type DifferingKey struct {
 
 func (x *DifferingKey) Reset() {
 	*x = DifferingKey{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[49]
+	mi := &file_waypost_v1_operator_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4597,7 +4807,7 @@ func (x *DifferingKey) String() string {
 func (*DifferingKey) ProtoMessage() {}
 
 func (x *DifferingKey) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[49]
+	mi := &file_waypost_v1_operator_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4610,7 +4820,7 @@ func (x *DifferingKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DifferingKey.ProtoReflect.Descriptor instead.
 func (*DifferingKey) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{49}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *DifferingKey) GetHow() string {
@@ -4647,7 +4857,7 @@ type GetTopologyRequest struct {
 
 func (x *GetTopologyRequest) Reset() {
 	*x = GetTopologyRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[50]
+	mi := &file_waypost_v1_operator_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4659,7 +4869,7 @@ func (x *GetTopologyRequest) String() string {
 func (*GetTopologyRequest) ProtoMessage() {}
 
 func (x *GetTopologyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[50]
+	mi := &file_waypost_v1_operator_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4672,7 +4882,7 @@ func (x *GetTopologyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTopologyRequest.ProtoReflect.Descriptor instead.
 func (*GetTopologyRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{50}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *GetTopologyRequest) GetFrom() string {
@@ -4710,7 +4920,7 @@ type GetTopologyResponse struct {
 
 func (x *GetTopologyResponse) Reset() {
 	*x = GetTopologyResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[51]
+	mi := &file_waypost_v1_operator_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4722,7 +4932,7 @@ func (x *GetTopologyResponse) String() string {
 func (*GetTopologyResponse) ProtoMessage() {}
 
 func (x *GetTopologyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[51]
+	mi := &file_waypost_v1_operator_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4735,7 +4945,7 @@ func (x *GetTopologyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTopologyResponse.ProtoReflect.Descriptor instead.
 func (*GetTopologyResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{51}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *GetTopologyResponse) GetHosts() []*TopologyHost {
@@ -4802,7 +5012,7 @@ type TopologyHost struct {
 
 func (x *TopologyHost) Reset() {
 	*x = TopologyHost{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[52]
+	mi := &file_waypost_v1_operator_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4814,7 +5024,7 @@ func (x *TopologyHost) String() string {
 func (*TopologyHost) ProtoMessage() {}
 
 func (x *TopologyHost) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[52]
+	mi := &file_waypost_v1_operator_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4827,7 +5037,7 @@ func (x *TopologyHost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopologyHost.ProtoReflect.Descriptor instead.
 func (*TopologyHost) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{52}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *TopologyHost) GetName() string {
@@ -4905,7 +5115,7 @@ type TopologyLink struct {
 
 func (x *TopologyLink) Reset() {
 	*x = TopologyLink{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[53]
+	mi := &file_waypost_v1_operator_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4917,7 +5127,7 @@ func (x *TopologyLink) String() string {
 func (*TopologyLink) ProtoMessage() {}
 
 func (x *TopologyLink) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[53]
+	mi := &file_waypost_v1_operator_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4930,7 +5140,7 @@ func (x *TopologyLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopologyLink.ProtoReflect.Descriptor instead.
 func (*TopologyLink) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{53}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *TopologyLink) GetName() string {
@@ -5042,7 +5252,7 @@ type TransferPair struct {
 
 func (x *TransferPair) Reset() {
 	*x = TransferPair{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[54]
+	mi := &file_waypost_v1_operator_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5054,7 +5264,7 @@ func (x *TransferPair) String() string {
 func (*TransferPair) ProtoMessage() {}
 
 func (x *TransferPair) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[54]
+	mi := &file_waypost_v1_operator_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5067,7 +5277,7 @@ func (x *TransferPair) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferPair.ProtoReflect.Descriptor instead.
 func (*TransferPair) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{54}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *TransferPair) GetFrom() string {
@@ -5155,7 +5365,7 @@ type TransferPrice struct {
 
 func (x *TransferPrice) Reset() {
 	*x = TransferPrice{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[55]
+	mi := &file_waypost_v1_operator_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5167,7 +5377,7 @@ func (x *TransferPrice) String() string {
 func (*TransferPrice) ProtoMessage() {}
 
 func (x *TransferPrice) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[55]
+	mi := &file_waypost_v1_operator_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5180,7 +5390,7 @@ func (x *TransferPrice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferPrice.ProtoReflect.Descriptor instead.
 func (*TransferPrice) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{55}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *TransferPrice) GetFrom() string {
@@ -5268,7 +5478,7 @@ type TransferCost struct {
 
 func (x *TransferCost) Reset() {
 	*x = TransferCost{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[56]
+	mi := &file_waypost_v1_operator_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5280,7 +5490,7 @@ func (x *TransferCost) String() string {
 func (*TransferCost) ProtoMessage() {}
 
 func (x *TransferCost) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[56]
+	mi := &file_waypost_v1_operator_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5293,7 +5503,7 @@ func (x *TransferCost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferCost.ProtoReflect.Descriptor instead.
 func (*TransferCost) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{56}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *TransferCost) GetTokens() uint32 {
@@ -5531,7 +5741,22 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"\boutcomes\x18\x02 \x01(\rR\boutcomes\x12#\n" +
 	"\rprompt_tokens\x18\x03 \x01(\x01R\fpromptTokens\x12'\n" +
 	"\x0fexpected_tokens\x18\x04 \x01(\x01R\x0eexpectedTokens\x12#\n" +
-	"\ractual_tokens\x18\x05 \x01(\x01R\factualTokens\"&\n" +
+	"\ractual_tokens\x18\x05 \x01(\x01R\factualTokens\"9\n" +
+	"\rDoctorRequest\x12\x12\n" +
+	"\x04host\x18\x01 \x01(\tR\x04host\x12\x14\n" +
+	"\x05ports\x18\x02 \x01(\bR\x05ports\"\\\n" +
+	"\x0eDoctorResponse\x12)\n" +
+	"\x06checks\x18\x01 \x03(\v2\x11.waypost.v1.CheckR\x06checks\x12\x1f\n" +
+	"\vanswered_by\x18\x02 \x01(\tR\n" +
+	"answeredBy\"\xa0\x01\n" +
+	"\x05Check\x12\x14\n" +
+	"\x05check\x18\x01 \x01(\tR\x05check\x12\x14\n" +
+	"\x05state\x18\x02 \x01(\tR\x05state\x12\x18\n" +
+	"\asubject\x18\x03 \x01(\tR\asubject\x12\x12\n" +
+	"\x04what\x18\x04 \x01(\tR\x04what\x12\x14\n" +
+	"\x05cause\x18\x05 \x01(\tR\x05cause\x12\x10\n" +
+	"\x03fix\x18\x06 \x01(\tR\x03fix\x12\x15\n" +
+	"\x06age_ms\x18\a \x01(\x01R\x05ageMs\"&\n" +
 	"\x10ListHostsRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\";\n" +
 	"\x11ListHostsResponse\x12&\n" +
@@ -5818,7 +6043,7 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"\vtransfer_ms\x18\x02 \x01(\x01R\n" +
 	"transferMs\x12\x1d\n" +
 	"\n" +
-	"compute_ms\x18\x03 \x01(\x01R\tcomputeMs2\xe1\b\n" +
+	"compute_ms\x18\x03 \x01(\x01R\tcomputeMs2\xa2\t\n" +
 	"\x0fOperatorService\x12H\n" +
 	"\tGetStatus\x12\x1c.waypost.v1.GetStatusRequest\x1a\x1d.waypost.v1.GetStatusResponse\x12N\n" +
 	"\vListWorkers\x12\x1e.waypost.v1.ListWorkersRequest\x1a\x1f.waypost.v1.ListWorkersResponse\x12H\n" +
@@ -5832,7 +6057,8 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"\rExplainWorker\x12 .waypost.v1.ExplainWorkerRequest\x1a!.waypost.v1.ExplainWorkerResponse\x12E\n" +
 	"\bGetReuse\x12\x1b.waypost.v1.GetReuseRequest\x1a\x1c.waypost.v1.GetReuseResponse\x12N\n" +
 	"\vGetTopology\x12\x1e.waypost.v1.GetTopologyRequest\x1a\x1f.waypost.v1.GetTopologyResponse\x12T\n" +
-	"\rInspectWorker\x12 .waypost.v1.InspectWorkerRequest\x1a!.waypost.v1.InspectWorkerResponse\x12>\n" +
+	"\rInspectWorker\x12 .waypost.v1.InspectWorkerRequest\x1a!.waypost.v1.InspectWorkerResponse\x12?\n" +
+	"\x06Doctor\x12\x19.waypost.v1.DoctorRequest\x1a\x1a.waypost.v1.DoctorResponse\x12>\n" +
 	"\x05Watch\x12\x18.waypost.v1.WatchRequest\x1a\x19.waypost.v1.WatchResponse0\x01B$Z\"waypost/proto/waypost/v1;waypostv1b\beditionsp\xe8\a"
 
 var (
@@ -5847,7 +6073,7 @@ func file_waypost_v1_operator_proto_rawDescGZIP() []byte {
 	return file_waypost_v1_operator_proto_rawDescData
 }
 
-var file_waypost_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 66)
+var file_waypost_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 69)
 var file_waypost_v1_operator_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),         // 0: waypost.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),        // 1: waypost.v1.GetStatusResponse
@@ -5870,133 +6096,139 @@ var file_waypost_v1_operator_proto_goTypes = []any{
 	(*PoolReuse)(nil),                // 18: waypost.v1.PoolReuse
 	(*MemoReuse)(nil),                // 19: waypost.v1.MemoReuse
 	(*WorkerReuse)(nil),              // 20: waypost.v1.WorkerReuse
-	(*ListHostsRequest)(nil),         // 21: waypost.v1.ListHostsRequest
-	(*ListHostsResponse)(nil),        // 22: waypost.v1.ListHostsResponse
-	(*Host)(nil),                     // 23: waypost.v1.Host
-	(*HostFacts)(nil),                // 24: waypost.v1.HostFacts
-	(*NetworkInterface)(nil),         // 25: waypost.v1.NetworkInterface
-	(*Gpu)(nil),                      // 26: waypost.v1.Gpu
-	(*XidEvent)(nil),                 // 27: waypost.v1.XidEvent
-	(*GpuProcess)(nil),               // 28: waypost.v1.GpuProcess
-	(*ListMembersRequest)(nil),       // 29: waypost.v1.ListMembersRequest
-	(*ListMembersResponse)(nil),      // 30: waypost.v1.ListMembersResponse
-	(*Member)(nil),                   // 31: waypost.v1.Member
-	(*ListCoordinatorsRequest)(nil),  // 32: waypost.v1.ListCoordinatorsRequest
-	(*ListCoordinatorsResponse)(nil), // 33: waypost.v1.ListCoordinatorsResponse
-	(*Coordinator)(nil),              // 34: waypost.v1.Coordinator
-	(*GetFleetRequest)(nil),          // 35: waypost.v1.GetFleetRequest
-	(*GetFleetResponse)(nil),         // 36: waypost.v1.GetFleetResponse
-	(*PutFleetRequest)(nil),          // 37: waypost.v1.PutFleetRequest
-	(*PutFleetResponse)(nil),         // 38: waypost.v1.PutFleetResponse
-	(*FleetEffect)(nil),              // 39: waypost.v1.FleetEffect
-	(*EffectExample)(nil),            // 40: waypost.v1.EffectExample
-	(*Cordon)(nil),                   // 41: waypost.v1.Cordon
-	(*CordonTargetRequest)(nil),      // 42: waypost.v1.CordonTargetRequest
-	(*CordonTargetResponse)(nil),     // 43: waypost.v1.CordonTargetResponse
-	(*UncordonTargetRequest)(nil),    // 44: waypost.v1.UncordonTargetRequest
-	(*UncordonTargetResponse)(nil),   // 45: waypost.v1.UncordonTargetResponse
-	(*InspectWorkerRequest)(nil),     // 46: waypost.v1.InspectWorkerRequest
-	(*InspectWorkerResponse)(nil),    // 47: waypost.v1.InspectWorkerResponse
-	(*StreamComparison)(nil),         // 48: waypost.v1.StreamComparison
-	(*DifferingKey)(nil),             // 49: waypost.v1.DifferingKey
-	(*GetTopologyRequest)(nil),       // 50: waypost.v1.GetTopologyRequest
-	(*GetTopologyResponse)(nil),      // 51: waypost.v1.GetTopologyResponse
-	(*TopologyHost)(nil),             // 52: waypost.v1.TopologyHost
-	(*TopologyLink)(nil),             // 53: waypost.v1.TopologyLink
-	(*TransferPair)(nil),             // 54: waypost.v1.TransferPair
-	(*TransferPrice)(nil),            // 55: waypost.v1.TransferPrice
-	(*TransferCost)(nil),             // 56: waypost.v1.TransferCost
-	nil,                              // 57: waypost.v1.Worker.HeadersEntry
-	nil,                              // 58: waypost.v1.Event.FieldsEntry
-	nil,                              // 59: waypost.v1.ExplainWorkerResponse.LostByEntry
-	nil,                              // 60: waypost.v1.ExplainWorkerResponse.ExcludedEntry
-	nil,                              // 61: waypost.v1.PoolReuse.ClassesEntry
-	nil,                              // 62: waypost.v1.PoolReuse.LostTokensEntry
-	nil,                              // 63: waypost.v1.MemoReuse.LearntEntry
-	nil,                              // 64: waypost.v1.InspectWorkerResponse.FramesEntry
-	nil,                              // 65: waypost.v1.InspectWorkerResponse.ResyncsEntry
-	(*Terms)(nil),                    // 66: waypost.v1.Terms
+	(*DoctorRequest)(nil),            // 21: waypost.v1.DoctorRequest
+	(*DoctorResponse)(nil),           // 22: waypost.v1.DoctorResponse
+	(*Check)(nil),                    // 23: waypost.v1.Check
+	(*ListHostsRequest)(nil),         // 24: waypost.v1.ListHostsRequest
+	(*ListHostsResponse)(nil),        // 25: waypost.v1.ListHostsResponse
+	(*Host)(nil),                     // 26: waypost.v1.Host
+	(*HostFacts)(nil),                // 27: waypost.v1.HostFacts
+	(*NetworkInterface)(nil),         // 28: waypost.v1.NetworkInterface
+	(*Gpu)(nil),                      // 29: waypost.v1.Gpu
+	(*XidEvent)(nil),                 // 30: waypost.v1.XidEvent
+	(*GpuProcess)(nil),               // 31: waypost.v1.GpuProcess
+	(*ListMembersRequest)(nil),       // 32: waypost.v1.ListMembersRequest
+	(*ListMembersResponse)(nil),      // 33: waypost.v1.ListMembersResponse
+	(*Member)(nil),                   // 34: waypost.v1.Member
+	(*ListCoordinatorsRequest)(nil),  // 35: waypost.v1.ListCoordinatorsRequest
+	(*ListCoordinatorsResponse)(nil), // 36: waypost.v1.ListCoordinatorsResponse
+	(*Coordinator)(nil),              // 37: waypost.v1.Coordinator
+	(*GetFleetRequest)(nil),          // 38: waypost.v1.GetFleetRequest
+	(*GetFleetResponse)(nil),         // 39: waypost.v1.GetFleetResponse
+	(*PutFleetRequest)(nil),          // 40: waypost.v1.PutFleetRequest
+	(*PutFleetResponse)(nil),         // 41: waypost.v1.PutFleetResponse
+	(*FleetEffect)(nil),              // 42: waypost.v1.FleetEffect
+	(*EffectExample)(nil),            // 43: waypost.v1.EffectExample
+	(*Cordon)(nil),                   // 44: waypost.v1.Cordon
+	(*CordonTargetRequest)(nil),      // 45: waypost.v1.CordonTargetRequest
+	(*CordonTargetResponse)(nil),     // 46: waypost.v1.CordonTargetResponse
+	(*UncordonTargetRequest)(nil),    // 47: waypost.v1.UncordonTargetRequest
+	(*UncordonTargetResponse)(nil),   // 48: waypost.v1.UncordonTargetResponse
+	(*InspectWorkerRequest)(nil),     // 49: waypost.v1.InspectWorkerRequest
+	(*InspectWorkerResponse)(nil),    // 50: waypost.v1.InspectWorkerResponse
+	(*StreamComparison)(nil),         // 51: waypost.v1.StreamComparison
+	(*DifferingKey)(nil),             // 52: waypost.v1.DifferingKey
+	(*GetTopologyRequest)(nil),       // 53: waypost.v1.GetTopologyRequest
+	(*GetTopologyResponse)(nil),      // 54: waypost.v1.GetTopologyResponse
+	(*TopologyHost)(nil),             // 55: waypost.v1.TopologyHost
+	(*TopologyLink)(nil),             // 56: waypost.v1.TopologyLink
+	(*TransferPair)(nil),             // 57: waypost.v1.TransferPair
+	(*TransferPrice)(nil),            // 58: waypost.v1.TransferPrice
+	(*TransferCost)(nil),             // 59: waypost.v1.TransferCost
+	nil,                              // 60: waypost.v1.Worker.HeadersEntry
+	nil,                              // 61: waypost.v1.Event.FieldsEntry
+	nil,                              // 62: waypost.v1.ExplainWorkerResponse.LostByEntry
+	nil,                              // 63: waypost.v1.ExplainWorkerResponse.ExcludedEntry
+	nil,                              // 64: waypost.v1.PoolReuse.ClassesEntry
+	nil,                              // 65: waypost.v1.PoolReuse.LostTokensEntry
+	nil,                              // 66: waypost.v1.MemoReuse.LearntEntry
+	nil,                              // 67: waypost.v1.InspectWorkerResponse.FramesEntry
+	nil,                              // 68: waypost.v1.InspectWorkerResponse.ResyncsEntry
+	(*Terms)(nil),                    // 69: waypost.v1.Terms
 }
 var file_waypost_v1_operator_proto_depIdxs = []int32{
 	2,  // 0: waypost.v1.GetStatusResponse.pools:type_name -> waypost.v1.PoolStatus
 	3,  // 1: waypost.v1.GetStatusResponse.problems:type_name -> waypost.v1.Problem
-	41, // 2: waypost.v1.GetStatusResponse.cordons:type_name -> waypost.v1.Cordon
+	44, // 2: waypost.v1.GetStatusResponse.cordons:type_name -> waypost.v1.Cordon
 	6,  // 3: waypost.v1.ListWorkersResponse.workers:type_name -> waypost.v1.Worker
-	57, // 4: waypost.v1.Worker.headers:type_name -> waypost.v1.Worker.HeadersEntry
-	41, // 5: waypost.v1.Worker.cordon:type_name -> waypost.v1.Cordon
+	60, // 4: waypost.v1.Worker.headers:type_name -> waypost.v1.Worker.HeadersEntry
+	44, // 5: waypost.v1.Worker.cordon:type_name -> waypost.v1.Cordon
 	7,  // 6: waypost.v1.Worker.transfer:type_name -> waypost.v1.TransferFacts
 	8,  // 7: waypost.v1.Worker.learnt:type_name -> waypost.v1.Learnt
 	9,  // 8: waypost.v1.Learnt.errors:type_name -> waypost.v1.TermError
 	6,  // 9: waypost.v1.WatchResponse.worker:type_name -> waypost.v1.Worker
-	31, // 10: waypost.v1.WatchResponse.member:type_name -> waypost.v1.Member
-	36, // 11: waypost.v1.WatchResponse.fleet:type_name -> waypost.v1.GetFleetResponse
+	34, // 10: waypost.v1.WatchResponse.member:type_name -> waypost.v1.Member
+	39, // 11: waypost.v1.WatchResponse.fleet:type_name -> waypost.v1.GetFleetResponse
 	12, // 12: waypost.v1.WatchResponse.event:type_name -> waypost.v1.Event
-	58, // 13: waypost.v1.Event.fields:type_name -> waypost.v1.Event.FieldsEntry
+	61, // 13: waypost.v1.Event.fields:type_name -> waypost.v1.Event.FieldsEntry
 	6,  // 14: waypost.v1.ExplainWorkerResponse.worker:type_name -> waypost.v1.Worker
-	59, // 15: waypost.v1.ExplainWorkerResponse.lost_by:type_name -> waypost.v1.ExplainWorkerResponse.LostByEntry
-	60, // 16: waypost.v1.ExplainWorkerResponse.excluded:type_name -> waypost.v1.ExplainWorkerResponse.ExcludedEntry
+	62, // 15: waypost.v1.ExplainWorkerResponse.lost_by:type_name -> waypost.v1.ExplainWorkerResponse.LostByEntry
+	63, // 16: waypost.v1.ExplainWorkerResponse.excluded:type_name -> waypost.v1.ExplainWorkerResponse.ExcludedEntry
 	15, // 17: waypost.v1.ExplainWorkerResponse.present:type_name -> waypost.v1.PresentPrice
-	66, // 18: waypost.v1.PresentPrice.terms:type_name -> waypost.v1.Terms
-	66, // 19: waypost.v1.PresentPrice.chosen:type_name -> waypost.v1.Terms
+	69, // 18: waypost.v1.PresentPrice.terms:type_name -> waypost.v1.Terms
+	69, // 19: waypost.v1.PresentPrice.chosen:type_name -> waypost.v1.Terms
 	18, // 20: waypost.v1.GetReuseResponse.pools:type_name -> waypost.v1.PoolReuse
-	61, // 21: waypost.v1.PoolReuse.classes:type_name -> waypost.v1.PoolReuse.ClassesEntry
-	62, // 22: waypost.v1.PoolReuse.lost_tokens:type_name -> waypost.v1.PoolReuse.LostTokensEntry
+	64, // 21: waypost.v1.PoolReuse.classes:type_name -> waypost.v1.PoolReuse.ClassesEntry
+	65, // 22: waypost.v1.PoolReuse.lost_tokens:type_name -> waypost.v1.PoolReuse.LostTokensEntry
 	20, // 23: waypost.v1.PoolReuse.worst:type_name -> waypost.v1.WorkerReuse
 	19, // 24: waypost.v1.PoolReuse.memo:type_name -> waypost.v1.MemoReuse
-	63, // 25: waypost.v1.MemoReuse.learnt:type_name -> waypost.v1.MemoReuse.LearntEntry
-	23, // 26: waypost.v1.ListHostsResponse.hosts:type_name -> waypost.v1.Host
-	26, // 27: waypost.v1.Host.gpus:type_name -> waypost.v1.Gpu
-	24, // 28: waypost.v1.Host.facts:type_name -> waypost.v1.HostFacts
-	25, // 29: waypost.v1.HostFacts.interfaces:type_name -> waypost.v1.NetworkInterface
-	27, // 30: waypost.v1.Gpu.xids:type_name -> waypost.v1.XidEvent
-	28, // 31: waypost.v1.Gpu.processes:type_name -> waypost.v1.GpuProcess
-	31, // 32: waypost.v1.ListMembersResponse.members:type_name -> waypost.v1.Member
-	34, // 33: waypost.v1.ListCoordinatorsResponse.coordinators:type_name -> waypost.v1.Coordinator
-	39, // 34: waypost.v1.PutFleetResponse.effect:type_name -> waypost.v1.FleetEffect
-	40, // 35: waypost.v1.FleetEffect.worst:type_name -> waypost.v1.EffectExample
-	41, // 36: waypost.v1.CordonTargetResponse.cordon:type_name -> waypost.v1.Cordon
-	64, // 37: waypost.v1.InspectWorkerResponse.frames:type_name -> waypost.v1.InspectWorkerResponse.FramesEntry
-	65, // 38: waypost.v1.InspectWorkerResponse.resyncs:type_name -> waypost.v1.InspectWorkerResponse.ResyncsEntry
-	48, // 39: waypost.v1.InspectWorkerResponse.comparison:type_name -> waypost.v1.StreamComparison
-	49, // 40: waypost.v1.StreamComparison.keys:type_name -> waypost.v1.DifferingKey
-	52, // 41: waypost.v1.GetTopologyResponse.hosts:type_name -> waypost.v1.TopologyHost
-	53, // 42: waypost.v1.GetTopologyResponse.links:type_name -> waypost.v1.TopologyLink
-	54, // 43: waypost.v1.GetTopologyResponse.pairs:type_name -> waypost.v1.TransferPair
-	55, // 44: waypost.v1.GetTopologyResponse.prices:type_name -> waypost.v1.TransferPrice
-	56, // 45: waypost.v1.TransferPrice.costs:type_name -> waypost.v1.TransferCost
-	0,  // 46: waypost.v1.OperatorService.GetStatus:input_type -> waypost.v1.GetStatusRequest
-	4,  // 47: waypost.v1.OperatorService.ListWorkers:input_type -> waypost.v1.ListWorkersRequest
-	21, // 48: waypost.v1.OperatorService.ListHosts:input_type -> waypost.v1.ListHostsRequest
-	29, // 49: waypost.v1.OperatorService.ListMembers:input_type -> waypost.v1.ListMembersRequest
-	32, // 50: waypost.v1.OperatorService.ListCoordinators:input_type -> waypost.v1.ListCoordinatorsRequest
-	35, // 51: waypost.v1.OperatorService.GetFleet:input_type -> waypost.v1.GetFleetRequest
-	37, // 52: waypost.v1.OperatorService.PutFleet:input_type -> waypost.v1.PutFleetRequest
-	42, // 53: waypost.v1.OperatorService.CordonTarget:input_type -> waypost.v1.CordonTargetRequest
-	44, // 54: waypost.v1.OperatorService.UncordonTarget:input_type -> waypost.v1.UncordonTargetRequest
-	13, // 55: waypost.v1.OperatorService.ExplainWorker:input_type -> waypost.v1.ExplainWorkerRequest
-	16, // 56: waypost.v1.OperatorService.GetReuse:input_type -> waypost.v1.GetReuseRequest
-	50, // 57: waypost.v1.OperatorService.GetTopology:input_type -> waypost.v1.GetTopologyRequest
-	46, // 58: waypost.v1.OperatorService.InspectWorker:input_type -> waypost.v1.InspectWorkerRequest
-	10, // 59: waypost.v1.OperatorService.Watch:input_type -> waypost.v1.WatchRequest
-	1,  // 60: waypost.v1.OperatorService.GetStatus:output_type -> waypost.v1.GetStatusResponse
-	5,  // 61: waypost.v1.OperatorService.ListWorkers:output_type -> waypost.v1.ListWorkersResponse
-	22, // 62: waypost.v1.OperatorService.ListHosts:output_type -> waypost.v1.ListHostsResponse
-	30, // 63: waypost.v1.OperatorService.ListMembers:output_type -> waypost.v1.ListMembersResponse
-	33, // 64: waypost.v1.OperatorService.ListCoordinators:output_type -> waypost.v1.ListCoordinatorsResponse
-	36, // 65: waypost.v1.OperatorService.GetFleet:output_type -> waypost.v1.GetFleetResponse
-	38, // 66: waypost.v1.OperatorService.PutFleet:output_type -> waypost.v1.PutFleetResponse
-	43, // 67: waypost.v1.OperatorService.CordonTarget:output_type -> waypost.v1.CordonTargetResponse
-	45, // 68: waypost.v1.OperatorService.UncordonTarget:output_type -> waypost.v1.UncordonTargetResponse
-	14, // 69: waypost.v1.OperatorService.ExplainWorker:output_type -> waypost.v1.ExplainWorkerResponse
-	17, // 70: waypost.v1.OperatorService.GetReuse:output_type -> waypost.v1.GetReuseResponse
-	51, // 71: waypost.v1.OperatorService.GetTopology:output_type -> waypost.v1.GetTopologyResponse
-	47, // 72: waypost.v1.OperatorService.InspectWorker:output_type -> waypost.v1.InspectWorkerResponse
-	11, // 73: waypost.v1.OperatorService.Watch:output_type -> waypost.v1.WatchResponse
-	60, // [60:74] is the sub-list for method output_type
-	46, // [46:60] is the sub-list for method input_type
-	46, // [46:46] is the sub-list for extension type_name
-	46, // [46:46] is the sub-list for extension extendee
-	0,  // [0:46] is the sub-list for field type_name
+	66, // 25: waypost.v1.MemoReuse.learnt:type_name -> waypost.v1.MemoReuse.LearntEntry
+	23, // 26: waypost.v1.DoctorResponse.checks:type_name -> waypost.v1.Check
+	26, // 27: waypost.v1.ListHostsResponse.hosts:type_name -> waypost.v1.Host
+	29, // 28: waypost.v1.Host.gpus:type_name -> waypost.v1.Gpu
+	27, // 29: waypost.v1.Host.facts:type_name -> waypost.v1.HostFacts
+	28, // 30: waypost.v1.HostFacts.interfaces:type_name -> waypost.v1.NetworkInterface
+	30, // 31: waypost.v1.Gpu.xids:type_name -> waypost.v1.XidEvent
+	31, // 32: waypost.v1.Gpu.processes:type_name -> waypost.v1.GpuProcess
+	34, // 33: waypost.v1.ListMembersResponse.members:type_name -> waypost.v1.Member
+	37, // 34: waypost.v1.ListCoordinatorsResponse.coordinators:type_name -> waypost.v1.Coordinator
+	42, // 35: waypost.v1.PutFleetResponse.effect:type_name -> waypost.v1.FleetEffect
+	43, // 36: waypost.v1.FleetEffect.worst:type_name -> waypost.v1.EffectExample
+	44, // 37: waypost.v1.CordonTargetResponse.cordon:type_name -> waypost.v1.Cordon
+	67, // 38: waypost.v1.InspectWorkerResponse.frames:type_name -> waypost.v1.InspectWorkerResponse.FramesEntry
+	68, // 39: waypost.v1.InspectWorkerResponse.resyncs:type_name -> waypost.v1.InspectWorkerResponse.ResyncsEntry
+	51, // 40: waypost.v1.InspectWorkerResponse.comparison:type_name -> waypost.v1.StreamComparison
+	52, // 41: waypost.v1.StreamComparison.keys:type_name -> waypost.v1.DifferingKey
+	55, // 42: waypost.v1.GetTopologyResponse.hosts:type_name -> waypost.v1.TopologyHost
+	56, // 43: waypost.v1.GetTopologyResponse.links:type_name -> waypost.v1.TopologyLink
+	57, // 44: waypost.v1.GetTopologyResponse.pairs:type_name -> waypost.v1.TransferPair
+	58, // 45: waypost.v1.GetTopologyResponse.prices:type_name -> waypost.v1.TransferPrice
+	59, // 46: waypost.v1.TransferPrice.costs:type_name -> waypost.v1.TransferCost
+	0,  // 47: waypost.v1.OperatorService.GetStatus:input_type -> waypost.v1.GetStatusRequest
+	4,  // 48: waypost.v1.OperatorService.ListWorkers:input_type -> waypost.v1.ListWorkersRequest
+	24, // 49: waypost.v1.OperatorService.ListHosts:input_type -> waypost.v1.ListHostsRequest
+	32, // 50: waypost.v1.OperatorService.ListMembers:input_type -> waypost.v1.ListMembersRequest
+	35, // 51: waypost.v1.OperatorService.ListCoordinators:input_type -> waypost.v1.ListCoordinatorsRequest
+	38, // 52: waypost.v1.OperatorService.GetFleet:input_type -> waypost.v1.GetFleetRequest
+	40, // 53: waypost.v1.OperatorService.PutFleet:input_type -> waypost.v1.PutFleetRequest
+	45, // 54: waypost.v1.OperatorService.CordonTarget:input_type -> waypost.v1.CordonTargetRequest
+	47, // 55: waypost.v1.OperatorService.UncordonTarget:input_type -> waypost.v1.UncordonTargetRequest
+	13, // 56: waypost.v1.OperatorService.ExplainWorker:input_type -> waypost.v1.ExplainWorkerRequest
+	16, // 57: waypost.v1.OperatorService.GetReuse:input_type -> waypost.v1.GetReuseRequest
+	53, // 58: waypost.v1.OperatorService.GetTopology:input_type -> waypost.v1.GetTopologyRequest
+	49, // 59: waypost.v1.OperatorService.InspectWorker:input_type -> waypost.v1.InspectWorkerRequest
+	21, // 60: waypost.v1.OperatorService.Doctor:input_type -> waypost.v1.DoctorRequest
+	10, // 61: waypost.v1.OperatorService.Watch:input_type -> waypost.v1.WatchRequest
+	1,  // 62: waypost.v1.OperatorService.GetStatus:output_type -> waypost.v1.GetStatusResponse
+	5,  // 63: waypost.v1.OperatorService.ListWorkers:output_type -> waypost.v1.ListWorkersResponse
+	25, // 64: waypost.v1.OperatorService.ListHosts:output_type -> waypost.v1.ListHostsResponse
+	33, // 65: waypost.v1.OperatorService.ListMembers:output_type -> waypost.v1.ListMembersResponse
+	36, // 66: waypost.v1.OperatorService.ListCoordinators:output_type -> waypost.v1.ListCoordinatorsResponse
+	39, // 67: waypost.v1.OperatorService.GetFleet:output_type -> waypost.v1.GetFleetResponse
+	41, // 68: waypost.v1.OperatorService.PutFleet:output_type -> waypost.v1.PutFleetResponse
+	46, // 69: waypost.v1.OperatorService.CordonTarget:output_type -> waypost.v1.CordonTargetResponse
+	48, // 70: waypost.v1.OperatorService.UncordonTarget:output_type -> waypost.v1.UncordonTargetResponse
+	14, // 71: waypost.v1.OperatorService.ExplainWorker:output_type -> waypost.v1.ExplainWorkerResponse
+	17, // 72: waypost.v1.OperatorService.GetReuse:output_type -> waypost.v1.GetReuseResponse
+	54, // 73: waypost.v1.OperatorService.GetTopology:output_type -> waypost.v1.GetTopologyResponse
+	50, // 74: waypost.v1.OperatorService.InspectWorker:output_type -> waypost.v1.InspectWorkerResponse
+	22, // 75: waypost.v1.OperatorService.Doctor:output_type -> waypost.v1.DoctorResponse
+	11, // 76: waypost.v1.OperatorService.Watch:output_type -> waypost.v1.WatchResponse
+	62, // [62:77] is the sub-list for method output_type
+	47, // [47:62] is the sub-list for method input_type
+	47, // [47:47] is the sub-list for extension type_name
+	47, // [47:47] is the sub-list for extension extendee
+	0,  // [0:47] is the sub-list for field type_name
 }
 
 func init() { file_waypost_v1_operator_proto_init() }
@@ -6011,7 +6243,7 @@ func file_waypost_v1_operator_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_waypost_v1_operator_proto_rawDesc), len(file_waypost_v1_operator_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   66,
+			NumMessages:   69,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
