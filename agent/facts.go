@@ -5,6 +5,8 @@ import (
 	"errors"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"waypost/agent/host"
 	"waypost/gossip/lane"
 	"waypost/nvml"
@@ -39,6 +41,7 @@ func (a *Agent) startFacts() {
 	}
 	a.tasks.Go(func() { a.host.Run(a.ctx) })
 	a.tasks.Go(a.reportHost)
+	a.tasks.Go(a.keepChecking)
 }
 
 // lookAtGPUs finds out which engine uses which GPU and tells what has changed.
@@ -79,6 +82,41 @@ func (a *Agent) reportHost() {
 }
 
 func (a *Agent) sendHostReport(l *lane.Lane) {
+	r := a.hostReport()
+	r.Checks, r.WallUnixMs = a.kept(), proto.Float64(float64(time.Now().UnixMilli()))
 	// A full queue means newer facts follow within seconds.
-	_ = l.Send(&waypostv1.ConnectRequest{Frame: &waypostv1.ConnectRequest_Host{Host: a.hostReport()}})
+	_ = l.Send(&waypostv1.ConnectRequest{Frame: &waypostv1.ConnectRequest_Host{Host: r}})
+}
+
+// checkEvery is how often the checks are made.
+const checkEvery = 10 * time.Second
+
+// keepChecking makes the checks again and again until the agent ends. It is no
+// part of reportHost: one of them waits for the disk.
+func (a *Agent) keepChecking() {
+	t := time.NewTicker(checkEvery)
+	defer t.Stop()
+	for {
+		a.keepChecks(time.Now())
+		select {
+		case <-a.ctx.Done():
+			return
+		case <-t.C:
+		}
+	}
+}
+
+// keepChecks keeps the checks of this moment for reports and metrics.
+func (a *Agent) keepChecks(now time.Time) {
+	checks := a.checks(now).Bounded()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.checked = checks
+}
+
+// kept are the checks that were kept last.
+func (a *Agent) kept() []*waypostv1.Check {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.checked
 }

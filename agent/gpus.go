@@ -217,7 +217,7 @@ func (g *gpuTruth) judge(view *nvml.View, engine string, alone bool) string {
 // urls are the engines of this host by name.
 func (a *Agent) urls() map[string]string {
 	out := map[string]string{}
-	for _, w := range a.engines {
+	for _, w := range a.watching() {
 		out[w.target.Name] = w.target.URL
 	}
 	return out
@@ -233,7 +233,7 @@ func (a *Agent) gpuVerdicts() func(engine string) string {
 	return func(engine string) string {
 		verdict, ok := known[engine]
 		if !ok {
-			verdict = a.truth.judge(&v, engine, len(a.engines) == 1)
+			verdict = a.truth.judge(&v, engine, len(a.watching()) == 1)
 			known[engine] = verdict
 		}
 		return verdict
@@ -289,7 +289,7 @@ const kvTolerance = 1.02
 // its processes hold. The lock of the truth is held.
 func (a *Agent) kvNotes() map[string][]string {
 	out := map[string][]string{}
-	for _, w := range a.engines {
+	for _, w := range a.watching() {
 		claimed := 0.0
 		for _, r := range w.all() {
 			id := r.identity()

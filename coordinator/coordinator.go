@@ -78,6 +78,7 @@ type Coordinator struct {
 	process uint64
 	log     *slog.Logger
 	number  atomic.Uint32
+	late    atomic.Int64 // ns that a tick was handled late, the worst of late
 
 	prefixKey    prefix.ClusterKey
 	keyers       keyers

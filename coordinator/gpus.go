@@ -76,10 +76,7 @@ func gpuPolicyProto(file *registry.Fleet) *waypostv1.GpuPolicy {
 
 // takeHost keeps what a host says of itself and tells what is new about its GPUs.
 func (h *lanes) takeHost(hl *hostLane, host string, r *waypostv1.HostReport) {
-	hl.mu.Lock()
-	former := hl.report
-	hl.report, hl.reportAt = r, time.Now()
-	hl.mu.Unlock()
+	former := hl.takeReport(r, time.Now())
 	if former == nil {
 		return // what was before this coordinator knew the host is no news
 	}

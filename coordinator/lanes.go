@@ -43,8 +43,10 @@ type hostLane struct {
 	lane    fleet.Lane
 	streams map[uint32]*stream
 	report  *waypostv1.HostReport
-	// reportAt is when report came.
+	// reportAt is when the report came, ahead how far the host's clock was ahead
+	// of this one then.
 	reportAt time.Time
+	ahead    time.Duration
 }
 
 // stream is the prefix stream of one worker.
@@ -275,7 +277,8 @@ func (h *lanes) forget() {
 func (h *lanes) sendPolicy(s *lane.Session, state *registry.State) {
 	p := &waypostv1.PolicyPush{
 		PolicyVersion: proto.Uint32(uint32(state.Revision())), NoProgressMs: finite(ms(h.c.fleetFile.Load().Policy.NoProgressFor.Value)),
-		Gpu: gpuPolicyProto(h.c.fleetFile.Load()),
+		Gpu:        gpuPolicyProto(h.c.fleetFile.Load()),
+		WallUnixMs: proto.Float64(float64(time.Now().UnixMilli())),
 	}
 	for _, c := range state.Cordons() {
 		if mayName(c.Selector, s.Host()) {

@@ -83,6 +83,7 @@ var needs = map[string]Role{
 	waypostv1.OperatorService_ListHosts_FullMethodName:            RoleViewer,
 	waypostv1.OperatorService_ListGpus_FullMethodName:             RoleViewer,
 	waypostv1.OperatorService_AckGpu_FullMethodName:               RoleOperator,
+	waypostv1.OperatorService_Doctor_FullMethodName:               RoleViewer,
 	waypostv1.OperatorService_ListMembers_FullMethodName:          RoleViewer,
 	waypostv1.OperatorService_ListCoordinators_FullMethodName:     RoleViewer,
 	waypostv1.OperatorService_GetFleet_FullMethodName:             RoleViewer,

@@ -41,6 +41,7 @@ func (s *Server) routes() *http.ServeMux {
 	mux.HandleFunc("GET /v1/hosts", s.httpHosts)
 	mux.HandleFunc("GET /v1/gpus", s.httpGPUs)
 	mux.HandleFunc("POST /v1/gpus/{gpuverb...}", s.httpGPU)
+	mux.HandleFunc("GET /v1/doctor", s.httpDoctor)
 	mux.HandleFunc("GET /v1/members", s.httpMembers)
 	mux.HandleFunc("GET /v1/coordinators", s.httpCoordinators)
 	mux.HandleFunc("GET /v1/inspect", s.httpInspect)
@@ -329,6 +330,12 @@ func (s *Server) httpGPU(w http.ResponseWriter, r *http.Request) {
 	if resp, ok := call(s, w, r, waypostv1.OperatorService_AckGpu_FullMethodName, req, s.opt.Operator.AckGpu); ok {
 		writeMessage(w, http.StatusOK, resp)
 	}
+}
+
+func (s *Server) httpDoctor(w http.ResponseWriter, r *http.Request) {
+	q := newQuery(r)
+	req := &waypostv1.DoctorRequest{Host: q.str("host"), Ports: q.flag("ports")}
+	answerQuery(s, w, r, q, waypostv1.OperatorService_Doctor_FullMethodName, req, s.opt.Operator.Doctor)
 }
 
 func (s *Server) httpMembers(w http.ResponseWriter, r *http.Request) {

@@ -86,6 +86,18 @@ func (f fleet) AckGpu(_ context.Context, r *waypostv1.AckGpuRequest) (*waypostv1
 	return out, nil
 }
 
+func (f fleet) Doctor(_ context.Context, r *waypostv1.DoctorRequest) (*waypostv1.DoctorResponse, error) {
+	all := load(f, "doctor", &waypostv1.DoctorResponse{})
+	switch r.GetHost() {
+	case "":
+		return all, nil
+	case "gpu-01":
+		// What is left has no problem.
+		return &waypostv1.DoctorResponse{Checks: all.GetChecks()[4:], AnsweredBy: all.AnsweredBy}, nil
+	}
+	return nil, api.NotFound("host", "no host "+r.GetHost())
+}
+
 func (f fleet) ListCoordinators(context.Context, *waypostv1.ListCoordinatorsRequest) (*waypostv1.ListCoordinatorsResponse, error) {
 	return load(f, "coordinators", &waypostv1.ListCoordinatorsResponse{}), nil
 }

@@ -28,7 +28,7 @@ func gpusCommand(f *flags) *cobra.Command {
 			resp := all
 			if len(args) == 1 {
 				if resp = gpusOf(all, args[0]); len(resp.GetGpus())+len(resp.GetWithout()) == 0 {
-					return unknownHost(args[0], all)
+					return unknownGPUHost(args[0], all)
 				}
 			}
 			if f.asJSON() {
@@ -61,7 +61,7 @@ func gpusOf(all *waypostv1.ListGpusResponse, host string) *waypostv1.ListGpusRes
 	return out
 }
 
-func unknownHost(name string, all *waypostv1.ListGpusResponse) error {
+func unknownGPUHost(name string, all *waypostv1.ListGpusResponse) error {
 	var names []string
 	for _, g := range all.GetGpus() {
 		names = append(names, g.GetHost())
@@ -133,7 +133,7 @@ func printGPU(w io.Writer, g *waypostv1.HostGpu) {
 		line("Unknown", field+": "+m.GetMissing()[field])
 	}
 	if strings.HasPrefix(m.GetVerdict(), "exclude:xid") {
-		line("Next", "after repair: " + fmt.Sprintf("waypost ack %s --reason …", g.GetName()))
+		line("Next", "after repair: "+fmt.Sprintf("waypost ack %s --reason …", g.GetName()))
 	}
 }
 

@@ -1747,8 +1747,12 @@ type HostReport struct {
 	DriverVersion *string `protobuf:"bytes,60,opt,name=driver_version,json=driverVersion" json:"driver_version,omitempty"`
 	// "ok" when Xid errors in the kernel's log are read, or why they are not.
 	KernelLogState *string `protobuf:"bytes,61,opt,name=kernel_log_state,json=kernelLogState" json:"kernel_log_state,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Checks of the host, at most 512, of the last ten seconds.
+	Checks []*Check `protobuf:"bytes,62,rep,name=checks" json:"checks,omitempty"`
+	// Wall clock at sending, Unix ms: shows a clock that is off, decides nothing.
+	WallUnixMs    *float64 `protobuf:"fixed64,63,opt,name=wall_unix_ms,json=wallUnixMs" json:"wall_unix_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *HostReport) Reset() {
@@ -1814,6 +1818,20 @@ func (x *HostReport) GetKernelLogState() string {
 		return *x.KernelLogState
 	}
 	return ""
+}
+
+func (x *HostReport) GetChecks() []*Check {
+	if x != nil {
+		return x.Checks
+	}
+	return nil
+}
+
+func (x *HostReport) GetWallUnixMs() float64 {
+	if x != nil && x.WallUnixMs != nil {
+		return *x.WallUnixMs
+	}
+	return 0
 }
 
 // CoordinatorHello introduces a coordinator.
@@ -1940,7 +1958,9 @@ type PolicyPush struct {
 	NoProgressMs *float64 `protobuf:"fixed64,4,opt,name=no_progress_ms,json=noProgressMs" json:"no_progress_ms,omitempty"`
 	// What the fleet makes of conditions of GPUs; unset: this coordinator does not
 	// say.
-	Gpu           *GpuPolicy `protobuf:"bytes,60,opt,name=gpu" json:"gpu,omitempty"`
+	Gpu *GpuPolicy `protobuf:"bytes,60,opt,name=gpu" json:"gpu,omitempty"`
+	// Wall clock at sending, Unix ms: shows a clock that is off, decides nothing.
+	WallUnixMs    *float64 `protobuf:"fixed64,61,opt,name=wall_unix_ms,json=wallUnixMs" json:"wall_unix_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2008,6 +2028,13 @@ func (x *PolicyPush) GetGpu() *GpuPolicy {
 		return x.Gpu
 	}
 	return nil
+}
+
+func (x *PolicyPush) GetWallUnixMs() float64 {
+	if x != nil && x.WallUnixMs != nil {
+		return *x.WallUnixMs
+	}
+	return 0
 }
 
 // GpuPolicy lists conditions of GPUs by what they do to the workers there. An
@@ -5289,14 +5316,17 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\rTokenizeReply\x12\x15\n" +
 	"\x06ask_id\x18\x01 \x01(\rR\x05askId\x12\x1b\n" +
 	"\ttoken_ids\x18\x02 \x03(\rR\btokenIds\x12\x14\n" +
-	"\x05error\x18\x03 \x01(\tR\x05error\"\xcc\x01\n" +
+	"\x05error\x18\x03 \x01(\tR\x05error\"\x99\x02\n" +
 	"\n" +
 	"HostReport\x12+\n" +
 	"\x05facts\x18\x01 \x01(\v2\x15.waypost.v1.HostFactsR\x05facts\x12#\n" +
 	"\x04gpus\x18\x02 \x03(\v2\x0f.waypost.v1.GpuR\x04gpus\x12\x1b\n" +
 	"\tgpu_state\x18\x03 \x01(\tR\bgpuState\x12%\n" +
 	"\x0edriver_version\x18< \x01(\tR\rdriverVersion\x12(\n" +
-	"\x10kernel_log_state\x18= \x01(\tR\x0ekernelLogState\"\x93\x02\n" +
+	"\x10kernel_log_state\x18= \x01(\tR\x0ekernelLogState\x12)\n" +
+	"\x06checks\x18> \x03(\v2\x11.waypost.v1.CheckR\x06checks\x12 \n" +
+	"\fwall_unix_ms\x18? \x01(\x01R\n" +
+	"wallUnixMs\"\x93\x02\n" +
 	"\x10CoordinatorHello\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12/\n" +
 	"\x13coordinator_process\x18\x02 \x01(\x06R\x12coordinatorProcess\x12\x18\n" +
@@ -5306,14 +5336,16 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\x0eprefix_formats\x18\x06 \x03(\rR\rprefixFormats\x12\x18\n" +
 	"\arefused\x18\a \x01(\tR\arefused\x12\x1d\n" +
 	"\n" +
-	"session_up\x18\b \x01(\x06R\tsessionUp\"\xd4\x01\n" +
+	"session_up\x18\b \x01(\x06R\tsessionUp\"\xf6\x01\n" +
 	"\n" +
 	"PolicyPush\x12%\n" +
 	"\x0epolicy_version\x18\x01 \x01(\rR\rpolicyVersion\x12,\n" +
 	"\acordons\x18\x02 \x03(\v2\x12.waypost.v1.CordonR\acordons\x12\"\n" +
 	"\fcoordinators\x18\x03 \x03(\tR\fcoordinators\x12$\n" +
 	"\x0eno_progress_ms\x18\x04 \x01(\x01R\fnoProgressMs\x12'\n" +
-	"\x03gpu\x18< \x01(\v2\x15.waypost.v1.GpuPolicyR\x03gpu\"S\n" +
+	"\x03gpu\x18< \x01(\v2\x15.waypost.v1.GpuPolicyR\x03gpu\x12 \n" +
+	"\fwall_unix_ms\x18= \x01(\x01R\n" +
+	"wallUnixMs\"S\n" +
 	"\tGpuPolicy\x12\x18\n" +
 	"\aexclude\x18\x01 \x03(\tR\aexclude\x12\x14\n" +
 	"\x05price\x18\x02 \x03(\tR\x05price\x12\x16\n" +
@@ -5624,26 +5656,27 @@ var file_waypost_v1_lane_proto_goTypes = []any{
 	(*TermError)(nil),                   // 62: waypost.v1.TermError
 	(*HostFacts)(nil),                   // 63: waypost.v1.HostFacts
 	(*Gpu)(nil),                         // 64: waypost.v1.Gpu
-	(*Cordon)(nil),                      // 65: waypost.v1.Cordon
-	(*ListPlacementsRequest)(nil),       // 66: waypost.v1.ListPlacementsRequest
-	(*SummarizePlacementsRequest)(nil),  // 67: waypost.v1.SummarizePlacementsRequest
-	(*GetReuseRequest)(nil),             // 68: waypost.v1.GetReuseRequest
-	(*ExplainWorkerRequest)(nil),        // 69: waypost.v1.ExplainWorkerRequest
-	(*ListPlacementsResponse)(nil),      // 70: waypost.v1.ListPlacementsResponse
-	(*SummarizePlacementsResponse)(nil), // 71: waypost.v1.SummarizePlacementsResponse
-	(*GetReuseResponse)(nil),            // 72: waypost.v1.GetReuseResponse
-	(*ExplainWorkerResponse)(nil),       // 73: waypost.v1.ExplainWorkerResponse
-	(*InspectWorkerRequest)(nil),        // 74: waypost.v1.InspectWorkerRequest
-	(*InspectWorkerResponse)(nil),       // 75: waypost.v1.InspectWorkerResponse
-	(*ReportOutcomeRequest)(nil),        // 76: waypost.v1.ReportOutcomeRequest
-	(*ReportOutcomeResponse)(nil),       // 77: waypost.v1.ReportOutcomeResponse
-	(*RenewPlacementRequest)(nil),       // 78: waypost.v1.RenewPlacementRequest
-	(*ReleasePlacementRequest)(nil),     // 79: waypost.v1.ReleasePlacementRequest
-	(*RenewPlacementResponse)(nil),      // 80: waypost.v1.RenewPlacementResponse
-	(*ReleasePlacementResponse)(nil),    // 81: waypost.v1.ReleasePlacementResponse
-	(*ListMembersResponse)(nil),         // 82: waypost.v1.ListMembersResponse
-	(*LearnTokensRequest)(nil),          // 83: waypost.v1.LearnTokensRequest
-	(*LearnTokensResponse)(nil),         // 84: waypost.v1.LearnTokensResponse
+	(*Check)(nil),                       // 65: waypost.v1.Check
+	(*Cordon)(nil),                      // 66: waypost.v1.Cordon
+	(*ListPlacementsRequest)(nil),       // 67: waypost.v1.ListPlacementsRequest
+	(*SummarizePlacementsRequest)(nil),  // 68: waypost.v1.SummarizePlacementsRequest
+	(*GetReuseRequest)(nil),             // 69: waypost.v1.GetReuseRequest
+	(*ExplainWorkerRequest)(nil),        // 70: waypost.v1.ExplainWorkerRequest
+	(*ListPlacementsResponse)(nil),      // 71: waypost.v1.ListPlacementsResponse
+	(*SummarizePlacementsResponse)(nil), // 72: waypost.v1.SummarizePlacementsResponse
+	(*GetReuseResponse)(nil),            // 73: waypost.v1.GetReuseResponse
+	(*ExplainWorkerResponse)(nil),       // 74: waypost.v1.ExplainWorkerResponse
+	(*InspectWorkerRequest)(nil),        // 75: waypost.v1.InspectWorkerRequest
+	(*InspectWorkerResponse)(nil),       // 76: waypost.v1.InspectWorkerResponse
+	(*ReportOutcomeRequest)(nil),        // 77: waypost.v1.ReportOutcomeRequest
+	(*ReportOutcomeResponse)(nil),       // 78: waypost.v1.ReportOutcomeResponse
+	(*RenewPlacementRequest)(nil),       // 79: waypost.v1.RenewPlacementRequest
+	(*ReleasePlacementRequest)(nil),     // 80: waypost.v1.ReleasePlacementRequest
+	(*RenewPlacementResponse)(nil),      // 81: waypost.v1.RenewPlacementResponse
+	(*ReleasePlacementResponse)(nil),    // 82: waypost.v1.ReleasePlacementResponse
+	(*ListMembersResponse)(nil),         // 83: waypost.v1.ListMembersResponse
+	(*LearnTokensRequest)(nil),          // 84: waypost.v1.LearnTokensRequest
+	(*LearnTokensResponse)(nil),         // 85: waypost.v1.LearnTokensResponse
 }
 var file_waypost_v1_lane_proto_depIdxs = []int32{
 	2,  // 0: waypost.v1.ConnectRequest.hello:type_name -> waypost.v1.AgentHello
@@ -5676,71 +5709,72 @@ var file_waypost_v1_lane_proto_depIdxs = []int32{
 	62, // 27: waypost.v1.WorkerAccuracy.errors:type_name -> waypost.v1.TermError
 	63, // 28: waypost.v1.HostReport.facts:type_name -> waypost.v1.HostFacts
 	64, // 29: waypost.v1.HostReport.gpus:type_name -> waypost.v1.Gpu
-	65, // 30: waypost.v1.PolicyPush.cordons:type_name -> waypost.v1.Cordon
-	15, // 31: waypost.v1.PolicyPush.gpu:type_name -> waypost.v1.GpuPolicy
-	20, // 32: waypost.v1.ClaimFrame.claims:type_name -> waypost.v1.Claim
-	22, // 33: waypost.v1.MarkFrame.marks:type_name -> waypost.v1.Mark
-	26, // 34: waypost.v1.OutcomeFrame.outcomes:type_name -> waypost.v1.ObservedOutcome
-	25, // 35: waypost.v1.TransferFrame.transfers:type_name -> waypost.v1.ObservedTransfer
-	32, // 36: waypost.v1.ExchangePlacementsRequest.places:type_name -> waypost.v1.PlaceFrame
-	30, // 37: waypost.v1.ExchangePlacementsRequest.memo:type_name -> waypost.v1.MemoEntry
-	20, // 38: waypost.v1.PlaceFrame.claim:type_name -> waypost.v1.Claim
-	34, // 39: waypost.v1.EvidenceAsk.expected:type_name -> waypost.v1.EvidencePoint
-	34, // 40: waypost.v1.EvidenceAsk.tip:type_name -> waypost.v1.EvidencePoint
-	34, // 41: waypost.v1.EvidenceAsk.unsalted:type_name -> waypost.v1.EvidencePoint
-	66, // 42: waypost.v1.AskRecordsRequest.list:type_name -> waypost.v1.ListPlacementsRequest
-	67, // 43: waypost.v1.AskRecordsRequest.summarize:type_name -> waypost.v1.SummarizePlacementsRequest
-	68, // 44: waypost.v1.AskRecordsRequest.reuse:type_name -> waypost.v1.GetReuseRequest
-	69, // 45: waypost.v1.AskRecordsRequest.worker:type_name -> waypost.v1.ExplainWorkerRequest
-	70, // 46: waypost.v1.AskRecordsResponse.list:type_name -> waypost.v1.ListPlacementsResponse
-	71, // 47: waypost.v1.AskRecordsResponse.summarize:type_name -> waypost.v1.SummarizePlacementsResponse
-	72, // 48: waypost.v1.AskRecordsResponse.reuse:type_name -> waypost.v1.GetReuseResponse
-	73, // 49: waypost.v1.AskRecordsResponse.worker:type_name -> waypost.v1.ExplainWorkerResponse
-	74, // 50: waypost.v1.PeerInspectRequest.inspect:type_name -> waypost.v1.InspectWorkerRequest
-	75, // 51: waypost.v1.PeerInspectResponse.inspect:type_name -> waypost.v1.InspectWorkerResponse
-	76, // 52: waypost.v1.RelayOutcomeRequest.outcome:type_name -> waypost.v1.ReportOutcomeRequest
-	77, // 53: waypost.v1.RelayOutcomeResponse.outcome:type_name -> waypost.v1.ReportOutcomeResponse
-	78, // 54: waypost.v1.RelayReservationRequest.renew:type_name -> waypost.v1.RenewPlacementRequest
-	79, // 55: waypost.v1.RelayReservationRequest.release:type_name -> waypost.v1.ReleasePlacementRequest
-	80, // 56: waypost.v1.RelayReservationResponse.renew:type_name -> waypost.v1.RenewPlacementResponse
-	81, // 57: waypost.v1.RelayReservationResponse.release:type_name -> waypost.v1.ReleasePlacementResponse
-	82, // 58: waypost.v1.PeerMembersResponse.members:type_name -> waypost.v1.ListMembersResponse
-	83, // 59: waypost.v1.RelayLearnRequest.learn:type_name -> waypost.v1.LearnTokensRequest
-	84, // 60: waypost.v1.RelayLearnResponse.learn:type_name -> waypost.v1.LearnTokensResponse
-	30, // 61: waypost.v1.CopyMemoResponse.entries:type_name -> waypost.v1.MemoEntry
-	0,  // 62: waypost.v1.LaneService.Connect:input_type -> waypost.v1.ConnectRequest
-	29, // 63: waypost.v1.PeerService.ExchangePlacements:input_type -> waypost.v1.ExchangePlacementsRequest
-	38, // 64: waypost.v1.PeerService.ForwardWrite:input_type -> waypost.v1.ForwardWriteRequest
-	40, // 65: waypost.v1.PeerService.JoinCluster:input_type -> waypost.v1.JoinClusterRequest
-	42, // 66: waypost.v1.PeerService.WaitApplied:input_type -> waypost.v1.WaitAppliedRequest
-	44, // 67: waypost.v1.PeerService.PeerInspect:input_type -> waypost.v1.PeerInspectRequest
-	46, // 68: waypost.v1.PeerService.FetchPlacement:input_type -> waypost.v1.FetchPlacementRequest
-	48, // 69: waypost.v1.PeerService.RelayOutcome:input_type -> waypost.v1.RelayOutcomeRequest
-	50, // 70: waypost.v1.PeerService.RelayReservation:input_type -> waypost.v1.RelayReservationRequest
-	36, // 71: waypost.v1.PeerService.AskRecords:input_type -> waypost.v1.AskRecordsRequest
-	52, // 72: waypost.v1.PeerService.PeerMembers:input_type -> waypost.v1.PeerMembersRequest
-	54, // 73: waypost.v1.PeerService.CopyPrefixes:input_type -> waypost.v1.CopyPrefixesRequest
-	56, // 74: waypost.v1.PeerService.RelayLearn:input_type -> waypost.v1.RelayLearnRequest
-	58, // 75: waypost.v1.PeerService.CopyMemo:input_type -> waypost.v1.CopyMemoRequest
-	1,  // 76: waypost.v1.LaneService.Connect:output_type -> waypost.v1.ConnectResponse
-	31, // 77: waypost.v1.PeerService.ExchangePlacements:output_type -> waypost.v1.ExchangePlacementsResponse
-	39, // 78: waypost.v1.PeerService.ForwardWrite:output_type -> waypost.v1.ForwardWriteResponse
-	41, // 79: waypost.v1.PeerService.JoinCluster:output_type -> waypost.v1.JoinClusterResponse
-	43, // 80: waypost.v1.PeerService.WaitApplied:output_type -> waypost.v1.WaitAppliedResponse
-	45, // 81: waypost.v1.PeerService.PeerInspect:output_type -> waypost.v1.PeerInspectResponse
-	47, // 82: waypost.v1.PeerService.FetchPlacement:output_type -> waypost.v1.FetchPlacementResponse
-	49, // 83: waypost.v1.PeerService.RelayOutcome:output_type -> waypost.v1.RelayOutcomeResponse
-	51, // 84: waypost.v1.PeerService.RelayReservation:output_type -> waypost.v1.RelayReservationResponse
-	37, // 85: waypost.v1.PeerService.AskRecords:output_type -> waypost.v1.AskRecordsResponse
-	53, // 86: waypost.v1.PeerService.PeerMembers:output_type -> waypost.v1.PeerMembersResponse
-	55, // 87: waypost.v1.PeerService.CopyPrefixes:output_type -> waypost.v1.CopyPrefixesResponse
-	57, // 88: waypost.v1.PeerService.RelayLearn:output_type -> waypost.v1.RelayLearnResponse
-	59, // 89: waypost.v1.PeerService.CopyMemo:output_type -> waypost.v1.CopyMemoResponse
-	76, // [76:90] is the sub-list for method output_type
-	62, // [62:76] is the sub-list for method input_type
-	62, // [62:62] is the sub-list for extension type_name
-	62, // [62:62] is the sub-list for extension extendee
-	0,  // [0:62] is the sub-list for field type_name
+	65, // 30: waypost.v1.HostReport.checks:type_name -> waypost.v1.Check
+	66, // 31: waypost.v1.PolicyPush.cordons:type_name -> waypost.v1.Cordon
+	15, // 32: waypost.v1.PolicyPush.gpu:type_name -> waypost.v1.GpuPolicy
+	20, // 33: waypost.v1.ClaimFrame.claims:type_name -> waypost.v1.Claim
+	22, // 34: waypost.v1.MarkFrame.marks:type_name -> waypost.v1.Mark
+	26, // 35: waypost.v1.OutcomeFrame.outcomes:type_name -> waypost.v1.ObservedOutcome
+	25, // 36: waypost.v1.TransferFrame.transfers:type_name -> waypost.v1.ObservedTransfer
+	32, // 37: waypost.v1.ExchangePlacementsRequest.places:type_name -> waypost.v1.PlaceFrame
+	30, // 38: waypost.v1.ExchangePlacementsRequest.memo:type_name -> waypost.v1.MemoEntry
+	20, // 39: waypost.v1.PlaceFrame.claim:type_name -> waypost.v1.Claim
+	34, // 40: waypost.v1.EvidenceAsk.expected:type_name -> waypost.v1.EvidencePoint
+	34, // 41: waypost.v1.EvidenceAsk.tip:type_name -> waypost.v1.EvidencePoint
+	34, // 42: waypost.v1.EvidenceAsk.unsalted:type_name -> waypost.v1.EvidencePoint
+	67, // 43: waypost.v1.AskRecordsRequest.list:type_name -> waypost.v1.ListPlacementsRequest
+	68, // 44: waypost.v1.AskRecordsRequest.summarize:type_name -> waypost.v1.SummarizePlacementsRequest
+	69, // 45: waypost.v1.AskRecordsRequest.reuse:type_name -> waypost.v1.GetReuseRequest
+	70, // 46: waypost.v1.AskRecordsRequest.worker:type_name -> waypost.v1.ExplainWorkerRequest
+	71, // 47: waypost.v1.AskRecordsResponse.list:type_name -> waypost.v1.ListPlacementsResponse
+	72, // 48: waypost.v1.AskRecordsResponse.summarize:type_name -> waypost.v1.SummarizePlacementsResponse
+	73, // 49: waypost.v1.AskRecordsResponse.reuse:type_name -> waypost.v1.GetReuseResponse
+	74, // 50: waypost.v1.AskRecordsResponse.worker:type_name -> waypost.v1.ExplainWorkerResponse
+	75, // 51: waypost.v1.PeerInspectRequest.inspect:type_name -> waypost.v1.InspectWorkerRequest
+	76, // 52: waypost.v1.PeerInspectResponse.inspect:type_name -> waypost.v1.InspectWorkerResponse
+	77, // 53: waypost.v1.RelayOutcomeRequest.outcome:type_name -> waypost.v1.ReportOutcomeRequest
+	78, // 54: waypost.v1.RelayOutcomeResponse.outcome:type_name -> waypost.v1.ReportOutcomeResponse
+	79, // 55: waypost.v1.RelayReservationRequest.renew:type_name -> waypost.v1.RenewPlacementRequest
+	80, // 56: waypost.v1.RelayReservationRequest.release:type_name -> waypost.v1.ReleasePlacementRequest
+	81, // 57: waypost.v1.RelayReservationResponse.renew:type_name -> waypost.v1.RenewPlacementResponse
+	82, // 58: waypost.v1.RelayReservationResponse.release:type_name -> waypost.v1.ReleasePlacementResponse
+	83, // 59: waypost.v1.PeerMembersResponse.members:type_name -> waypost.v1.ListMembersResponse
+	84, // 60: waypost.v1.RelayLearnRequest.learn:type_name -> waypost.v1.LearnTokensRequest
+	85, // 61: waypost.v1.RelayLearnResponse.learn:type_name -> waypost.v1.LearnTokensResponse
+	30, // 62: waypost.v1.CopyMemoResponse.entries:type_name -> waypost.v1.MemoEntry
+	0,  // 63: waypost.v1.LaneService.Connect:input_type -> waypost.v1.ConnectRequest
+	29, // 64: waypost.v1.PeerService.ExchangePlacements:input_type -> waypost.v1.ExchangePlacementsRequest
+	38, // 65: waypost.v1.PeerService.ForwardWrite:input_type -> waypost.v1.ForwardWriteRequest
+	40, // 66: waypost.v1.PeerService.JoinCluster:input_type -> waypost.v1.JoinClusterRequest
+	42, // 67: waypost.v1.PeerService.WaitApplied:input_type -> waypost.v1.WaitAppliedRequest
+	44, // 68: waypost.v1.PeerService.PeerInspect:input_type -> waypost.v1.PeerInspectRequest
+	46, // 69: waypost.v1.PeerService.FetchPlacement:input_type -> waypost.v1.FetchPlacementRequest
+	48, // 70: waypost.v1.PeerService.RelayOutcome:input_type -> waypost.v1.RelayOutcomeRequest
+	50, // 71: waypost.v1.PeerService.RelayReservation:input_type -> waypost.v1.RelayReservationRequest
+	36, // 72: waypost.v1.PeerService.AskRecords:input_type -> waypost.v1.AskRecordsRequest
+	52, // 73: waypost.v1.PeerService.PeerMembers:input_type -> waypost.v1.PeerMembersRequest
+	54, // 74: waypost.v1.PeerService.CopyPrefixes:input_type -> waypost.v1.CopyPrefixesRequest
+	56, // 75: waypost.v1.PeerService.RelayLearn:input_type -> waypost.v1.RelayLearnRequest
+	58, // 76: waypost.v1.PeerService.CopyMemo:input_type -> waypost.v1.CopyMemoRequest
+	1,  // 77: waypost.v1.LaneService.Connect:output_type -> waypost.v1.ConnectResponse
+	31, // 78: waypost.v1.PeerService.ExchangePlacements:output_type -> waypost.v1.ExchangePlacementsResponse
+	39, // 79: waypost.v1.PeerService.ForwardWrite:output_type -> waypost.v1.ForwardWriteResponse
+	41, // 80: waypost.v1.PeerService.JoinCluster:output_type -> waypost.v1.JoinClusterResponse
+	43, // 81: waypost.v1.PeerService.WaitApplied:output_type -> waypost.v1.WaitAppliedResponse
+	45, // 82: waypost.v1.PeerService.PeerInspect:output_type -> waypost.v1.PeerInspectResponse
+	47, // 83: waypost.v1.PeerService.FetchPlacement:output_type -> waypost.v1.FetchPlacementResponse
+	49, // 84: waypost.v1.PeerService.RelayOutcome:output_type -> waypost.v1.RelayOutcomeResponse
+	51, // 85: waypost.v1.PeerService.RelayReservation:output_type -> waypost.v1.RelayReservationResponse
+	37, // 86: waypost.v1.PeerService.AskRecords:output_type -> waypost.v1.AskRecordsResponse
+	53, // 87: waypost.v1.PeerService.PeerMembers:output_type -> waypost.v1.PeerMembersResponse
+	55, // 88: waypost.v1.PeerService.CopyPrefixes:output_type -> waypost.v1.CopyPrefixesResponse
+	57, // 89: waypost.v1.PeerService.RelayLearn:output_type -> waypost.v1.RelayLearnResponse
+	59, // 90: waypost.v1.PeerService.CopyMemo:output_type -> waypost.v1.CopyMemoResponse
+	77, // [77:91] is the sub-list for method output_type
+	63, // [63:77] is the sub-list for method input_type
+	63, // [63:63] is the sub-list for extension type_name
+	63, // [63:63] is the sub-list for extension extendee
+	0,  // [0:63] is the sub-list for field type_name
 }
 
 func init() { file_waypost_v1_lane_proto_init() }

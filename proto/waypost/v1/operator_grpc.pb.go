@@ -36,6 +36,7 @@ const (
 	OperatorService_GetReuse_FullMethodName         = "/waypost.v1.OperatorService/GetReuse"
 	OperatorService_GetTopology_FullMethodName      = "/waypost.v1.OperatorService/GetTopology"
 	OperatorService_InspectWorker_FullMethodName    = "/waypost.v1.OperatorService/InspectWorker"
+	OperatorService_Doctor_FullMethodName           = "/waypost.v1.OperatorService/Doctor"
 	OperatorService_Watch_FullMethodName            = "/waypost.v1.OperatorService/Watch"
 )
 
@@ -76,6 +77,9 @@ type OperatorServiceClient interface {
 	GetTopology(ctx context.Context, in *GetTopologyRequest, opts ...grpc.CallOption) (*GetTopologyResponse, error)
 	// InspectWorker shows a worker's prefix stream and what the index holds of it.
 	InspectWorker(ctx context.Context, in *InspectWorkerRequest, opts ...grpc.CallOption) (*InspectWorkerResponse, error)
+	// Doctor runs the named checks of a host, or of all that the asked process
+	// knows, each with the fix.
+	Doctor(ctx context.Context, in *DoctorRequest, opts ...grpc.CallOption) (*DoctorResponse, error)
 	// Watch streams what is, then what changes, as the asked coordinator sees it.
 	Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchResponse], error)
 }
@@ -238,6 +242,16 @@ func (c *operatorServiceClient) InspectWorker(ctx context.Context, in *InspectWo
 	return out, nil
 }
 
+func (c *operatorServiceClient) Doctor(ctx context.Context, in *DoctorRequest, opts ...grpc.CallOption) (*DoctorResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DoctorResponse)
+	err := c.cc.Invoke(ctx, OperatorService_Doctor_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *operatorServiceClient) Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	stream, err := c.cc.NewStream(ctx, &OperatorService_ServiceDesc.Streams[0], OperatorService_Watch_FullMethodName, cOpts...)
@@ -294,6 +308,9 @@ type OperatorServiceServer interface {
 	GetTopology(context.Context, *GetTopologyRequest) (*GetTopologyResponse, error)
 	// InspectWorker shows a worker's prefix stream and what the index holds of it.
 	InspectWorker(context.Context, *InspectWorkerRequest) (*InspectWorkerResponse, error)
+	// Doctor runs the named checks of a host, or of all that the asked process
+	// knows, each with the fix.
+	Doctor(context.Context, *DoctorRequest) (*DoctorResponse, error)
 	// Watch streams what is, then what changes, as the asked coordinator sees it.
 	Watch(*WatchRequest, grpc.ServerStreamingServer[WatchResponse]) error
 	mustEmbedUnimplementedOperatorServiceServer()
@@ -350,6 +367,9 @@ func (UnimplementedOperatorServiceServer) GetTopology(context.Context, *GetTopol
 }
 func (UnimplementedOperatorServiceServer) InspectWorker(context.Context, *InspectWorkerRequest) (*InspectWorkerResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method InspectWorker not implemented")
+}
+func (UnimplementedOperatorServiceServer) Doctor(context.Context, *DoctorRequest) (*DoctorResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Doctor not implemented")
 }
 func (UnimplementedOperatorServiceServer) Watch(*WatchRequest, grpc.ServerStreamingServer[WatchResponse]) error {
 	return status.Error(codes.Unimplemented, "method Watch not implemented")
@@ -645,6 +665,24 @@ func _OperatorService_InspectWorker_Handler(srv interface{}, ctx context.Context
 	return interceptor(ctx, in, info, handler)
 }
 
+func _OperatorService_Doctor_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DoctorRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServiceServer).Doctor(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: OperatorService_Doctor_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServiceServer).Doctor(ctx, req.(*DoctorRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _OperatorService_Watch_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(WatchRequest)
 	if err := stream.RecvMsg(m); err != nil {
@@ -722,6 +760,10 @@ var OperatorService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "InspectWorker",
 			Handler:    _OperatorService_InspectWorker_Handler,
+		},
+		{
+			MethodName: "Doctor",
+			Handler:    _OperatorService_Doctor_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{
