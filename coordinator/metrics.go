@@ -186,7 +186,6 @@ func (c *Coordinator) tick() {
 		case now := <-t.C:
 			c.note(c.fleet.Tick(now))
 			c.lanes.forget()
-			c.checkBoundaries(now)
 			c.readSketches(now)
 			c.judges.tick(now)
 			c.checkDrains(now)

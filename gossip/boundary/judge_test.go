@@ -39,8 +39,11 @@ func TestADifferenceIsMeasuredAgainFirst(t *testing.T) {
 	var j Judge
 	good, bad := "chat3 a b c", "chat3 a b x"
 	workers := []Worker{
-		{Name: "a", Pool: "p", Vector: vector(1, good)}, {Name: "b", Pool: "p", Vector: vector(1, good)},
-		{Name: "c", Pool: "p", Vector: vector(1, bad)}, {Name: "d", Pool: "q", Vector: vector(1, bad)}, {Name: "e", Pool: "p"},
+		{Name: "a", Pool: "p", Vector: vector(1, good)},
+		{Name: "b", Pool: "p", Vector: vector(1, good)},
+		{Name: "c", Pool: "p", Vector: vector(1, bad)},
+		{Name: "d", Pool: "q", Vector: vector(1, bad)},
+		{Name: "e", Pool: "p"},
 	}
 	v, asks := j.Judge(t0, workers)
 	expect(t, "at first", v, `

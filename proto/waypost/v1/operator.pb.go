@@ -5317,6 +5317,309 @@ func (x *TransferCost) GetComputeMs() float64 {
 	return 0
 }
 
+// GetBoundaryRequest names a pool; unset: all.
+type GetBoundaryRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Pool.
+	Pool          *string `protobuf:"bytes,1,opt,name=pool" json:"pool,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetBoundaryRequest) Reset() {
+	*x = GetBoundaryRequest{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[57]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetBoundaryRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetBoundaryRequest) ProtoMessage() {}
+
+func (x *GetBoundaryRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[57]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetBoundaryRequest.ProtoReflect.Descriptor instead.
+func (*GetBoundaryRequest) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{57}
+}
+
+func (x *GetBoundaryRequest) GetPool() string {
+	if x != nil && x.Pool != nil {
+		return *x.Pool
+	}
+	return ""
+}
+
+// GetBoundaryResponse is the hashing boundaries of pools.
+type GetBoundaryResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Pools by name.
+	Pools         []*PoolBoundary `protobuf:"bytes,1,rep,name=pools" json:"pools,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetBoundaryResponse) Reset() {
+	*x = GetBoundaryResponse{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[58]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetBoundaryResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetBoundaryResponse) ProtoMessage() {}
+
+func (x *GetBoundaryResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[58]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetBoundaryResponse.ProtoReflect.Descriptor instead.
+func (*GetBoundaryResponse) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{58}
+}
+
+func (x *GetBoundaryResponse) GetPools() []*PoolBoundary {
+	if x != nil {
+		return x.Pools
+	}
+	return nil
+}
+
+// PoolBoundary is who agrees with whom in one pool.
+type PoolBoundary struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name of the pool.
+	Pool *string `protobuf:"bytes,1,opt,name=pool" json:"pool,omitempty"`
+	// Workers by group and name.
+	Workers       []*WorkerBoundary `protobuf:"bytes,2,rep,name=workers" json:"workers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PoolBoundary) Reset() {
+	*x = PoolBoundary{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[59]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PoolBoundary) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PoolBoundary) ProtoMessage() {}
+
+func (x *PoolBoundary) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[59]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PoolBoundary.ProtoReflect.Descriptor instead.
+func (*PoolBoundary) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{59}
+}
+
+func (x *PoolBoundary) GetPool() string {
+	if x != nil && x.Pool != nil {
+		return *x.Pool
+	}
+	return ""
+}
+
+func (x *PoolBoundary) GetWorkers() []*WorkerBoundary {
+	if x != nil {
+		return x.Workers
+	}
+	return nil
+}
+
+// WorkerBoundary is what is made of one worker's hashing boundary.
+type WorkerBoundary struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// host/engine/rank.
+	Worker *string `protobuf:"bytes,1,opt,name=worker" json:"worker,omitempty"`
+	// agrees, differs, measuring again, unknown, declared, confirmed or revoked.
+	State *string `protobuf:"bytes,2,opt,name=state" json:"state,omitempty"`
+	// Workers with the same number agree; 1: those that are most of the pool.
+	// Unset: nothing is known of it.
+	Group *uint32 `protobuf:"varint,3,opt,name=group" json:"group,omitempty"`
+	// Short name of the boundary; empty: nothing is known of it.
+	Boundary *string `protobuf:"bytes,4,opt,name=boundary" json:"boundary,omitempty"`
+	// Probe sets that were asked.
+	Sets []uint32 `protobuf:"varint,5,rep,packed,name=sets" json:"sets,omitempty"`
+	// Probes that were measured.
+	Probes *uint32 `protobuf:"varint,6,opt,name=probes" json:"probes,omitempty"`
+	// Whether a rendering holds the date, which is masked.
+	DateDependent *bool `protobuf:"varint,7,opt,name=date_dependent,json=dateDependent" json:"date_dependent,omitempty"`
+	// Worker that it was compared with; empty: none.
+	Against *string `protobuf:"bytes,8,opt,name=against" json:"against,omitempty"`
+	// Part of the first difference: raw, completions, chat, rule or declared;
+	// empty: none.
+	Part *string `protobuf:"bytes,9,opt,name=part" json:"part,omitempty"`
+	// Probe of the first difference; unset: none, or the part has no probes.
+	Probe *uint32 `protobuf:"varint,10,opt,name=probe" json:"probe,omitempty"`
+	// First token that differs, from 0; unset: not known.
+	FirstDifference *uint32 `protobuf:"varint,11,opt,name=first_difference,json=firstDifference" json:"first_difference,omitempty"`
+	// Whether its cache earns prefix credit as far as the boundary goes.
+	Credited *bool `protobuf:"varint,12,opt,name=credited" json:"credited,omitempty"`
+	// What is wrong, for people; empty: nothing.
+	Why           *string `protobuf:"bytes,13,opt,name=why" json:"why,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WorkerBoundary) Reset() {
+	*x = WorkerBoundary{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[60]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WorkerBoundary) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WorkerBoundary) ProtoMessage() {}
+
+func (x *WorkerBoundary) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[60]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WorkerBoundary.ProtoReflect.Descriptor instead.
+func (*WorkerBoundary) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{60}
+}
+
+func (x *WorkerBoundary) GetWorker() string {
+	if x != nil && x.Worker != nil {
+		return *x.Worker
+	}
+	return ""
+}
+
+func (x *WorkerBoundary) GetState() string {
+	if x != nil && x.State != nil {
+		return *x.State
+	}
+	return ""
+}
+
+func (x *WorkerBoundary) GetGroup() uint32 {
+	if x != nil && x.Group != nil {
+		return *x.Group
+	}
+	return 0
+}
+
+func (x *WorkerBoundary) GetBoundary() string {
+	if x != nil && x.Boundary != nil {
+		return *x.Boundary
+	}
+	return ""
+}
+
+func (x *WorkerBoundary) GetSets() []uint32 {
+	if x != nil {
+		return x.Sets
+	}
+	return nil
+}
+
+func (x *WorkerBoundary) GetProbes() uint32 {
+	if x != nil && x.Probes != nil {
+		return *x.Probes
+	}
+	return 0
+}
+
+func (x *WorkerBoundary) GetDateDependent() bool {
+	if x != nil && x.DateDependent != nil {
+		return *x.DateDependent
+	}
+	return false
+}
+
+func (x *WorkerBoundary) GetAgainst() string {
+	if x != nil && x.Against != nil {
+		return *x.Against
+	}
+	return ""
+}
+
+func (x *WorkerBoundary) GetPart() string {
+	if x != nil && x.Part != nil {
+		return *x.Part
+	}
+	return ""
+}
+
+func (x *WorkerBoundary) GetProbe() uint32 {
+	if x != nil && x.Probe != nil {
+		return *x.Probe
+	}
+	return 0
+}
+
+func (x *WorkerBoundary) GetFirstDifference() uint32 {
+	if x != nil && x.FirstDifference != nil {
+		return *x.FirstDifference
+	}
+	return 0
+}
+
+func (x *WorkerBoundary) GetCredited() bool {
+	if x != nil && x.Credited != nil {
+		return *x.Credited
+	}
+	return false
+}
+
+func (x *WorkerBoundary) GetWhy() string {
+	if x != nil && x.Why != nil {
+		return *x.Why
+	}
+	return ""
+}
+
 var File_waypost_v1_operator_proto protoreflect.FileDescriptor
 
 const file_waypost_v1_operator_proto_rawDesc = "" +
@@ -5818,7 +6121,29 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"\vtransfer_ms\x18\x02 \x01(\x01R\n" +
 	"transferMs\x12\x1d\n" +
 	"\n" +
-	"compute_ms\x18\x03 \x01(\x01R\tcomputeMs2\xe1\b\n" +
+	"compute_ms\x18\x03 \x01(\x01R\tcomputeMs\"(\n" +
+	"\x12GetBoundaryRequest\x12\x12\n" +
+	"\x04pool\x18\x01 \x01(\tR\x04pool\"E\n" +
+	"\x13GetBoundaryResponse\x12.\n" +
+	"\x05pools\x18\x01 \x03(\v2\x18.waypost.v1.PoolBoundaryR\x05pools\"X\n" +
+	"\fPoolBoundary\x12\x12\n" +
+	"\x04pool\x18\x01 \x01(\tR\x04pool\x124\n" +
+	"\aworkers\x18\x02 \x03(\v2\x1a.waypost.v1.WorkerBoundaryR\aworkers\"\xe0\x02\n" +
+	"\x0eWorkerBoundary\x12\x16\n" +
+	"\x06worker\x18\x01 \x01(\tR\x06worker\x12\x14\n" +
+	"\x05state\x18\x02 \x01(\tR\x05state\x12\x14\n" +
+	"\x05group\x18\x03 \x01(\rR\x05group\x12\x1a\n" +
+	"\bboundary\x18\x04 \x01(\tR\bboundary\x12\x12\n" +
+	"\x04sets\x18\x05 \x03(\rR\x04sets\x12\x16\n" +
+	"\x06probes\x18\x06 \x01(\rR\x06probes\x12%\n" +
+	"\x0edate_dependent\x18\a \x01(\bR\rdateDependent\x12\x18\n" +
+	"\aagainst\x18\b \x01(\tR\aagainst\x12\x12\n" +
+	"\x04part\x18\t \x01(\tR\x04part\x12\x14\n" +
+	"\x05probe\x18\n" +
+	" \x01(\rR\x05probe\x12)\n" +
+	"\x10first_difference\x18\v \x01(\rR\x0ffirstDifference\x12\x1a\n" +
+	"\bcredited\x18\f \x01(\bR\bcredited\x12\x10\n" +
+	"\x03why\x18\r \x01(\tR\x03why2\xb1\t\n" +
 	"\x0fOperatorService\x12H\n" +
 	"\tGetStatus\x12\x1c.waypost.v1.GetStatusRequest\x1a\x1d.waypost.v1.GetStatusResponse\x12N\n" +
 	"\vListWorkers\x12\x1e.waypost.v1.ListWorkersRequest\x1a\x1f.waypost.v1.ListWorkersResponse\x12H\n" +
@@ -5832,7 +6157,8 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"\rExplainWorker\x12 .waypost.v1.ExplainWorkerRequest\x1a!.waypost.v1.ExplainWorkerResponse\x12E\n" +
 	"\bGetReuse\x12\x1b.waypost.v1.GetReuseRequest\x1a\x1c.waypost.v1.GetReuseResponse\x12N\n" +
 	"\vGetTopology\x12\x1e.waypost.v1.GetTopologyRequest\x1a\x1f.waypost.v1.GetTopologyResponse\x12T\n" +
-	"\rInspectWorker\x12 .waypost.v1.InspectWorkerRequest\x1a!.waypost.v1.InspectWorkerResponse\x12>\n" +
+	"\rInspectWorker\x12 .waypost.v1.InspectWorkerRequest\x1a!.waypost.v1.InspectWorkerResponse\x12N\n" +
+	"\vGetBoundary\x12\x1e.waypost.v1.GetBoundaryRequest\x1a\x1f.waypost.v1.GetBoundaryResponse\x12>\n" +
 	"\x05Watch\x12\x18.waypost.v1.WatchRequest\x1a\x19.waypost.v1.WatchResponse0\x01B$Z\"waypost/proto/waypost/v1;waypostv1b\beditionsp\xe8\a"
 
 var (
@@ -5847,7 +6173,7 @@ func file_waypost_v1_operator_proto_rawDescGZIP() []byte {
 	return file_waypost_v1_operator_proto_rawDescData
 }
 
-var file_waypost_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 66)
+var file_waypost_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 70)
 var file_waypost_v1_operator_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),         // 0: waypost.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),        // 1: waypost.v1.GetStatusResponse
@@ -5906,23 +6232,27 @@ var file_waypost_v1_operator_proto_goTypes = []any{
 	(*TransferPair)(nil),             // 54: waypost.v1.TransferPair
 	(*TransferPrice)(nil),            // 55: waypost.v1.TransferPrice
 	(*TransferCost)(nil),             // 56: waypost.v1.TransferCost
-	nil,                              // 57: waypost.v1.Worker.HeadersEntry
-	nil,                              // 58: waypost.v1.Event.FieldsEntry
-	nil,                              // 59: waypost.v1.ExplainWorkerResponse.LostByEntry
-	nil,                              // 60: waypost.v1.ExplainWorkerResponse.ExcludedEntry
-	nil,                              // 61: waypost.v1.PoolReuse.ClassesEntry
-	nil,                              // 62: waypost.v1.PoolReuse.LostTokensEntry
-	nil,                              // 63: waypost.v1.MemoReuse.LearntEntry
-	nil,                              // 64: waypost.v1.InspectWorkerResponse.FramesEntry
-	nil,                              // 65: waypost.v1.InspectWorkerResponse.ResyncsEntry
-	(*Terms)(nil),                    // 66: waypost.v1.Terms
+	(*GetBoundaryRequest)(nil),       // 57: waypost.v1.GetBoundaryRequest
+	(*GetBoundaryResponse)(nil),      // 58: waypost.v1.GetBoundaryResponse
+	(*PoolBoundary)(nil),             // 59: waypost.v1.PoolBoundary
+	(*WorkerBoundary)(nil),           // 60: waypost.v1.WorkerBoundary
+	nil,                              // 61: waypost.v1.Worker.HeadersEntry
+	nil,                              // 62: waypost.v1.Event.FieldsEntry
+	nil,                              // 63: waypost.v1.ExplainWorkerResponse.LostByEntry
+	nil,                              // 64: waypost.v1.ExplainWorkerResponse.ExcludedEntry
+	nil,                              // 65: waypost.v1.PoolReuse.ClassesEntry
+	nil,                              // 66: waypost.v1.PoolReuse.LostTokensEntry
+	nil,                              // 67: waypost.v1.MemoReuse.LearntEntry
+	nil,                              // 68: waypost.v1.InspectWorkerResponse.FramesEntry
+	nil,                              // 69: waypost.v1.InspectWorkerResponse.ResyncsEntry
+	(*Terms)(nil),                    // 70: waypost.v1.Terms
 }
 var file_waypost_v1_operator_proto_depIdxs = []int32{
 	2,  // 0: waypost.v1.GetStatusResponse.pools:type_name -> waypost.v1.PoolStatus
 	3,  // 1: waypost.v1.GetStatusResponse.problems:type_name -> waypost.v1.Problem
 	41, // 2: waypost.v1.GetStatusResponse.cordons:type_name -> waypost.v1.Cordon
 	6,  // 3: waypost.v1.ListWorkersResponse.workers:type_name -> waypost.v1.Worker
-	57, // 4: waypost.v1.Worker.headers:type_name -> waypost.v1.Worker.HeadersEntry
+	61, // 4: waypost.v1.Worker.headers:type_name -> waypost.v1.Worker.HeadersEntry
 	41, // 5: waypost.v1.Worker.cordon:type_name -> waypost.v1.Cordon
 	7,  // 6: waypost.v1.Worker.transfer:type_name -> waypost.v1.TransferFacts
 	8,  // 7: waypost.v1.Worker.learnt:type_name -> waypost.v1.Learnt
@@ -5931,19 +6261,19 @@ var file_waypost_v1_operator_proto_depIdxs = []int32{
 	31, // 10: waypost.v1.WatchResponse.member:type_name -> waypost.v1.Member
 	36, // 11: waypost.v1.WatchResponse.fleet:type_name -> waypost.v1.GetFleetResponse
 	12, // 12: waypost.v1.WatchResponse.event:type_name -> waypost.v1.Event
-	58, // 13: waypost.v1.Event.fields:type_name -> waypost.v1.Event.FieldsEntry
+	62, // 13: waypost.v1.Event.fields:type_name -> waypost.v1.Event.FieldsEntry
 	6,  // 14: waypost.v1.ExplainWorkerResponse.worker:type_name -> waypost.v1.Worker
-	59, // 15: waypost.v1.ExplainWorkerResponse.lost_by:type_name -> waypost.v1.ExplainWorkerResponse.LostByEntry
-	60, // 16: waypost.v1.ExplainWorkerResponse.excluded:type_name -> waypost.v1.ExplainWorkerResponse.ExcludedEntry
+	63, // 15: waypost.v1.ExplainWorkerResponse.lost_by:type_name -> waypost.v1.ExplainWorkerResponse.LostByEntry
+	64, // 16: waypost.v1.ExplainWorkerResponse.excluded:type_name -> waypost.v1.ExplainWorkerResponse.ExcludedEntry
 	15, // 17: waypost.v1.ExplainWorkerResponse.present:type_name -> waypost.v1.PresentPrice
-	66, // 18: waypost.v1.PresentPrice.terms:type_name -> waypost.v1.Terms
-	66, // 19: waypost.v1.PresentPrice.chosen:type_name -> waypost.v1.Terms
+	70, // 18: waypost.v1.PresentPrice.terms:type_name -> waypost.v1.Terms
+	70, // 19: waypost.v1.PresentPrice.chosen:type_name -> waypost.v1.Terms
 	18, // 20: waypost.v1.GetReuseResponse.pools:type_name -> waypost.v1.PoolReuse
-	61, // 21: waypost.v1.PoolReuse.classes:type_name -> waypost.v1.PoolReuse.ClassesEntry
-	62, // 22: waypost.v1.PoolReuse.lost_tokens:type_name -> waypost.v1.PoolReuse.LostTokensEntry
+	65, // 21: waypost.v1.PoolReuse.classes:type_name -> waypost.v1.PoolReuse.ClassesEntry
+	66, // 22: waypost.v1.PoolReuse.lost_tokens:type_name -> waypost.v1.PoolReuse.LostTokensEntry
 	20, // 23: waypost.v1.PoolReuse.worst:type_name -> waypost.v1.WorkerReuse
 	19, // 24: waypost.v1.PoolReuse.memo:type_name -> waypost.v1.MemoReuse
-	63, // 25: waypost.v1.MemoReuse.learnt:type_name -> waypost.v1.MemoReuse.LearntEntry
+	67, // 25: waypost.v1.MemoReuse.learnt:type_name -> waypost.v1.MemoReuse.LearntEntry
 	23, // 26: waypost.v1.ListHostsResponse.hosts:type_name -> waypost.v1.Host
 	26, // 27: waypost.v1.Host.gpus:type_name -> waypost.v1.Gpu
 	24, // 28: waypost.v1.Host.facts:type_name -> waypost.v1.HostFacts
@@ -5955,8 +6285,8 @@ var file_waypost_v1_operator_proto_depIdxs = []int32{
 	39, // 34: waypost.v1.PutFleetResponse.effect:type_name -> waypost.v1.FleetEffect
 	40, // 35: waypost.v1.FleetEffect.worst:type_name -> waypost.v1.EffectExample
 	41, // 36: waypost.v1.CordonTargetResponse.cordon:type_name -> waypost.v1.Cordon
-	64, // 37: waypost.v1.InspectWorkerResponse.frames:type_name -> waypost.v1.InspectWorkerResponse.FramesEntry
-	65, // 38: waypost.v1.InspectWorkerResponse.resyncs:type_name -> waypost.v1.InspectWorkerResponse.ResyncsEntry
+	68, // 37: waypost.v1.InspectWorkerResponse.frames:type_name -> waypost.v1.InspectWorkerResponse.FramesEntry
+	69, // 38: waypost.v1.InspectWorkerResponse.resyncs:type_name -> waypost.v1.InspectWorkerResponse.ResyncsEntry
 	48, // 39: waypost.v1.InspectWorkerResponse.comparison:type_name -> waypost.v1.StreamComparison
 	49, // 40: waypost.v1.StreamComparison.keys:type_name -> waypost.v1.DifferingKey
 	52, // 41: waypost.v1.GetTopologyResponse.hosts:type_name -> waypost.v1.TopologyHost
@@ -5964,39 +6294,43 @@ var file_waypost_v1_operator_proto_depIdxs = []int32{
 	54, // 43: waypost.v1.GetTopologyResponse.pairs:type_name -> waypost.v1.TransferPair
 	55, // 44: waypost.v1.GetTopologyResponse.prices:type_name -> waypost.v1.TransferPrice
 	56, // 45: waypost.v1.TransferPrice.costs:type_name -> waypost.v1.TransferCost
-	0,  // 46: waypost.v1.OperatorService.GetStatus:input_type -> waypost.v1.GetStatusRequest
-	4,  // 47: waypost.v1.OperatorService.ListWorkers:input_type -> waypost.v1.ListWorkersRequest
-	21, // 48: waypost.v1.OperatorService.ListHosts:input_type -> waypost.v1.ListHostsRequest
-	29, // 49: waypost.v1.OperatorService.ListMembers:input_type -> waypost.v1.ListMembersRequest
-	32, // 50: waypost.v1.OperatorService.ListCoordinators:input_type -> waypost.v1.ListCoordinatorsRequest
-	35, // 51: waypost.v1.OperatorService.GetFleet:input_type -> waypost.v1.GetFleetRequest
-	37, // 52: waypost.v1.OperatorService.PutFleet:input_type -> waypost.v1.PutFleetRequest
-	42, // 53: waypost.v1.OperatorService.CordonTarget:input_type -> waypost.v1.CordonTargetRequest
-	44, // 54: waypost.v1.OperatorService.UncordonTarget:input_type -> waypost.v1.UncordonTargetRequest
-	13, // 55: waypost.v1.OperatorService.ExplainWorker:input_type -> waypost.v1.ExplainWorkerRequest
-	16, // 56: waypost.v1.OperatorService.GetReuse:input_type -> waypost.v1.GetReuseRequest
-	50, // 57: waypost.v1.OperatorService.GetTopology:input_type -> waypost.v1.GetTopologyRequest
-	46, // 58: waypost.v1.OperatorService.InspectWorker:input_type -> waypost.v1.InspectWorkerRequest
-	10, // 59: waypost.v1.OperatorService.Watch:input_type -> waypost.v1.WatchRequest
-	1,  // 60: waypost.v1.OperatorService.GetStatus:output_type -> waypost.v1.GetStatusResponse
-	5,  // 61: waypost.v1.OperatorService.ListWorkers:output_type -> waypost.v1.ListWorkersResponse
-	22, // 62: waypost.v1.OperatorService.ListHosts:output_type -> waypost.v1.ListHostsResponse
-	30, // 63: waypost.v1.OperatorService.ListMembers:output_type -> waypost.v1.ListMembersResponse
-	33, // 64: waypost.v1.OperatorService.ListCoordinators:output_type -> waypost.v1.ListCoordinatorsResponse
-	36, // 65: waypost.v1.OperatorService.GetFleet:output_type -> waypost.v1.GetFleetResponse
-	38, // 66: waypost.v1.OperatorService.PutFleet:output_type -> waypost.v1.PutFleetResponse
-	43, // 67: waypost.v1.OperatorService.CordonTarget:output_type -> waypost.v1.CordonTargetResponse
-	45, // 68: waypost.v1.OperatorService.UncordonTarget:output_type -> waypost.v1.UncordonTargetResponse
-	14, // 69: waypost.v1.OperatorService.ExplainWorker:output_type -> waypost.v1.ExplainWorkerResponse
-	17, // 70: waypost.v1.OperatorService.GetReuse:output_type -> waypost.v1.GetReuseResponse
-	51, // 71: waypost.v1.OperatorService.GetTopology:output_type -> waypost.v1.GetTopologyResponse
-	47, // 72: waypost.v1.OperatorService.InspectWorker:output_type -> waypost.v1.InspectWorkerResponse
-	11, // 73: waypost.v1.OperatorService.Watch:output_type -> waypost.v1.WatchResponse
-	60, // [60:74] is the sub-list for method output_type
-	46, // [46:60] is the sub-list for method input_type
-	46, // [46:46] is the sub-list for extension type_name
-	46, // [46:46] is the sub-list for extension extendee
-	0,  // [0:46] is the sub-list for field type_name
+	59, // 46: waypost.v1.GetBoundaryResponse.pools:type_name -> waypost.v1.PoolBoundary
+	60, // 47: waypost.v1.PoolBoundary.workers:type_name -> waypost.v1.WorkerBoundary
+	0,  // 48: waypost.v1.OperatorService.GetStatus:input_type -> waypost.v1.GetStatusRequest
+	4,  // 49: waypost.v1.OperatorService.ListWorkers:input_type -> waypost.v1.ListWorkersRequest
+	21, // 50: waypost.v1.OperatorService.ListHosts:input_type -> waypost.v1.ListHostsRequest
+	29, // 51: waypost.v1.OperatorService.ListMembers:input_type -> waypost.v1.ListMembersRequest
+	32, // 52: waypost.v1.OperatorService.ListCoordinators:input_type -> waypost.v1.ListCoordinatorsRequest
+	35, // 53: waypost.v1.OperatorService.GetFleet:input_type -> waypost.v1.GetFleetRequest
+	37, // 54: waypost.v1.OperatorService.PutFleet:input_type -> waypost.v1.PutFleetRequest
+	42, // 55: waypost.v1.OperatorService.CordonTarget:input_type -> waypost.v1.CordonTargetRequest
+	44, // 56: waypost.v1.OperatorService.UncordonTarget:input_type -> waypost.v1.UncordonTargetRequest
+	13, // 57: waypost.v1.OperatorService.ExplainWorker:input_type -> waypost.v1.ExplainWorkerRequest
+	16, // 58: waypost.v1.OperatorService.GetReuse:input_type -> waypost.v1.GetReuseRequest
+	50, // 59: waypost.v1.OperatorService.GetTopology:input_type -> waypost.v1.GetTopologyRequest
+	46, // 60: waypost.v1.OperatorService.InspectWorker:input_type -> waypost.v1.InspectWorkerRequest
+	57, // 61: waypost.v1.OperatorService.GetBoundary:input_type -> waypost.v1.GetBoundaryRequest
+	10, // 62: waypost.v1.OperatorService.Watch:input_type -> waypost.v1.WatchRequest
+	1,  // 63: waypost.v1.OperatorService.GetStatus:output_type -> waypost.v1.GetStatusResponse
+	5,  // 64: waypost.v1.OperatorService.ListWorkers:output_type -> waypost.v1.ListWorkersResponse
+	22, // 65: waypost.v1.OperatorService.ListHosts:output_type -> waypost.v1.ListHostsResponse
+	30, // 66: waypost.v1.OperatorService.ListMembers:output_type -> waypost.v1.ListMembersResponse
+	33, // 67: waypost.v1.OperatorService.ListCoordinators:output_type -> waypost.v1.ListCoordinatorsResponse
+	36, // 68: waypost.v1.OperatorService.GetFleet:output_type -> waypost.v1.GetFleetResponse
+	38, // 69: waypost.v1.OperatorService.PutFleet:output_type -> waypost.v1.PutFleetResponse
+	43, // 70: waypost.v1.OperatorService.CordonTarget:output_type -> waypost.v1.CordonTargetResponse
+	45, // 71: waypost.v1.OperatorService.UncordonTarget:output_type -> waypost.v1.UncordonTargetResponse
+	14, // 72: waypost.v1.OperatorService.ExplainWorker:output_type -> waypost.v1.ExplainWorkerResponse
+	17, // 73: waypost.v1.OperatorService.GetReuse:output_type -> waypost.v1.GetReuseResponse
+	51, // 74: waypost.v1.OperatorService.GetTopology:output_type -> waypost.v1.GetTopologyResponse
+	47, // 75: waypost.v1.OperatorService.InspectWorker:output_type -> waypost.v1.InspectWorkerResponse
+	58, // 76: waypost.v1.OperatorService.GetBoundary:output_type -> waypost.v1.GetBoundaryResponse
+	11, // 77: waypost.v1.OperatorService.Watch:output_type -> waypost.v1.WatchResponse
+	63, // [63:78] is the sub-list for method output_type
+	48, // [48:63] is the sub-list for method input_type
+	48, // [48:48] is the sub-list for extension type_name
+	48, // [48:48] is the sub-list for extension extendee
+	0,  // [0:48] is the sub-list for field type_name
 }
 
 func init() { file_waypost_v1_operator_proto_init() }
@@ -6011,7 +6345,7 @@ func file_waypost_v1_operator_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_waypost_v1_operator_proto_rawDesc), len(file_waypost_v1_operator_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   66,
+			NumMessages:   70,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -34,6 +34,7 @@ const (
 	OperatorService_GetReuse_FullMethodName         = "/waypost.v1.OperatorService/GetReuse"
 	OperatorService_GetTopology_FullMethodName      = "/waypost.v1.OperatorService/GetTopology"
 	OperatorService_InspectWorker_FullMethodName    = "/waypost.v1.OperatorService/InspectWorker"
+	OperatorService_GetBoundary_FullMethodName      = "/waypost.v1.OperatorService/GetBoundary"
 	OperatorService_Watch_FullMethodName            = "/waypost.v1.OperatorService/Watch"
 )
 
@@ -70,6 +71,9 @@ type OperatorServiceClient interface {
 	GetTopology(ctx context.Context, in *GetTopologyRequest, opts ...grpc.CallOption) (*GetTopologyResponse, error)
 	// InspectWorker shows a worker's prefix stream and what the index holds of it.
 	InspectWorker(ctx context.Context, in *InspectWorkerRequest, opts ...grpc.CallOption) (*InspectWorkerResponse, error)
+	// GetBoundary shows who turns text into the same blocks, and where others
+	// differ.
+	GetBoundary(ctx context.Context, in *GetBoundaryRequest, opts ...grpc.CallOption) (*GetBoundaryResponse, error)
 	// Watch streams what is, then what changes, as the asked coordinator sees it.
 	Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchResponse], error)
 }
@@ -212,6 +216,16 @@ func (c *operatorServiceClient) InspectWorker(ctx context.Context, in *InspectWo
 	return out, nil
 }
 
+func (c *operatorServiceClient) GetBoundary(ctx context.Context, in *GetBoundaryRequest, opts ...grpc.CallOption) (*GetBoundaryResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetBoundaryResponse)
+	err := c.cc.Invoke(ctx, OperatorService_GetBoundary_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *operatorServiceClient) Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	stream, err := c.cc.NewStream(ctx, &OperatorService_ServiceDesc.Streams[0], OperatorService_Watch_FullMethodName, cOpts...)
@@ -264,6 +278,9 @@ type OperatorServiceServer interface {
 	GetTopology(context.Context, *GetTopologyRequest) (*GetTopologyResponse, error)
 	// InspectWorker shows a worker's prefix stream and what the index holds of it.
 	InspectWorker(context.Context, *InspectWorkerRequest) (*InspectWorkerResponse, error)
+	// GetBoundary shows who turns text into the same blocks, and where others
+	// differ.
+	GetBoundary(context.Context, *GetBoundaryRequest) (*GetBoundaryResponse, error)
 	// Watch streams what is, then what changes, as the asked coordinator sees it.
 	Watch(*WatchRequest, grpc.ServerStreamingServer[WatchResponse]) error
 	mustEmbedUnimplementedOperatorServiceServer()
@@ -314,6 +331,9 @@ func (UnimplementedOperatorServiceServer) GetTopology(context.Context, *GetTopol
 }
 func (UnimplementedOperatorServiceServer) InspectWorker(context.Context, *InspectWorkerRequest) (*InspectWorkerResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method InspectWorker not implemented")
+}
+func (UnimplementedOperatorServiceServer) GetBoundary(context.Context, *GetBoundaryRequest) (*GetBoundaryResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetBoundary not implemented")
 }
 func (UnimplementedOperatorServiceServer) Watch(*WatchRequest, grpc.ServerStreamingServer[WatchResponse]) error {
 	return status.Error(codes.Unimplemented, "method Watch not implemented")
@@ -573,6 +593,24 @@ func _OperatorService_InspectWorker_Handler(srv interface{}, ctx context.Context
 	return interceptor(ctx, in, info, handler)
 }
 
+func _OperatorService_GetBoundary_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetBoundaryRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServiceServer).GetBoundary(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: OperatorService_GetBoundary_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServiceServer).GetBoundary(ctx, req.(*GetBoundaryRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _OperatorService_Watch_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(WatchRequest)
 	if err := stream.RecvMsg(m); err != nil {
@@ -642,6 +680,10 @@ var OperatorService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "InspectWorker",
 			Handler:    _OperatorService_InspectWorker_Handler,
+		},
+		{
+			MethodName: "GetBoundary",
+			Handler:    _OperatorService_GetBoundary_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{
