@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"waypost/agent/engine"
+	"waypost/gossip/boundary"
 	"waypost/gossip/lane"
 	"waypost/gossip/ledger"
 	"waypost/gossip/summary"
@@ -118,6 +119,10 @@ func (h *lanes) Frame(l *lane.Lane, f *waypostv1.ConnectResponse) {
 		h.takeTransfers(l, fr.Transfers)
 	case *waypostv1.ConnectResponse_Policy:
 		h.takePolicy(fr.Policy)
+	case *waypostv1.ConnectResponse_Boundary:
+		if w := h.a.watchedOf(fr.Boundary.GetIndex()); w != nil {
+			w.prober.again(boundary.Part(fr.Boundary.GetPart()), int(fr.Boundary.GetProbe()))
+		}
 	case *waypostv1.ConnectResponse_Tokenize:
 		t := fr.Tokenize
 		h.ask(l, t.GetAskId(), t.GetIndex(), func(ctx context.Context, w *watched) ([]uint32, error) {
@@ -262,10 +267,20 @@ func (h *lanes) hello() *waypostv1.AgentHello {
 		PrefixFormat: proto.Uint32(summary.Version), ZoneHint: &a.cfg.Hint.Zone, RackHint: &a.cfg.Hint.Rack,
 	}
 	for _, w := range a.engines {
+		name, told := (*string)(nil), false
+		vector := w.prober.vector()
+		if vector != nil {
+			name = optionalText(vector.Fingerprint())
+		}
 		for _, r := range w.all() {
 			if id := r.identity(); id.known {
-				out.Workers = append(out.Workers, workerFacts(w, id))
+				facts := workerFacts(w, id)
+				facts.Boundary, told = name, true
+				out.Workers = append(out.Workers, facts)
 			}
+		}
+		if told && vector != nil {
+			out.Boundaries = append(out.Boundaries, lane.BoundaryOf(w.target.Name, vector))
 		}
 	}
 	return out

@@ -23,6 +23,8 @@ type watched struct {
 	hostAddress string
 	log         *slog.Logger
 	newRank     func(engineName string, number int) *rank
+	// prober measures the hashing boundary.
+	prober *prober
 	// changed tells that what the hello says has changed; dirty that a load
 	// report is worth sending at once.
 	changed func()

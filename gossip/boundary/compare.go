@@ -74,6 +74,13 @@ func Compare(a, b *Vector) (Relation, Difference) {
 	return found, Difference{}
 }
 
+// Alike says that two measurements of a probe differ in no more than a date that
+// is masked in one of them.
+func Alike(a, b []Token) bool {
+	_, differ := firstDifference(a, b)
+	return !differ
+}
+
 // tokensPerMask is how many tokens one masked token may stand for, beside none:
 // "1 May" and "30 September" are dates.
 const tokensPerMask = 3

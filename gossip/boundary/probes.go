@@ -110,15 +110,18 @@ var dateForms = []string{
 	"Jan 2, 2006", "02/01/2006", "01/02/2006", "2006/01/02", "02.01.2006", "Monday, January 2, 2006", "Monday, 02 January 2006",
 }
 
+// dateDays are the days that it can be somewhere on earth.
+const dateDays = 3
+
 // DateText is a text that holds the day of a moment in every form, in each time
-// zone of the earth: yesterday, today and tomorrow by UTC. The tokens that it
-// has in common with a rendered chat are a date.
+// zone of the earth: yesterday, today and tomorrow by UTC, one per line. What a
+// rendered chat has in common with a line is a date.
 func DateText(now time.Time) string {
 	var b strings.Builder
-	for days := -1; days <= 1; days++ {
-		day := now.UTC().AddDate(0, 0, days)
+	for n := range dateDays {
+		day := now.UTC().AddDate(0, 0, n-1)
 		for _, form := range dateForms {
-			fmt.Fprintf(&b, ": %s\n", day.Format(form))
+			fmt.Fprintln(&b, day.Format(form))
 		}
 	}
 	return b.String()

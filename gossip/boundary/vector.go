@@ -156,42 +156,58 @@ func (v *Vector) Fingerprint() string {
 	return fmt.Sprintf("%016x", h.Sum64())
 }
 
-// A date is at least leastDateTokens tokens, and those of leastDateBytes bytes.
-const leastDateTokens, leastDateBytes = 4, 8
+// leastDateTokens is the shortest run of tokens that is taken for a date. It is
+// a line of the date text as well, of which a template may join the first token
+// with what stands before it.
+const leastDateTokens = 4
 
-// MaskDates masks the runs of tokens that stand in the hashed date text too,
-// which has a number of bytes. It changes tokens and reports whether there was
-// a run.
-func MaskDates(tokens, dates []Token, dateTextBytes int) bool {
-	least := leastDateTokens
-	if dateTextBytes > 0 {
-		least = max(least, (leastDateBytes*len(dates)+dateTextBytes-1)/dateTextBytes)
+// MaskDates masks the runs of tokens that are a line of the hashed date text. It
+// changes tokens and reports whether there was one. A tokenizer that does not
+// give line ends a token of their own shows no lines.
+func MaskDates(tokens, dates []Token) bool {
+	if len(dates) == 0 {
+		return false
 	}
-	at := map[Token][]int{}
-	for i, t := range dates {
-		at[t] = append(at[t], i)
+	var lines [][]Token
+	end := dates[len(dates)-1]
+	for from, i := 0, 0; i < len(dates); i++ {
+		if dates[i] == end {
+			lines, from = append(lines, dates[from:i]), i+1
+		}
+	}
+	if len(lines) != dateDays*len(dateForms) {
+		return false
 	}
 	found := false
 	for i := 0; i < len(tokens); {
-		longest := 0
-		for _, j := range at[tokens[i]] {
-			n := 0
-			for i+n < len(tokens) && j+n < len(dates) && tokens[i+n] == dates[j+n] {
-				n++
-			}
-			longest = max(longest, n)
-		}
-		if longest < least {
-			i++
-			continue
-		}
-		for range longest {
+		n := longestDate(tokens[i:], lines)
+		for range n {
 			tokens[i] = Masked
 			i++
 		}
-		found = true
+		if n == 0 {
+			i++
+		}
+		found = found || n > 0
 	}
 	return found
+}
+
+// longestDate is how many tokens at the beginning of some are a date.
+func longestDate(tokens []Token, lines [][]Token) (longest int) {
+	for _, line := range lines {
+		least := max(leastDateTokens, len(line)-1)
+		for from := 0; from+least <= len(line); from++ {
+			n := 0
+			for n < len(tokens) && from+n < len(line) && tokens[n] == line[from+n] {
+				n++
+			}
+			if n >= least {
+				longest = max(longest, n)
+			}
+		}
+	}
+	return longest
 }
 
 // maxLearntMask bounds the tokens between two measurements of one engine life
@@ -202,10 +218,8 @@ const maxLearntMask = 24
 // the same engine life with another day: only a date changes there. ok is false
 // if more differs than a date has.
 func MaskChanged(former, now []Token) (masked []Token, ok bool) {
-	if at, differ := firstDifference(former, now); !differ {
+	if Alike(former, now) {
 		return slices.Clone(former), true
-	} else if at < 0 {
-		return nil, false
 	}
 	head := 0
 	for head < len(former) && head < len(now) && former[head] == now[head] {
