@@ -169,7 +169,10 @@ func (a *Agent) readKeys() error {
 
 // watch prepares the adapter of one engine.
 func (a *Agent) watch(e EngineConfig) (*watched, error) {
-	target := engine.Target{Name: e.Name, Kind: string(e.Kind), URL: e.URL, Events: e.KVEvents, Replay: e.KVReplay}
+	target := engine.Target{Name: e.Name, Kind: string(e.Kind), URL: e.URL, Events: e.KVEvents, Replay: e.KVReplay, KVBytesPerToken: e.KVBytes}
+	if e.HostCacheMiB.Set {
+		target.HostCacheMiB = &e.HostCacheMiB.Value
+	}
 	if e.APIKeyFile != "" {
 		b, err := os.ReadFile(e.APIKeyFile)
 		if err != nil {

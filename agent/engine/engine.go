@@ -26,6 +26,11 @@ type Target struct {
 	Replay string
 	// APIKey authorises requests to the engine; empty: none.
 	APIKey string
+	// HostCacheMiB is the engine's cache in host memory, as its own flag has
+	// it: -1: no limit in bytes, 0: none; nil: not known.
+	HostCacheMiB *int
+	// KVBytesPerToken is the KV of one token; 0: not known.
+	KVBytesPerToken float64
 }
 
 // The bounds of what is believed of an engine. Beyond them a number is unknown.
