@@ -36,7 +36,7 @@ const (
 	// blockTokens is the only block size of vLLM's CPU attention that is not
 	// larger, poolBlocks what fits fewer prompts than the test sends.
 	blockTokens = 32
-	poolBlocks  = 1000
+	poolBlocks  = 700
 )
 
 // rig is a real server with a real agent, each a process, and a coordinator.

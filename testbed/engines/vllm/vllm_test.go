@@ -427,7 +427,14 @@ func (r *rig) judge() {
 	if all.Recall() < .97 {
 		t.Errorf("%.2f %% of what was reused was expected, want 97 %%", 100*all.Recall())
 	}
-	if all.Unknown > 0 {
-		t.Errorf("nothing was known of %d requests", all.Unknown)
+	// Between the worker's first hello and its first list of prefixes nothing is
+	// known.
+	for _, phase := range []string{phaseLate, phaseAgent, phaseEngine, phaseFrontEnd} {
+		if n := r.placed.Row(phase).Unknown; n > 1 {
+			t.Errorf("%s: nothing was known of %d requests", phase, n)
+		}
+	}
+	if n := r.placed.Row("", phaseLate, phaseAgent, phaseEngine, phaseFrontEnd).Unknown; n > 0 {
+		t.Errorf("nothing was known of %d requests of a life that is known", n)
 	}
 }
