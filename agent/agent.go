@@ -5,11 +5,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -22,7 +24,7 @@ import (
 	"waypost/gossip/lane"
 	"waypost/gossip/mesh"
 	"waypost/gossip/prefix"
-	"waypost/nvml"
+	waypostv1 "waypost/proto/waypost/v1"
 	"waypost/systemd/daemon"
 )
 
@@ -47,6 +49,8 @@ type Options struct {
 	DeltaEvery time.Duration
 	// PageTimeout bounds one reading of an engine's counters; 0: 1 s.
 	PageTimeout time.Duration
+	// Proc is the process table that engines are found in; nil: the system's.
+	Proc fs.FS
 	// Logger takes what an operator cares about.
 	Logger *slog.Logger
 	// Registerer takes the metrics; Gatherer serves them.
@@ -65,24 +69,34 @@ type Agent struct {
 	// prefixKeys are the cluster keys of prefix keys: two during a rotation, the
 	// primary first.
 	prefixKeys []prefix.ClusterKey
-	engines    []*watched
-	lanes      *lanes
-	dialer     *lane.Dialer
-	mesh       *mesh.Mesh
-	gpus       *nvml.Client
-	host       *host.Collector
-	local      *localServer
-	metrics    *metricsServer
-	learnt     *learnt
+	discovery  *discovery
+	// identity is this host's certificate; nil: none is configured.
+	identity *identity.Source
+	lanes    *lanes
+	dialer   *lane.Dialer
+	mesh     *mesh.Mesh
+	gpus     gpuReader // nil: switched off
+	truth    *gpuTruth
+	host     *host.Collector
+	local    *localServer
+	metrics  *metricsServer
+	learnt   *learnt
 	// framesRefused counts frames of coordinators that were refused.
 	framesRefused *prometheus.CounterVec
 
 	ctx    context.Context
 	cancel context.CancelFunc
 	tasks  sync.WaitGroup
+	// started says that engines that are found are read at once.
+	started atomic.Bool
 
-	mu    sync.Mutex
-	index []*rank
+	mu sync.Mutex
+	// engines are those that are watched, index their ranks by number; nil: the
+	// rank of one that is watched no more.
+	engines []*watched
+	index   []*rank
+	// checked are the checks of the last ten seconds.
+	checked []*waypostv1.Check
 }
 
 // New wires an agent; it opens nothing yet but the files it is configured by.
@@ -112,7 +126,7 @@ func New(opt Options) (*Agent, error) {
 		}
 	}
 	a.ctx, a.cancel = context.WithCancel(context.Background())
-	a.lanes, a.learnt = newLanes(a), newLearnt(opt.Config.StateDir)
+	a.lanes, a.learnt, a.truth = newLanes(a), newLearnt(opt.Config.StateDir), newGPUTruth("")
 	a.framesRefused = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "waypost_lane_frames_refused_total", Help: "Frames from coordinators that were refused."}, []string{"kind"})
 	if err := a.readKeys(); err != nil {
 		return nil, err
@@ -122,8 +136,10 @@ func New(opt Options) (*Agent, error) {
 		if err != nil {
 			return nil, err
 		}
+		w.configured = true
 		a.engines = append(a.engines, w)
 	}
+	a.discovery = newDiscovery(a)
 	if err := a.opt.Registerer.Register(newStreamCollector(a)); err != nil {
 		return nil, err
 	}
@@ -168,7 +184,7 @@ func (a *Agent) watch(e EngineConfig) (*watched, error) {
 		target: target, adapter: adapter, advertise: advertisedURL(e.Advertise, e.URL, a.hostAddress()), log: a.log,
 		config: &e, hostAddress: a.hostAddress(),
 		newRank: func(engineName string, number int) *rank { return a.newRank(e, engineName, number) },
-		changed: func() { a.dialer.HelloChanged() },
+		changed: a.helloChanged,
 		dirty:   func() { a.dialer.Kick() },
 	}, nil
 }
@@ -192,7 +208,7 @@ func (a *Agent) newRank(e EngineConfig, engineName string, number int) *rank {
 		a.mu.Lock()
 		defer a.mu.Unlock()
 		// A block of the mirror takes about 130 bytes; the bound is shared.
-		perRank := int(a.cfg.Limits.Memory) / 130 / max(1, len(a.cfg.Engines))
+		perRank := int(a.cfg.Limits.Memory) / 130 / max(1, len(a.cfg.Engines), len(a.engines))
 		r := newRank(uint32(len(a.index)), string(e.Kind), engineName, a.name+" "+e.URL, number, a.prefixKeys, perRank)
 		r.agentProcess = a.process
 		r.restore = func(f engine.Facts, process uint64) (queue.State, bool) { return a.learnt.of(r.local(), f, process) }
@@ -207,8 +223,24 @@ func (a *Agent) newRank(e EngineConfig, engineName string, number int) *rank {
 func (a *Agent) ranks() []*rank {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return append([]*rank(nil), a.index...)
+	out := make([]*rank, 0, len(a.index))
+	for _, r := range a.index {
+		if r != nil {
+			out = append(out, r)
+		}
+	}
+	return out
 }
+
+// watching are the engines that are watched.
+func (a *Agent) watching() []*watched {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return append([]*watched(nil), a.engines...)
+}
+
+// helloChanged has what the hello says told again.
+func (a *Agent) helloChanged() { a.dialer.HelloChanged() }
 
 func (a *Agent) rank(index uint32) *rank {
 	a.mu.Lock()
@@ -221,7 +253,7 @@ func (a *Agent) rank(index uint32) *rank {
 
 // watchedOf returns the engine that a worker's index belongs to.
 func (a *Agent) watchedOf(index uint32) *watched {
-	for _, w := range a.engines {
+	for _, w := range a.watching() {
 		for _, r := range w.all() {
 			if r.index == index {
 				return w
@@ -247,6 +279,7 @@ func (a *Agent) wireGossip() error {
 		if err := a.opt.Registerer.Register(source); err != nil {
 			return err
 		}
+		a.identity = source
 		dopt.TLS = source.Client(identity.ClientOptions{Accept: []identity.Role{identity.RoleCoordinator}, Protocols: []string{"h2"}})
 	}
 	var err error
@@ -290,6 +323,8 @@ func (a *Agent) Start() error {
 	if err := os.MkdirAll(a.cfg.StateDir, 0o700); err != nil {
 		return fmt.Errorf("agent: state directory: %w", err)
 	}
+	// What is known now is in the first word to coordinators.
+	a.discovery.look(time.Now())
 	a.loadLearnt()
 	if err := a.mesh.Start(); err != nil {
 		return fmt.Errorf("agent: mesh: %w", err)
@@ -297,15 +332,17 @@ func (a *Agent) Start() error {
 	if err := a.startLocal(); err != nil {
 		return errors.Join(err, a.mesh.Stop())
 	}
-	for _, w := range a.engines {
-		a.tasks.Go(func() { w.run(a.ctx) })
+	a.started.Store(true)
+	for _, w := range a.watching() {
+		w.start(a.ctx, &a.tasks)
 	}
 	a.startFacts()
+	a.tasks.Go(a.discovery.run)
 	a.tasks.Go(a.tick)
 	a.tasks.Go(a.keepLearnt)
 	a.tasks.Go(a.sketching)
 	a.dialer.Start()
-	a.log.Info("agent started", "engines", len(a.engines), "mesh", a.MeshAddress())
+	a.log.Info("agent started", "engines", len(a.watching()), "mesh", a.MeshAddress())
 	return nil
 }
 

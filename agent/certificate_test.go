@@ -24,6 +24,7 @@ func TestCertificateExpiryIsInTheMetrics(t *testing.T) {
 	}
 	cfg := DefaultConfig()
 	cfg.Name, cfg.StateDir, cfg.RunDir, cfg.Prefix.KeyFile, cfg.GPU.Enabled = "gpu-01", dir, "", key, "off"
+	cfg.Discover.Enabled = false
 	cfg.Mesh.Listen, cfg.Metrics.Listen = "127.0.0.1:0", ""
 	cfg.TLS.CAFile, cfg.TLS.CertFile, cfg.TLS.KeyFile = filepath.Join(certs, "ca.pem"), filepath.Join(certs, "agent-gpu-01.pem"), filepath.Join(certs, "agent-gpu-01.key")
 	reg := prometheus.NewRegistry()

@@ -46,6 +46,7 @@ func Command(version string) *cobra.Command {
 			if err == nil {
 				level.Set(cfg.Log.Level.Level())
 				daemon.WarnRestart(log, &started, &cfg)
+				a.discovery.reload(cfg.Discover)
 				err = a.mesh.ReloadKeys()
 			}
 			reloads.Done(err)
@@ -69,5 +70,5 @@ func (a *Agent) statusLine() string {
 			up++
 		}
 	}
-	return fmt.Sprintf("%d engines, %d workers known, lanes %d/%d, mesh %d", len(a.engines), ready, up, len(lanes), len(a.mesh.Members()))
+	return fmt.Sprintf("%d engines, %d workers known, lanes %d/%d, mesh %d", len(a.watching()), ready, up, len(lanes), len(a.mesh.Members()))
 }

@@ -22,12 +22,13 @@ type Config struct {
 	Cluster  ClusterConfig `toml:"cluster"`
 	Prefix   PrefixConfig  `toml:"prefix"`
 	Hint     HintConfig    `toml:"hint"`
-	// Engines are the engines to watch.
-	Engines []EngineConfig `toml:"engine"`
-	GPU     GPUConfig      `toml:"gpu"`
-	Limits  LimitsConfig   `toml:"limits"`
-	Metrics MetricsConfig  `toml:"metrics"`
-	Log     LogConfig      `toml:"log"`
+	// Discover finds engines, Engines are those that it cannot find, or not so.
+	Discover DiscoverConfig `toml:"discover"`
+	Engines  []EngineConfig `toml:"engine"`
+	GPU      GPUConfig      `toml:"gpu"`
+	Limits   LimitsConfig   `toml:"limits"`
+	Metrics  MetricsConfig  `toml:"metrics"`
+	Log      LogConfig      `toml:"log"`
 }
 
 // TLSConfig names PEM files; all empty: no TLS, loopback only.
@@ -73,6 +74,21 @@ type PrefixConfig struct {
 type HintConfig struct {
 	Zone string `toml:"zone" help:"zone of this host; the fleet file wins"`
 	Rack string `toml:"rack" help:"rack of this host; the fleet file wins"`
+}
+
+// DiscoverConfig is the discover section.
+type DiscoverConfig struct {
+	Enabled bool            `toml:"enabled" help:"find engines among this host's processes; those of root, system users and containers are served" reload:"true"`
+	Every   daemon.Duration `toml:"every" help:"how often processes are looked at" reload:"true"`
+	Ignore  []string        `toml:"ignore" help:"names of engines that are found and not to be served, vllm-8000 for example" reload:"true"`
+}
+
+// Validate implements daemon.Validator.
+func (c DiscoverConfig) Validate() error {
+	if d := c.Every.D(); d < time.Second || d > 10*time.Minute {
+		return &daemon.FieldError{Field: "every", Err: fmt.Errorf("%s: use 1s to 10m", c.Every)}
+	}
+	return nil
 }
 
 // Kind is an engine kind that an adapter exists for.
@@ -187,6 +203,7 @@ func DefaultConfig() Config {
 		StateDir: "/var/lib/waypost/agent",
 		RunDir:   "/run/waypost",
 		Mesh:     MeshConfig{Listen: ":7710", Advertise: "auto", Fleet: "default"},
+		Discover: DiscoverConfig{Enabled: true, Every: daemon.Duration(5 * time.Second)},
 		GPU:      GPUConfig{Enabled: "auto", Poll: daemon.Duration(time.Second)},
 		Limits:   LimitsConfig{Memory: 128 << 20, CPUs: 1},
 		Metrics:  MetricsConfig{Listen: "127.0.0.1:7713"},

@@ -43,6 +43,9 @@ type lanes struct {
 	// up are the lanes that are up. The lock is held while a rank is told of
 	// them, so that each learns of each once.
 	up map[*lane.Lane]uint64
+	// ahead is how far this host's clock was ahead of that of each lane's
+	// coordinator, when it last told the time.
+	ahead map[*lane.Lane]time.Duration
 	// policy is the newest push of any coordinator.
 	policy *waypostv1.PolicyPush
 	seq    uint64
@@ -56,7 +59,7 @@ type lanes struct {
 
 func newLanes(a *Agent) *lanes {
 	return &lanes{
-		a: a, told: map[*lane.Lane]map[uint32]position{}, toldAccuracy: map[*lane.Lane]map[uint32]toldAccuracy{}, up: map[*lane.Lane]uint64{}, fresh: map[*lane.Lane]*lane.Freshness{},
+		a: a, told: map[*lane.Lane]map[uint32]position{}, toldAccuracy: map[*lane.Lane]map[uint32]toldAccuracy{}, up: map[*lane.Lane]uint64{}, fresh: map[*lane.Lane]*lane.Freshness{}, ahead: map[*lane.Lane]time.Duration{},
 		asks: make(chan struct{}, tokenizeAtOnce), pulls: map[*lane.Lane]chan *waypostv1.PrefixPull{}, began: time.Now(),
 	}
 }
@@ -89,6 +92,7 @@ func (h *lanes) LaneDown(l *lane.Lane, cause error) {
 	delete(h.toldAccuracy, l)
 	delete(h.fresh, l)
 	delete(h.up, l)
+	delete(h.ahead, l)
 	for _, r := range h.a.ranks() {
 		r.laneDown(l)
 	}
@@ -119,7 +123,10 @@ func (h *lanes) Frame(l *lane.Lane, f *waypostv1.ConnectResponse) {
 	case *waypostv1.ConnectResponse_Transfers:
 		h.takeTransfers(l, fr.Transfers)
 	case *waypostv1.ConnectResponse_Policy:
+		h.takeClock(l, fr.Policy)
 		h.takePolicy(fr.Policy)
+	case *waypostv1.ConnectResponse_AckGpu:
+		h.a.takeAck(l, fr.AckGpu)
 	case *waypostv1.ConnectResponse_Tokenize:
 		t := fr.Tokenize
 		h.ask(l, t.GetAskId(), t.GetIndex(), len(t.GetPrompt()), func(ctx context.Context, w *watched) ([]uint32, error) {
@@ -167,9 +174,37 @@ func (h *lanes) takePolicy(p *waypostv1.PolicyPush) {
 	if !newer {
 		return
 	}
+	if err := h.a.truth.setPolicy(p.GetGpu()); err != nil {
+		h.a.log.Warn("the fleet's policy on GPUs cannot be read by this version; the former one stays", "event", "policy_stale", "error", err)
+	}
 	if err := h.a.dialer.SetAddresses(lane.FromCatalogue, p.GetCoordinators()); err != nil {
 		h.a.log.Warn("coordinator catalogue refused", "error", err)
 	}
+}
+
+// takeClock notes how far this host's clock is from a coordinator's. It decides
+// nothing.
+func (h *lanes) takeClock(l *lane.Lane, p *waypostv1.PolicyPush) {
+	at := p.GetWallUnixMs()
+	if !(at > 0 && at < 1e15) {
+		return
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if _, up := h.up[l]; up {
+		h.ahead[l] = time.Since(time.UnixMilli(int64(at))).Round(time.Millisecond)
+	}
+}
+
+// clocks is how far this host's clock is ahead of each coordinator's.
+func (h *lanes) clocks() map[string]time.Duration {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	out := map[string]time.Duration{}
+	for l, ahead := range h.ahead {
+		out[name(l)] = ahead
+	}
+	return out
 }
 
 // noProgressAfter is the bound that a policy names; 0: none that can be used.
@@ -197,7 +232,7 @@ func (h *lanes) load(l *lane.Lane) *waypostv1.Load {
 			out.Cordons = append(out.Cordons, c.GetSelector())
 		}
 	}
-	verdict := h.a.gpuVerdict()
+	verdict := h.a.gpuVerdicts()
 	for _, r := range h.a.ranks() {
 		rep := r.report(now)
 		cached := uint32(rep.cachedBlocks)
@@ -205,7 +240,7 @@ func (h *lanes) load(l *lane.Lane) *waypostv1.Load {
 		if rep.coverage != engine.CoverageNone || rep.cachedBlocks > 0 {
 			rep.load.CachedBlocks = &cached
 		}
-		rep.load.GPUVerdict = verdict
+		rep.load.GPUVerdict = verdict(r.engine)
 		w := lane.WorkerLoadOf(r.index, &rep.load)
 		for i := range rep.idleSlots {
 			s := &rep.idleSlots[i]
@@ -268,10 +303,14 @@ func (h *lanes) hello() *waypostv1.AgentHello {
 		Host: &a.name, AgentProcess: &a.process, Version: &a.opt.Version, PrefixKeyIds: a.keyIDs(),
 		PrefixFormat: proto.Uint32(summary.Version), ZoneHint: &a.cfg.Hint.Zone, RackHint: &a.cfg.Hint.Rack,
 	}
-	for _, w := range a.engines {
+	for _, w := range a.watching() {
 		for _, r := range w.all() {
 			if id := r.identity(); id.known {
-				out.Workers = append(out.Workers, workerFacts(w, id))
+				f := workerFacts(w, id)
+				if id.facts.Ranks <= 1 { // which rank uses which of an engine's GPUs nobody tells
+					f.GpuUuids = a.truth.gpusOf(w.target.Name)
+				}
+				out.Workers = append(out.Workers, f)
 			}
 		}
 	}
@@ -286,7 +325,7 @@ func workerFacts(w *watched, id rankFacts) *waypostv1.WorkerFacts {
 		Kind: &w.target.Kind, EngineVersion: &f.Version, EngineProcess: &id.process, Model: &f.Model, Aliases: f.Aliases, Url: &w.advertise,
 		Coverage: proto.String(string(id.coverage)), CoverageHint: &id.hint, StepModel: lane.StepModelOf(&id.model),
 		BlockTokens: known(f.BlockTokens), PoolBlocks: known(f.PoolBlocks), MaxModelTokens: known(f.MaxModelTokens),
-		MaxRunning: known(f.MaxRunning), StepTokens: known(f.StepTokens),
+		MaxRunning: known(f.MaxRunning), StepTokens: known(f.StepTokens), GpuUuids: w.gpuUUIDs(),
 	}
 	transfer, role := transferOf(w.config, &f, w.hostAddress, id.number)
 	out.Transfer, out.Role = transfer, optionalText(role)

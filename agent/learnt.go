@@ -192,7 +192,7 @@ func replaceFile(file string, data []byte) error {
 	return nil
 }
 
-// keep leaves only workers of engines that are configured.
+// keep leaves only workers of engines that are asked for.
 func (l *learnt) keep(configured func(worker string) bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -255,11 +255,18 @@ func (a *Agent) loadLearnt() {
 		a.log.Warn("what was learnt of the workers' speed cannot be used; learning begins anew", "error", err)
 	}
 	engines := map[string]bool{}
-	for _, w := range a.engines {
+	for _, w := range a.watching() {
 		engines[w.target.Name] = true
 	}
+	// An engine that is found may be restarting just now.
+	const maxAbsent = 64
+	absent := 0
 	a.learnt.keep(func(worker string) bool {
 		engine, _, _ := strings.Cut(worker, "/")
-		return engines[engine]
+		if engines[engine] {
+			return true
+		}
+		absent++
+		return a.cfg.Discover.Enabled && absent <= maxAbsent
 	})
 }

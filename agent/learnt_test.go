@@ -206,6 +206,7 @@ func TestFramesOfCoordinatorsAreChecked(t *testing.T) {
 	}
 	cfg := DefaultConfig()
 	cfg.Name, cfg.StateDir, cfg.RunDir, cfg.Prefix.KeyFile, cfg.GPU.Enabled, cfg.Metrics.Listen = "gpu-01", t.TempDir(), "", key, "off", ""
+	cfg.Discover.Enabled = false
 	cfg.Mesh.Listen = "127.0.0.1:0"
 	registry := prometheus.NewRegistry()
 	a, err := New(Options{Config: cfg, Process: 0xa1, Registerer: registry, Gatherer: registry})

@@ -42,9 +42,10 @@ func (s *localServer) ListMembers(_ context.Context, req *waypostv1.ListMembersR
 	return &waypostv1.ListMembersResponse{Members: s.a.members(), AnsweredBy: &s.a.name}, nil
 }
 
-// elsewhere answers every call but the member list: where to ask.
+// elsewhere answers every call but the member list and the doctor: where to ask.
 func (s *localServer) elsewhere(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
-	if info.FullMethod == waypostv1.OperatorService_ListMembers_FullMethodName {
+	switch info.FullMethod {
+	case waypostv1.OperatorService_ListMembers_FullMethodName, waypostv1.OperatorService_Doctor_FullMethodName:
 		return next(ctx, req)
 	}
 	return nil, s.needsCoordinator(info.FullMethod)

@@ -3,11 +3,13 @@ package agent
 import (
 	"fmt"
 	"math"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"waypost/agent/engine"
+	"waypost/gossip/doctor"
 	"waypost/gossip/ledger"
 )
 
@@ -18,7 +20,7 @@ type collector struct {
 
 	up, running, waiting, queue, kvUsed, step, cached, incarnation, coverage, faults *prometheus.Desc
 	prefill, lag, claims, claimEvents                                                *prometheus.Desc
-	build                                                                            *prometheus.Desc
+	build, doctor                                                                    *prometheus.Desc
 }
 
 func newCollector(a *Agent) *collector {
@@ -41,13 +43,14 @@ func newCollector(a *Agent) *collector {
 		lag:         d("engine_signal_lag_seconds", "Learnt lag of the engine's counters; absent: not known.", "worker"),
 		claims:      d("claims", "Placements known here: open ones wait for their first token, kept ones are remembered.", "worker", "state"),
 		claimEvents: d("claim_events_total", "What became of claims, marks and their evidence, by kind.", "worker", "kind"),
+		doctor:      d("doctor_check", "Named checks: 0 ok, 1 problem.", "check"),
 		build:       d("build_info", "Version of this program.", "version"),
 	}
 }
 
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{c.up, c.running, c.waiting, c.queue, c.kvUsed, c.step, c.cached, c.incarnation, c.coverage, c.faults, c.prefill, c.lag, c.claims, c.claimEvents, c.build} {
+	for _, d := range []*prometheus.Desc{c.up, c.running, c.waiting, c.queue, c.kvUsed, c.step, c.cached, c.incarnation, c.coverage, c.faults, c.prefill, c.lag, c.claims, c.claimEvents, c.build, c.doctor} {
 		ch <- d
 	}
 }
@@ -58,8 +61,11 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
 	gauge(c.build, 1, c.a.opt.Version)
+	for check, n := range doctor.Problems(c.a.kept()) {
+		gauge(c.doctor, float64(min(n, 1)), check)
+	}
 	now := time.Now()
-	for _, w := range c.a.engines {
+	for _, w := range c.a.watching() {
 		for _, r := range w.all() {
 			rep := r.report(now)
 			worker := c.a.workerName(r)
@@ -124,4 +130,32 @@ func (c *collector) collectClaims(ch chan<- prometheus.Metric, n *claimCounts, w
 // workerName is the name of a worker of this host.
 func (a *Agent) workerName(r *rank) string {
 	return fmt.Sprintf("%s/%s/%d", a.name, r.engine, r.number)
+}
+
+// gpuCollector tells the verdicts on this host's GPUs.
+type gpuCollector struct {
+	a       *Agent
+	verdict *prometheus.Desc
+}
+
+func newGPUCollector(a *Agent) *gpuCollector {
+	return &gpuCollector{a: a, verdict: prometheus.NewDesc("waypost_gpu_verdict",
+		"What policy makes of a GPU: 0 ok, 1 priced, 2 excluded, with the conditions that led to it.", []string{"gpu", "uuid", "reason"}, nil)}
+}
+
+// Describe implements prometheus.Collector.
+func (c *gpuCollector) Describe(ch chan<- *prometheus.Desc) { ch <- c.verdict }
+
+// Collect implements prometheus.Collector. There is one series per GPU: one with
+// an old reason does not stay.
+func (c *gpuCollector) Collect(ch chan<- prometheus.Metric) {
+	view := c.a.gpus.View()
+	c.a.truth.mu.Lock()
+	policy := c.a.truth.policy
+	c.a.truth.mu.Unlock()
+	for i := range view.Devices {
+		d := &view.Devices[i]
+		v := policy.Judge(view.Status.Code, view.XidState, d)
+		ch <- prometheus.MustNewConstMetric(c.verdict, prometheus.GaugeValue, float64(v.Action), fmt.Sprintf("%s/%d", c.a.name, d.Index), d.UUID, strings.Join(v.Reasons, ","))
+	}
 }

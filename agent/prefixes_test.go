@@ -39,6 +39,7 @@ func newAgent(t *testing.T, keys ...prefix.ClusterKey) *Agent {
 	}
 	cfg := DefaultConfig()
 	cfg.Name, cfg.StateDir, cfg.RunDir, cfg.Prefix.KeyFile, cfg.Mesh.Listen, cfg.GPU.Enabled = "gpu-01", dir, "", file, "127.0.0.1:0", "off"
+	cfg.Discover.Enabled = false
 	a, err := New(Options{Config: cfg, Version: "test", Process: 0xa1})
 	if err != nil {
 		t.Fatal(err)

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"waypost/agent/discover"
 	"waypost/agent/engine"
 )
 
@@ -17,6 +18,8 @@ type watched struct {
 	target    engine.Target
 	adapter   engine.Adapter
 	advertise string
+	// configured says that agent.toml names the engine.
+	configured bool
 	// config is what agent.toml says of the engine, hostAddress where others
 	// reach this host; empty: loopback only.
 	config      *EngineConfig
@@ -30,6 +33,60 @@ type watched struct {
 
 	mu    sync.Mutex
 	ranks []*rank
+	// found is its process; nil: not found among this host's, or gone. lostAt is
+	// when it went.
+	found  *discover.Engine
+	lostAt time.Time
+	// foundModel is the model as its command line named it when it was found.
+	foundModel string
+	// gpus are the UUIDs of the GPUs that its processes use; nil: not known.
+	gpus []string
+	// cancel ends the reading of it, done is closed when it has ended; nil: it is
+	// not read.
+	cancel context.CancelFunc
+	done   chan struct{}
+}
+
+// start reads the engine until ctx ends or stop.
+func (w *watched) start(ctx context.Context, tasks *sync.WaitGroup) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.cancel != nil {
+		return
+	}
+	ctx, w.cancel = context.WithCancel(ctx)
+	done := make(chan struct{})
+	w.done = done
+	tasks.Go(func() {
+		defer close(done)
+		w.run(ctx)
+	})
+}
+
+// stop ends the reading and waits for its end.
+func (w *watched) stop() {
+	w.mu.Lock()
+	cancel, done := w.cancel, w.done
+	w.cancel, w.done = nil, nil
+	w.mu.Unlock()
+	if cancel != nil {
+		cancel()
+		<-done
+	}
+}
+
+// process is the engine's process; nil: it is not known.
+func (w *watched) process() *discover.Engine {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.found
+}
+
+// gpuUUIDs are the GPUs that the engine uses; nil: not known.
+func (w *watched) gpuUUIDs() []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.gpus
 }
 
 // run reads the engine until ctx ends. An adapter that gives up is started

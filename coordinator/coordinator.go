@@ -78,6 +78,7 @@ type Coordinator struct {
 	process uint64
 	log     *slog.Logger
 	number  atomic.Uint32
+	late    atomic.Int64 // ns that a tick was handled late, the worst of late
 
 	prefixKey    prefix.ClusterKey
 	keyers       keyers
@@ -90,6 +91,7 @@ type Coordinator struct {
 	journalError error
 	cases        *cases
 	memos        *memos
+	acks         *gpuAcks
 	judges       *judges
 	transfers    *transfers
 	heardMu      sync.Mutex
@@ -247,7 +249,7 @@ func (c *Coordinator) wireView() error {
 	if err != nil {
 		return err
 	}
-	c.memos = newMemos(c)
+	c.memos, c.acks = newMemos(c), newGPUAcks()
 	c.cases, c.judges = newCases(c, cmp.Or(c.opt.SettleAfter, settleAfter)), newJudges(c)
 	if c.cfg.Explain.Disk > 0 {
 		// A disk that cannot be used must not keep placements from being

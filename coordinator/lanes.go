@@ -43,6 +43,10 @@ type hostLane struct {
 	lane    fleet.Lane
 	streams map[uint32]*stream
 	report  *waypostv1.HostReport
+	// reportAt is when the report came, ahead how far the host's clock was ahead
+	// of this one then.
+	reportAt time.Time
+	ahead    time.Duration
 }
 
 // stream is the prefix stream of one worker.
@@ -167,9 +171,9 @@ func (h *lanes) Frame(s *lane.Session, f *waypostv1.ConnectRequest, late time.Du
 		}
 		h.follow(hl, s, p.GetIndex(), p.GetEngineProcess(), nil)
 	case *waypostv1.ConnectRequest_Host:
-		hl.mu.Lock()
-		hl.report = fr.Host
-		hl.mu.Unlock()
+		h.takeHost(hl, s.Host(), fr.Host)
+	case *waypostv1.ConnectRequest_AckGpu:
+		h.c.acks.answered(fr.AckGpu)
 	case *waypostv1.ConnectRequest_Evidence:
 		h.c.cases.answered(fr.Evidence)
 	case *waypostv1.ConnectRequest_TokenizeReply:
@@ -273,6 +277,8 @@ func (h *lanes) forget() {
 func (h *lanes) sendPolicy(s *lane.Session, state *registry.State) {
 	p := &waypostv1.PolicyPush{
 		PolicyVersion: proto.Uint32(uint32(state.Revision())), NoProgressMs: finite(ms(h.c.fleetFile.Load().Policy.NoProgressFor.Value)),
+		Gpu:        gpuPolicyProto(h.c.fleetFile.Load()),
+		WallUnixMs: proto.Float64(float64(time.Now().UnixMilli())),
 	}
 	for _, c := range state.Cordons() {
 		if mayName(c.Selector, s.Host()) {

@@ -84,7 +84,7 @@ func (w *textWorker) answer(l *lane.Lane, f *waypostv1.ConnectResponse) {
 	}
 	w.mu.Lock()
 	if w.refuse != "" {
-		reply.TokenIds, reply.Error = nil, &w.refuse
+		reply.TokenIds, reply.Error = nil, new(w.refuse)
 	}
 	w.mu.Unlock()
 	// A lane that is down is dialled again.

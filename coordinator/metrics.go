@@ -9,6 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promauto"
 
 	"waypost/coordinator/fleet"
+	"waypost/gossip/doctor"
 )
 
 // metrics are the coordinator's own series; the parts have theirs.
@@ -61,6 +62,7 @@ func newMetrics(reg prometheus.Registerer, c *Coordinator) *metrics {
 		headroom:     desc("pool_headroom_ratio", "Headroom left at the pool's best ready worker: 1 when nobody waits, 0 when it waits as long as the pool has headroom for; absent: no wait is known.", "pool"),
 		queueAge:     desc("queue_data_age_seconds", "Age of the oldest queue report among the pool's ready workers.", "pool"),
 		ledger:       desc("ledger_events_total", "What the ledger put aside or decided by itself, by kind.", "kind"),
+		doctor:       desc("doctor_check", "Named checks of this coordinator: 0 ok, 1 problem.", "check"),
 		build:        desc("build_info", "Version of this program.", "version"),
 	})
 	return &metrics{
@@ -98,13 +100,13 @@ func newMetrics(reg prometheus.Registerer, c *Coordinator) *metrics {
 // stateCollector tells the state of workers, pools and ledger at the time of
 // asking.
 type stateCollector struct {
-	c                                                                  *Coordinator
-	workers, excluded, headroom, reservations, queueAge, ledger, build *prometheus.Desc
+	c                                                                          *Coordinator
+	workers, excluded, headroom, reservations, queueAge, ledger, build, doctor *prometheus.Desc
 }
 
 // Describe implements prometheus.Collector.
 func (s *stateCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{s.workers, s.excluded, s.headroom, s.reservations, s.queueAge, s.ledger, s.build} {
+	for _, d := range []*prometheus.Desc{s.workers, s.excluded, s.headroom, s.reservations, s.queueAge, s.ledger, s.build, s.doctor} {
 		ch <- d
 	}
 }
@@ -149,6 +151,11 @@ func (s *stateCollector) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(s.ledger, prometheus.CounterValue, float64(v), kind)
 	}
 	ch <- prometheus.MustNewConstMetric(s.build, prometheus.GaugeValue, 1, s.c.opt.Version)
+	l := &doctor.List{}
+	s.c.checkSelf(l, time.Now())
+	for check, n := range doctor.Problems(l.Sorted()) {
+		ch <- prometheus.MustNewConstMetric(s.doctor, prometheus.GaugeValue, float64(min(n, 1)), check)
+	}
 }
 
 // note tells what a call changed in the fleet, and lets be sent what follows
@@ -184,6 +191,7 @@ func (c *Coordinator) tick() {
 		case <-c.ctx.Done():
 			return
 		case now := <-t.C:
+			c.noteLate(time.Since(now))
 			c.note(c.fleet.Tick(now))
 			c.lanes.forget()
 			c.checkBoundaries(now)

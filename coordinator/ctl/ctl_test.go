@@ -68,6 +68,36 @@ func (f fleet) ListHosts(context.Context, *waypostv1.ListHostsRequest) (*waypost
 	return load(f, "hosts", &waypostv1.ListHostsResponse{}), nil
 }
 
+func (f fleet) ListGpus(context.Context, *waypostv1.ListGpusRequest) (*waypostv1.ListGpusResponse, error) {
+	return load(f, "gpus", &waypostv1.ListGpusResponse{}), nil
+}
+
+func (f fleet) AckGpu(_ context.Context, r *waypostv1.AckGpuRequest) (*waypostv1.AckGpuResponse, error) {
+	out := &waypostv1.AckGpuResponse{Gpu: r.Gpu, Uuid: proto.String("GPU-c04d"), Verdict: proto.String("ok")}
+	switch r.GetGpu() {
+	case "gpu-02/1":
+		out.Xids = []uint32{79}
+	case "gpu-01/0":
+	case "gpu-09/1":
+		return nil, api.Unavailable("host gpu-09 has no lane to this coordinator")
+	default:
+		return nil, api.NotFound("gpu", "no such GPU was seen on gpu-02 (ok); see: waypost gpus gpu-02")
+	}
+	return out, nil
+}
+
+func (f fleet) Doctor(_ context.Context, r *waypostv1.DoctorRequest) (*waypostv1.DoctorResponse, error) {
+	all := load(f, "doctor", &waypostv1.DoctorResponse{})
+	switch r.GetHost() {
+	case "":
+		return all, nil
+	case "gpu-01":
+		// What is left has no problem.
+		return &waypostv1.DoctorResponse{Checks: all.GetChecks()[4:], AnsweredBy: all.AnsweredBy}, nil
+	}
+	return nil, api.NotFound("host", "no host "+r.GetHost())
+}
+
 func (f fleet) ListCoordinators(context.Context, *waypostv1.ListCoordinatorsRequest) (*waypostv1.ListCoordinatorsResponse, error) {
 	return load(f, "coordinators", &waypostv1.ListCoordinatorsResponse{}), nil
 }

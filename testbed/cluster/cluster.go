@@ -255,6 +255,7 @@ func (c *Cluster) AgentConfig(i int) agent.Config {
 	}
 	cfg.Prefix.KeyFile = c.Cert("prefix.key")
 	cfg.GPU.Enabled = "off"
+	cfg.Discover.Enabled = false
 	cfg.Metrics.Listen = ""
 	if i >= len(c.Engines) {
 		cfg.Engines = []agent.EngineConfig{c.opt.External[i-len(c.Engines)]}

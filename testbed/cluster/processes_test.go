@@ -213,6 +213,8 @@ key_file = %q
 listen = ""
 [gpu]
 enabled = "off"
+[discover]
+enabled = false
 [[engine]]
 name = %q
 kind = "vllm"

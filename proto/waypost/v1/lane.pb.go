@@ -40,6 +40,7 @@ type ConnectRequest struct {
 	//	*ConnectRequest_TokenizeReply
 	//	*ConnectRequest_Host
 	//	*ConnectRequest_Evidence
+	//	*ConnectRequest_AckGpu
 	Frame         isConnectRequest_Frame `protobuf_oneof:"frame"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -143,6 +144,15 @@ func (x *ConnectRequest) GetEvidence() *EvidenceReply {
 	return nil
 }
 
+func (x *ConnectRequest) GetAckGpu() *AckGpuReply {
+	if x != nil {
+		if x, ok := x.Frame.(*ConnectRequest_AckGpu); ok {
+			return x.AckGpu
+		}
+	}
+	return nil
+}
+
 type isConnectRequest_Frame interface {
 	isConnectRequest_Frame()
 }
@@ -177,6 +187,11 @@ type ConnectRequest_Evidence struct {
 	Evidence *EvidenceReply `protobuf:"bytes,20,opt,name=evidence,oneof"`
 }
 
+type ConnectRequest_AckGpu struct {
+	// Answer to an acknowledgement of GPU errors.
+	AckGpu *AckGpuReply `protobuf:"bytes,60,opt,name=ack_gpu,json=ackGpu,oneof"`
+}
+
 func (*ConnectRequest_Hello) isConnectRequest_Frame() {}
 
 func (*ConnectRequest_Load) isConnectRequest_Frame() {}
@@ -188,6 +203,8 @@ func (*ConnectRequest_TokenizeReply) isConnectRequest_Frame() {}
 func (*ConnectRequest_Host) isConnectRequest_Frame() {}
 
 func (*ConnectRequest_Evidence) isConnectRequest_Frame() {}
+
+func (*ConnectRequest_AckGpu) isConnectRequest_Frame() {}
 
 // ConnectResponse is one frame from a coordinator.
 type ConnectResponse struct {
@@ -208,6 +225,7 @@ type ConnectResponse struct {
 	//	*ConnectResponse_Evidence
 	//	*ConnectResponse_Outcomes
 	//	*ConnectResponse_Transfers
+	//	*ConnectResponse_AckGpu
 	Frame         isConnectResponse_Frame `protobuf_oneof:"frame"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -347,6 +365,15 @@ func (x *ConnectResponse) GetTransfers() *TransferFrame {
 	return nil
 }
 
+func (x *ConnectResponse) GetAckGpu() *AckGpu {
+	if x != nil {
+		if x, ok := x.Frame.(*ConnectResponse_AckGpu); ok {
+			return x.AckGpu
+		}
+	}
+	return nil
+}
+
 type isConnectResponse_Frame interface {
 	isConnectResponse_Frame()
 }
@@ -401,6 +428,11 @@ type ConnectResponse_Transfers struct {
 	Transfers *TransferFrame `protobuf:"bytes,22,opt,name=transfers,oneof"`
 }
 
+type ConnectResponse_AckGpu struct {
+	// An operator has dealt with the errors of a GPU.
+	AckGpu *AckGpu `protobuf:"bytes,60,opt,name=ack_gpu,json=ackGpu,oneof"`
+}
+
 func (*ConnectResponse_Hello) isConnectResponse_Frame() {}
 
 func (*ConnectResponse_Policy) isConnectResponse_Frame() {}
@@ -420,6 +452,8 @@ func (*ConnectResponse_Evidence) isConnectResponse_Frame() {}
 func (*ConnectResponse_Outcomes) isConnectResponse_Frame() {}
 
 func (*ConnectResponse_Transfers) isConnectResponse_Frame() {}
+
+func (*ConnectResponse_AckGpu) isConnectResponse_Frame() {}
 
 // AgentHello introduces a host.
 type AgentHello struct {
@@ -1708,7 +1742,15 @@ type HostReport struct {
 	// GPUs.
 	Gpus []*Gpu `protobuf:"bytes,2,rep,name=gpus" json:"gpus,omitempty"`
 	// "ok" or why there are no GPU facts.
-	GpuState      *string `protobuf:"bytes,3,opt,name=gpu_state,json=gpuState" json:"gpu_state,omitempty"`
+	GpuState *string `protobuf:"bytes,3,opt,name=gpu_state,json=gpuState" json:"gpu_state,omitempty"`
+	// Version of the driver; empty: unknown.
+	DriverVersion *string `protobuf:"bytes,60,opt,name=driver_version,json=driverVersion" json:"driver_version,omitempty"`
+	// "ok" when Xid errors in the kernel's log are read, or why they are not.
+	KernelLogState *string `protobuf:"bytes,61,opt,name=kernel_log_state,json=kernelLogState" json:"kernel_log_state,omitempty"`
+	// Checks of the host, at most 512, of the last ten seconds.
+	Checks []*Check `protobuf:"bytes,62,rep,name=checks" json:"checks,omitempty"`
+	// Wall clock at sending, Unix ms: shows a clock that is off, decides nothing.
+	WallUnixMs    *float64 `protobuf:"fixed64,63,opt,name=wall_unix_ms,json=wallUnixMs" json:"wall_unix_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1762,6 +1804,34 @@ func (x *HostReport) GetGpuState() string {
 		return *x.GpuState
 	}
 	return ""
+}
+
+func (x *HostReport) GetDriverVersion() string {
+	if x != nil && x.DriverVersion != nil {
+		return *x.DriverVersion
+	}
+	return ""
+}
+
+func (x *HostReport) GetKernelLogState() string {
+	if x != nil && x.KernelLogState != nil {
+		return *x.KernelLogState
+	}
+	return ""
+}
+
+func (x *HostReport) GetChecks() []*Check {
+	if x != nil {
+		return x.Checks
+	}
+	return nil
+}
+
+func (x *HostReport) GetWallUnixMs() float64 {
+	if x != nil && x.WallUnixMs != nil {
+		return *x.WallUnixMs
+	}
+	return 0
 }
 
 // CoordinatorHello introduces a coordinator.
@@ -1885,7 +1955,12 @@ type PolicyPush struct {
 	Coordinators []string `protobuf:"bytes,3,rep,name=coordinators" json:"coordinators,omitempty"`
 	// Milliseconds without a sign of life after which a worker with requests is
 	// stalled, above 0; unset: the agent's own.
-	NoProgressMs  *float64 `protobuf:"fixed64,4,opt,name=no_progress_ms,json=noProgressMs" json:"no_progress_ms,omitempty"`
+	NoProgressMs *float64 `protobuf:"fixed64,4,opt,name=no_progress_ms,json=noProgressMs" json:"no_progress_ms,omitempty"`
+	// What the fleet makes of conditions of GPUs; unset: this coordinator does not
+	// say.
+	Gpu *GpuPolicy `protobuf:"bytes,60,opt,name=gpu" json:"gpu,omitempty"`
+	// Wall clock at sending, Unix ms: shows a clock that is off, decides nothing.
+	WallUnixMs    *float64 `protobuf:"fixed64,61,opt,name=wall_unix_ms,json=wallUnixMs" json:"wall_unix_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1948,6 +2023,259 @@ func (x *PolicyPush) GetNoProgressMs() float64 {
 	return 0
 }
 
+func (x *PolicyPush) GetGpu() *GpuPolicy {
+	if x != nil {
+		return x.Gpu
+	}
+	return nil
+}
+
+func (x *PolicyPush) GetWallUnixMs() float64 {
+	if x != nil && x.WallUnixMs != nil {
+		return *x.WallUnixMs
+	}
+	return 0
+}
+
+// GpuPolicy lists conditions of GPUs by what they do to the workers there. An
+// entry is the name of a condition or "xid:48,63".
+type GpuPolicy struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// No placements.
+	Exclude []string `protobuf:"bytes,1,rep,name=exclude" json:"exclude,omitempty"`
+	// Slower by measured speed.
+	Price []string `protobuf:"bytes,2,rep,name=price" json:"price,omitempty"`
+	// Shown only.
+	Ignore        []string `protobuf:"bytes,3,rep,name=ignore" json:"ignore,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GpuPolicy) Reset() {
+	*x = GpuPolicy{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GpuPolicy) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GpuPolicy) ProtoMessage() {}
+
+func (x *GpuPolicy) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GpuPolicy.ProtoReflect.Descriptor instead.
+func (*GpuPolicy) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *GpuPolicy) GetExclude() []string {
+	if x != nil {
+		return x.Exclude
+	}
+	return nil
+}
+
+func (x *GpuPolicy) GetPrice() []string {
+	if x != nil {
+		return x.Price
+	}
+	return nil
+}
+
+func (x *GpuPolicy) GetIgnore() []string {
+	if x != nil {
+		return x.Ignore
+	}
+	return nil
+}
+
+// AckGpu says that an operator has dealt with the errors of a GPU so far.
+type AckGpu struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Id of the ask.
+	AskId *uint32 `protobuf:"varint,1,opt,name=ask_id,json=askId" json:"ask_id,omitempty"`
+	// Index of the GPU on the host; unset: uuid names it.
+	Index *uint32 `protobuf:"varint,2,opt,name=index" json:"index,omitempty"`
+	// UUID of the GPU.
+	Uuid *string `protobuf:"bytes,3,opt,name=uuid" json:"uuid,omitempty"`
+	// Who says so.
+	By *string `protobuf:"bytes,4,opt,name=by" json:"by,omitempty"`
+	// Why.
+	Reason *string `protobuf:"bytes,5,opt,name=reason" json:"reason,omitempty"`
+	// Only say what would change.
+	DryRun        *bool `protobuf:"varint,6,opt,name=dry_run,json=dryRun" json:"dry_run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AckGpu) Reset() {
+	*x = AckGpu{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AckGpu) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AckGpu) ProtoMessage() {}
+
+func (x *AckGpu) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AckGpu.ProtoReflect.Descriptor instead.
+func (*AckGpu) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *AckGpu) GetAskId() uint32 {
+	if x != nil && x.AskId != nil {
+		return *x.AskId
+	}
+	return 0
+}
+
+func (x *AckGpu) GetIndex() uint32 {
+	if x != nil && x.Index != nil {
+		return *x.Index
+	}
+	return 0
+}
+
+func (x *AckGpu) GetUuid() string {
+	if x != nil && x.Uuid != nil {
+		return *x.Uuid
+	}
+	return ""
+}
+
+func (x *AckGpu) GetBy() string {
+	if x != nil && x.By != nil {
+		return *x.By
+	}
+	return ""
+}
+
+func (x *AckGpu) GetReason() string {
+	if x != nil && x.Reason != nil {
+		return *x.Reason
+	}
+	return ""
+}
+
+func (x *AckGpu) GetDryRun() bool {
+	if x != nil && x.DryRun != nil {
+		return *x.DryRun
+	}
+	return false
+}
+
+// AckGpuReply tells what an acknowledgement has changed.
+type AckGpuReply struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Id of the ask.
+	AskId *uint32 `protobuf:"varint,1,opt,name=ask_id,json=askId" json:"ask_id,omitempty"`
+	// Why nothing was done; empty: it was.
+	Error *string `protobuf:"bytes,2,opt,name=error" json:"error,omitempty"`
+	// UUID of the GPU.
+	Uuid *string `protobuf:"bytes,3,opt,name=uuid" json:"uuid,omitempty"`
+	// Xid numbers that count no more.
+	Xids []uint32 `protobuf:"varint,4,rep,packed,name=xids" json:"xids,omitempty"`
+	// Verdict on the GPU afterwards: ok, price or exclude, with the reason after a
+	// colon.
+	Verdict       *string `protobuf:"bytes,5,opt,name=verdict" json:"verdict,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AckGpuReply) Reset() {
+	*x = AckGpuReply{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AckGpuReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AckGpuReply) ProtoMessage() {}
+
+func (x *AckGpuReply) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AckGpuReply.ProtoReflect.Descriptor instead.
+func (*AckGpuReply) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *AckGpuReply) GetAskId() uint32 {
+	if x != nil && x.AskId != nil {
+		return *x.AskId
+	}
+	return 0
+}
+
+func (x *AckGpuReply) GetError() string {
+	if x != nil && x.Error != nil {
+		return *x.Error
+	}
+	return ""
+}
+
+func (x *AckGpuReply) GetUuid() string {
+	if x != nil && x.Uuid != nil {
+		return *x.Uuid
+	}
+	return ""
+}
+
+func (x *AckGpuReply) GetXids() []uint32 {
+	if x != nil {
+		return x.Xids
+	}
+	return nil
+}
+
+func (x *AckGpuReply) GetVerdict() string {
+	if x != nil && x.Verdict != nil {
+		return *x.Verdict
+	}
+	return ""
+}
+
 // PrefixPull asks for the prefixes of one worker.
 type PrefixPull struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1969,7 +2297,7 @@ type PrefixPull struct {
 
 func (x *PrefixPull) Reset() {
 	*x = PrefixPull{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[15]
+	mi := &file_waypost_v1_lane_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1981,7 +2309,7 @@ func (x *PrefixPull) String() string {
 func (*PrefixPull) ProtoMessage() {}
 
 func (x *PrefixPull) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[15]
+	mi := &file_waypost_v1_lane_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1994,7 +2322,7 @@ func (x *PrefixPull) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrefixPull.ProtoReflect.Descriptor instead.
 func (*PrefixPull) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{15}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *PrefixPull) GetPullId() uint32 {
@@ -2060,7 +2388,7 @@ type ClaimFrame struct {
 
 func (x *ClaimFrame) Reset() {
 	*x = ClaimFrame{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[16]
+	mi := &file_waypost_v1_lane_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2072,7 +2400,7 @@ func (x *ClaimFrame) String() string {
 func (*ClaimFrame) ProtoMessage() {}
 
 func (x *ClaimFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[16]
+	mi := &file_waypost_v1_lane_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2085,7 +2413,7 @@ func (x *ClaimFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimFrame.ProtoReflect.Descriptor instead.
 func (*ClaimFrame) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{16}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ClaimFrame) GetCoordinator() uint64 {
@@ -2164,7 +2492,7 @@ type Claim struct {
 
 func (x *Claim) Reset() {
 	*x = Claim{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[17]
+	mi := &file_waypost_v1_lane_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2176,7 +2504,7 @@ func (x *Claim) String() string {
 func (*Claim) ProtoMessage() {}
 
 func (x *Claim) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[17]
+	mi := &file_waypost_v1_lane_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2189,7 +2517,7 @@ func (x *Claim) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Claim.ProtoReflect.Descriptor instead.
 func (*Claim) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{17}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Claim) GetSeq() uint64 {
@@ -2291,7 +2619,7 @@ type MarkFrame struct {
 
 func (x *MarkFrame) Reset() {
 	*x = MarkFrame{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[18]
+	mi := &file_waypost_v1_lane_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2303,7 +2631,7 @@ func (x *MarkFrame) String() string {
 func (*MarkFrame) ProtoMessage() {}
 
 func (x *MarkFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[18]
+	mi := &file_waypost_v1_lane_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2316,7 +2644,7 @@ func (x *MarkFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MarkFrame.ProtoReflect.Descriptor instead.
 func (*MarkFrame) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{18}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *MarkFrame) GetCoordinator() uint64 {
@@ -2359,7 +2687,7 @@ type Mark struct {
 
 func (x *Mark) Reset() {
 	*x = Mark{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[19]
+	mi := &file_waypost_v1_lane_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2371,7 +2699,7 @@ func (x *Mark) String() string {
 func (*Mark) ProtoMessage() {}
 
 func (x *Mark) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[19]
+	mi := &file_waypost_v1_lane_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2384,7 +2712,7 @@ func (x *Mark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mark.ProtoReflect.Descriptor instead.
 func (*Mark) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{19}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Mark) GetSeq() uint64 {
@@ -2438,7 +2766,7 @@ type OutcomeFrame struct {
 
 func (x *OutcomeFrame) Reset() {
 	*x = OutcomeFrame{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[20]
+	mi := &file_waypost_v1_lane_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2450,7 +2778,7 @@ func (x *OutcomeFrame) String() string {
 func (*OutcomeFrame) ProtoMessage() {}
 
 func (x *OutcomeFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[20]
+	mi := &file_waypost_v1_lane_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2463,7 +2791,7 @@ func (x *OutcomeFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutcomeFrame.ProtoReflect.Descriptor instead.
 func (*OutcomeFrame) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{20}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *OutcomeFrame) GetCoordinator() uint64 {
@@ -2502,7 +2830,7 @@ type TransferFrame struct {
 
 func (x *TransferFrame) Reset() {
 	*x = TransferFrame{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[21]
+	mi := &file_waypost_v1_lane_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2514,7 +2842,7 @@ func (x *TransferFrame) String() string {
 func (*TransferFrame) ProtoMessage() {}
 
 func (x *TransferFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[21]
+	mi := &file_waypost_v1_lane_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2527,7 +2855,7 @@ func (x *TransferFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferFrame.ProtoReflect.Descriptor instead.
 func (*TransferFrame) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{21}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *TransferFrame) GetCoordinator() uint64 {
@@ -2577,7 +2905,7 @@ type ObservedTransfer struct {
 
 func (x *ObservedTransfer) Reset() {
 	*x = ObservedTransfer{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[22]
+	mi := &file_waypost_v1_lane_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2589,7 +2917,7 @@ func (x *ObservedTransfer) String() string {
 func (*ObservedTransfer) ProtoMessage() {}
 
 func (x *ObservedTransfer) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[22]
+	mi := &file_waypost_v1_lane_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2602,7 +2930,7 @@ func (x *ObservedTransfer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObservedTransfer.ProtoReflect.Descriptor instead.
 func (*ObservedTransfer) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{22}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ObservedTransfer) GetFrom() string {
@@ -2684,7 +3012,7 @@ type ObservedOutcome struct {
 
 func (x *ObservedOutcome) Reset() {
 	*x = ObservedOutcome{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[23]
+	mi := &file_waypost_v1_lane_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2696,7 +3024,7 @@ func (x *ObservedOutcome) String() string {
 func (*ObservedOutcome) ProtoMessage() {}
 
 func (x *ObservedOutcome) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[23]
+	mi := &file_waypost_v1_lane_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2709,7 +3037,7 @@ func (x *ObservedOutcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObservedOutcome.ProtoReflect.Descriptor instead.
 func (*ObservedOutcome) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{23}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ObservedOutcome) GetEngineProcess() uint64 {
@@ -2778,7 +3106,7 @@ type TokenizeAsk struct {
 
 func (x *TokenizeAsk) Reset() {
 	*x = TokenizeAsk{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[24]
+	mi := &file_waypost_v1_lane_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2790,7 +3118,7 @@ func (x *TokenizeAsk) String() string {
 func (*TokenizeAsk) ProtoMessage() {}
 
 func (x *TokenizeAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[24]
+	mi := &file_waypost_v1_lane_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2803,7 +3131,7 @@ func (x *TokenizeAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenizeAsk.ProtoReflect.Descriptor instead.
 func (*TokenizeAsk) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{24}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *TokenizeAsk) GetAskId() uint32 {
@@ -2849,7 +3177,7 @@ type RenderAsk struct {
 
 func (x *RenderAsk) Reset() {
 	*x = RenderAsk{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[25]
+	mi := &file_waypost_v1_lane_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2861,7 +3189,7 @@ func (x *RenderAsk) String() string {
 func (*RenderAsk) ProtoMessage() {}
 
 func (x *RenderAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[25]
+	mi := &file_waypost_v1_lane_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2874,7 +3202,7 @@ func (x *RenderAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenderAsk.ProtoReflect.Descriptor instead.
 func (*RenderAsk) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{25}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *RenderAsk) GetAskId() uint32 {
@@ -2917,7 +3245,7 @@ type ExchangePlacementsRequest struct {
 
 func (x *ExchangePlacementsRequest) Reset() {
 	*x = ExchangePlacementsRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[26]
+	mi := &file_waypost_v1_lane_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2929,7 +3257,7 @@ func (x *ExchangePlacementsRequest) String() string {
 func (*ExchangePlacementsRequest) ProtoMessage() {}
 
 func (x *ExchangePlacementsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[26]
+	mi := &file_waypost_v1_lane_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2942,7 +3270,7 @@ func (x *ExchangePlacementsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExchangePlacementsRequest.ProtoReflect.Descriptor instead.
 func (*ExchangePlacementsRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{26}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ExchangePlacementsRequest) GetCoordinator() uint64 {
@@ -3003,7 +3331,7 @@ type MemoEntry struct {
 
 func (x *MemoEntry) Reset() {
 	*x = MemoEntry{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[27]
+	mi := &file_waypost_v1_lane_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3015,7 +3343,7 @@ func (x *MemoEntry) String() string {
 func (*MemoEntry) ProtoMessage() {}
 
 func (x *MemoEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[27]
+	mi := &file_waypost_v1_lane_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3028,7 +3356,7 @@ func (x *MemoEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoEntry.ProtoReflect.Descriptor instead.
 func (*MemoEntry) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{27}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *MemoEntry) GetPool() string {
@@ -3085,7 +3413,7 @@ type ExchangePlacementsResponse struct {
 
 func (x *ExchangePlacementsResponse) Reset() {
 	*x = ExchangePlacementsResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[28]
+	mi := &file_waypost_v1_lane_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3097,7 +3425,7 @@ func (x *ExchangePlacementsResponse) String() string {
 func (*ExchangePlacementsResponse) ProtoMessage() {}
 
 func (x *ExchangePlacementsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[28]
+	mi := &file_waypost_v1_lane_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3110,7 +3438,7 @@ func (x *ExchangePlacementsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExchangePlacementsResponse.ProtoReflect.Descriptor instead.
 func (*ExchangePlacementsResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{28}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ExchangePlacementsResponse) GetCoordinator() uint64 {
@@ -3141,7 +3469,7 @@ type PlaceFrame struct {
 
 func (x *PlaceFrame) Reset() {
 	*x = PlaceFrame{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[29]
+	mi := &file_waypost_v1_lane_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3153,7 +3481,7 @@ func (x *PlaceFrame) String() string {
 func (*PlaceFrame) ProtoMessage() {}
 
 func (x *PlaceFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[29]
+	mi := &file_waypost_v1_lane_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3166,7 +3494,7 @@ func (x *PlaceFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlaceFrame.ProtoReflect.Descriptor instead.
 func (*PlaceFrame) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{29}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *PlaceFrame) GetWorker() string {
@@ -3237,7 +3565,7 @@ type EvidenceAsk struct {
 
 func (x *EvidenceAsk) Reset() {
 	*x = EvidenceAsk{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[30]
+	mi := &file_waypost_v1_lane_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3249,7 +3577,7 @@ func (x *EvidenceAsk) String() string {
 func (*EvidenceAsk) ProtoMessage() {}
 
 func (x *EvidenceAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[30]
+	mi := &file_waypost_v1_lane_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3262,7 +3590,7 @@ func (x *EvidenceAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvidenceAsk.ProtoReflect.Descriptor instead.
 func (*EvidenceAsk) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{30}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *EvidenceAsk) GetAskId() uint32 {
@@ -3334,7 +3662,7 @@ type EvidencePoint struct {
 
 func (x *EvidencePoint) Reset() {
 	*x = EvidencePoint{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[31]
+	mi := &file_waypost_v1_lane_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3346,7 +3674,7 @@ func (x *EvidencePoint) String() string {
 func (*EvidencePoint) ProtoMessage() {}
 
 func (x *EvidencePoint) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[31]
+	mi := &file_waypost_v1_lane_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3359,7 +3687,7 @@ func (x *EvidencePoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvidencePoint.ProtoReflect.Descriptor instead.
 func (*EvidencePoint) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{31}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *EvidencePoint) GetDepth() uint32 {
@@ -3405,7 +3733,7 @@ type EvidenceReply struct {
 
 func (x *EvidenceReply) Reset() {
 	*x = EvidenceReply{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[32]
+	mi := &file_waypost_v1_lane_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3417,7 +3745,7 @@ func (x *EvidenceReply) String() string {
 func (*EvidenceReply) ProtoMessage() {}
 
 func (x *EvidenceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[32]
+	mi := &file_waypost_v1_lane_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3430,7 +3758,7 @@ func (x *EvidenceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvidenceReply.ProtoReflect.Descriptor instead.
 func (*EvidenceReply) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{32}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *EvidenceReply) GetAskId() uint32 {
@@ -3513,7 +3841,7 @@ type AskRecordsRequest struct {
 
 func (x *AskRecordsRequest) Reset() {
 	*x = AskRecordsRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[33]
+	mi := &file_waypost_v1_lane_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3525,7 +3853,7 @@ func (x *AskRecordsRequest) String() string {
 func (*AskRecordsRequest) ProtoMessage() {}
 
 func (x *AskRecordsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[33]
+	mi := &file_waypost_v1_lane_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3538,7 +3866,7 @@ func (x *AskRecordsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AskRecordsRequest.ProtoReflect.Descriptor instead.
 func (*AskRecordsRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{33}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *AskRecordsRequest) GetList() *ListPlacementsRequest {
@@ -3586,7 +3914,7 @@ type AskRecordsResponse struct {
 
 func (x *AskRecordsResponse) Reset() {
 	*x = AskRecordsResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[34]
+	mi := &file_waypost_v1_lane_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3598,7 +3926,7 @@ func (x *AskRecordsResponse) String() string {
 func (*AskRecordsResponse) ProtoMessage() {}
 
 func (x *AskRecordsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[34]
+	mi := &file_waypost_v1_lane_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3611,7 +3939,7 @@ func (x *AskRecordsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AskRecordsResponse.ProtoReflect.Descriptor instead.
 func (*AskRecordsResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{34}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *AskRecordsResponse) GetList() *ListPlacementsResponse {
@@ -3653,7 +3981,7 @@ type ForwardWriteRequest struct {
 
 func (x *ForwardWriteRequest) Reset() {
 	*x = ForwardWriteRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[35]
+	mi := &file_waypost_v1_lane_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3665,7 +3993,7 @@ func (x *ForwardWriteRequest) String() string {
 func (*ForwardWriteRequest) ProtoMessage() {}
 
 func (x *ForwardWriteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[35]
+	mi := &file_waypost_v1_lane_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3678,7 +4006,7 @@ func (x *ForwardWriteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForwardWriteRequest.ProtoReflect.Descriptor instead.
 func (*ForwardWriteRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{35}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ForwardWriteRequest) GetCommand() []byte {
@@ -3703,7 +4031,7 @@ type ForwardWriteResponse struct {
 
 func (x *ForwardWriteResponse) Reset() {
 	*x = ForwardWriteResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[36]
+	mi := &file_waypost_v1_lane_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3715,7 +4043,7 @@ func (x *ForwardWriteResponse) String() string {
 func (*ForwardWriteResponse) ProtoMessage() {}
 
 func (x *ForwardWriteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[36]
+	mi := &file_waypost_v1_lane_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3728,7 +4056,7 @@ func (x *ForwardWriteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForwardWriteResponse.ProtoReflect.Descriptor instead.
 func (*ForwardWriteResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{36}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ForwardWriteResponse) GetIndex() uint64 {
@@ -3773,7 +4101,7 @@ type JoinClusterRequest struct {
 
 func (x *JoinClusterRequest) Reset() {
 	*x = JoinClusterRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[37]
+	mi := &file_waypost_v1_lane_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3785,7 +4113,7 @@ func (x *JoinClusterRequest) String() string {
 func (*JoinClusterRequest) ProtoMessage() {}
 
 func (x *JoinClusterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[37]
+	mi := &file_waypost_v1_lane_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3798,7 +4126,7 @@ func (x *JoinClusterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinClusterRequest.ProtoReflect.Descriptor instead.
 func (*JoinClusterRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{37}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *JoinClusterRequest) GetId() string {
@@ -3856,7 +4184,7 @@ type JoinClusterResponse struct {
 
 func (x *JoinClusterResponse) Reset() {
 	*x = JoinClusterResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[38]
+	mi := &file_waypost_v1_lane_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3868,7 +4196,7 @@ func (x *JoinClusterResponse) String() string {
 func (*JoinClusterResponse) ProtoMessage() {}
 
 func (x *JoinClusterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[38]
+	mi := &file_waypost_v1_lane_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3881,7 +4209,7 @@ func (x *JoinClusterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinClusterResponse.ProtoReflect.Descriptor instead.
 func (*JoinClusterResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{38}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *JoinClusterResponse) GetNumber() uint32 {
@@ -3911,7 +4239,7 @@ type WaitAppliedRequest struct {
 
 func (x *WaitAppliedRequest) Reset() {
 	*x = WaitAppliedRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[39]
+	mi := &file_waypost_v1_lane_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3923,7 +4251,7 @@ func (x *WaitAppliedRequest) String() string {
 func (*WaitAppliedRequest) ProtoMessage() {}
 
 func (x *WaitAppliedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[39]
+	mi := &file_waypost_v1_lane_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3936,7 +4264,7 @@ func (x *WaitAppliedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitAppliedRequest.ProtoReflect.Descriptor instead.
 func (*WaitAppliedRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{39}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *WaitAppliedRequest) GetIndex() uint64 {
@@ -3966,7 +4294,7 @@ type WaitAppliedResponse struct {
 
 func (x *WaitAppliedResponse) Reset() {
 	*x = WaitAppliedResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[40]
+	mi := &file_waypost_v1_lane_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3978,7 +4306,7 @@ func (x *WaitAppliedResponse) String() string {
 func (*WaitAppliedResponse) ProtoMessage() {}
 
 func (x *WaitAppliedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[40]
+	mi := &file_waypost_v1_lane_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3991,7 +4319,7 @@ func (x *WaitAppliedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitAppliedResponse.ProtoReflect.Descriptor instead.
 func (*WaitAppliedResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{40}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *WaitAppliedResponse) GetAppliedIndex() uint64 {
@@ -4020,7 +4348,7 @@ type PeerInspectRequest struct {
 
 func (x *PeerInspectRequest) Reset() {
 	*x = PeerInspectRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[41]
+	mi := &file_waypost_v1_lane_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4032,7 +4360,7 @@ func (x *PeerInspectRequest) String() string {
 func (*PeerInspectRequest) ProtoMessage() {}
 
 func (x *PeerInspectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[41]
+	mi := &file_waypost_v1_lane_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4045,7 +4373,7 @@ func (x *PeerInspectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerInspectRequest.ProtoReflect.Descriptor instead.
 func (*PeerInspectRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{41}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *PeerInspectRequest) GetInspect() *InspectWorkerRequest {
@@ -4066,7 +4394,7 @@ type PeerInspectResponse struct {
 
 func (x *PeerInspectResponse) Reset() {
 	*x = PeerInspectResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[42]
+	mi := &file_waypost_v1_lane_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4078,7 +4406,7 @@ func (x *PeerInspectResponse) String() string {
 func (*PeerInspectResponse) ProtoMessage() {}
 
 func (x *PeerInspectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[42]
+	mi := &file_waypost_v1_lane_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4091,7 +4419,7 @@ func (x *PeerInspectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerInspectResponse.ProtoReflect.Descriptor instead.
 func (*PeerInspectResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{42}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *PeerInspectResponse) GetInspect() *InspectWorkerResponse {
@@ -4112,7 +4440,7 @@ type FetchPlacementRequest struct {
 
 func (x *FetchPlacementRequest) Reset() {
 	*x = FetchPlacementRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[43]
+	mi := &file_waypost_v1_lane_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4124,7 +4452,7 @@ func (x *FetchPlacementRequest) String() string {
 func (*FetchPlacementRequest) ProtoMessage() {}
 
 func (x *FetchPlacementRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[43]
+	mi := &file_waypost_v1_lane_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4137,7 +4465,7 @@ func (x *FetchPlacementRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchPlacementRequest.ProtoReflect.Descriptor instead.
 func (*FetchPlacementRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{43}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *FetchPlacementRequest) GetPlacementId() string {
@@ -4158,7 +4486,7 @@ type FetchPlacementResponse struct {
 
 func (x *FetchPlacementResponse) Reset() {
 	*x = FetchPlacementResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[44]
+	mi := &file_waypost_v1_lane_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4170,7 +4498,7 @@ func (x *FetchPlacementResponse) String() string {
 func (*FetchPlacementResponse) ProtoMessage() {}
 
 func (x *FetchPlacementResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[44]
+	mi := &file_waypost_v1_lane_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4183,7 +4511,7 @@ func (x *FetchPlacementResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchPlacementResponse.ProtoReflect.Descriptor instead.
 func (*FetchPlacementResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{44}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *FetchPlacementResponse) GetRecord() []byte {
@@ -4204,7 +4532,7 @@ type RelayOutcomeRequest struct {
 
 func (x *RelayOutcomeRequest) Reset() {
 	*x = RelayOutcomeRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[45]
+	mi := &file_waypost_v1_lane_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4216,7 +4544,7 @@ func (x *RelayOutcomeRequest) String() string {
 func (*RelayOutcomeRequest) ProtoMessage() {}
 
 func (x *RelayOutcomeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[45]
+	mi := &file_waypost_v1_lane_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4229,7 +4557,7 @@ func (x *RelayOutcomeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayOutcomeRequest.ProtoReflect.Descriptor instead.
 func (*RelayOutcomeRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{45}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *RelayOutcomeRequest) GetOutcome() *ReportOutcomeRequest {
@@ -4250,7 +4578,7 @@ type RelayOutcomeResponse struct {
 
 func (x *RelayOutcomeResponse) Reset() {
 	*x = RelayOutcomeResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[46]
+	mi := &file_waypost_v1_lane_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4262,7 +4590,7 @@ func (x *RelayOutcomeResponse) String() string {
 func (*RelayOutcomeResponse) ProtoMessage() {}
 
 func (x *RelayOutcomeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[46]
+	mi := &file_waypost_v1_lane_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4275,7 +4603,7 @@ func (x *RelayOutcomeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayOutcomeResponse.ProtoReflect.Descriptor instead.
 func (*RelayOutcomeResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{46}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *RelayOutcomeResponse) GetOutcome() *ReportOutcomeResponse {
@@ -4302,7 +4630,7 @@ type RelayReservationRequest struct {
 
 func (x *RelayReservationRequest) Reset() {
 	*x = RelayReservationRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[47]
+	mi := &file_waypost_v1_lane_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4314,7 +4642,7 @@ func (x *RelayReservationRequest) String() string {
 func (*RelayReservationRequest) ProtoMessage() {}
 
 func (x *RelayReservationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[47]
+	mi := &file_waypost_v1_lane_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4327,7 +4655,7 @@ func (x *RelayReservationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayReservationRequest.ProtoReflect.Descriptor instead.
 func (*RelayReservationRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{47}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *RelayReservationRequest) GetWhat() isRelayReservationRequest_What {
@@ -4389,7 +4717,7 @@ type RelayReservationResponse struct {
 
 func (x *RelayReservationResponse) Reset() {
 	*x = RelayReservationResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[48]
+	mi := &file_waypost_v1_lane_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4401,7 +4729,7 @@ func (x *RelayReservationResponse) String() string {
 func (*RelayReservationResponse) ProtoMessage() {}
 
 func (x *RelayReservationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[48]
+	mi := &file_waypost_v1_lane_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4414,7 +4742,7 @@ func (x *RelayReservationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayReservationResponse.ProtoReflect.Descriptor instead.
 func (*RelayReservationResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{48}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *RelayReservationResponse) GetWhat() isRelayReservationResponse_What {
@@ -4469,7 +4797,7 @@ type PeerMembersRequest struct {
 
 func (x *PeerMembersRequest) Reset() {
 	*x = PeerMembersRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[49]
+	mi := &file_waypost_v1_lane_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4481,7 +4809,7 @@ func (x *PeerMembersRequest) String() string {
 func (*PeerMembersRequest) ProtoMessage() {}
 
 func (x *PeerMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[49]
+	mi := &file_waypost_v1_lane_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4494,7 +4822,7 @@ func (x *PeerMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerMembersRequest.ProtoReflect.Descriptor instead.
 func (*PeerMembersRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{49}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{52}
 }
 
 // PeerMembersResponse is a coordinator's own view of the mesh.
@@ -4508,7 +4836,7 @@ type PeerMembersResponse struct {
 
 func (x *PeerMembersResponse) Reset() {
 	*x = PeerMembersResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[50]
+	mi := &file_waypost_v1_lane_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4520,7 +4848,7 @@ func (x *PeerMembersResponse) String() string {
 func (*PeerMembersResponse) ProtoMessage() {}
 
 func (x *PeerMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[50]
+	mi := &file_waypost_v1_lane_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4533,7 +4861,7 @@ func (x *PeerMembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerMembersResponse.ProtoReflect.Descriptor instead.
 func (*PeerMembersResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{50}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *PeerMembersResponse) GetMembers() *ListMembersResponse {
@@ -4556,7 +4884,7 @@ type CopyPrefixesRequest struct {
 
 func (x *CopyPrefixesRequest) Reset() {
 	*x = CopyPrefixesRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[51]
+	mi := &file_waypost_v1_lane_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4568,7 +4896,7 @@ func (x *CopyPrefixesRequest) String() string {
 func (*CopyPrefixesRequest) ProtoMessage() {}
 
 func (x *CopyPrefixesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[51]
+	mi := &file_waypost_v1_lane_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4581,7 +4909,7 @@ func (x *CopyPrefixesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyPrefixesRequest.ProtoReflect.Descriptor instead.
 func (*CopyPrefixesRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{51}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *CopyPrefixesRequest) GetWorker() string {
@@ -4611,7 +4939,7 @@ type CopyPrefixesResponse struct {
 
 func (x *CopyPrefixesResponse) Reset() {
 	*x = CopyPrefixesResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[52]
+	mi := &file_waypost_v1_lane_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4623,7 +4951,7 @@ func (x *CopyPrefixesResponse) String() string {
 func (*CopyPrefixesResponse) ProtoMessage() {}
 
 func (x *CopyPrefixesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[52]
+	mi := &file_waypost_v1_lane_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4636,7 +4964,7 @@ func (x *CopyPrefixesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyPrefixesResponse.ProtoReflect.Descriptor instead.
 func (*CopyPrefixesResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{52}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *CopyPrefixesResponse) GetFrames() [][]byte {
@@ -4664,7 +4992,7 @@ type RelayLearnRequest struct {
 
 func (x *RelayLearnRequest) Reset() {
 	*x = RelayLearnRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[53]
+	mi := &file_waypost_v1_lane_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4676,7 +5004,7 @@ func (x *RelayLearnRequest) String() string {
 func (*RelayLearnRequest) ProtoMessage() {}
 
 func (x *RelayLearnRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[53]
+	mi := &file_waypost_v1_lane_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4689,7 +5017,7 @@ func (x *RelayLearnRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayLearnRequest.ProtoReflect.Descriptor instead.
 func (*RelayLearnRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{53}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *RelayLearnRequest) GetLearn() *LearnTokensRequest {
@@ -4710,7 +5038,7 @@ type RelayLearnResponse struct {
 
 func (x *RelayLearnResponse) Reset() {
 	*x = RelayLearnResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[54]
+	mi := &file_waypost_v1_lane_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4722,7 +5050,7 @@ func (x *RelayLearnResponse) String() string {
 func (*RelayLearnResponse) ProtoMessage() {}
 
 func (x *RelayLearnResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[54]
+	mi := &file_waypost_v1_lane_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4735,7 +5063,7 @@ func (x *RelayLearnResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayLearnResponse.ProtoReflect.Descriptor instead.
 func (*RelayLearnResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{54}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *RelayLearnResponse) GetLearn() *LearnTokensResponse {
@@ -4754,7 +5082,7 @@ type CopyMemoRequest struct {
 
 func (x *CopyMemoRequest) Reset() {
 	*x = CopyMemoRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[55]
+	mi := &file_waypost_v1_lane_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4766,7 +5094,7 @@ func (x *CopyMemoRequest) String() string {
 func (*CopyMemoRequest) ProtoMessage() {}
 
 func (x *CopyMemoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[55]
+	mi := &file_waypost_v1_lane_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4779,7 +5107,7 @@ func (x *CopyMemoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyMemoRequest.ProtoReflect.Descriptor instead.
 func (*CopyMemoRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{55}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{58}
 }
 
 // CopyMemoResponse is a part of the entries.
@@ -4793,7 +5121,7 @@ type CopyMemoResponse struct {
 
 func (x *CopyMemoResponse) Reset() {
 	*x = CopyMemoResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[56]
+	mi := &file_waypost_v1_lane_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4805,7 +5133,7 @@ func (x *CopyMemoResponse) String() string {
 func (*CopyMemoResponse) ProtoMessage() {}
 
 func (x *CopyMemoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[56]
+	mi := &file_waypost_v1_lane_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4818,7 +5146,7 @@ func (x *CopyMemoResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyMemoResponse.ProtoReflect.Descriptor instead.
 func (*CopyMemoResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{56}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *CopyMemoResponse) GetEntries() []*MemoEntry {
@@ -4833,7 +5161,7 @@ var File_waypost_v1_lane_proto protoreflect.FileDescriptor
 const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\n" +
 	"\x15waypost/v1/lane.proto\x12\n" +
-	"waypost.v1\x1a\x19waypost/v1/operator.proto\x1a\x1awaypost/v1/placement.proto\"\xf6\x02\n" +
+	"waypost.v1\x1a\x19waypost/v1/operator.proto\x1a\x1awaypost/v1/placement.proto\"\xaa\x03\n" +
 	"\x0eConnectRequest\x12 \n" +
 	"\fsent_mono_ns\x18\x01 \x01(\x06R\n" +
 	"sentMonoNs\x12.\n" +
@@ -4842,8 +5170,9 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\bprefixes\x18\x04 \x01(\v2\x18.waypost.v1.PrefixFramesH\x00R\bprefixes\x12B\n" +
 	"\x0etokenize_reply\x18\x05 \x01(\v2\x19.waypost.v1.TokenizeReplyH\x00R\rtokenizeReply\x12,\n" +
 	"\x04host\x18\x06 \x01(\v2\x16.waypost.v1.HostReportH\x00R\x04host\x127\n" +
-	"\bevidence\x18\x14 \x01(\v2\x19.waypost.v1.EvidenceReplyH\x00R\bevidenceB\a\n" +
-	"\x05frame\"\xc5\x04\n" +
+	"\bevidence\x18\x14 \x01(\v2\x19.waypost.v1.EvidenceReplyH\x00R\bevidence\x122\n" +
+	"\aack_gpu\x18< \x01(\v2\x17.waypost.v1.AckGpuReplyH\x00R\x06ackGpuB\a\n" +
+	"\x05frame\"\xf4\x04\n" +
 	"\x0fConnectResponse\x12 \n" +
 	"\fsent_mono_ns\x18\x01 \x01(\x06R\n" +
 	"sentMonoNs\x124\n" +
@@ -4856,7 +5185,8 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\x06render\x18\b \x01(\v2\x15.waypost.v1.RenderAskH\x00R\x06render\x125\n" +
 	"\bevidence\x18\x14 \x01(\v2\x17.waypost.v1.EvidenceAskH\x00R\bevidence\x126\n" +
 	"\boutcomes\x18\x15 \x01(\v2\x18.waypost.v1.OutcomeFrameH\x00R\boutcomes\x129\n" +
-	"\ttransfers\x18\x16 \x01(\v2\x19.waypost.v1.TransferFrameH\x00R\ttransfersB\a\n" +
+	"\ttransfers\x18\x16 \x01(\v2\x19.waypost.v1.TransferFrameH\x00R\ttransfers\x12-\n" +
+	"\aack_gpu\x18< \x01(\v2\x12.waypost.v1.AckGpuH\x00R\x06ackGpuB\a\n" +
 	"\x05frame\"\x95\x03\n" +
 	"\n" +
 	"AgentHello\x12\x12\n" +
@@ -4986,12 +5316,17 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\rTokenizeReply\x12\x15\n" +
 	"\x06ask_id\x18\x01 \x01(\rR\x05askId\x12\x1b\n" +
 	"\ttoken_ids\x18\x02 \x03(\rR\btokenIds\x12\x14\n" +
-	"\x05error\x18\x03 \x01(\tR\x05error\"{\n" +
+	"\x05error\x18\x03 \x01(\tR\x05error\"\x99\x02\n" +
 	"\n" +
 	"HostReport\x12+\n" +
 	"\x05facts\x18\x01 \x01(\v2\x15.waypost.v1.HostFactsR\x05facts\x12#\n" +
 	"\x04gpus\x18\x02 \x03(\v2\x0f.waypost.v1.GpuR\x04gpus\x12\x1b\n" +
-	"\tgpu_state\x18\x03 \x01(\tR\bgpuState\"\x93\x02\n" +
+	"\tgpu_state\x18\x03 \x01(\tR\bgpuState\x12%\n" +
+	"\x0edriver_version\x18< \x01(\tR\rdriverVersion\x12(\n" +
+	"\x10kernel_log_state\x18= \x01(\tR\x0ekernelLogState\x12)\n" +
+	"\x06checks\x18> \x03(\v2\x11.waypost.v1.CheckR\x06checks\x12 \n" +
+	"\fwall_unix_ms\x18? \x01(\x01R\n" +
+	"wallUnixMs\"\x93\x02\n" +
 	"\x10CoordinatorHello\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12/\n" +
 	"\x13coordinator_process\x18\x02 \x01(\x06R\x12coordinatorProcess\x12\x18\n" +
@@ -5001,13 +5336,33 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\x0eprefix_formats\x18\x06 \x03(\rR\rprefixFormats\x12\x18\n" +
 	"\arefused\x18\a \x01(\tR\arefused\x12\x1d\n" +
 	"\n" +
-	"session_up\x18\b \x01(\x06R\tsessionUp\"\xab\x01\n" +
+	"session_up\x18\b \x01(\x06R\tsessionUp\"\xf6\x01\n" +
 	"\n" +
 	"PolicyPush\x12%\n" +
 	"\x0epolicy_version\x18\x01 \x01(\rR\rpolicyVersion\x12,\n" +
 	"\acordons\x18\x02 \x03(\v2\x12.waypost.v1.CordonR\acordons\x12\"\n" +
 	"\fcoordinators\x18\x03 \x03(\tR\fcoordinators\x12$\n" +
-	"\x0eno_progress_ms\x18\x04 \x01(\x01R\fnoProgressMs\"\xab\x01\n" +
+	"\x0eno_progress_ms\x18\x04 \x01(\x01R\fnoProgressMs\x12'\n" +
+	"\x03gpu\x18< \x01(\v2\x15.waypost.v1.GpuPolicyR\x03gpu\x12 \n" +
+	"\fwall_unix_ms\x18= \x01(\x01R\n" +
+	"wallUnixMs\"S\n" +
+	"\tGpuPolicy\x12\x18\n" +
+	"\aexclude\x18\x01 \x03(\tR\aexclude\x12\x14\n" +
+	"\x05price\x18\x02 \x03(\tR\x05price\x12\x16\n" +
+	"\x06ignore\x18\x03 \x03(\tR\x06ignore\"\x8a\x01\n" +
+	"\x06AckGpu\x12\x15\n" +
+	"\x06ask_id\x18\x01 \x01(\rR\x05askId\x12\x14\n" +
+	"\x05index\x18\x02 \x01(\rR\x05index\x12\x12\n" +
+	"\x04uuid\x18\x03 \x01(\tR\x04uuid\x12\x0e\n" +
+	"\x02by\x18\x04 \x01(\tR\x02by\x12\x16\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\x12\x17\n" +
+	"\adry_run\x18\x06 \x01(\bR\x06dryRun\"|\n" +
+	"\vAckGpuReply\x12\x15\n" +
+	"\x06ask_id\x18\x01 \x01(\rR\x05askId\x12\x14\n" +
+	"\x05error\x18\x02 \x01(\tR\x05error\x12\x12\n" +
+	"\x04uuid\x18\x03 \x01(\tR\x04uuid\x12\x12\n" +
+	"\x04xids\x18\x04 \x03(\rR\x04xids\x12\x18\n" +
+	"\averdict\x18\x05 \x01(\tR\averdict\"\xab\x01\n" +
 	"\n" +
 	"PrefixPull\x12\x17\n" +
 	"\apull_id\x18\x01 \x01(\rR\x06pullId\x12\x14\n" +
@@ -5234,7 +5589,7 @@ func file_waypost_v1_lane_proto_rawDescGZIP() []byte {
 	return file_waypost_v1_lane_proto_rawDescData
 }
 
-var file_waypost_v1_lane_proto_msgTypes = make([]protoimpl.MessageInfo, 58)
+var file_waypost_v1_lane_proto_msgTypes = make([]protoimpl.MessageInfo, 61)
 var file_waypost_v1_lane_proto_goTypes = []any{
 	(*ConnectRequest)(nil),              // 0: waypost.v1.ConnectRequest
 	(*ConnectResponse)(nil),             // 1: waypost.v1.ConnectResponse
@@ -5251,73 +5606,77 @@ var file_waypost_v1_lane_proto_goTypes = []any{
 	(*HostReport)(nil),                  // 12: waypost.v1.HostReport
 	(*CoordinatorHello)(nil),            // 13: waypost.v1.CoordinatorHello
 	(*PolicyPush)(nil),                  // 14: waypost.v1.PolicyPush
-	(*PrefixPull)(nil),                  // 15: waypost.v1.PrefixPull
-	(*ClaimFrame)(nil),                  // 16: waypost.v1.ClaimFrame
-	(*Claim)(nil),                       // 17: waypost.v1.Claim
-	(*MarkFrame)(nil),                   // 18: waypost.v1.MarkFrame
-	(*Mark)(nil),                        // 19: waypost.v1.Mark
-	(*OutcomeFrame)(nil),                // 20: waypost.v1.OutcomeFrame
-	(*TransferFrame)(nil),               // 21: waypost.v1.TransferFrame
-	(*ObservedTransfer)(nil),            // 22: waypost.v1.ObservedTransfer
-	(*ObservedOutcome)(nil),             // 23: waypost.v1.ObservedOutcome
-	(*TokenizeAsk)(nil),                 // 24: waypost.v1.TokenizeAsk
-	(*RenderAsk)(nil),                   // 25: waypost.v1.RenderAsk
-	(*ExchangePlacementsRequest)(nil),   // 26: waypost.v1.ExchangePlacementsRequest
-	(*MemoEntry)(nil),                   // 27: waypost.v1.MemoEntry
-	(*ExchangePlacementsResponse)(nil),  // 28: waypost.v1.ExchangePlacementsResponse
-	(*PlaceFrame)(nil),                  // 29: waypost.v1.PlaceFrame
-	(*EvidenceAsk)(nil),                 // 30: waypost.v1.EvidenceAsk
-	(*EvidencePoint)(nil),               // 31: waypost.v1.EvidencePoint
-	(*EvidenceReply)(nil),               // 32: waypost.v1.EvidenceReply
-	(*AskRecordsRequest)(nil),           // 33: waypost.v1.AskRecordsRequest
-	(*AskRecordsResponse)(nil),          // 34: waypost.v1.AskRecordsResponse
-	(*ForwardWriteRequest)(nil),         // 35: waypost.v1.ForwardWriteRequest
-	(*ForwardWriteResponse)(nil),        // 36: waypost.v1.ForwardWriteResponse
-	(*JoinClusterRequest)(nil),          // 37: waypost.v1.JoinClusterRequest
-	(*JoinClusterResponse)(nil),         // 38: waypost.v1.JoinClusterResponse
-	(*WaitAppliedRequest)(nil),          // 39: waypost.v1.WaitAppliedRequest
-	(*WaitAppliedResponse)(nil),         // 40: waypost.v1.WaitAppliedResponse
-	(*PeerInspectRequest)(nil),          // 41: waypost.v1.PeerInspectRequest
-	(*PeerInspectResponse)(nil),         // 42: waypost.v1.PeerInspectResponse
-	(*FetchPlacementRequest)(nil),       // 43: waypost.v1.FetchPlacementRequest
-	(*FetchPlacementResponse)(nil),      // 44: waypost.v1.FetchPlacementResponse
-	(*RelayOutcomeRequest)(nil),         // 45: waypost.v1.RelayOutcomeRequest
-	(*RelayOutcomeResponse)(nil),        // 46: waypost.v1.RelayOutcomeResponse
-	(*RelayReservationRequest)(nil),     // 47: waypost.v1.RelayReservationRequest
-	(*RelayReservationResponse)(nil),    // 48: waypost.v1.RelayReservationResponse
-	(*PeerMembersRequest)(nil),          // 49: waypost.v1.PeerMembersRequest
-	(*PeerMembersResponse)(nil),         // 50: waypost.v1.PeerMembersResponse
-	(*CopyPrefixesRequest)(nil),         // 51: waypost.v1.CopyPrefixesRequest
-	(*CopyPrefixesResponse)(nil),        // 52: waypost.v1.CopyPrefixesResponse
-	(*RelayLearnRequest)(nil),           // 53: waypost.v1.RelayLearnRequest
-	(*RelayLearnResponse)(nil),          // 54: waypost.v1.RelayLearnResponse
-	(*CopyMemoRequest)(nil),             // 55: waypost.v1.CopyMemoRequest
-	(*CopyMemoResponse)(nil),            // 56: waypost.v1.CopyMemoResponse
-	nil,                                 // 57: waypost.v1.WorkerFacts.HeadersEntry
-	(*TransferFacts)(nil),               // 58: waypost.v1.TransferFacts
-	(*TermError)(nil),                   // 59: waypost.v1.TermError
-	(*HostFacts)(nil),                   // 60: waypost.v1.HostFacts
-	(*Gpu)(nil),                         // 61: waypost.v1.Gpu
-	(*Cordon)(nil),                      // 62: waypost.v1.Cordon
-	(*ListPlacementsRequest)(nil),       // 63: waypost.v1.ListPlacementsRequest
-	(*SummarizePlacementsRequest)(nil),  // 64: waypost.v1.SummarizePlacementsRequest
-	(*GetReuseRequest)(nil),             // 65: waypost.v1.GetReuseRequest
-	(*ExplainWorkerRequest)(nil),        // 66: waypost.v1.ExplainWorkerRequest
-	(*ListPlacementsResponse)(nil),      // 67: waypost.v1.ListPlacementsResponse
-	(*SummarizePlacementsResponse)(nil), // 68: waypost.v1.SummarizePlacementsResponse
-	(*GetReuseResponse)(nil),            // 69: waypost.v1.GetReuseResponse
-	(*ExplainWorkerResponse)(nil),       // 70: waypost.v1.ExplainWorkerResponse
-	(*InspectWorkerRequest)(nil),        // 71: waypost.v1.InspectWorkerRequest
-	(*InspectWorkerResponse)(nil),       // 72: waypost.v1.InspectWorkerResponse
-	(*ReportOutcomeRequest)(nil),        // 73: waypost.v1.ReportOutcomeRequest
-	(*ReportOutcomeResponse)(nil),       // 74: waypost.v1.ReportOutcomeResponse
-	(*RenewPlacementRequest)(nil),       // 75: waypost.v1.RenewPlacementRequest
-	(*ReleasePlacementRequest)(nil),     // 76: waypost.v1.ReleasePlacementRequest
-	(*RenewPlacementResponse)(nil),      // 77: waypost.v1.RenewPlacementResponse
-	(*ReleasePlacementResponse)(nil),    // 78: waypost.v1.ReleasePlacementResponse
-	(*ListMembersResponse)(nil),         // 79: waypost.v1.ListMembersResponse
-	(*LearnTokensRequest)(nil),          // 80: waypost.v1.LearnTokensRequest
-	(*LearnTokensResponse)(nil),         // 81: waypost.v1.LearnTokensResponse
+	(*GpuPolicy)(nil),                   // 15: waypost.v1.GpuPolicy
+	(*AckGpu)(nil),                      // 16: waypost.v1.AckGpu
+	(*AckGpuReply)(nil),                 // 17: waypost.v1.AckGpuReply
+	(*PrefixPull)(nil),                  // 18: waypost.v1.PrefixPull
+	(*ClaimFrame)(nil),                  // 19: waypost.v1.ClaimFrame
+	(*Claim)(nil),                       // 20: waypost.v1.Claim
+	(*MarkFrame)(nil),                   // 21: waypost.v1.MarkFrame
+	(*Mark)(nil),                        // 22: waypost.v1.Mark
+	(*OutcomeFrame)(nil),                // 23: waypost.v1.OutcomeFrame
+	(*TransferFrame)(nil),               // 24: waypost.v1.TransferFrame
+	(*ObservedTransfer)(nil),            // 25: waypost.v1.ObservedTransfer
+	(*ObservedOutcome)(nil),             // 26: waypost.v1.ObservedOutcome
+	(*TokenizeAsk)(nil),                 // 27: waypost.v1.TokenizeAsk
+	(*RenderAsk)(nil),                   // 28: waypost.v1.RenderAsk
+	(*ExchangePlacementsRequest)(nil),   // 29: waypost.v1.ExchangePlacementsRequest
+	(*MemoEntry)(nil),                   // 30: waypost.v1.MemoEntry
+	(*ExchangePlacementsResponse)(nil),  // 31: waypost.v1.ExchangePlacementsResponse
+	(*PlaceFrame)(nil),                  // 32: waypost.v1.PlaceFrame
+	(*EvidenceAsk)(nil),                 // 33: waypost.v1.EvidenceAsk
+	(*EvidencePoint)(nil),               // 34: waypost.v1.EvidencePoint
+	(*EvidenceReply)(nil),               // 35: waypost.v1.EvidenceReply
+	(*AskRecordsRequest)(nil),           // 36: waypost.v1.AskRecordsRequest
+	(*AskRecordsResponse)(nil),          // 37: waypost.v1.AskRecordsResponse
+	(*ForwardWriteRequest)(nil),         // 38: waypost.v1.ForwardWriteRequest
+	(*ForwardWriteResponse)(nil),        // 39: waypost.v1.ForwardWriteResponse
+	(*JoinClusterRequest)(nil),          // 40: waypost.v1.JoinClusterRequest
+	(*JoinClusterResponse)(nil),         // 41: waypost.v1.JoinClusterResponse
+	(*WaitAppliedRequest)(nil),          // 42: waypost.v1.WaitAppliedRequest
+	(*WaitAppliedResponse)(nil),         // 43: waypost.v1.WaitAppliedResponse
+	(*PeerInspectRequest)(nil),          // 44: waypost.v1.PeerInspectRequest
+	(*PeerInspectResponse)(nil),         // 45: waypost.v1.PeerInspectResponse
+	(*FetchPlacementRequest)(nil),       // 46: waypost.v1.FetchPlacementRequest
+	(*FetchPlacementResponse)(nil),      // 47: waypost.v1.FetchPlacementResponse
+	(*RelayOutcomeRequest)(nil),         // 48: waypost.v1.RelayOutcomeRequest
+	(*RelayOutcomeResponse)(nil),        // 49: waypost.v1.RelayOutcomeResponse
+	(*RelayReservationRequest)(nil),     // 50: waypost.v1.RelayReservationRequest
+	(*RelayReservationResponse)(nil),    // 51: waypost.v1.RelayReservationResponse
+	(*PeerMembersRequest)(nil),          // 52: waypost.v1.PeerMembersRequest
+	(*PeerMembersResponse)(nil),         // 53: waypost.v1.PeerMembersResponse
+	(*CopyPrefixesRequest)(nil),         // 54: waypost.v1.CopyPrefixesRequest
+	(*CopyPrefixesResponse)(nil),        // 55: waypost.v1.CopyPrefixesResponse
+	(*RelayLearnRequest)(nil),           // 56: waypost.v1.RelayLearnRequest
+	(*RelayLearnResponse)(nil),          // 57: waypost.v1.RelayLearnResponse
+	(*CopyMemoRequest)(nil),             // 58: waypost.v1.CopyMemoRequest
+	(*CopyMemoResponse)(nil),            // 59: waypost.v1.CopyMemoResponse
+	nil,                                 // 60: waypost.v1.WorkerFacts.HeadersEntry
+	(*TransferFacts)(nil),               // 61: waypost.v1.TransferFacts
+	(*TermError)(nil),                   // 62: waypost.v1.TermError
+	(*HostFacts)(nil),                   // 63: waypost.v1.HostFacts
+	(*Gpu)(nil),                         // 64: waypost.v1.Gpu
+	(*Check)(nil),                       // 65: waypost.v1.Check
+	(*Cordon)(nil),                      // 66: waypost.v1.Cordon
+	(*ListPlacementsRequest)(nil),       // 67: waypost.v1.ListPlacementsRequest
+	(*SummarizePlacementsRequest)(nil),  // 68: waypost.v1.SummarizePlacementsRequest
+	(*GetReuseRequest)(nil),             // 69: waypost.v1.GetReuseRequest
+	(*ExplainWorkerRequest)(nil),        // 70: waypost.v1.ExplainWorkerRequest
+	(*ListPlacementsResponse)(nil),      // 71: waypost.v1.ListPlacementsResponse
+	(*SummarizePlacementsResponse)(nil), // 72: waypost.v1.SummarizePlacementsResponse
+	(*GetReuseResponse)(nil),            // 73: waypost.v1.GetReuseResponse
+	(*ExplainWorkerResponse)(nil),       // 74: waypost.v1.ExplainWorkerResponse
+	(*InspectWorkerRequest)(nil),        // 75: waypost.v1.InspectWorkerRequest
+	(*InspectWorkerResponse)(nil),       // 76: waypost.v1.InspectWorkerResponse
+	(*ReportOutcomeRequest)(nil),        // 77: waypost.v1.ReportOutcomeRequest
+	(*ReportOutcomeResponse)(nil),       // 78: waypost.v1.ReportOutcomeResponse
+	(*RenewPlacementRequest)(nil),       // 79: waypost.v1.RenewPlacementRequest
+	(*ReleasePlacementRequest)(nil),     // 80: waypost.v1.ReleasePlacementRequest
+	(*RenewPlacementResponse)(nil),      // 81: waypost.v1.RenewPlacementResponse
+	(*ReleasePlacementResponse)(nil),    // 82: waypost.v1.ReleasePlacementResponse
+	(*ListMembersResponse)(nil),         // 83: waypost.v1.ListMembersResponse
+	(*LearnTokensRequest)(nil),          // 84: waypost.v1.LearnTokensRequest
+	(*LearnTokensResponse)(nil),         // 85: waypost.v1.LearnTokensResponse
 }
 var file_waypost_v1_lane_proto_depIdxs = []int32{
 	2,  // 0: waypost.v1.ConnectRequest.hello:type_name -> waypost.v1.AgentHello
@@ -5325,93 +5684,97 @@ var file_waypost_v1_lane_proto_depIdxs = []int32{
 	10, // 2: waypost.v1.ConnectRequest.prefixes:type_name -> waypost.v1.PrefixFrames
 	11, // 3: waypost.v1.ConnectRequest.tokenize_reply:type_name -> waypost.v1.TokenizeReply
 	12, // 4: waypost.v1.ConnectRequest.host:type_name -> waypost.v1.HostReport
-	32, // 5: waypost.v1.ConnectRequest.evidence:type_name -> waypost.v1.EvidenceReply
-	13, // 6: waypost.v1.ConnectResponse.hello:type_name -> waypost.v1.CoordinatorHello
-	14, // 7: waypost.v1.ConnectResponse.policy:type_name -> waypost.v1.PolicyPush
-	15, // 8: waypost.v1.ConnectResponse.pull:type_name -> waypost.v1.PrefixPull
-	16, // 9: waypost.v1.ConnectResponse.claims:type_name -> waypost.v1.ClaimFrame
-	18, // 10: waypost.v1.ConnectResponse.marks:type_name -> waypost.v1.MarkFrame
-	24, // 11: waypost.v1.ConnectResponse.tokenize:type_name -> waypost.v1.TokenizeAsk
-	25, // 12: waypost.v1.ConnectResponse.render:type_name -> waypost.v1.RenderAsk
-	30, // 13: waypost.v1.ConnectResponse.evidence:type_name -> waypost.v1.EvidenceAsk
-	20, // 14: waypost.v1.ConnectResponse.outcomes:type_name -> waypost.v1.OutcomeFrame
-	21, // 15: waypost.v1.ConnectResponse.transfers:type_name -> waypost.v1.TransferFrame
-	3,  // 16: waypost.v1.AgentHello.workers:type_name -> waypost.v1.WorkerFacts
-	57, // 17: waypost.v1.WorkerFacts.headers:type_name -> waypost.v1.WorkerFacts.HeadersEntry
-	4,  // 18: waypost.v1.WorkerFacts.step_model:type_name -> waypost.v1.StepModel
-	58, // 19: waypost.v1.WorkerFacts.transfer:type_name -> waypost.v1.TransferFacts
-	6,  // 20: waypost.v1.Load.workers:type_name -> waypost.v1.WorkerLoad
-	9,  // 21: waypost.v1.WorkerLoad.echo:type_name -> waypost.v1.Echo
-	7,  // 22: waypost.v1.WorkerLoad.accuracy:type_name -> waypost.v1.WorkerAccuracy
-	22, // 23: waypost.v1.WorkerLoad.transfers:type_name -> waypost.v1.ObservedTransfer
-	8,  // 24: waypost.v1.WorkerLoad.idle_slots:type_name -> waypost.v1.IdleSlot
-	59, // 25: waypost.v1.WorkerAccuracy.errors:type_name -> waypost.v1.TermError
-	60, // 26: waypost.v1.HostReport.facts:type_name -> waypost.v1.HostFacts
-	61, // 27: waypost.v1.HostReport.gpus:type_name -> waypost.v1.Gpu
-	62, // 28: waypost.v1.PolicyPush.cordons:type_name -> waypost.v1.Cordon
-	17, // 29: waypost.v1.ClaimFrame.claims:type_name -> waypost.v1.Claim
-	19, // 30: waypost.v1.MarkFrame.marks:type_name -> waypost.v1.Mark
-	23, // 31: waypost.v1.OutcomeFrame.outcomes:type_name -> waypost.v1.ObservedOutcome
-	22, // 32: waypost.v1.TransferFrame.transfers:type_name -> waypost.v1.ObservedTransfer
-	29, // 33: waypost.v1.ExchangePlacementsRequest.places:type_name -> waypost.v1.PlaceFrame
-	27, // 34: waypost.v1.ExchangePlacementsRequest.memo:type_name -> waypost.v1.MemoEntry
-	17, // 35: waypost.v1.PlaceFrame.claim:type_name -> waypost.v1.Claim
-	31, // 36: waypost.v1.EvidenceAsk.expected:type_name -> waypost.v1.EvidencePoint
-	31, // 37: waypost.v1.EvidenceAsk.tip:type_name -> waypost.v1.EvidencePoint
-	31, // 38: waypost.v1.EvidenceAsk.unsalted:type_name -> waypost.v1.EvidencePoint
-	63, // 39: waypost.v1.AskRecordsRequest.list:type_name -> waypost.v1.ListPlacementsRequest
-	64, // 40: waypost.v1.AskRecordsRequest.summarize:type_name -> waypost.v1.SummarizePlacementsRequest
-	65, // 41: waypost.v1.AskRecordsRequest.reuse:type_name -> waypost.v1.GetReuseRequest
-	66, // 42: waypost.v1.AskRecordsRequest.worker:type_name -> waypost.v1.ExplainWorkerRequest
-	67, // 43: waypost.v1.AskRecordsResponse.list:type_name -> waypost.v1.ListPlacementsResponse
-	68, // 44: waypost.v1.AskRecordsResponse.summarize:type_name -> waypost.v1.SummarizePlacementsResponse
-	69, // 45: waypost.v1.AskRecordsResponse.reuse:type_name -> waypost.v1.GetReuseResponse
-	70, // 46: waypost.v1.AskRecordsResponse.worker:type_name -> waypost.v1.ExplainWorkerResponse
-	71, // 47: waypost.v1.PeerInspectRequest.inspect:type_name -> waypost.v1.InspectWorkerRequest
-	72, // 48: waypost.v1.PeerInspectResponse.inspect:type_name -> waypost.v1.InspectWorkerResponse
-	73, // 49: waypost.v1.RelayOutcomeRequest.outcome:type_name -> waypost.v1.ReportOutcomeRequest
-	74, // 50: waypost.v1.RelayOutcomeResponse.outcome:type_name -> waypost.v1.ReportOutcomeResponse
-	75, // 51: waypost.v1.RelayReservationRequest.renew:type_name -> waypost.v1.RenewPlacementRequest
-	76, // 52: waypost.v1.RelayReservationRequest.release:type_name -> waypost.v1.ReleasePlacementRequest
-	77, // 53: waypost.v1.RelayReservationResponse.renew:type_name -> waypost.v1.RenewPlacementResponse
-	78, // 54: waypost.v1.RelayReservationResponse.release:type_name -> waypost.v1.ReleasePlacementResponse
-	79, // 55: waypost.v1.PeerMembersResponse.members:type_name -> waypost.v1.ListMembersResponse
-	80, // 56: waypost.v1.RelayLearnRequest.learn:type_name -> waypost.v1.LearnTokensRequest
-	81, // 57: waypost.v1.RelayLearnResponse.learn:type_name -> waypost.v1.LearnTokensResponse
-	27, // 58: waypost.v1.CopyMemoResponse.entries:type_name -> waypost.v1.MemoEntry
-	0,  // 59: waypost.v1.LaneService.Connect:input_type -> waypost.v1.ConnectRequest
-	26, // 60: waypost.v1.PeerService.ExchangePlacements:input_type -> waypost.v1.ExchangePlacementsRequest
-	35, // 61: waypost.v1.PeerService.ForwardWrite:input_type -> waypost.v1.ForwardWriteRequest
-	37, // 62: waypost.v1.PeerService.JoinCluster:input_type -> waypost.v1.JoinClusterRequest
-	39, // 63: waypost.v1.PeerService.WaitApplied:input_type -> waypost.v1.WaitAppliedRequest
-	41, // 64: waypost.v1.PeerService.PeerInspect:input_type -> waypost.v1.PeerInspectRequest
-	43, // 65: waypost.v1.PeerService.FetchPlacement:input_type -> waypost.v1.FetchPlacementRequest
-	45, // 66: waypost.v1.PeerService.RelayOutcome:input_type -> waypost.v1.RelayOutcomeRequest
-	47, // 67: waypost.v1.PeerService.RelayReservation:input_type -> waypost.v1.RelayReservationRequest
-	33, // 68: waypost.v1.PeerService.AskRecords:input_type -> waypost.v1.AskRecordsRequest
-	49, // 69: waypost.v1.PeerService.PeerMembers:input_type -> waypost.v1.PeerMembersRequest
-	51, // 70: waypost.v1.PeerService.CopyPrefixes:input_type -> waypost.v1.CopyPrefixesRequest
-	53, // 71: waypost.v1.PeerService.RelayLearn:input_type -> waypost.v1.RelayLearnRequest
-	55, // 72: waypost.v1.PeerService.CopyMemo:input_type -> waypost.v1.CopyMemoRequest
-	1,  // 73: waypost.v1.LaneService.Connect:output_type -> waypost.v1.ConnectResponse
-	28, // 74: waypost.v1.PeerService.ExchangePlacements:output_type -> waypost.v1.ExchangePlacementsResponse
-	36, // 75: waypost.v1.PeerService.ForwardWrite:output_type -> waypost.v1.ForwardWriteResponse
-	38, // 76: waypost.v1.PeerService.JoinCluster:output_type -> waypost.v1.JoinClusterResponse
-	40, // 77: waypost.v1.PeerService.WaitApplied:output_type -> waypost.v1.WaitAppliedResponse
-	42, // 78: waypost.v1.PeerService.PeerInspect:output_type -> waypost.v1.PeerInspectResponse
-	44, // 79: waypost.v1.PeerService.FetchPlacement:output_type -> waypost.v1.FetchPlacementResponse
-	46, // 80: waypost.v1.PeerService.RelayOutcome:output_type -> waypost.v1.RelayOutcomeResponse
-	48, // 81: waypost.v1.PeerService.RelayReservation:output_type -> waypost.v1.RelayReservationResponse
-	34, // 82: waypost.v1.PeerService.AskRecords:output_type -> waypost.v1.AskRecordsResponse
-	50, // 83: waypost.v1.PeerService.PeerMembers:output_type -> waypost.v1.PeerMembersResponse
-	52, // 84: waypost.v1.PeerService.CopyPrefixes:output_type -> waypost.v1.CopyPrefixesResponse
-	54, // 85: waypost.v1.PeerService.RelayLearn:output_type -> waypost.v1.RelayLearnResponse
-	56, // 86: waypost.v1.PeerService.CopyMemo:output_type -> waypost.v1.CopyMemoResponse
-	73, // [73:87] is the sub-list for method output_type
-	59, // [59:73] is the sub-list for method input_type
-	59, // [59:59] is the sub-list for extension type_name
-	59, // [59:59] is the sub-list for extension extendee
-	0,  // [0:59] is the sub-list for field type_name
+	35, // 5: waypost.v1.ConnectRequest.evidence:type_name -> waypost.v1.EvidenceReply
+	17, // 6: waypost.v1.ConnectRequest.ack_gpu:type_name -> waypost.v1.AckGpuReply
+	13, // 7: waypost.v1.ConnectResponse.hello:type_name -> waypost.v1.CoordinatorHello
+	14, // 8: waypost.v1.ConnectResponse.policy:type_name -> waypost.v1.PolicyPush
+	18, // 9: waypost.v1.ConnectResponse.pull:type_name -> waypost.v1.PrefixPull
+	19, // 10: waypost.v1.ConnectResponse.claims:type_name -> waypost.v1.ClaimFrame
+	21, // 11: waypost.v1.ConnectResponse.marks:type_name -> waypost.v1.MarkFrame
+	27, // 12: waypost.v1.ConnectResponse.tokenize:type_name -> waypost.v1.TokenizeAsk
+	28, // 13: waypost.v1.ConnectResponse.render:type_name -> waypost.v1.RenderAsk
+	33, // 14: waypost.v1.ConnectResponse.evidence:type_name -> waypost.v1.EvidenceAsk
+	23, // 15: waypost.v1.ConnectResponse.outcomes:type_name -> waypost.v1.OutcomeFrame
+	24, // 16: waypost.v1.ConnectResponse.transfers:type_name -> waypost.v1.TransferFrame
+	16, // 17: waypost.v1.ConnectResponse.ack_gpu:type_name -> waypost.v1.AckGpu
+	3,  // 18: waypost.v1.AgentHello.workers:type_name -> waypost.v1.WorkerFacts
+	60, // 19: waypost.v1.WorkerFacts.headers:type_name -> waypost.v1.WorkerFacts.HeadersEntry
+	4,  // 20: waypost.v1.WorkerFacts.step_model:type_name -> waypost.v1.StepModel
+	61, // 21: waypost.v1.WorkerFacts.transfer:type_name -> waypost.v1.TransferFacts
+	6,  // 22: waypost.v1.Load.workers:type_name -> waypost.v1.WorkerLoad
+	9,  // 23: waypost.v1.WorkerLoad.echo:type_name -> waypost.v1.Echo
+	7,  // 24: waypost.v1.WorkerLoad.accuracy:type_name -> waypost.v1.WorkerAccuracy
+	25, // 25: waypost.v1.WorkerLoad.transfers:type_name -> waypost.v1.ObservedTransfer
+	8,  // 26: waypost.v1.WorkerLoad.idle_slots:type_name -> waypost.v1.IdleSlot
+	62, // 27: waypost.v1.WorkerAccuracy.errors:type_name -> waypost.v1.TermError
+	63, // 28: waypost.v1.HostReport.facts:type_name -> waypost.v1.HostFacts
+	64, // 29: waypost.v1.HostReport.gpus:type_name -> waypost.v1.Gpu
+	65, // 30: waypost.v1.HostReport.checks:type_name -> waypost.v1.Check
+	66, // 31: waypost.v1.PolicyPush.cordons:type_name -> waypost.v1.Cordon
+	15, // 32: waypost.v1.PolicyPush.gpu:type_name -> waypost.v1.GpuPolicy
+	20, // 33: waypost.v1.ClaimFrame.claims:type_name -> waypost.v1.Claim
+	22, // 34: waypost.v1.MarkFrame.marks:type_name -> waypost.v1.Mark
+	26, // 35: waypost.v1.OutcomeFrame.outcomes:type_name -> waypost.v1.ObservedOutcome
+	25, // 36: waypost.v1.TransferFrame.transfers:type_name -> waypost.v1.ObservedTransfer
+	32, // 37: waypost.v1.ExchangePlacementsRequest.places:type_name -> waypost.v1.PlaceFrame
+	30, // 38: waypost.v1.ExchangePlacementsRequest.memo:type_name -> waypost.v1.MemoEntry
+	20, // 39: waypost.v1.PlaceFrame.claim:type_name -> waypost.v1.Claim
+	34, // 40: waypost.v1.EvidenceAsk.expected:type_name -> waypost.v1.EvidencePoint
+	34, // 41: waypost.v1.EvidenceAsk.tip:type_name -> waypost.v1.EvidencePoint
+	34, // 42: waypost.v1.EvidenceAsk.unsalted:type_name -> waypost.v1.EvidencePoint
+	67, // 43: waypost.v1.AskRecordsRequest.list:type_name -> waypost.v1.ListPlacementsRequest
+	68, // 44: waypost.v1.AskRecordsRequest.summarize:type_name -> waypost.v1.SummarizePlacementsRequest
+	69, // 45: waypost.v1.AskRecordsRequest.reuse:type_name -> waypost.v1.GetReuseRequest
+	70, // 46: waypost.v1.AskRecordsRequest.worker:type_name -> waypost.v1.ExplainWorkerRequest
+	71, // 47: waypost.v1.AskRecordsResponse.list:type_name -> waypost.v1.ListPlacementsResponse
+	72, // 48: waypost.v1.AskRecordsResponse.summarize:type_name -> waypost.v1.SummarizePlacementsResponse
+	73, // 49: waypost.v1.AskRecordsResponse.reuse:type_name -> waypost.v1.GetReuseResponse
+	74, // 50: waypost.v1.AskRecordsResponse.worker:type_name -> waypost.v1.ExplainWorkerResponse
+	75, // 51: waypost.v1.PeerInspectRequest.inspect:type_name -> waypost.v1.InspectWorkerRequest
+	76, // 52: waypost.v1.PeerInspectResponse.inspect:type_name -> waypost.v1.InspectWorkerResponse
+	77, // 53: waypost.v1.RelayOutcomeRequest.outcome:type_name -> waypost.v1.ReportOutcomeRequest
+	78, // 54: waypost.v1.RelayOutcomeResponse.outcome:type_name -> waypost.v1.ReportOutcomeResponse
+	79, // 55: waypost.v1.RelayReservationRequest.renew:type_name -> waypost.v1.RenewPlacementRequest
+	80, // 56: waypost.v1.RelayReservationRequest.release:type_name -> waypost.v1.ReleasePlacementRequest
+	81, // 57: waypost.v1.RelayReservationResponse.renew:type_name -> waypost.v1.RenewPlacementResponse
+	82, // 58: waypost.v1.RelayReservationResponse.release:type_name -> waypost.v1.ReleasePlacementResponse
+	83, // 59: waypost.v1.PeerMembersResponse.members:type_name -> waypost.v1.ListMembersResponse
+	84, // 60: waypost.v1.RelayLearnRequest.learn:type_name -> waypost.v1.LearnTokensRequest
+	85, // 61: waypost.v1.RelayLearnResponse.learn:type_name -> waypost.v1.LearnTokensResponse
+	30, // 62: waypost.v1.CopyMemoResponse.entries:type_name -> waypost.v1.MemoEntry
+	0,  // 63: waypost.v1.LaneService.Connect:input_type -> waypost.v1.ConnectRequest
+	29, // 64: waypost.v1.PeerService.ExchangePlacements:input_type -> waypost.v1.ExchangePlacementsRequest
+	38, // 65: waypost.v1.PeerService.ForwardWrite:input_type -> waypost.v1.ForwardWriteRequest
+	40, // 66: waypost.v1.PeerService.JoinCluster:input_type -> waypost.v1.JoinClusterRequest
+	42, // 67: waypost.v1.PeerService.WaitApplied:input_type -> waypost.v1.WaitAppliedRequest
+	44, // 68: waypost.v1.PeerService.PeerInspect:input_type -> waypost.v1.PeerInspectRequest
+	46, // 69: waypost.v1.PeerService.FetchPlacement:input_type -> waypost.v1.FetchPlacementRequest
+	48, // 70: waypost.v1.PeerService.RelayOutcome:input_type -> waypost.v1.RelayOutcomeRequest
+	50, // 71: waypost.v1.PeerService.RelayReservation:input_type -> waypost.v1.RelayReservationRequest
+	36, // 72: waypost.v1.PeerService.AskRecords:input_type -> waypost.v1.AskRecordsRequest
+	52, // 73: waypost.v1.PeerService.PeerMembers:input_type -> waypost.v1.PeerMembersRequest
+	54, // 74: waypost.v1.PeerService.CopyPrefixes:input_type -> waypost.v1.CopyPrefixesRequest
+	56, // 75: waypost.v1.PeerService.RelayLearn:input_type -> waypost.v1.RelayLearnRequest
+	58, // 76: waypost.v1.PeerService.CopyMemo:input_type -> waypost.v1.CopyMemoRequest
+	1,  // 77: waypost.v1.LaneService.Connect:output_type -> waypost.v1.ConnectResponse
+	31, // 78: waypost.v1.PeerService.ExchangePlacements:output_type -> waypost.v1.ExchangePlacementsResponse
+	39, // 79: waypost.v1.PeerService.ForwardWrite:output_type -> waypost.v1.ForwardWriteResponse
+	41, // 80: waypost.v1.PeerService.JoinCluster:output_type -> waypost.v1.JoinClusterResponse
+	43, // 81: waypost.v1.PeerService.WaitApplied:output_type -> waypost.v1.WaitAppliedResponse
+	45, // 82: waypost.v1.PeerService.PeerInspect:output_type -> waypost.v1.PeerInspectResponse
+	47, // 83: waypost.v1.PeerService.FetchPlacement:output_type -> waypost.v1.FetchPlacementResponse
+	49, // 84: waypost.v1.PeerService.RelayOutcome:output_type -> waypost.v1.RelayOutcomeResponse
+	51, // 85: waypost.v1.PeerService.RelayReservation:output_type -> waypost.v1.RelayReservationResponse
+	37, // 86: waypost.v1.PeerService.AskRecords:output_type -> waypost.v1.AskRecordsResponse
+	53, // 87: waypost.v1.PeerService.PeerMembers:output_type -> waypost.v1.PeerMembersResponse
+	55, // 88: waypost.v1.PeerService.CopyPrefixes:output_type -> waypost.v1.CopyPrefixesResponse
+	57, // 89: waypost.v1.PeerService.RelayLearn:output_type -> waypost.v1.RelayLearnResponse
+	59, // 90: waypost.v1.PeerService.CopyMemo:output_type -> waypost.v1.CopyMemoResponse
+	77, // [77:91] is the sub-list for method output_type
+	63, // [63:77] is the sub-list for method input_type
+	63, // [63:63] is the sub-list for extension type_name
+	63, // [63:63] is the sub-list for extension extendee
+	0,  // [0:63] is the sub-list for field type_name
 }
 
 func init() { file_waypost_v1_lane_proto_init() }
@@ -5428,6 +5791,7 @@ func file_waypost_v1_lane_proto_init() {
 		(*ConnectRequest_TokenizeReply)(nil),
 		(*ConnectRequest_Host)(nil),
 		(*ConnectRequest_Evidence)(nil),
+		(*ConnectRequest_AckGpu)(nil),
 	}
 	file_waypost_v1_lane_proto_msgTypes[1].OneofWrappers = []any{
 		(*ConnectResponse_Hello)(nil),
@@ -5440,12 +5804,13 @@ func file_waypost_v1_lane_proto_init() {
 		(*ConnectResponse_Evidence)(nil),
 		(*ConnectResponse_Outcomes)(nil),
 		(*ConnectResponse_Transfers)(nil),
+		(*ConnectResponse_AckGpu)(nil),
 	}
-	file_waypost_v1_lane_proto_msgTypes[47].OneofWrappers = []any{
+	file_waypost_v1_lane_proto_msgTypes[50].OneofWrappers = []any{
 		(*RelayReservationRequest_Renew)(nil),
 		(*RelayReservationRequest_Release)(nil),
 	}
-	file_waypost_v1_lane_proto_msgTypes[48].OneofWrappers = []any{
+	file_waypost_v1_lane_proto_msgTypes[51].OneofWrappers = []any{
 		(*RelayReservationResponse_Renew)(nil),
 		(*RelayReservationResponse_Release)(nil),
 	}
@@ -5455,7 +5820,7 @@ func file_waypost_v1_lane_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_waypost_v1_lane_proto_rawDesc), len(file_waypost_v1_lane_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   58,
+			NumMessages:   61,
 			NumExtensions: 0,
 			NumServices:   2,
 		},
