@@ -20,6 +20,7 @@ import (
 	"waypost/agent/host"
 	"waypost/agent/queue"
 	"waypost/gossip/accuracy"
+	"waypost/gossip/boundary"
 	"waypost/gossip/identity"
 	"waypost/gossip/lane"
 	"waypost/gossip/mesh"
@@ -180,13 +181,18 @@ func (a *Agent) watch(e EngineConfig) (*watched, error) {
 	if err != nil {
 		return nil, fmt.Errorf("engine %s: %w", e.Name, err)
 	}
-	return &watched{
+	w := &watched{
 		target: target, adapter: adapter, advertise: advertisedURL(e.Advertise, e.URL, a.hostAddress()), log: a.log,
 		config: &e, hostAddress: a.hostAddress(),
 		newRank: func(engineName string, number int) *rank { return a.newRank(e, engineName, number) },
 		changed: a.helloChanged,
 		dirty:   func() { a.dialer.Kick() },
-	}, nil
+	}
+	tokenizer, _ := adapter.(engine.Tokenizer)
+	w.prober = newProber(proberOptions{
+		tokenizer: tokenizer, declared: e.Boundary, hasher: boundary.NewHasher(a.prefixKeys[0]), state: w.state, changed: w.changed, log: a.log.With("engine", e.Name),
+	})
+	return w, nil
 }
 
 // hostAddress is the address of this host that others reach; empty: none but

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"waypost/agent/engine"
+	"waypost/gossip/boundary"
 	"waypost/gossip/lane"
 	"waypost/gossip/ledger"
 	"waypost/gossip/summary"
@@ -127,6 +128,10 @@ func (h *lanes) Frame(l *lane.Lane, f *waypostv1.ConnectResponse) {
 		h.takePolicy(fr.Policy)
 	case *waypostv1.ConnectResponse_AckGpu:
 		h.a.takeAck(l, fr.AckGpu)
+	case *waypostv1.ConnectResponse_Boundary:
+		if w := h.a.watchedOf(fr.Boundary.GetIndex()); w != nil {
+			w.prober.again(boundary.Part(fr.Boundary.GetPart()), int(fr.Boundary.GetProbe()))
+		}
 	case *waypostv1.ConnectResponse_Tokenize:
 		t := fr.Tokenize
 		h.ask(l, t.GetAskId(), t.GetIndex(), len(t.GetPrompt()), func(ctx context.Context, w *watched) ([]uint32, error) {
@@ -304,14 +309,25 @@ func (h *lanes) hello() *waypostv1.AgentHello {
 		PrefixFormat: proto.Uint32(summary.Version), ZoneHint: &a.cfg.Hint.Zone, RackHint: &a.cfg.Hint.Rack,
 	}
 	for _, w := range a.watching() {
+		name, told := (*string)(nil), false
+		vector := w.prober.vector()
+		if vector != nil {
+			name = optionalText(vector.Fingerprint())
+		}
 		for _, r := range w.all() {
 			if id := r.identity(); id.known {
-				f := workerFacts(w, id)
+				facts := workerFacts(w, id)
+				facts.Boundary, told = name, true
 				if id.facts.Ranks <= 1 { // which rank uses which of an engine's GPUs nobody tells
-					f.GpuUuids = a.truth.gpusOf(w.target.Name)
+					if seen := a.truth.gpusOf(w.target.Name); len(seen) > 0 {
+						facts.GpuUuids = seen
+					}
 				}
-				out.Workers = append(out.Workers, f)
+				out.Workers = append(out.Workers, facts)
 			}
+		}
+		if told && vector != nil {
+			out.Boundaries = append(out.Boundaries, lane.BoundaryOf(w.target.Name, vector))
 		}
 	}
 	return out

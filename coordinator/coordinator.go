@@ -121,12 +121,9 @@ type Coordinator struct {
 	reservationTTL time.Duration
 	// shipC wakes what sends claims, marks and placements; began is the zero of
 	// the clock in messages to peers.
-	shipC chan struct{}
-	began time.Time
-	// boundaries are the workers whose boundary is not their pool's; helloNews
-	// says that they must be looked at again.
-	boundaries atomic.Pointer[map[string]error]
-	helloNews  atomic.Bool
+	shipC      chan struct{}
+	began      time.Time
+	boundaries *boundaries
 	sketches   sketches
 
 	clusterListener, apiListener net.Listener
@@ -147,7 +144,7 @@ type Coordinator struct {
 func New(opt Options) (*Coordinator, error) {
 	c := &Coordinator{
 		opt: opt, cfg: opt.Config, reservationTTL: cmp.Or(opt.ReservationTTL, reservationTTL),
-		shipC: make(chan struct{}, 1), began: time.Now(), sketches: sketches{outdated: streamOutdated}, journalDone: make(chan struct{}),
+		shipC: make(chan struct{}, 1), began: time.Now(), sketches: sketches{outdated: streamOutdated}, journalDone: make(chan struct{}), boundaries: newBoundaries(),
 	}
 	if err := c.cfg.Validate(); err != nil {
 		return nil, err

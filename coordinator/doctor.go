@@ -115,8 +115,8 @@ func (c *Coordinator) checkHost(l *doctor.List, h *fleet.HostInfo, now time.Time
 		if w.Host != h.Name {
 			continue
 		}
-		if fault := c.boundaryFault(w.Name); fault != "" {
-			l.Bad("boundary", w.Name, fault, "its cache earns no credit; it is placed by load", "waypost workers -o wide")
+		if fault, effect := c.boundaryFault(w.Name); fault != "" {
+			l.Bad("boundary", w.Name, fault, effect, "waypost boundary")
 		} else {
 			l.Good("boundary", w.Name, "agrees with its pool, as far as it is told")
 		}

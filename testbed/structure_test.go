@@ -21,7 +21,7 @@ const module = "waypost/"
 // the simulator, so they may not know the time, the network or the log.
 var pure = []string{
 	"agent/blocktable", "agent/engine/llamacpp/slots", "agent/queue",
-	"gossip/prefix", "gossip/summary", "gossip/ledger", "gossip/accuracy",
+	"gossip/prefix", "gossip/boundary", "gossip/summary", "gossip/ledger", "gossip/accuracy",
 	"coordinator/prefixindex", "coordinator/pull", "coordinator/fleet", "coordinator/placement", "coordinator/registry", "coordinator/outcome", "coordinator/memo",
 }
 

@@ -300,3 +300,10 @@ type Tokenizer interface {
 	// Render asks the engine to render a chat request and tokenize it.
 	Render(ctx context.Context, chatJSON []byte) ([]uint32, error)
 }
+
+// RenderCoster is a Tokenizer whose Render takes more than one request to the
+// engine.
+type RenderCoster interface {
+	// RenderRequests is how many it takes.
+	RenderRequests() int
+}

@@ -45,6 +45,7 @@ func (s *Server) routes() *http.ServeMux {
 	mux.HandleFunc("GET /v1/members", s.httpMembers)
 	mux.HandleFunc("GET /v1/coordinators", s.httpCoordinators)
 	mux.HandleFunc("GET /v1/inspect", s.httpInspect)
+	mux.HandleFunc("GET /v1/boundary", s.httpBoundary)
 	mux.HandleFunc("GET /v1/topology", s.httpTopology)
 	mux.HandleFunc("GET /v1/fleet", s.httpGetFleet)
 	mux.HandleFunc("PUT /v1/fleet", s.httpPutFleet)
@@ -355,6 +356,12 @@ func (s *Server) httpInspect(w http.ResponseWriter, r *http.Request) {
 	q := newQuery(r)
 	req := &waypostv1.InspectWorkerRequest{Worker: q.str("worker"), Verify: q.flag("verify")}
 	answerQuery(s, w, r, q, waypostv1.OperatorService_InspectWorker_FullMethodName, req, s.opt.Operator.InspectWorker)
+}
+
+func (s *Server) httpBoundary(w http.ResponseWriter, r *http.Request) {
+	q := newQuery(r)
+	req := &waypostv1.GetBoundaryRequest{Pool: q.str("pool")}
+	answerQuery(s, w, r, q, waypostv1.OperatorService_GetBoundary_FullMethodName, req, s.opt.Operator.GetBoundary)
 }
 
 func (s *Server) httpTopology(w http.ResponseWriter, r *http.Request) {

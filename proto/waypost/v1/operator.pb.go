@@ -6223,6 +6223,309 @@ func (x *TransferCost) GetComputeMs() float64 {
 	return 0
 }
 
+// GetBoundaryRequest names a pool; unset: all.
+type GetBoundaryRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Pool.
+	Pool          *string `protobuf:"bytes,1,opt,name=pool" json:"pool,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetBoundaryRequest) Reset() {
+	*x = GetBoundaryRequest{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[69]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetBoundaryRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetBoundaryRequest) ProtoMessage() {}
+
+func (x *GetBoundaryRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[69]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetBoundaryRequest.ProtoReflect.Descriptor instead.
+func (*GetBoundaryRequest) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{69}
+}
+
+func (x *GetBoundaryRequest) GetPool() string {
+	if x != nil && x.Pool != nil {
+		return *x.Pool
+	}
+	return ""
+}
+
+// GetBoundaryResponse is the hashing boundaries of pools.
+type GetBoundaryResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Pools by name.
+	Pools         []*PoolBoundary `protobuf:"bytes,1,rep,name=pools" json:"pools,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetBoundaryResponse) Reset() {
+	*x = GetBoundaryResponse{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[70]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetBoundaryResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetBoundaryResponse) ProtoMessage() {}
+
+func (x *GetBoundaryResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[70]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetBoundaryResponse.ProtoReflect.Descriptor instead.
+func (*GetBoundaryResponse) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{70}
+}
+
+func (x *GetBoundaryResponse) GetPools() []*PoolBoundary {
+	if x != nil {
+		return x.Pools
+	}
+	return nil
+}
+
+// PoolBoundary is who agrees with whom in one pool.
+type PoolBoundary struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name of the pool.
+	Pool *string `protobuf:"bytes,1,opt,name=pool" json:"pool,omitempty"`
+	// Workers by group and name.
+	Workers       []*WorkerBoundary `protobuf:"bytes,2,rep,name=workers" json:"workers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PoolBoundary) Reset() {
+	*x = PoolBoundary{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[71]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PoolBoundary) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PoolBoundary) ProtoMessage() {}
+
+func (x *PoolBoundary) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[71]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PoolBoundary.ProtoReflect.Descriptor instead.
+func (*PoolBoundary) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{71}
+}
+
+func (x *PoolBoundary) GetPool() string {
+	if x != nil && x.Pool != nil {
+		return *x.Pool
+	}
+	return ""
+}
+
+func (x *PoolBoundary) GetWorkers() []*WorkerBoundary {
+	if x != nil {
+		return x.Workers
+	}
+	return nil
+}
+
+// WorkerBoundary is what is made of one worker's hashing boundary.
+type WorkerBoundary struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// host/engine/rank.
+	Worker *string `protobuf:"bytes,1,opt,name=worker" json:"worker,omitempty"`
+	// agrees, differs, measuring again, unknown, declared, confirmed or revoked.
+	State *string `protobuf:"bytes,2,opt,name=state" json:"state,omitempty"`
+	// Workers with the same number agree; 1: those that are most of the pool.
+	// Unset: nothing is known of it.
+	Group *uint32 `protobuf:"varint,3,opt,name=group" json:"group,omitempty"`
+	// Short name of the boundary; empty: nothing is known of it.
+	Boundary *string `protobuf:"bytes,4,opt,name=boundary" json:"boundary,omitempty"`
+	// Probe sets that were asked.
+	Sets []uint32 `protobuf:"varint,5,rep,packed,name=sets" json:"sets,omitempty"`
+	// Probes that were measured.
+	Probes *uint32 `protobuf:"varint,6,opt,name=probes" json:"probes,omitempty"`
+	// Whether a rendering holds the date, which is masked.
+	DateDependent *bool `protobuf:"varint,7,opt,name=date_dependent,json=dateDependent" json:"date_dependent,omitempty"`
+	// Worker that it was compared with; empty: none.
+	Against *string `protobuf:"bytes,8,opt,name=against" json:"against,omitempty"`
+	// Part of the first difference: raw, completions, chat, rule or declared;
+	// empty: none.
+	Part *string `protobuf:"bytes,9,opt,name=part" json:"part,omitempty"`
+	// Probe of the first difference; unset: none, or the part has no probes.
+	Probe *uint32 `protobuf:"varint,10,opt,name=probe" json:"probe,omitempty"`
+	// First token that differs, from 0; unset: not known.
+	FirstDifference *uint32 `protobuf:"varint,11,opt,name=first_difference,json=firstDifference" json:"first_difference,omitempty"`
+	// Whether its cache earns prefix credit as far as the boundary goes.
+	Credited *bool `protobuf:"varint,12,opt,name=credited" json:"credited,omitempty"`
+	// What is wrong, for people; empty: nothing.
+	Why           *string `protobuf:"bytes,13,opt,name=why" json:"why,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WorkerBoundary) Reset() {
+	*x = WorkerBoundary{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[72]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WorkerBoundary) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WorkerBoundary) ProtoMessage() {}
+
+func (x *WorkerBoundary) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[72]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WorkerBoundary.ProtoReflect.Descriptor instead.
+func (*WorkerBoundary) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{72}
+}
+
+func (x *WorkerBoundary) GetWorker() string {
+	if x != nil && x.Worker != nil {
+		return *x.Worker
+	}
+	return ""
+}
+
+func (x *WorkerBoundary) GetState() string {
+	if x != nil && x.State != nil {
+		return *x.State
+	}
+	return ""
+}
+
+func (x *WorkerBoundary) GetGroup() uint32 {
+	if x != nil && x.Group != nil {
+		return *x.Group
+	}
+	return 0
+}
+
+func (x *WorkerBoundary) GetBoundary() string {
+	if x != nil && x.Boundary != nil {
+		return *x.Boundary
+	}
+	return ""
+}
+
+func (x *WorkerBoundary) GetSets() []uint32 {
+	if x != nil {
+		return x.Sets
+	}
+	return nil
+}
+
+func (x *WorkerBoundary) GetProbes() uint32 {
+	if x != nil && x.Probes != nil {
+		return *x.Probes
+	}
+	return 0
+}
+
+func (x *WorkerBoundary) GetDateDependent() bool {
+	if x != nil && x.DateDependent != nil {
+		return *x.DateDependent
+	}
+	return false
+}
+
+func (x *WorkerBoundary) GetAgainst() string {
+	if x != nil && x.Against != nil {
+		return *x.Against
+	}
+	return ""
+}
+
+func (x *WorkerBoundary) GetPart() string {
+	if x != nil && x.Part != nil {
+		return *x.Part
+	}
+	return ""
+}
+
+func (x *WorkerBoundary) GetProbe() uint32 {
+	if x != nil && x.Probe != nil {
+		return *x.Probe
+	}
+	return 0
+}
+
+func (x *WorkerBoundary) GetFirstDifference() uint32 {
+	if x != nil && x.FirstDifference != nil {
+		return *x.FirstDifference
+	}
+	return 0
+}
+
+func (x *WorkerBoundary) GetCredited() bool {
+	if x != nil && x.Credited != nil {
+		return *x.Credited
+	}
+	return false
+}
+
+func (x *WorkerBoundary) GetWhy() string {
+	if x != nil && x.Why != nil {
+		return *x.Why
+	}
+	return ""
+}
+
 var File_waypost_v1_operator_proto protoreflect.FileDescriptor
 
 const file_waypost_v1_operator_proto_rawDesc = "" +
@@ -6791,7 +7094,29 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"\vtransfer_ms\x18\x02 \x01(\x01R\n" +
 	"transferMs\x12\x1d\n" +
 	"\n" +
-	"compute_ms\x18\x03 \x01(\x01R\tcomputeMs2\xaa\n" +
+	"compute_ms\x18\x03 \x01(\x01R\tcomputeMs\"(\n" +
+	"\x12GetBoundaryRequest\x12\x12\n" +
+	"\x04pool\x18\x01 \x01(\tR\x04pool\"E\n" +
+	"\x13GetBoundaryResponse\x12.\n" +
+	"\x05pools\x18\x01 \x03(\v2\x18.waypost.v1.PoolBoundaryR\x05pools\"X\n" +
+	"\fPoolBoundary\x12\x12\n" +
+	"\x04pool\x18\x01 \x01(\tR\x04pool\x124\n" +
+	"\aworkers\x18\x02 \x03(\v2\x1a.waypost.v1.WorkerBoundaryR\aworkers\"\xe0\x02\n" +
+	"\x0eWorkerBoundary\x12\x16\n" +
+	"\x06worker\x18\x01 \x01(\tR\x06worker\x12\x14\n" +
+	"\x05state\x18\x02 \x01(\tR\x05state\x12\x14\n" +
+	"\x05group\x18\x03 \x01(\rR\x05group\x12\x1a\n" +
+	"\bboundary\x18\x04 \x01(\tR\bboundary\x12\x12\n" +
+	"\x04sets\x18\x05 \x03(\rR\x04sets\x12\x16\n" +
+	"\x06probes\x18\x06 \x01(\rR\x06probes\x12%\n" +
+	"\x0edate_dependent\x18\a \x01(\bR\rdateDependent\x12\x18\n" +
+	"\aagainst\x18\b \x01(\tR\aagainst\x12\x12\n" +
+	"\x04part\x18\t \x01(\tR\x04part\x12\x14\n" +
+	"\x05probe\x18\n" +
+	" \x01(\rR\x05probe\x12)\n" +
+	"\x10first_difference\x18\v \x01(\rR\x0ffirstDifference\x12\x1a\n" +
+	"\bcredited\x18\f \x01(\bR\bcredited\x12\x10\n" +
+	"\x03why\x18\r \x01(\tR\x03why2\xfa\n" +
 	"\n" +
 	"\x0fOperatorService\x12H\n" +
 	"\tGetStatus\x12\x1c.waypost.v1.GetStatusRequest\x1a\x1d.waypost.v1.GetStatusResponse\x12N\n" +
@@ -6809,7 +7134,8 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"\bGetReuse\x12\x1b.waypost.v1.GetReuseRequest\x1a\x1c.waypost.v1.GetReuseResponse\x12N\n" +
 	"\vGetTopology\x12\x1e.waypost.v1.GetTopologyRequest\x1a\x1f.waypost.v1.GetTopologyResponse\x12T\n" +
 	"\rInspectWorker\x12 .waypost.v1.InspectWorkerRequest\x1a!.waypost.v1.InspectWorkerResponse\x12?\n" +
-	"\x06Doctor\x12\x19.waypost.v1.DoctorRequest\x1a\x1a.waypost.v1.DoctorResponse\x12>\n" +
+	"\x06Doctor\x12\x19.waypost.v1.DoctorRequest\x1a\x1a.waypost.v1.DoctorResponse\x12N\n" +
+	"\vGetBoundary\x12\x1e.waypost.v1.GetBoundaryRequest\x1a\x1f.waypost.v1.GetBoundaryResponse\x12>\n" +
 	"\x05Watch\x12\x18.waypost.v1.WatchRequest\x1a\x19.waypost.v1.WatchResponse0\x01B$Z\"waypost/proto/waypost/v1;waypostv1b\beditionsp\xe8\a"
 
 var (
@@ -6824,7 +7150,7 @@ func file_waypost_v1_operator_proto_rawDescGZIP() []byte {
 	return file_waypost_v1_operator_proto_rawDescData
 }
 
-var file_waypost_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 79)
+var file_waypost_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 83)
 var file_waypost_v1_operator_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),         // 0: waypost.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),        // 1: waypost.v1.GetStatusResponse
@@ -6895,24 +7221,28 @@ var file_waypost_v1_operator_proto_goTypes = []any{
 	(*TransferPair)(nil),             // 66: waypost.v1.TransferPair
 	(*TransferPrice)(nil),            // 67: waypost.v1.TransferPrice
 	(*TransferCost)(nil),             // 68: waypost.v1.TransferCost
-	nil,                              // 69: waypost.v1.Worker.HeadersEntry
-	nil,                              // 70: waypost.v1.Event.FieldsEntry
-	nil,                              // 71: waypost.v1.ExplainWorkerResponse.LostByEntry
-	nil,                              // 72: waypost.v1.ExplainWorkerResponse.ExcludedEntry
-	nil,                              // 73: waypost.v1.PoolReuse.ClassesEntry
-	nil,                              // 74: waypost.v1.PoolReuse.LostTokensEntry
-	nil,                              // 75: waypost.v1.MemoReuse.LearntEntry
-	nil,                              // 76: waypost.v1.Gpu.MissingEntry
-	nil,                              // 77: waypost.v1.InspectWorkerResponse.FramesEntry
-	nil,                              // 78: waypost.v1.InspectWorkerResponse.ResyncsEntry
-	(*Terms)(nil),                    // 79: waypost.v1.Terms
+	(*GetBoundaryRequest)(nil),       // 69: waypost.v1.GetBoundaryRequest
+	(*GetBoundaryResponse)(nil),      // 70: waypost.v1.GetBoundaryResponse
+	(*PoolBoundary)(nil),             // 71: waypost.v1.PoolBoundary
+	(*WorkerBoundary)(nil),           // 72: waypost.v1.WorkerBoundary
+	nil,                              // 73: waypost.v1.Worker.HeadersEntry
+	nil,                              // 74: waypost.v1.Event.FieldsEntry
+	nil,                              // 75: waypost.v1.ExplainWorkerResponse.LostByEntry
+	nil,                              // 76: waypost.v1.ExplainWorkerResponse.ExcludedEntry
+	nil,                              // 77: waypost.v1.PoolReuse.ClassesEntry
+	nil,                              // 78: waypost.v1.PoolReuse.LostTokensEntry
+	nil,                              // 79: waypost.v1.MemoReuse.LearntEntry
+	nil,                              // 80: waypost.v1.Gpu.MissingEntry
+	nil,                              // 81: waypost.v1.InspectWorkerResponse.FramesEntry
+	nil,                              // 82: waypost.v1.InspectWorkerResponse.ResyncsEntry
+	(*Terms)(nil),                    // 83: waypost.v1.Terms
 }
 var file_waypost_v1_operator_proto_depIdxs = []int32{
 	2,  // 0: waypost.v1.GetStatusResponse.pools:type_name -> waypost.v1.PoolStatus
 	3,  // 1: waypost.v1.GetStatusResponse.problems:type_name -> waypost.v1.Problem
 	53, // 2: waypost.v1.GetStatusResponse.cordons:type_name -> waypost.v1.Cordon
 	6,  // 3: waypost.v1.ListWorkersResponse.workers:type_name -> waypost.v1.Worker
-	69, // 4: waypost.v1.Worker.headers:type_name -> waypost.v1.Worker.HeadersEntry
+	73, // 4: waypost.v1.Worker.headers:type_name -> waypost.v1.Worker.HeadersEntry
 	53, // 5: waypost.v1.Worker.cordon:type_name -> waypost.v1.Cordon
 	7,  // 6: waypost.v1.Worker.transfer:type_name -> waypost.v1.TransferFacts
 	8,  // 7: waypost.v1.Worker.learnt:type_name -> waypost.v1.Learnt
@@ -6921,19 +7251,19 @@ var file_waypost_v1_operator_proto_depIdxs = []int32{
 	43, // 10: waypost.v1.WatchResponse.member:type_name -> waypost.v1.Member
 	48, // 11: waypost.v1.WatchResponse.fleet:type_name -> waypost.v1.GetFleetResponse
 	12, // 12: waypost.v1.WatchResponse.event:type_name -> waypost.v1.Event
-	70, // 13: waypost.v1.Event.fields:type_name -> waypost.v1.Event.FieldsEntry
+	74, // 13: waypost.v1.Event.fields:type_name -> waypost.v1.Event.FieldsEntry
 	6,  // 14: waypost.v1.ExplainWorkerResponse.worker:type_name -> waypost.v1.Worker
-	71, // 15: waypost.v1.ExplainWorkerResponse.lost_by:type_name -> waypost.v1.ExplainWorkerResponse.LostByEntry
-	72, // 16: waypost.v1.ExplainWorkerResponse.excluded:type_name -> waypost.v1.ExplainWorkerResponse.ExcludedEntry
+	75, // 15: waypost.v1.ExplainWorkerResponse.lost_by:type_name -> waypost.v1.ExplainWorkerResponse.LostByEntry
+	76, // 16: waypost.v1.ExplainWorkerResponse.excluded:type_name -> waypost.v1.ExplainWorkerResponse.ExcludedEntry
 	15, // 17: waypost.v1.ExplainWorkerResponse.present:type_name -> waypost.v1.PresentPrice
-	79, // 18: waypost.v1.PresentPrice.terms:type_name -> waypost.v1.Terms
-	79, // 19: waypost.v1.PresentPrice.chosen:type_name -> waypost.v1.Terms
+	83, // 18: waypost.v1.PresentPrice.terms:type_name -> waypost.v1.Terms
+	83, // 19: waypost.v1.PresentPrice.chosen:type_name -> waypost.v1.Terms
 	18, // 20: waypost.v1.GetReuseResponse.pools:type_name -> waypost.v1.PoolReuse
-	73, // 21: waypost.v1.PoolReuse.classes:type_name -> waypost.v1.PoolReuse.ClassesEntry
-	74, // 22: waypost.v1.PoolReuse.lost_tokens:type_name -> waypost.v1.PoolReuse.LostTokensEntry
+	77, // 21: waypost.v1.PoolReuse.classes:type_name -> waypost.v1.PoolReuse.ClassesEntry
+	78, // 22: waypost.v1.PoolReuse.lost_tokens:type_name -> waypost.v1.PoolReuse.LostTokensEntry
 	20, // 23: waypost.v1.PoolReuse.worst:type_name -> waypost.v1.WorkerReuse
 	19, // 24: waypost.v1.PoolReuse.memo:type_name -> waypost.v1.MemoReuse
-	75, // 25: waypost.v1.MemoReuse.learnt:type_name -> waypost.v1.MemoReuse.LearntEntry
+	79, // 25: waypost.v1.MemoReuse.learnt:type_name -> waypost.v1.MemoReuse.LearntEntry
 	23, // 26: waypost.v1.DoctorResponse.checks:type_name -> waypost.v1.Check
 	26, // 27: waypost.v1.ListHostsResponse.hosts:type_name -> waypost.v1.Host
 	35, // 28: waypost.v1.Host.gpus:type_name -> waypost.v1.Gpu
@@ -6947,14 +7277,14 @@ var file_waypost_v1_operator_proto_depIdxs = []int32{
 	36, // 36: waypost.v1.Gpu.instances:type_name -> waypost.v1.GpuInstance
 	37, // 37: waypost.v1.Gpu.ways:type_name -> waypost.v1.GpuWay
 	38, // 38: waypost.v1.Gpu.nics:type_name -> waypost.v1.NicDistance
-	76, // 39: waypost.v1.Gpu.missing:type_name -> waypost.v1.Gpu.MissingEntry
+	80, // 39: waypost.v1.Gpu.missing:type_name -> waypost.v1.Gpu.MissingEntry
 	43, // 40: waypost.v1.ListMembersResponse.members:type_name -> waypost.v1.Member
 	46, // 41: waypost.v1.ListCoordinatorsResponse.coordinators:type_name -> waypost.v1.Coordinator
 	51, // 42: waypost.v1.PutFleetResponse.effect:type_name -> waypost.v1.FleetEffect
 	52, // 43: waypost.v1.FleetEffect.worst:type_name -> waypost.v1.EffectExample
 	53, // 44: waypost.v1.CordonTargetResponse.cordon:type_name -> waypost.v1.Cordon
-	77, // 45: waypost.v1.InspectWorkerResponse.frames:type_name -> waypost.v1.InspectWorkerResponse.FramesEntry
-	78, // 46: waypost.v1.InspectWorkerResponse.resyncs:type_name -> waypost.v1.InspectWorkerResponse.ResyncsEntry
+	81, // 45: waypost.v1.InspectWorkerResponse.frames:type_name -> waypost.v1.InspectWorkerResponse.FramesEntry
+	82, // 46: waypost.v1.InspectWorkerResponse.resyncs:type_name -> waypost.v1.InspectWorkerResponse.ResyncsEntry
 	60, // 47: waypost.v1.InspectWorkerResponse.comparison:type_name -> waypost.v1.StreamComparison
 	61, // 48: waypost.v1.StreamComparison.keys:type_name -> waypost.v1.DifferingKey
 	64, // 49: waypost.v1.GetTopologyResponse.hosts:type_name -> waypost.v1.TopologyHost
@@ -6962,45 +7292,49 @@ var file_waypost_v1_operator_proto_depIdxs = []int32{
 	66, // 51: waypost.v1.GetTopologyResponse.pairs:type_name -> waypost.v1.TransferPair
 	67, // 52: waypost.v1.GetTopologyResponse.prices:type_name -> waypost.v1.TransferPrice
 	68, // 53: waypost.v1.TransferPrice.costs:type_name -> waypost.v1.TransferCost
-	0,  // 54: waypost.v1.OperatorService.GetStatus:input_type -> waypost.v1.GetStatusRequest
-	4,  // 55: waypost.v1.OperatorService.ListWorkers:input_type -> waypost.v1.ListWorkersRequest
-	24, // 56: waypost.v1.OperatorService.ListHosts:input_type -> waypost.v1.ListHostsRequest
-	27, // 57: waypost.v1.OperatorService.ListGpus:input_type -> waypost.v1.ListGpusRequest
-	31, // 58: waypost.v1.OperatorService.AckGpu:input_type -> waypost.v1.AckGpuRequest
-	41, // 59: waypost.v1.OperatorService.ListMembers:input_type -> waypost.v1.ListMembersRequest
-	44, // 60: waypost.v1.OperatorService.ListCoordinators:input_type -> waypost.v1.ListCoordinatorsRequest
-	47, // 61: waypost.v1.OperatorService.GetFleet:input_type -> waypost.v1.GetFleetRequest
-	49, // 62: waypost.v1.OperatorService.PutFleet:input_type -> waypost.v1.PutFleetRequest
-	54, // 63: waypost.v1.OperatorService.CordonTarget:input_type -> waypost.v1.CordonTargetRequest
-	56, // 64: waypost.v1.OperatorService.UncordonTarget:input_type -> waypost.v1.UncordonTargetRequest
-	13, // 65: waypost.v1.OperatorService.ExplainWorker:input_type -> waypost.v1.ExplainWorkerRequest
-	16, // 66: waypost.v1.OperatorService.GetReuse:input_type -> waypost.v1.GetReuseRequest
-	62, // 67: waypost.v1.OperatorService.GetTopology:input_type -> waypost.v1.GetTopologyRequest
-	58, // 68: waypost.v1.OperatorService.InspectWorker:input_type -> waypost.v1.InspectWorkerRequest
-	21, // 69: waypost.v1.OperatorService.Doctor:input_type -> waypost.v1.DoctorRequest
-	10, // 70: waypost.v1.OperatorService.Watch:input_type -> waypost.v1.WatchRequest
-	1,  // 71: waypost.v1.OperatorService.GetStatus:output_type -> waypost.v1.GetStatusResponse
-	5,  // 72: waypost.v1.OperatorService.ListWorkers:output_type -> waypost.v1.ListWorkersResponse
-	25, // 73: waypost.v1.OperatorService.ListHosts:output_type -> waypost.v1.ListHostsResponse
-	28, // 74: waypost.v1.OperatorService.ListGpus:output_type -> waypost.v1.ListGpusResponse
-	32, // 75: waypost.v1.OperatorService.AckGpu:output_type -> waypost.v1.AckGpuResponse
-	42, // 76: waypost.v1.OperatorService.ListMembers:output_type -> waypost.v1.ListMembersResponse
-	45, // 77: waypost.v1.OperatorService.ListCoordinators:output_type -> waypost.v1.ListCoordinatorsResponse
-	48, // 78: waypost.v1.OperatorService.GetFleet:output_type -> waypost.v1.GetFleetResponse
-	50, // 79: waypost.v1.OperatorService.PutFleet:output_type -> waypost.v1.PutFleetResponse
-	55, // 80: waypost.v1.OperatorService.CordonTarget:output_type -> waypost.v1.CordonTargetResponse
-	57, // 81: waypost.v1.OperatorService.UncordonTarget:output_type -> waypost.v1.UncordonTargetResponse
-	14, // 82: waypost.v1.OperatorService.ExplainWorker:output_type -> waypost.v1.ExplainWorkerResponse
-	17, // 83: waypost.v1.OperatorService.GetReuse:output_type -> waypost.v1.GetReuseResponse
-	63, // 84: waypost.v1.OperatorService.GetTopology:output_type -> waypost.v1.GetTopologyResponse
-	59, // 85: waypost.v1.OperatorService.InspectWorker:output_type -> waypost.v1.InspectWorkerResponse
-	22, // 86: waypost.v1.OperatorService.Doctor:output_type -> waypost.v1.DoctorResponse
-	11, // 87: waypost.v1.OperatorService.Watch:output_type -> waypost.v1.WatchResponse
-	71, // [71:88] is the sub-list for method output_type
-	54, // [54:71] is the sub-list for method input_type
-	54, // [54:54] is the sub-list for extension type_name
-	54, // [54:54] is the sub-list for extension extendee
-	0,  // [0:54] is the sub-list for field type_name
+	71, // 54: waypost.v1.GetBoundaryResponse.pools:type_name -> waypost.v1.PoolBoundary
+	72, // 55: waypost.v1.PoolBoundary.workers:type_name -> waypost.v1.WorkerBoundary
+	0,  // 56: waypost.v1.OperatorService.GetStatus:input_type -> waypost.v1.GetStatusRequest
+	4,  // 57: waypost.v1.OperatorService.ListWorkers:input_type -> waypost.v1.ListWorkersRequest
+	24, // 58: waypost.v1.OperatorService.ListHosts:input_type -> waypost.v1.ListHostsRequest
+	27, // 59: waypost.v1.OperatorService.ListGpus:input_type -> waypost.v1.ListGpusRequest
+	31, // 60: waypost.v1.OperatorService.AckGpu:input_type -> waypost.v1.AckGpuRequest
+	41, // 61: waypost.v1.OperatorService.ListMembers:input_type -> waypost.v1.ListMembersRequest
+	44, // 62: waypost.v1.OperatorService.ListCoordinators:input_type -> waypost.v1.ListCoordinatorsRequest
+	47, // 63: waypost.v1.OperatorService.GetFleet:input_type -> waypost.v1.GetFleetRequest
+	49, // 64: waypost.v1.OperatorService.PutFleet:input_type -> waypost.v1.PutFleetRequest
+	54, // 65: waypost.v1.OperatorService.CordonTarget:input_type -> waypost.v1.CordonTargetRequest
+	56, // 66: waypost.v1.OperatorService.UncordonTarget:input_type -> waypost.v1.UncordonTargetRequest
+	13, // 67: waypost.v1.OperatorService.ExplainWorker:input_type -> waypost.v1.ExplainWorkerRequest
+	16, // 68: waypost.v1.OperatorService.GetReuse:input_type -> waypost.v1.GetReuseRequest
+	62, // 69: waypost.v1.OperatorService.GetTopology:input_type -> waypost.v1.GetTopologyRequest
+	58, // 70: waypost.v1.OperatorService.InspectWorker:input_type -> waypost.v1.InspectWorkerRequest
+	21, // 71: waypost.v1.OperatorService.Doctor:input_type -> waypost.v1.DoctorRequest
+	69, // 72: waypost.v1.OperatorService.GetBoundary:input_type -> waypost.v1.GetBoundaryRequest
+	10, // 73: waypost.v1.OperatorService.Watch:input_type -> waypost.v1.WatchRequest
+	1,  // 74: waypost.v1.OperatorService.GetStatus:output_type -> waypost.v1.GetStatusResponse
+	5,  // 75: waypost.v1.OperatorService.ListWorkers:output_type -> waypost.v1.ListWorkersResponse
+	25, // 76: waypost.v1.OperatorService.ListHosts:output_type -> waypost.v1.ListHostsResponse
+	28, // 77: waypost.v1.OperatorService.ListGpus:output_type -> waypost.v1.ListGpusResponse
+	32, // 78: waypost.v1.OperatorService.AckGpu:output_type -> waypost.v1.AckGpuResponse
+	42, // 79: waypost.v1.OperatorService.ListMembers:output_type -> waypost.v1.ListMembersResponse
+	45, // 80: waypost.v1.OperatorService.ListCoordinators:output_type -> waypost.v1.ListCoordinatorsResponse
+	48, // 81: waypost.v1.OperatorService.GetFleet:output_type -> waypost.v1.GetFleetResponse
+	50, // 82: waypost.v1.OperatorService.PutFleet:output_type -> waypost.v1.PutFleetResponse
+	55, // 83: waypost.v1.OperatorService.CordonTarget:output_type -> waypost.v1.CordonTargetResponse
+	57, // 84: waypost.v1.OperatorService.UncordonTarget:output_type -> waypost.v1.UncordonTargetResponse
+	14, // 85: waypost.v1.OperatorService.ExplainWorker:output_type -> waypost.v1.ExplainWorkerResponse
+	17, // 86: waypost.v1.OperatorService.GetReuse:output_type -> waypost.v1.GetReuseResponse
+	63, // 87: waypost.v1.OperatorService.GetTopology:output_type -> waypost.v1.GetTopologyResponse
+	59, // 88: waypost.v1.OperatorService.InspectWorker:output_type -> waypost.v1.InspectWorkerResponse
+	22, // 89: waypost.v1.OperatorService.Doctor:output_type -> waypost.v1.DoctorResponse
+	70, // 90: waypost.v1.OperatorService.GetBoundary:output_type -> waypost.v1.GetBoundaryResponse
+	11, // 91: waypost.v1.OperatorService.Watch:output_type -> waypost.v1.WatchResponse
+	74, // [74:92] is the sub-list for method output_type
+	56, // [56:74] is the sub-list for method input_type
+	56, // [56:56] is the sub-list for extension type_name
+	56, // [56:56] is the sub-list for extension extendee
+	0,  // [0:56] is the sub-list for field type_name
 }
 
 func init() { file_waypost_v1_operator_proto_init() }
@@ -7015,7 +7349,7 @@ func file_waypost_v1_operator_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_waypost_v1_operator_proto_rawDesc), len(file_waypost_v1_operator_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   79,
+			NumMessages:   83,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

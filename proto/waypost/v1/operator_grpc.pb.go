@@ -37,6 +37,7 @@ const (
 	OperatorService_GetTopology_FullMethodName      = "/waypost.v1.OperatorService/GetTopology"
 	OperatorService_InspectWorker_FullMethodName    = "/waypost.v1.OperatorService/InspectWorker"
 	OperatorService_Doctor_FullMethodName           = "/waypost.v1.OperatorService/Doctor"
+	OperatorService_GetBoundary_FullMethodName      = "/waypost.v1.OperatorService/GetBoundary"
 	OperatorService_Watch_FullMethodName            = "/waypost.v1.OperatorService/Watch"
 )
 
@@ -80,6 +81,9 @@ type OperatorServiceClient interface {
 	// Doctor runs the named checks of a host, or of all that the asked process
 	// knows, each with the fix.
 	Doctor(ctx context.Context, in *DoctorRequest, opts ...grpc.CallOption) (*DoctorResponse, error)
+	// GetBoundary shows who turns text into the same blocks, and where others
+	// differ.
+	GetBoundary(ctx context.Context, in *GetBoundaryRequest, opts ...grpc.CallOption) (*GetBoundaryResponse, error)
 	// Watch streams what is, then what changes, as the asked coordinator sees it.
 	Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchResponse], error)
 }
@@ -252,6 +256,16 @@ func (c *operatorServiceClient) Doctor(ctx context.Context, in *DoctorRequest, o
 	return out, nil
 }
 
+func (c *operatorServiceClient) GetBoundary(ctx context.Context, in *GetBoundaryRequest, opts ...grpc.CallOption) (*GetBoundaryResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetBoundaryResponse)
+	err := c.cc.Invoke(ctx, OperatorService_GetBoundary_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *operatorServiceClient) Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	stream, err := c.cc.NewStream(ctx, &OperatorService_ServiceDesc.Streams[0], OperatorService_Watch_FullMethodName, cOpts...)
@@ -311,6 +325,9 @@ type OperatorServiceServer interface {
 	// Doctor runs the named checks of a host, or of all that the asked process
 	// knows, each with the fix.
 	Doctor(context.Context, *DoctorRequest) (*DoctorResponse, error)
+	// GetBoundary shows who turns text into the same blocks, and where others
+	// differ.
+	GetBoundary(context.Context, *GetBoundaryRequest) (*GetBoundaryResponse, error)
 	// Watch streams what is, then what changes, as the asked coordinator sees it.
 	Watch(*WatchRequest, grpc.ServerStreamingServer[WatchResponse]) error
 	mustEmbedUnimplementedOperatorServiceServer()
@@ -370,6 +387,9 @@ func (UnimplementedOperatorServiceServer) InspectWorker(context.Context, *Inspec
 }
 func (UnimplementedOperatorServiceServer) Doctor(context.Context, *DoctorRequest) (*DoctorResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Doctor not implemented")
+}
+func (UnimplementedOperatorServiceServer) GetBoundary(context.Context, *GetBoundaryRequest) (*GetBoundaryResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetBoundary not implemented")
 }
 func (UnimplementedOperatorServiceServer) Watch(*WatchRequest, grpc.ServerStreamingServer[WatchResponse]) error {
 	return status.Error(codes.Unimplemented, "method Watch not implemented")
@@ -683,6 +703,24 @@ func _OperatorService_Doctor_Handler(srv interface{}, ctx context.Context, dec f
 	return interceptor(ctx, in, info, handler)
 }
 
+func _OperatorService_GetBoundary_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetBoundaryRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServiceServer).GetBoundary(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: OperatorService_GetBoundary_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServiceServer).GetBoundary(ctx, req.(*GetBoundaryRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _OperatorService_Watch_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(WatchRequest)
 	if err := stream.RecvMsg(m); err != nil {
@@ -764,6 +802,10 @@ var OperatorService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Doctor",
 			Handler:    _OperatorService_Doctor_Handler,
+		},
+		{
+			MethodName: "GetBoundary",
+			Handler:    _OperatorService_GetBoundary_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{
