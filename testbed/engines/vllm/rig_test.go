@@ -219,6 +219,8 @@ coordinators = [%q]
 key_file = %q
 [gpu]
 enabled = "off"
+[discover]
+enabled = false
 [metrics]
 listen = "127.0.0.1:%s"
 [[engine]]
