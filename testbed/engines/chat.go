@@ -37,6 +37,12 @@ func NewWriter(seed uint64, systems, systemWords int) *Writer {
 	return w
 }
 
+// Fork makes a writer with the same system prompts whose chats are others than
+// those of a fork with another name.
+func (w *Writer) Fork(name uint64) *Writer {
+	return &Writer{rng: rand.New(rand.NewPCG(name, 2)), systems: w.systems}
+}
+
 // Rand is the writer's source of chance.
 func (w *Writer) Rand() *rand.Rand { return w.rng }
 

@@ -118,5 +118,19 @@ func (r *Report) writeTable(w io.Writer) error {
 			_, err = fmt.Fprintf(w, "  %s: %d\n", reason, n)
 		}
 	}
-	return err
+	if err != nil {
+		return err
+	}
+	if _, err := fmt.Fprintf(w, "\n%-16s  %8s  %8s\n", "OF REUSED TOKENS", "FOUND", "TOO MANY"); err != nil {
+		return err
+	}
+	for _, of := range []struct {
+		name  string
+		share Share
+	}{{"block table", s.BlockTable}, {"index", s.Index}} {
+		if _, err := fmt.Fprintf(w, "%-16s  %6.2f %%  %6.2f %%\n", of.name, 100*s.FoundShare(of.share), 100*s.OverShare(of.share)); err != nil {
+			return err
+		}
+	}
+	return nil
 }

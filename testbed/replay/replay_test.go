@@ -192,13 +192,22 @@ func TestRecordings(t *testing.T) {
 	}
 	for _, full := range []struct{ engine, prefix string }{{vllmFull, ""}, {sglangFull, "sglang/"}} {
 		t.Run("full "+full.engine, func(t *testing.T) {
-			requests := 0
+			families := map[string]*Summary{}
 			for _, s := range streamsIn(t, fixtures(t, full.engine)) {
 				s.name = full.prefix + s.name
 				s.untold = slices.Contains(untold, s.name)
 				t.Run(s.name, func(t *testing.T) {
 					r := play(t, s)
-					requests += r.Summary.Requests
+					if !s.untold {
+						family := full.engine
+						if strings.Contains(s.name, "hybrid") {
+							family += ", hybrid"
+						}
+						if families[family] == nil {
+							families[family] = &Summary{}
+						}
+						families[family].sum(&r.Summary)
+					}
 					key := "full/" + s.name
 					got[key] = sums(key, r)
 					if got[key] != want[key] && !*update {
@@ -206,7 +215,18 @@ func TestRecordings(t *testing.T) {
 					}
 				})
 			}
-			t.Logf("%d requests compared", requests)
+			for name, f := range families {
+				t.Logf("%s: %d requests, block table equal %d, found %.2f %%, too many %.2f %%; index found %.2f %%, too many %.2f %%",
+					name, f.Requests, f.Equal, 100*f.FoundShare(f.BlockTable), 100*f.OverShare(f.BlockTable), 100*f.FoundShare(f.Index), 100*f.OverShare(f.Index))
+				if f.FoundShare(f.BlockTable) < .99 || f.OverShare(f.BlockTable) > .003 || f.Index.OverTokens > f.BlockTable.OverTokens {
+					t.Errorf("%s: %+v", name, f)
+				}
+				// The recorded prompts are short: of a first divergence more is lost
+				// than of the prompts of 600 tokens and more that the figure is about.
+				if f.FoundShare(f.Index) < .93 {
+					t.Errorf("%s: the index found %d of %d tokens", name, f.Index.FoundTokens, f.ReusedTokens)
+				}
+			}
 		})
 	}
 	if *update {
@@ -218,6 +238,15 @@ func TestRecordings(t *testing.T) {
 		if err := os.WriteFile("testdata/golden.txt", []byte(strings.Join(lines, "")), 0o644); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// sum adds another recording's summary.
+func (s *Summary) sum(o *Summary) {
+	s.Requests, s.Equal = s.Requests+o.Requests, s.Equal+o.Equal
+	s.PromptTokens, s.ReusedTokens = s.PromptTokens+o.PromptTokens, s.ReusedTokens+o.ReusedTokens
+	for _, of := range []struct{ to, from *Share }{{&s.BlockTable, &o.BlockTable}, {&s.Index, &o.Index}} {
+		of.to.FoundTokens, of.to.OverTokens = of.to.FoundTokens+of.from.FoundTokens, of.to.OverTokens+of.from.OverTokens
 	}
 }
 
@@ -305,7 +334,7 @@ func TestCommand(t *testing.T) {
 	if want := `{"request":7,"promptTokens":187,"blockTableTokens":160,"indexTokens":160,"actualTokens":160,"reason":"equal"}`; lines[2] != want {
 		t.Errorf("got  %s\nwant %s", lines[2], want)
 	}
-	if want := `{"summary":{"requests":19,"equal":19,"over":0,"under":0,"unknown":0,"byReason":{"equal":19}}}`; lines[19] != want {
+	if want := `{"summary":{"requests":19,"equal":19,"over":0,"under":0,"unknown":0,"byReason":{"equal":19},"promptTokens":3175,"reusedTokens":1120,"blockTable":{"foundTokens":1120,"overTokens":0},"index":{"foundTokens":1120,"overTokens":0}}}`; lines[19] != want {
 		t.Errorf("got  %s\nwant %s", lines[19], want)
 	}
 	for _, line := range lines {
@@ -315,6 +344,22 @@ func TestCommand(t *testing.T) {
 	}
 	if out, err = run(files...); err != nil || !strings.Contains(out, "19 requests: block table equal 19, over 0, under 0") {
 		t.Errorf("%v\n%s", err, out)
+	}
+	hybrid := []string{"--frames", "testdata/hybrid-two-turns.frames.jsonl", "--requests", "testdata/hybrid-two-turns.requests.jsonl"}
+	sglang := []string{"--engine", "sglang", "--frames", "testdata/sglang-hot-prefix.frames.jsonl", "--requests", "testdata/sglang-hot-prefix.requests.jsonl"}
+	for _, c := range []struct {
+		args []string
+		says []string
+	}{
+		{hybrid, []string{"6 requests: block table equal 6, over 0, under 0", "block table       100.00 %    0.00 %", "index             100.00 %    0.00 %"}},
+		{sglang, []string{"10 requests: block table equal 10, over 0, under 0", "block table       100.00 %    0.00 %", "index              88.89 %    0.00 %"}},
+	} {
+		out, err := run(c.args...)
+		for _, text := range c.says {
+			if err != nil || !strings.Contains(out, text) {
+				t.Errorf("%v: %v, %q is not in\n%s", c.args, err, text, out)
+			}
+		}
 	}
 	for _, bad := range []struct {
 		args []string

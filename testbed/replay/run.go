@@ -80,6 +80,41 @@ type Summary struct {
 	Unknown int `json:"unknown"`
 	// ByReason counts the compared requests by reason.
 	ByReason map[Reason]int `json:"byReason"`
+	// PromptTokens and ReusedTokens are those of the compared requests.
+	PromptTokens int `json:"promptTokens"`
+	ReusedTokens int `json:"reusedTokens"`
+	// BlockTable and Index are how right the two were.
+	BlockTable Share `json:"blockTable"`
+	Index      Share `json:"index"`
+}
+
+// Share is what an expectation had of the tokens that were reused.
+type Share struct {
+	// FoundTokens were expected and reused, OverTokens expected in vain.
+	FoundTokens int `json:"foundTokens"`
+	OverTokens  int `json:"overTokens"`
+}
+
+func (s *Share) add(expected, actual int) {
+	s.FoundTokens += min(expected, actual)
+	s.OverTokens += max(0, expected-actual)
+}
+
+// FoundShare is the share of the reused tokens that was expected, 0 to 1; 1 if none
+// were reused.
+func (s *Summary) FoundShare(of Share) float64 {
+	if s.ReusedTokens == 0 {
+		return 1
+	}
+	return float64(of.FoundTokens) / float64(s.ReusedTokens)
+}
+
+// OverShare is the share of the prompts' tokens that was expected in vain, 0 to 1.
+func (s *Summary) OverShare(of Share) float64 {
+	if s.PromptTokens == 0 {
+		return 0
+	}
+	return float64(of.OverTokens) / float64(s.PromptTokens)
 }
 
 // Report is the outcome of a replay.
@@ -380,6 +415,10 @@ func (p *player) count(r *Result) {
 	}
 	s.Requests++
 	s.ByReason[r.Reason]++
+	s.PromptTokens += r.PromptTokens
+	s.ReusedTokens += *r.ActualTokens
+	s.BlockTable.add(r.BlockTableTokens, *r.ActualTokens)
+	s.Index.add(r.IndexTokens, *r.ActualTokens)
 	switch d := r.BlockTableTokens - *r.ActualTokens; {
 	case d == 0:
 		s.Equal++

@@ -18,6 +18,12 @@ const (
 	healthEvery    = 5 * time.Second
 	refusalsToGone = 2
 	errorsToDown   = 5
+
+	// factsRetry is the pause after a failed look at the facts, doubled each
+	// time up to factsRetryMost: a look is several requests, and an engine that
+	// cannot answer one of them is not to be asked with every poll.
+	factsRetry     = time.Second
+	factsRetryMost = 8 * time.Second
 )
 
 // Counters is one reading of an engine's counters.
@@ -178,9 +184,14 @@ type life struct {
 	facts    engine.Facts
 	known    *Known
 	factsAt  time.Time
-	aliveAt  time.Time // of the last health check
-	mark     uint64
-	markAt   time.Time // when mark was last seen
+	// retryAt is when a failed look at the facts is repeated, retry the pause
+	// before that.
+	retryAt time.Time
+	retry   time.Duration
+	untold  error     // why the latest look failed; nil: it did not
+	aliveAt time.Time // of the last health check
+	mark    uint64
+	markAt  time.Time // when mark was last seen
 
 	refused, failed int
 	gone, up, told  bool
@@ -200,23 +211,41 @@ func (l *life) poll(ctx context.Context) {
 	if c, ok := l.p.src.(Changer); ok {
 		due = due || c.FactsDue()
 	}
-	if err == nil && due {
-		err = l.learn(ctx)
+	// Until the pause is over, what was answered last counts on.
+	repeated := err == nil && due && now.Before(l.retryAt)
+	switch {
+	case err != nil || !due:
+	case repeated:
+		err = l.untold
+	default:
+		l.untold = l.learn(ctx)
+		err = l.untold
+		l.pace(time.Now())
 	}
 	if ctx.Err() != nil {
 		return
 	}
-	l.judge(time.Now(), err)
+	l.judge(time.Now(), err, repeated)
 	for _, r := range l.p.readers() {
 		r.Tick(time.Now())
 	}
 	l.tellFacts()
 }
 
+// pace sets when the facts may be asked for again.
+func (l *life) pace(now time.Time) {
+	if l.untold == nil {
+		l.retryAt, l.retry = time.Time{}, 0
+		return
+	}
+	l.retry = min(max(factsRetry, 2*l.retry), factsRetryMost)
+	l.retryAt = now.Add(l.retry)
+}
+
 // judge turns the outcome of a poll into health. A refused connection means
 // that the server's process has ended, whatever its event sockets still
-// answer; other errors may pass.
-func (l *life) judge(now time.Time, err error) {
+// answer; other errors may pass. A repeated error is no answer of its own.
+func (l *life) judge(now time.Time, err error, repeated bool) {
 	if err == nil {
 		l.refused, l.failed = 0, 0
 		if l.gone {
@@ -229,9 +258,9 @@ func (l *life) judge(now time.Time, err error) {
 		return
 	}
 	l.failed++
-	if errors.Is(err, syscall.ECONNREFUSED) || enginehttp.Status(err) == http.StatusServiceUnavailable {
+	if !repeated && (errors.Is(err, syscall.ECONNREFUSED) || enginehttp.Status(err) == http.StatusServiceUnavailable) {
 		l.refused++
-	} else {
+	} else if !repeated {
 		l.refused = 0
 	}
 	if l.refused >= refusalsToGone && !l.gone {

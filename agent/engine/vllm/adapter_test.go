@@ -6,7 +6,9 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net"
+	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -54,6 +56,43 @@ func TestFactsAndLoad(t *testing.T) {
 	l := m.Of(0).Load
 	if l.Running == nil || *l.Running != 0 || l.KVUsedRatio != nil || l.PromptTokens != nil {
 		t.Errorf("load %+v: what the page lacks must be unknown", l)
+	}
+}
+
+// TestConfigurationThatFails: a server that crashes over its own configuration
+// route, as vLLM does in an environment without pip, is read without it; one that
+// cannot list its models is asked for facts seldom.
+func TestConfigurationThatFails(t *testing.T) {
+	f := newFakeEngine(t, 1)
+	var asked, pages atomic.Int64
+	f.routes = map[string]http.HandlerFunc{
+		"/server_info": func(w http.ResponseWriter, _ *http.Request) {
+			http.Error(w, "AttributeError", http.StatusInternalServerError)
+		},
+	}
+	m := enginetest.NewMirror(t)
+	watch(t, f, Options{}, m)
+	m.Await("facts without the configuration", func() bool { return m.Up && m.Known.Model == "tiny" && m.Known.StepTokens == 0 })
+
+	broken := newFakeEngine(t, 1)
+	broken.routes = map[string]http.HandlerFunc{
+		"/v1/models": func(w http.ResponseWriter, _ *http.Request) {
+			asked.Add(1)
+			http.Error(w, "no", http.StatusInternalServerError)
+		},
+	}
+	broken.metrics = func(w http.ResponseWriter) { pages.Add(1); fmt.Fprintln(w, "process_start_time_seconds 1") }
+	m = enginetest.NewMirror(t)
+	began := time.Now()
+	watch(t, broken, Options{}, m)
+	for deadline := began.Add(time.Minute); pages.Load() < 12 || asked.Load() < 2; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("the counters were read %d times, the models %d times", pages.Load(), asked.Load())
+		}
+	}
+	// A second at least lies between two looks.
+	if n, limit := asked.Load(), 1+int64(time.Since(began).Seconds()); n > limit {
+		t.Errorf("models were asked for %d times, want at most %d, in %d readings", n, limit, pages.Load())
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"slices"
 	"strconv"
 	"strings"
@@ -64,7 +65,9 @@ func (c client) learn(ctx context.Context) (knowledge, error) {
 	if err := c.learnSources(ctx, &k); err != nil && !enginehttp.Missing(err) {
 		return k, err
 	}
-	if err := c.learnConfig(ctx, &k); err != nil && !enginehttp.Missing(err) {
+	// The route looks at much besides the configuration and fails with what it
+	// finds, in an environment without pip for example; the engine serves.
+	if err := c.learnConfig(ctx, &k); err != nil && !enginehttp.Missing(err) && enginehttp.Status(err) != http.StatusInternalServerError {
 		return k, err
 	}
 	return k, nil

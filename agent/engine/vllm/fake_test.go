@@ -23,6 +23,8 @@ type fakeEngine struct {
 	metrics func(w http.ResponseWriter)
 	asleep  bool
 	extra   map[string]string // path -> answer
+	// routes answers paths besides.
+	routes map[string]http.HandlerFunc
 }
 
 func newFakeEngine(t testing.TB, ranks int) *fakeEngine {
@@ -47,7 +49,10 @@ func (f *fakeEngine) handle(w http.ResponseWriter, r *http.Request) {
 	extra, hasExtra := f.extra[r.URL.Path]
 	metrics, asleep, start, model := f.metrics, f.asleep, f.start, f.model
 	f.mu.Unlock()
+	own := f.routes[r.URL.Path]
 	switch {
+	case own != nil:
+		own(w, r)
 	case hasExtra:
 		io.WriteString(w, extra)
 	case r.URL.Path == "/metrics" && metrics != nil:
