@@ -28,12 +28,12 @@ const (
 // digest names a page and everything before it.
 type digest [32]byte
 
-// low64 is the integer form of SGLang: the first eight bytes.
+// first64 is the integer form of SGLang: the first eight bytes.
 func (d digest) first64() int64 { return int64(binary.BigEndian.Uint64(d[:8])) }
 
 // hashPage names a page by what is before it; prev is nil at the beginning of
 // an unsalted prompt.
-type hashPage func(prev *digest, namespace string, tokens []uint32) digest
+type hashPage func(prev *digest, salt string, tokens []uint32) digest
 
 // radix is a prefix cache of pages in a tree whose nodes are runs of pages that
 // were stored together, as SGLang's: matching splits a node where prompts part,
@@ -44,8 +44,7 @@ type radix struct {
 	whole bool // false: one node per page
 	hash  hashPage
 	root  *node
-	// clock orders uses; pages are those that are held, pinned those of running
-	// requests.
+	// clock orders uses; pages are those that are held.
 	clock uint64
 	pages int
 	seen  func(event)
@@ -60,6 +59,8 @@ type node struct {
 	used      uint64
 	namespace string
 	depth     int // tokens before
+	// tails are unfull pages behind this one that were told of.
+	tails []digest
 }
 
 func newRadix(page int, whole bool, hash hashPage, seen func(event)) *radix {
@@ -141,7 +142,7 @@ func (r *radix) insert(namespace, salt string, tokens []uint32) *node {
 	for ; len(fresh) > 0; fresh = fresh[step:] {
 		leaf := &node{parent: at, tokens: slices.Clone(fresh[:step]), used: r.clock, namespace: namespace, depth: n, children: map[string]*node{}}
 		for i := 0; i < step; i += r.page {
-			d := r.hash(prev, namespace, fresh[i:i+r.page])
+			d := r.hash(prev, salt, fresh[i:i+r.page])
 			leaf.hashes, prev = append(leaf.hashes, d), &d
 		}
 		told.hashes = append(told.hashes, leaf.hashes...)
@@ -164,19 +165,21 @@ func (r *radix) lock(at *node, n int) {
 // free or all that is left is in use. It returns how many were given up.
 func (r *radix) evict(pages int) int {
 	var gone []digest
-	for len(gone) < pages {
+	n := 0
+	for n < pages {
 		leaf := r.oldest(r.root, nil)
 		if leaf == nil {
 			break
 		}
-		gone = append(gone, leaf.hashes...)
+		gone = append(append(gone, leaf.hashes...), leaf.tails...)
 		delete(leaf.parent.children, r.childKey(leaf.namespace, leaf.tokens))
 		r.pages -= len(leaf.hashes)
+		n += len(leaf.hashes)
 	}
 	if len(gone) > 0 {
 		r.seen(event{op: opRemoved, hashes: gone})
 	}
-	return len(gone)
+	return n
 }
 
 func (r *radix) oldest(at, best *node) *node {
@@ -199,4 +202,35 @@ func (r *radix) clear(running bool) bool {
 	r.root, r.pages = &node{children: map[string]*node{}}, 0
 	r.seen(event{op: opCleared})
 	return true
+}
+
+// tail tells of a page that is not full.
+func (r *radix) tail(at *node, salt string, tokens []uint32) {
+	var prev *digest
+	if at != r.root {
+		prev = &at.hashes[len(at.hashes)-1]
+	}
+	d := r.hash(prev, salt, tokens)
+	for _, told := range at.tails {
+		if told == d {
+			return
+		}
+	}
+	if at != r.root {
+		at.tails = append(at.tails, d)
+	}
+	r.seen(event{op: opStored, hashes: []digest{d}, parent: prev, tokens: slices.Clone(tokens), pageSize: r.page, partial: true, salt: salt})
+}
+
+// pinned is how many pages at and under a node are in use.
+func (r *radix) pinned(at *node) (n int) {
+	if at.locks > 0 {
+		n = len(at.hashes)
+	}
+	for _, c := range at.children {
+		if at == r.root || at.locks > 0 {
+			n += r.pinned(c)
+		}
+	}
+	return n
 }

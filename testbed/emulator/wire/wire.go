@@ -20,8 +20,16 @@ type Batch struct {
 	Unsent, Unkept bool
 	// Copies sends the batch again under the next numbers.
 	Copies int
+	// Others go out before it as if another process published on this port.
+	Others []Message
 	// Skip is how many numbers are burnt before this one.
 	Skip uint64
+}
+
+// Message is a batch with a number of its own.
+type Message struct {
+	Seq     uint64
+	Payload []byte
 }
 
 // Tap sees every batch of a publisher in order and may change it. Calls of one
