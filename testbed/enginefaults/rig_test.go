@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"flag"
 	"io"
 	"log/slog"
 	"math/rand/v2"
@@ -14,6 +15,7 @@ import (
 
 	"waypost/agent/engine"
 	"waypost/agent/engine/enginetest"
+	"waypost/agent/engine/kvevents"
 	"waypost/agent/engine/llamacpp"
 	"waypost/agent/engine/sglang"
 	"waypost/agent/engine/trtllm"
@@ -25,7 +27,13 @@ import (
 	"go.uber.org/goleak"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	// The tests wait for engines and adapters more than they compute.
+	if err := flag.Set("test.parallel", "64"); err != nil {
+		panic(err)
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // rig is an emulated engine with a fault, and what a real adapter sees of it.
 type rig struct {
@@ -45,6 +53,9 @@ const (
 	blockTokens = 16
 	poolTokens  = 4096
 )
+
+// quick looks for what was lost at the tail often, so that a test need not wait.
+var quick = kvevents.StreamOptions{ProbeEvery: time.Second}
 
 // newRig starts the engine; the adapter is the test's to start.
 func newRig(t *testing.T, f faults.Fault) *rig {
@@ -66,7 +77,7 @@ func newRig(t *testing.T, f faults.Fault) *rig {
 		t.Cleanup(e.Close)
 		r.vllm, r.target.URL = e, e.URL()
 		r.make = func() engine.Adapter {
-			a, err := vllm.New(vllm.Options{Options: r.options()})
+			a, err := vllm.New(vllm.Options{Options: r.options(), Stream: quick})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -94,9 +105,9 @@ func newRig(t *testing.T, f faults.Fault) *rig {
 		var err error
 		switch f.Kind {
 		case profile.SGLang:
-			a, err = sglang.New(sglang.Options{Options: r.options()})
+			a, err = sglang.New(sglang.Options{Options: r.options(), Stream: quick})
 		case profile.TensorRTLLM:
-			a, err = trtllm.New(trtllm.Options{Options: r.options()})
+			a, err = trtllm.New(trtllm.Options{Options: r.options(), Stream: quick})
 		default:
 			a, err = llamacpp.New(llamacpp.Options{Options: r.options()})
 		}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"strings"
 	"time"
@@ -177,7 +178,7 @@ var vllmFaults = []Fault{
 	},
 	{
 		Name: "small-hybrid-pool", What: "with events on, the hybrid memory manager is off and the pool is small", Want: "capacity as the engine says now",
-		vllm: func(o *emulator.Options) { o.PoolBlocks /= 2 },
+		vllm: func(o *emulator.Options) { o.PoolBlocks = o.PoolBlocks * 2 / 3 },
 	},
 	{
 		Name: "inflated-blocks", What: "blocks of 528 tokens: short prompts never fill one", Want: "block size from the engine; nothing predicted below it",
@@ -266,12 +267,13 @@ var vllmFaults = []Fault{
 	{
 		Name: "reports-hits", What: "a request may have its hit told again as a store without a copy", Want: "copies never exceed the pool; doubt instead of credit",
 		events: func(s *state, events []any) []any {
+			told := s.seen[max(0, len(s.seen)-3):]
 			for _, e := range events {
 				if isA(e, "BlockStored") {
 					s.seen = append(s.seen, e)
 				}
 			}
-			return append(append([]any{}, s.seen[max(0, len(s.seen)-20):]...), events...)
+			return append(append([]any{}, told...), events...)
 		},
 	},
 	{
@@ -307,7 +309,10 @@ var vllmFaults = []Fault{
 	{
 		Name: "livelock", What: "the engine stands still with events on, its HTTP answers", Want: "still watched: running and no progress",
 		serve: map[string]func(*state, http.ResponseWriter, *http.Request, http.Handler){
-			"/v1/completions": func(_ *state, _ http.ResponseWriter, r *http.Request, _ http.Handler) { <-r.Context().Done() },
+			"/v1/completions": func(_ *state, _ http.ResponseWriter, r *http.Request, _ http.Handler) {
+				_, _ = io.Copy(io.Discard, r.Body) // who has sent all is seen to leave
+				<-r.Context().Done()
+			},
 		},
 	},
 	{
