@@ -1,10 +1,12 @@
 package nvml
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -241,5 +243,32 @@ func TestTopologyFacts(t *testing.T) {
 	}
 	if f := down.Devices[0].Fabric; f.State != FabricInProgress || f.ClusterUUID != "" || f.Clique != nil {
 		t.Errorf("fabric in progress %+v", f)
+	}
+}
+
+// The kernel's log tells of an error where the driver library tells none, and
+// says so; a client ends while it waits for the log.
+func TestKernelLogBesideTheLibrary(t *testing.T) {
+	log := filepath.Join(t.TempDir(), "kmsg")
+	if err := syscall.Mkfifo(log, 0o600); err != nil {
+		t.Skip(err)
+	}
+	writer, err := os.OpenFile(log, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer writer.Close()
+	d := play(t, "no-xid-events", Options{KernelLog: log})
+	d.until("errors that arrive by the log alone", func(v View) bool {
+		return summary(&v) == "ok ok ok" && strings.HasPrefix(v.KernelLogState, "ok; ")
+	})
+	uptime := sinceBoot()
+	if uptime <= 0 {
+		t.Skip("no /proc/uptime here")
+	}
+	fmt.Fprintf(writer, "4,1,%d,-;NVRM: Xid (PCI:0000:1c:00): 79, pid=1, GPU has fallen off the bus.\n", uptime.Microseconds())
+	v := d.untilGives("ok ok exclude:xid_79")
+	if !strings.HasPrefix(v.KernelLogState, "ok; ") || v.Devices[1].Xids[0].Age > time.Hour {
+		t.Errorf("log %q, errors %+v", v.KernelLogState, v.Devices[1].Xids)
 	}
 }

@@ -133,7 +133,7 @@ func printGPU(w io.Writer, g *waypostv1.HostGpu) {
 		line("Unknown", field+": "+m.GetMissing()[field])
 	}
 	if strings.HasPrefix(m.GetVerdict(), "exclude:xid") {
-		line("Next", "after repair: " + fmt.Sprintf("waypost ack %s --reason …", g.GetName()))
+		line("Next", "after repair: "+fmt.Sprintf("waypost ack %s --reason …", g.GetName()))
 	}
 }
 
