@@ -272,3 +272,44 @@ func TestKernelLogBesideTheLibrary(t *testing.T) {
 		t.Errorf("log %q, errors %+v", v.KernelLogState, v.Devices[1].Xids)
 	}
 }
+
+// Readings that stand still are unknown and say since when; the GPU is not ok.
+func TestGPU03FrozenReadingsAreNotCurrent(t *testing.T) {
+	v := play(t, "frozen", Options{FrozenAfter: 200 * time.Millisecond}).untilGives("ok price:readings_frozen price:readings_frozen")
+	for i := range v.Devices {
+		d := &v.Devices[i]
+		if d.FrozenFor < 200*time.Millisecond || d.PowerWatts != nil || d.MemoryUsedBytes != nil || d.Missing["values"] != "readings stand still" {
+			t.Errorf("GPU %d: frozen for %v, %+v", i, d.FrozenFor, d.GPU)
+		}
+	}
+}
+
+// A driver that was upgraded under the agent is a state with a name and the fix;
+// engines that still run stay eligible unless policy says else.
+func TestGPU05VersionMismatchIsNamed(t *testing.T) {
+	v := play(t, "version-mismatch", Options{}).untilGives("version_mismatch")
+	if v.Status.Text != "driver/library version mismatch: reload the NVIDIA driver or reboot" {
+		t.Errorf("text %q", v.Status.Text)
+	}
+	d := play(t, "driver-upgraded", Options{})
+	d.untilGives("ok ok ok")
+	d.at(time.Hour)
+	v = d.untilGives("version_mismatch ok+version_mismatch ok+version_mismatch")
+	strict, err := ParsePolicy([]string{"version_mismatch"}, nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := v.Judge(strict, []string{uuid(0)}).String(); got != "exclude:version_mismatch(gpu_0)" {
+		t.Errorf("by a policy that excludes it: %s", got)
+	}
+}
+
+// Corrected errors are a note whatever their number; one that was not corrected
+// and a row that cannot be replaced exclude.
+func TestGPU06CorrectedErrorsAreNotFatal(t *testing.T) {
+	v := play(t, "ecc-corrected", Options{}).untilGives("ok ok+ecc_corrected ok")
+	if n := v.Devices[0].ECCCorrected; n == nil || *n != 10000 {
+		t.Errorf("corrected %v", n)
+	}
+	play(t, "row-remap-failed", Options{}).untilGives("ok exclude:row_remap_failed+ecc_uncorrected ok")
+}
