@@ -79,6 +79,11 @@ func (a *Agent) reportHost() {
 		for _, l := range a.dialer.Lanes() {
 			a.sendHostReport(l)
 		}
+		// A flood of GPU errors must not keep the agent busy.
+		select {
+		case <-a.ctx.Done():
+		case <-time.After(hostAtMost):
+		}
 	}
 }
 
