@@ -35,6 +35,8 @@ const (
 	// second costs least, and a view a second old costs nothing measurable.
 	defaultDeltaEvery = time.Second
 	hostEvery         = 10 * time.Second
+	// hostAtMost is how often host and GPU facts are told at most.
+	hostAtMost = 100 * time.Millisecond
 )
 
 // Options wires an Agent.

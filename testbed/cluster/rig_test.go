@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -32,7 +33,7 @@ func TestMain(m *testing.M) {
 	}
 	goleak.VerifyTestMain(m,
 		goleak.Cleanup(func(code int) {
-			if err := os.RemoveAll(binaryDir); err != nil {
+			if err := errors.Join(os.RemoveAll(binaryDir), os.RemoveAll(driverDir)); err != nil {
 				fmt.Fprintln(os.Stderr, err)
 				code = 1
 			}
