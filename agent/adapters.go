@@ -16,10 +16,10 @@ var adapters = []struct {
 	make func(engine.Options) (engine.Adapter, error)
 }{
 	{"vllm", func(o engine.Options) (engine.Adapter, error) { return vllm.New(vllm.Options{Options: o}) }},
-	{"llamacpp", func(o engine.Options) (engine.Adapter, error) { return llamacpp.New(llamacpp.Options{Options: o}) }},
-	{"generic", func(o engine.Options) (engine.Adapter, error) { return generic.New(generic.Options{Options: o}) }},
 	{"sglang", func(o engine.Options) (engine.Adapter, error) { return sglang.New(sglang.Options{Options: o}) }},
 	{"trtllm", func(o engine.Options) (engine.Adapter, error) { return trtllm.New(trtllm.Options{Options: o}) }},
+	{"llamacpp", func(o engine.Options) (engine.Adapter, error) { return llamacpp.New(llamacpp.Options{Options: o}) }},
+	{"generic", func(o engine.Options) (engine.Adapter, error) { return generic.New(generic.Options{Options: o}) }},
 }
 
 // newAdapter makes the adapter of an engine.

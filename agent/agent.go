@@ -20,11 +20,11 @@ import (
 	"waypost/agent/host"
 	"waypost/agent/queue"
 	"waypost/gossip/accuracy"
+	"waypost/gossip/boundary"
 	"waypost/gossip/identity"
 	"waypost/gossip/lane"
 	"waypost/gossip/mesh"
 	"waypost/gossip/prefix"
-	"waypost/nvml"
 	waypostv1 "waypost/proto/waypost/v1"
 	"waypost/systemd/daemon"
 )
@@ -76,7 +76,8 @@ type Agent struct {
 	lanes    *lanes
 	dialer   *lane.Dialer
 	mesh     *mesh.Mesh
-	gpus     *nvml.Client
+	gpus     gpuReader // nil: switched off
+	truth    *gpuTruth
 	host     *host.Collector
 	local    *localServer
 	metrics  *metricsServer
@@ -126,7 +127,7 @@ func New(opt Options) (*Agent, error) {
 		}
 	}
 	a.ctx, a.cancel = context.WithCancel(context.Background())
-	a.lanes, a.learnt = newLanes(a), newLearnt(opt.Config.StateDir)
+	a.lanes, a.learnt, a.truth = newLanes(a), newLearnt(opt.Config.StateDir), newGPUTruth("")
 	a.framesRefused = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "waypost_lane_frames_refused_total", Help: "Frames from coordinators that were refused."}, []string{"kind"})
 	if err := a.readKeys(); err != nil {
 		return nil, err
@@ -180,13 +181,18 @@ func (a *Agent) watch(e EngineConfig) (*watched, error) {
 	if err != nil {
 		return nil, fmt.Errorf("engine %s: %w", e.Name, err)
 	}
-	return &watched{
+	w := &watched{
 		target: target, adapter: adapter, advertise: advertisedURL(e.Advertise, e.URL, a.hostAddress()), log: a.log,
 		config: &e, hostAddress: a.hostAddress(),
 		newRank: func(engineName string, number int) *rank { return a.newRank(e, engineName, number) },
 		changed: a.helloChanged,
 		dirty:   func() { a.dialer.Kick() },
-	}, nil
+	}
+	tokenizer, _ := adapter.(engine.Tokenizer)
+	w.prober = newProber(proberOptions{
+		tokenizer: tokenizer, declared: e.Boundary, hasher: boundary.NewHasher(a.prefixKeys[0]), state: w.state, changed: w.changed, log: a.log.With("engine", e.Name),
+	})
+	return w, nil
 }
 
 // hostAddress is the address of this host that others reach; empty: none but

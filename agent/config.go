@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"waypost/gossip/boundary"
 	"waypost/systemd/daemon"
 )
 
@@ -103,9 +104,10 @@ type EngineConfig struct {
 	Kind       Kind   `toml:"kind" help:"engine kind"`
 	URL        string `toml:"url" help:"where the agent reaches the engine"`
 	Advertise  string `toml:"advertise_url" help:"where callers reach it; empty: url with this host's address"`
-	KVEvents   string `toml:"kv_events" help:"ZeroMQ endpoint of KV events; empty: none"`
-	KVReplay   string `toml:"kv_replay" help:"ZeroMQ endpoint of their replay; empty: none"`
+	KVEvents   string `toml:"kv_events" help:"ZeroMQ endpoint of KV events of rank 0, other ranks count on; tcp://*:port listens; empty: the engine is asked"`
+	KVReplay   string `toml:"kv_replay" help:"ZeroMQ endpoint of their replay; empty: the engine is asked"`
 	APIKeyFile string `toml:"api_key_file" help:"key of an engine that needs one"`
+	Boundary   string `toml:"boundary" help:"for an engine that tells no token ids: a word, equal on engines that make the same tokens of the same text; empty: its model's name"`
 	// The rest says how saved KV may travel; what is empty is asked of the
 	// engine.
 	Role          Role            `toml:"role" help:"part of each request that the engine serves, prefill or decode; empty: all of it, or what the engine says"`
@@ -269,6 +271,9 @@ func (c *Config) validateEngines() error {
 		seen[e.Name] = true
 		if err := e.validateTransfer(key); err != nil {
 			return err
+		}
+		if len(e.Boundary) > boundary.MaxTextBytes || strings.ContainsAny(e.Boundary, "\n\r\t") {
+			return bad(key("boundary"), "%.40q must be one line of at most %d bytes", e.Boundary, boundary.MaxTextBytes)
 		}
 		for k, v := range map[string]string{"kv_events": e.KVEvents, "kv_replay": e.KVReplay} {
 			if v == "" {

@@ -15,13 +15,17 @@ import (
 
 // wireFacts prepares the readers of GPUs and host.
 func (a *Agent) wireFacts() error {
-	var err error
 	if a.cfg.GPU.Enabled != "off" {
-		a.gpus, err = nvml.New(nvml.Options{Logger: a.log, Registerer: a.opt.Registerer, Executable: a.cfg.GPU.Helper, Poll: time.Duration(a.cfg.GPU.Poll)})
+		client, err := nvml.New(nvml.Options{Logger: a.log, Registerer: a.opt.Registerer, Executable: a.cfg.GPU.Helper, Poll: time.Duration(a.cfg.GPU.Poll)})
 		if err != nil {
 			return err
 		}
+		a.gpus = client
+		if err := a.opt.Registerer.Register(newGPUCollector(a)); err != nil {
+			return err
+		}
 	}
+	var err error
 	a.host, err = host.New(host.Options{DiskPath: a.cfg.StateDir, Interval: hostEvery})
 	return err
 }
@@ -40,6 +44,18 @@ func (a *Agent) startFacts() {
 	a.tasks.Go(a.keepChecking)
 }
 
+// lookAtGPUs finds out which engine uses which GPU and tells what has changed.
+func (a *Agent) lookAtGPUs() {
+	if a.gpus == nil {
+		return
+	}
+	view := a.gpus.View()
+	if a.truth.look(&view, a.urls()) {
+		a.dialer.HelloChanged()
+	}
+	a.tellVerdicts(&view)
+}
+
 // reportHost sends host and GPU facts on change and every ten seconds.
 func (a *Agent) reportHost() {
 	t := time.NewTicker(hostEvery)
@@ -55,7 +71,10 @@ func (a *Agent) reportHost() {
 		case <-t.C:
 		case <-changed:
 			a.dialer.Kick()
+		case <-a.truth.judged:
+			a.dialer.Kick()
 		}
+		a.lookAtGPUs()
 		for _, l := range a.dialer.Lanes() {
 			a.sendHostReport(l)
 		}
@@ -63,20 +82,7 @@ func (a *Agent) reportHost() {
 }
 
 func (a *Agent) sendHostReport(l *lane.Lane) {
-	facts, _, _ := a.host.Facts()
-	var view nvml.View
-	if a.gpus != nil {
-		view = a.gpus.View()
-	}
-	r := host.Report(&facts, &view, nvml.DefaultPolicy())
-	for _, g := range r.GetGpus() {
-		if node := a.host.NUMANodeOf(g.GetPciBusId()); node != nil {
-			g.NumaNode = proto.Uint32(uint32(*node))
-		}
-	}
-	if a.gpus == nil {
-		r.GpuState = proto.String("GPU facts are switched off: gpu.enabled = \"off\"")
-	}
+	r := a.hostReport()
 	r.Checks, r.WallUnixMs = a.kept(), proto.Float64(float64(time.Now().UnixMilli()))
 	// A full queue means newer facts follow within seconds.
 	_ = l.Send(&waypostv1.ConnectRequest{Frame: &waypostv1.ConnectRequest_Host{Host: r}})
@@ -113,24 +119,4 @@ func (a *Agent) kept() []*waypostv1.Check {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.checked
-}
-
-// gpuVerdict is the verdict on the host's GPUs, for workers whose own GPUs are
-// not told apart; empty without GPU facts.
-func (a *Agent) gpuVerdict() string {
-	if a.gpus == nil {
-		return ""
-	}
-	v := a.gpus.View()
-	if len(v.Devices) == 0 || len(a.watching()) != 1 {
-		// Which engine uses which GPU is not known: one engine's fault must
-		// not be put on another.
-		return ""
-	}
-	uuids := make([]string, 0, len(v.Devices))
-	for i := range v.Devices {
-		uuids = append(uuids, v.Devices[i].UUID)
-	}
-	verdict := v.Judge(nvml.DefaultPolicy(), uuids)
-	return verdict.String()
 }

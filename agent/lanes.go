@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"waypost/agent/engine"
+	"waypost/gossip/boundary"
 	"waypost/gossip/lane"
 	"waypost/gossip/ledger"
 	"waypost/gossip/summary"
@@ -50,6 +51,8 @@ type lanes struct {
 	policy *waypostv1.PolicyPush
 	seq    uint64
 	asks   chan struct{}
+	// tokenize is what may be asked of engines' tokenizers.
+	tokenize allowance
 	// pulls are the pulls of each lane that wait for an answer.
 	pulls map[*lane.Lane]chan *waypostv1.PrefixPull
 	began time.Time
@@ -123,9 +126,15 @@ func (h *lanes) Frame(l *lane.Lane, f *waypostv1.ConnectResponse) {
 	case *waypostv1.ConnectResponse_Policy:
 		h.takeClock(l, fr.Policy)
 		h.takePolicy(fr.Policy)
+	case *waypostv1.ConnectResponse_AckGpu:
+		h.a.takeAck(l, fr.AckGpu)
+	case *waypostv1.ConnectResponse_Boundary:
+		if w := h.a.watchedOf(fr.Boundary.GetIndex()); w != nil {
+			w.prober.again(boundary.Part(fr.Boundary.GetPart()), int(fr.Boundary.GetProbe()))
+		}
 	case *waypostv1.ConnectResponse_Tokenize:
 		t := fr.Tokenize
-		h.ask(l, t.GetAskId(), t.GetIndex(), func(ctx context.Context, w *watched) ([]uint32, error) {
+		h.ask(l, t.GetAskId(), t.GetIndex(), len(t.GetPrompt()), func(ctx context.Context, w *watched) ([]uint32, error) {
 			tokenizer, err := w.tokenizer()
 			if err != nil {
 				return nil, err
@@ -134,7 +143,7 @@ func (h *lanes) Frame(l *lane.Lane, f *waypostv1.ConnectResponse) {
 		})
 	case *waypostv1.ConnectResponse_Render:
 		r := fr.Render
-		h.ask(l, r.GetAskId(), r.GetIndex(), func(ctx context.Context, w *watched) ([]uint32, error) {
+		h.ask(l, r.GetAskId(), r.GetIndex(), len(r.GetChatJson()), func(ctx context.Context, w *watched) ([]uint32, error) {
 			tokenizer, err := w.tokenizer()
 			if err != nil {
 				return nil, err
@@ -169,6 +178,9 @@ func (h *lanes) takePolicy(p *waypostv1.PolicyPush) {
 	h.mu.Unlock()
 	if !newer {
 		return
+	}
+	if err := h.a.truth.setPolicy(p.GetGpu()); err != nil {
+		h.a.log.Warn("the fleet's policy on GPUs cannot be read by this version; the former one stays", "event", "policy_stale", "error", err)
 	}
 	if err := h.a.dialer.SetAddresses(lane.FromCatalogue, p.GetCoordinators()); err != nil {
 		h.a.log.Warn("coordinator catalogue refused", "error", err)
@@ -225,7 +237,7 @@ func (h *lanes) load(l *lane.Lane) *waypostv1.Load {
 			out.Cordons = append(out.Cordons, c.GetSelector())
 		}
 	}
-	verdict := h.a.gpuVerdict()
+	verdict := h.a.gpuVerdicts()
 	for _, r := range h.a.ranks() {
 		rep := r.report(now)
 		cached := uint32(rep.cachedBlocks)
@@ -233,7 +245,7 @@ func (h *lanes) load(l *lane.Lane) *waypostv1.Load {
 		if rep.coverage != engine.CoverageNone || rep.cachedBlocks > 0 {
 			rep.load.CachedBlocks = &cached
 		}
-		rep.load.GPUVerdict = verdict
+		rep.load.GPUVerdict = verdict(r.engine)
 		w := lane.WorkerLoadOf(r.index, &rep.load)
 		for i := range rep.idleSlots {
 			s := &rep.idleSlots[i]
@@ -249,11 +261,16 @@ func (h *lanes) load(l *lane.Lane) *waypostv1.Load {
 
 // ask runs a question to an engine's tokenizer beside the lane and sends the
 // answer. The text stays in memory.
-func (h *lanes) ask(l *lane.Lane, id, index uint32, fn func(context.Context, *watched) ([]uint32, error)) {
+func (h *lanes) ask(l *lane.Lane, id, index uint32, bytes int, fn func(context.Context, *watched) ([]uint32, error)) {
 	reply := &waypostv1.TokenizeReply{AskId: &id}
 	w := h.a.watchedOf(index)
 	if w == nil {
 		reply.Error = proto.String("no such worker")
+		h.reply(l, reply)
+		return
+	}
+	if !h.tokenize.take(time.Now(), bytes) {
+		reply.Error = proto.String("over budget: too much text for the tokenizer at once")
 		h.reply(l, reply)
 		return
 	}
@@ -292,10 +309,25 @@ func (h *lanes) hello() *waypostv1.AgentHello {
 		PrefixFormat: proto.Uint32(summary.Version), ZoneHint: &a.cfg.Hint.Zone, RackHint: &a.cfg.Hint.Rack,
 	}
 	for _, w := range a.watching() {
+		name, told := (*string)(nil), false
+		vector := w.prober.vector()
+		if vector != nil {
+			name = optionalText(vector.Fingerprint())
+		}
 		for _, r := range w.all() {
 			if id := r.identity(); id.known {
-				out.Workers = append(out.Workers, workerFacts(w, id))
+				facts := workerFacts(w, id)
+				facts.Boundary, told = name, true
+				if id.facts.Ranks <= 1 { // which rank uses which of an engine's GPUs nobody tells
+					if seen := a.truth.gpusOf(w.target.Name); len(seen) > 0 {
+						facts.GpuUuids = seen
+					}
+				}
+				out.Workers = append(out.Workers, facts)
 			}
+		}
+		if told && vector != nil {
+			out.Boundaries = append(out.Boundaries, lane.BoundaryOf(w.target.Name, vector))
 		}
 	}
 	return out

@@ -3,6 +3,7 @@ package agent
 import (
 	"fmt"
 	"math"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -129,4 +130,32 @@ func (c *collector) collectClaims(ch chan<- prometheus.Metric, n *claimCounts, w
 // workerName is the name of a worker of this host.
 func (a *Agent) workerName(r *rank) string {
 	return fmt.Sprintf("%s/%s/%d", a.name, r.engine, r.number)
+}
+
+// gpuCollector tells the verdicts on this host's GPUs.
+type gpuCollector struct {
+	a       *Agent
+	verdict *prometheus.Desc
+}
+
+func newGPUCollector(a *Agent) *gpuCollector {
+	return &gpuCollector{a: a, verdict: prometheus.NewDesc("waypost_gpu_verdict",
+		"What policy makes of a GPU: 0 ok, 1 priced, 2 excluded, with the conditions that led to it.", []string{"gpu", "uuid", "reason"}, nil)}
+}
+
+// Describe implements prometheus.Collector.
+func (c *gpuCollector) Describe(ch chan<- *prometheus.Desc) { ch <- c.verdict }
+
+// Collect implements prometheus.Collector. There is one series per GPU: one with
+// an old reason does not stay.
+func (c *gpuCollector) Collect(ch chan<- prometheus.Metric) {
+	view := c.a.gpus.View()
+	c.a.truth.mu.Lock()
+	policy := c.a.truth.policy
+	c.a.truth.mu.Unlock()
+	for i := range view.Devices {
+		d := &view.Devices[i]
+		v := policy.Judge(view.Status.Code, view.XidState, d)
+		ch <- prometheus.MustNewConstMetric(c.verdict, prometheus.GaugeValue, float64(v.Action), fmt.Sprintf("%s/%d", c.a.name, d.Index), d.UUID, strings.Join(v.Reasons, ","))
+	}
 }

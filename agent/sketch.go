@@ -68,10 +68,10 @@ func (a *Agent) sketch(s *sketcher, now time.Time) {
 	}
 	sk := summary.Sketch{Session: a.process, KeyID: a.prefixKeys[0].IDUint32()}
 	cordoned := a.lanes.cordonedHere()
-	verdict := a.gpuVerdict()
+	verdict := a.gpuVerdicts()
 	for _, r := range a.ranks() {
 		w, age := r.sketch(now, sketchRoots)
-		if w.State != summary.SketchLost && strings.HasPrefix(verdict, "exclude") {
+		if w.State != summary.SketchLost && strings.HasPrefix(verdict(r.engine), "exclude") {
 			w.State = summary.SketchFaulty
 		} else if w.State == summary.SketchReady && cordoned(r.engine, r.number) {
 			w.State = summary.SketchDraining

@@ -26,6 +26,8 @@ type watched struct {
 	hostAddress string
 	log         *slog.Logger
 	newRank     func(engineName string, number int) *rank
+	// prober measures the hashing boundary.
+	prober *prober
 	// changed tells that what the hello says has changed; dirty that a load
 	// report is worth sending at once.
 	changed func()
@@ -59,6 +61,11 @@ func (w *watched) start(ctx context.Context, tasks *sync.WaitGroup) {
 	w.done = done
 	tasks.Go(func() {
 		defer close(done)
+		var probing sync.WaitGroup
+		defer probing.Wait()
+		if w.prober != nil {
+			probing.Go(func() { w.prober.run(ctx) })
+		}
 		w.run(ctx)
 	})
 }

@@ -91,6 +91,7 @@ type Coordinator struct {
 	journalError error
 	cases        *cases
 	memos        *memos
+	acks         *gpuAcks
 	judges       *judges
 	transfers    *transfers
 	heardMu      sync.Mutex
@@ -120,12 +121,9 @@ type Coordinator struct {
 	reservationTTL time.Duration
 	// shipC wakes what sends claims, marks and placements; began is the zero of
 	// the clock in messages to peers.
-	shipC chan struct{}
-	began time.Time
-	// boundaries are the workers whose boundary is not their pool's; helloNews
-	// says that they must be looked at again.
-	boundaries atomic.Pointer[map[string]error]
-	helloNews  atomic.Bool
+	shipC      chan struct{}
+	began      time.Time
+	boundaries *boundaries
 	sketches   sketches
 
 	clusterListener, apiListener net.Listener
@@ -146,7 +144,7 @@ type Coordinator struct {
 func New(opt Options) (*Coordinator, error) {
 	c := &Coordinator{
 		opt: opt, cfg: opt.Config, reservationTTL: cmp.Or(opt.ReservationTTL, reservationTTL),
-		shipC: make(chan struct{}, 1), began: time.Now(), sketches: sketches{outdated: streamOutdated}, journalDone: make(chan struct{}),
+		shipC: make(chan struct{}, 1), began: time.Now(), sketches: sketches{outdated: streamOutdated}, journalDone: make(chan struct{}), boundaries: newBoundaries(),
 	}
 	if err := c.cfg.Validate(); err != nil {
 		return nil, err
@@ -248,7 +246,7 @@ func (c *Coordinator) wireView() error {
 	if err != nil {
 		return err
 	}
-	c.memos = newMemos(c)
+	c.memos, c.acks = newMemos(c), newGPUAcks()
 	c.cases, c.judges = newCases(c, cmp.Or(c.opt.SettleAfter, settleAfter)), newJudges(c)
 	if c.cfg.Explain.Disk > 0 {
 		// A disk that cannot be used must not keep placements from being

@@ -115,23 +115,25 @@ func (c *Coordinator) checkHost(l *doctor.List, h *fleet.HostInfo, now time.Time
 		if w.Host != h.Name {
 			continue
 		}
-		if fault := c.boundaryFault(w.Name); fault != "" {
-			l.Bad("boundary", w.Name, fault, "its cache earns no credit; it is placed by load", "waypost workers -o wide")
+		if fault, effect := c.boundaryFault(w.Name); fault != "" {
+			l.Bad("boundary", w.Name, fault, effect, "waypost boundary")
 		} else {
 			l.Good("boundary", w.Name, "agrees with its pool, as far as it is told")
 		}
 	}
 }
 
-// takeReport keeps a host's report and how far its clock is ahead.
-func (hl *hostLane) takeReport(r *waypostv1.HostReport, now time.Time) {
+// takeReport keeps a host's report and how far its clock is ahead. It returns
+// the report before.
+func (hl *hostLane) takeReport(r *waypostv1.HostReport, now time.Time) (former *waypostv1.HostReport) {
 	const mostMs = 1e15
 	hl.mu.Lock()
 	defer hl.mu.Unlock()
-	hl.report, hl.reportAt = r, now
+	former, hl.report, hl.reportAt = hl.report, r, now
 	if at := r.GetWallUnixMs(); at > 0 && at < mostMs {
 		hl.ahead = time.UnixMilli(int64(at)).Sub(now).Round(time.Millisecond)
 	} else {
 		r.WallUnixMs = nil
 	}
+	return former
 }

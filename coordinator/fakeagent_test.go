@@ -3,6 +3,7 @@ package coordinator
 import (
 	"cmp"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -40,6 +41,9 @@ type one struct {
 	conn *grpc.ClientConn
 }
 
+// testLogger takes what coordinators of a test log; nil: nobody does.
+var testLogger *slog.Logger
+
 func startOne(tb testing.TB, change ...func(*Config)) *one {
 	return startOneOf(tb, "c-1", nil, change...)
 }
@@ -62,7 +66,7 @@ func startOneOf(tb testing.TB, name string, join *one, change ...func(*Config)) 
 	for _, fn := range change {
 		fn(&cfg)
 	}
-	c, err := New(Options{Config: cfg, Bootstrap: join == nil, Version: "test", Process: rand.Uint64() | 1})
+	c, err := New(Options{Config: cfg, Bootstrap: join == nil, Version: "test", Process: rand.Uint64() | 1, Logger: testLogger})
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -95,8 +99,12 @@ type fakeAgent struct {
 	frame   func() []byte
 	process uint64                       // mark of the agent; 0: 0xa1
 	facts   func(*waypostv1.WorkerFacts) // changes the facts of a worker; nil: nothing
-	state   func(i int, l *ledger.Load)  // changes the report of a worker; nil: nothing
-	ageMs   func() *float64              // of the oldest change not told; nil: the agent does not say
+	// boundaries are those of its engines; nil: it tells none.
+	boundaries func() []*waypostv1.EngineBoundary
+	// accuracy is how right predictions about its workers were; nil: not told.
+	accuracy func() *waypostv1.WorkerAccuracy
+	state    func(i int, l *ledger.Load) // changes the report of a worker; nil: nothing
+	ageMs    func() *float64             // of the oldest change not told; nil: the agent does not say
 	// asks answers questions about texts; nil: they are not answered.
 	asks func(*lane.Lane, *waypostv1.ConnectResponse)
 
@@ -147,6 +155,9 @@ func (a *fakeAgent) hello() *waypostv1.AgentHello {
 			a.facts(h.Workers[i])
 		}
 	}
+	if a.boundaries != nil {
+		h.Boundaries = a.boundaries()
+	}
 	return h
 }
 
@@ -166,6 +177,9 @@ func (a *fakeAgent) load(*lane.Lane) *waypostv1.Load {
 		}
 		if a.ageMs != nil {
 			w.PrefixAgeMs = a.ageMs()
+		}
+		if a.accuracy != nil {
+			w.Accuracy = a.accuracy()
 		}
 		l.Workers = append(l.Workers, w)
 	}

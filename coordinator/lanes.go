@@ -13,6 +13,7 @@ import (
 	"waypost/coordinator/placement"
 	"waypost/coordinator/prefixindex"
 	"waypost/coordinator/registry"
+	"waypost/gossip/boundary"
 	"waypost/gossip/lane"
 	"waypost/gossip/summary"
 	waypostv1 "waypost/proto/waypost/v1"
@@ -112,7 +113,7 @@ func (h *lanes) LaneUp(s *lane.Session) error {
 		h.c.log.Warn("lane refused", "host", s.Host(), "error", err)
 		return err
 	}
-	hello := helloOf(s)
+	hello := helloOf(s, h.boundariesOf(s))
 	l, changes, err := h.c.fleet.OpenLane(time.Now(), hello)
 	if err != nil {
 		h.c.log.Warn("lane refused", "host", s.Host(), "error", err)
@@ -123,7 +124,7 @@ func (h *lanes) LaneUp(s *lane.Session) error {
 	hl.session, hl.lane, hl.open = s, l, true
 	hl.mu.Unlock()
 	h.c.note(changes)
-	h.c.helloNews.Store(true)
+	h.c.boundaries.changed()
 	h.sync(hl, s, true)
 	h.sendPolicy(s, h.c.replica.State())
 	h.c.log.Info("lane up", "event", "host_joined", "host", s.Host(), "workers", len(hello.Workers))
@@ -171,7 +172,9 @@ func (h *lanes) Frame(s *lane.Session, f *waypostv1.ConnectRequest, late time.Du
 		}
 		h.follow(hl, s, p.GetIndex(), p.GetEngineProcess(), nil)
 	case *waypostv1.ConnectRequest_Host:
-		hl.takeReport(fr.Host, time.Now())
+		h.takeHost(hl, s.Host(), fr.Host)
+	case *waypostv1.ConnectRequest_AckGpu:
+		h.c.acks.answered(fr.AckGpu)
 	case *waypostv1.ConnectRequest_Evidence:
 		h.c.cases.answered(fr.Evidence)
 	case *waypostv1.ConnectRequest_TokenizeReply:
@@ -183,13 +186,13 @@ func (h *lanes) takeHello(hl *hostLane, s *lane.Session) {
 	hl.mu.Lock()
 	l := hl.lane
 	hl.mu.Unlock()
-	changes, err := h.c.fleet.UpdateHello(time.Now(), l, helloOf(s))
+	changes, err := h.c.fleet.UpdateHello(time.Now(), l, helloOf(s, h.boundariesOf(s)))
 	if err != nil {
 		h.c.log.Warn("hello refused", "host", s.Host(), "error", err)
 		return
 	}
 	h.c.note(changes)
-	h.c.helloNews.Store(true)
+	h.c.boundaries.changed()
 	h.sync(hl, s, false)
 }
 
@@ -275,6 +278,7 @@ func (h *lanes) forget() {
 func (h *lanes) sendPolicy(s *lane.Session, state *registry.State) {
 	p := &waypostv1.PolicyPush{
 		PolicyVersion: proto.Uint32(uint32(state.Revision())), NoProgressMs: finite(ms(h.c.fleetFile.Load().Policy.NoProgressFor.Value)),
+		Gpu:        gpuPolicyProto(h.c.fleetFile.Load()),
 		WallUnixMs: proto.Float64(float64(time.Now().UnixMilli())),
 	}
 	for _, c := range state.Cordons() {
@@ -298,7 +302,7 @@ func (c *Coordinator) pushPolicy(state *registry.State) {
 }
 
 // helloOf turns a hello into the fleet's words.
-func helloOf(s *lane.Session) fleet.Hello {
+func helloOf(s *lane.Session, vectors map[string]*boundary.Vector) fleet.Hello {
 	m := s.Hello()
 	out := fleet.Hello{
 		Host: s.Host(), AgentProcess: m.GetAgentProcess(), Session: m.GetSession(), Version: m.GetVersion(),
@@ -310,7 +314,7 @@ func helloOf(s *lane.Session) fleet.Hello {
 			EngineProcess: w.GetEngineProcess(), Model: w.GetModel(), Aliases: w.GetAliases(), URL: w.GetUrl(), Headers: w.GetHeaders(),
 			BlockTokens: int(w.GetBlockTokens()), PoolBlocks: int(w.GetPoolBlocks()), MaxModelTokens: int(w.GetMaxModelTokens()),
 			MaxRunning: int(w.GetMaxRunning()), StepTokens: int(w.GetStepTokens()), WindowTokens: int(w.GetWindowTokens()),
-			Coverage: w.GetCoverage(), CoverageHint: w.GetCoverageHint(), Capabilities: w.GetCapabilities(), GPUUUIDs: w.GetGpuUuids(), Boundary: w.GetBoundary(), Transfer: transferOf(w), Role: w.GetRole(),
+			Coverage: w.GetCoverage(), CoverageHint: w.GetCoverageHint(), Capabilities: w.GetCapabilities(), GPUUUIDs: w.GetGpuUuids(), Boundary: w.GetBoundary(), Vector: vectors[w.GetEngine()], Transfer: transferOf(w), Role: w.GetRole(),
 			LeastReuseRatio: w.GetLeastReuseRatio(),
 		}
 		if w.GetStepModel() != nil {

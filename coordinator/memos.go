@@ -128,6 +128,9 @@ func (m *memos) all() map[string]*poolMemo {
 	return maps.Clone(m.pools)
 }
 
+// forget lets go of the text: what is kept of it are hashes.
+func (t *text) forget() { t.body, t.prompt, t.request, t.pool = "", "", nil, nil }
+
 // readText takes the text of an input in; ok is false if it is none.
 func (t *text) readText(in *waypostv1.Input) (ok bool, err error) {
 	t.body, t.prompt, t.ordered, t.chat, t.special = "", "", true, false, true

@@ -1,11 +1,17 @@
 package coordinator
 
 import (
+	"bytes"
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"hash/fnv"
 	"io"
+	"io/fs"
+	"log/slog"
 	"net/http"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -78,7 +84,7 @@ func (w *textWorker) answer(l *lane.Lane, f *waypostv1.ConnectResponse) {
 	}
 	w.mu.Lock()
 	if w.refuse != "" {
-		reply.TokenIds, reply.Error = nil, &w.refuse
+		reply.TokenIds, reply.Error = nil, new(w.refuse)
 	}
 	w.mu.Unlock()
 	// A lane that is down is dialled again.
@@ -535,5 +541,73 @@ func TestBadTextsAreNamed(t *testing.T) {
 		if got := api.FieldOf(err); err == nil || got != strings.TrimSpace(field) {
 			t.Errorf("%s: error %v of field %q", field, err, got)
 		}
+	}
+}
+
+// lockedBuffer is a log that several write to.
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+// Neither text nor token ids reach the disk or the log, not even at debug and
+// not even what is faulty.
+func TestTextsStayInMemory(t *testing.T) {
+	var log lockedBuffer
+	testLogger = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	defer func() { testLogger = nil }()
+	dir := ""
+	o := startOne(t, func(c *Config) { dir = c.StateDir })
+	w := startText(t, o)
+	w.allow()
+	const secret = "xyzzyplugh"
+	body := chatOf(message{"system", prose(40, 900)}, message{"user", secret + " " + prose(41, 300)})
+	p := o.place(t, &waypostv1.PlaceRequest{Input: bodyInput(body), TokenizeBudgetMs: new(1000.)})
+	ids := slices.Concat(rendered([]byte(body)), []uint32{4_123_456_789})
+	answer := `{"role":"assistant","content":"` + secret + `"}`
+	o.learn(t, p.GetPlacementId(), ids, ids[:20], answer)
+	if _, err := waypostv1.NewPlacementServiceClient(o.conn).ReportOutcome(t.Context(), &waypostv1.ReportOutcomeRequest{
+		PlacementId: p.PlacementId, Result: new("done"), PromptTokenIds: ids, OutputTokenIds: ids[:20], MessageJson: &answer,
+	}); err != nil {
+		t.Fatal(err)
+	}
+	for _, bad := range []string{`{"messages":[{"role":"user","content":"` + secret + `}]}`, `{"prompt":["` + secret + `"]}`} {
+		if _, err := waypostv1.NewPlacementServiceClient(o.conn).Place(t.Context(), &waypostv1.PlaceRequest{Input: bodyInput(bad)}); err == nil || strings.Contains(err.Error(), secret) {
+			t.Errorf("error %v", err)
+		}
+	}
+	if r := o.learn(t, p.GetPlacementId(), nil, ids[:3], secret); strings.Contains(r.GetReason(), secret) {
+		t.Errorf("reason %s", r.GetReason())
+	}
+	written := ""
+	eventually(t, "the record is on disk", func() bool {
+		written = ""
+		err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+			if err != nil || d.IsDir() {
+				return err
+			}
+			b, err := os.ReadFile(path)
+			written += string(b)
+			return err
+		})
+		return err == nil && strings.Contains(written, strings.TrimPrefix(p.GetPlacementId(), "pl_c1_"))
+	})
+	log.mu.Lock()
+	logged := log.b.String()
+	log.mu.Unlock()
+	le := binary.LittleEndian.AppendUint32(nil, ids[len(ids)-1])
+	for name, text := range map[string]string{"disk": written, "log": logged} {
+		if strings.Contains(text, secret) || strings.Contains(text, "word40-") || strings.Contains(text, fmt.Sprint(ids[len(ids)-1])) || name == "disk" && strings.Contains(text, string(le)) {
+			t.Errorf("text or ids are on the %s", name)
+		}
+	}
+	if !strings.Contains(logged, "lane up") {
+		t.Error("nothing is logged: the test shows nothing")
 	}
 }

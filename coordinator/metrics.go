@@ -194,7 +194,6 @@ func (c *Coordinator) tick() {
 			c.noteLate(time.Since(now))
 			c.note(c.fleet.Tick(now))
 			c.lanes.forget()
-			c.checkBoundaries(now)
 			c.readSketches(now)
 			c.judges.tick(now)
 			c.checkDrains(now)

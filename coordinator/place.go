@@ -87,7 +87,10 @@ func (p *placements) placeInTurn(req *waypostv1.PlaceRequest) (*waypostv1.PlaceR
 		}}}, "", nil
 	}
 	w := works.Get().(*work)
-	defer works.Put(w)
+	defer func() {
+		w.text.forget()
+		works.Put(w)
+	}()
 	return p.place(w, req)
 }
 

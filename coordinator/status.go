@@ -222,8 +222,8 @@ func (o *operators) GetStatus(context.Context, *waypostv1.GetStatusRequest) (*wa
 		bad := strings.HasPrefix(w.State, "lost") || strings.HasPrefix(w.State, "stalled") || strings.HasPrefix(w.State, "excluded") || w.State == "failing"
 		p.check(!bad, "error", w.Name, joinWhy(w.State, w.StateWhy), nil, "0 new placements", "waypost workers "+w.Name)
 		p.check(w.Pool != "", "warning", w.Name, "belongs to no pool: "+c.fleetFile.Load().WhyNoPool(w.Name, w.Facts.Model), nil, "0 placements", "waypost fleet show")
-		fault := c.boundaryFault(w.Name)
-		p.check(fault == "", "warning", w.Name, fault, nil, "its cache earns no credit; it is placed by load", "waypost workers -o wide")
+		fault, effect := c.boundaryFault(w.Name)
+		p.check(fault == "", "warning", w.Name, fault, nil, effect, "waypost boundary --pool "+w.Pool)
 		view := c.viewWord(&w)
 		p.check(view == "live" || view == "warming", "warning", w.Name, joinWhy("cache view "+view, w.Facts.CoverageHint), nil, "its reuse is not credited in full", "waypost workers "+w.Name)
 	}

@@ -116,11 +116,12 @@ func (a *tokenizing) first(w *work, req *waypostv1.PlaceRequest, keyer *prefix.K
 }
 
 // anyWorker is a worker of a pool whose host has a lane, another one each time;
-// empty: there is none.
+// empty: there is none. One that turns text into other tokens than its pool is
+// not asked.
 func (a *tokenizing) anyWorker(pool string) string {
 	var names []string
 	for _, w := range a.m.c.fleet.Workers(time.Now()) {
-		if w.Pool == pool && w.State == "ready" && a.m.c.lanes.session(w.Host) != nil {
+		if w.Pool == pool && w.State == "ready" && a.m.c.boundaries.credited(w.Name) && a.m.c.lanes.session(w.Host) != nil {
 			names = append(names, w.Name)
 		}
 	}
@@ -192,6 +193,9 @@ func (a *tokenizing) run() {
 				defer func() { <-a.room }()
 				ctx, cancel := context.WithTimeout(a.m.c.ctx, tokenizeWithin)
 				defer cancel()
+				if !a.m.c.boundaries.credited(next.worker) {
+					next.worker = a.anyWorker(next.tp.name)
+				}
 				if ids := a.one(ctx, next.worker, &next.ask); len(ids) > 0 {
 					a.m.learn(next.tp, ids, next.ask.source())
 					next.tp.pool.taughtBy(false)

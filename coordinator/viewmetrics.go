@@ -60,11 +60,7 @@ func (v *viewCollector) Collect(ch chan<- prometheus.Metric) {
 	for pool, age := range ages {
 		gauge(v.viewAge, age, pool)
 	}
-	differs := 0
-	if faults := c.boundaries.Load(); faults != nil {
-		differs = len(*faults)
-	}
-	gauge(v.boundaries, float64(differs))
+	gauge(v.boundaries, float64(c.boundaries.differing()))
 }
 
 // decoderBytes is the memory of all decoders.

@@ -137,6 +137,9 @@ func (g *GPU) keepFixed(old *GPU) {
 	if g.NVLinkTotal == nil {
 		g.NVLinkTotal = old.NVLinkTotal
 	}
+	if g.Paths == nil {
+		g.Paths = old.Paths
+	}
 }
 
 // fixedOnly is g without what changes, each field missing for the given reason.

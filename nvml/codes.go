@@ -142,11 +142,15 @@ func throttleWords(mask uint64) []string {
 	return words
 }
 
-// note records why field is unknown and whether the GPU is lost.
+// note records why field is unknown, and whether the GPU is lost or waits for a
+// reset.
 func (g *GPU) note(field string, code int) {
 	g.miss(field, wordsOf(code))
-	if code == codeGPUIsLost {
+	switch code {
+	case codeGPUIsLost:
 		g.Lost = true
+	case codeResetRequired:
+		g.ResetRequired = true
 	}
 }
 

@@ -141,6 +141,14 @@ func startDriver(t *testing.T, executable, library, state string, options Option
 	t.Helper()
 	d := &driver{t: t, state: filepath.Join(t.TempDir(), "state")}
 	d.write(state)
+	d.start(executable, library, options)
+	return d
+}
+
+// start runs the client on the driver's state until the test ends.
+func (d *driver) start(executable, library string, options Options) {
+	t := d.t
+	t.Helper()
 	options.Executable, options.Library = executable, library
 	options.Environ = append(options.Environ, "FAKE_NVML="+d.state)
 	if options.Poll == 0 {
@@ -150,7 +158,9 @@ func startDriver(t *testing.T, executable, library, state string, options Option
 		// Only tests of a hung driver want to see one on a busy machine.
 		options.BlockedAfterPolls = int(patience / options.Poll)
 	}
-	options.FrozenAfter = time.Hour // the script's readings stand still
+	if options.FrozenAfter == 0 {
+		options.FrozenAfter = time.Hour // the script's readings stand still
+	}
 	var err error
 	if d.Client, err = New(options); err != nil {
 		t.Fatal(err)
@@ -169,7 +179,6 @@ func startDriver(t *testing.T, executable, library, state string, options Option
 			t.Error("Run does not end")
 		}
 	})
-	return d
 }
 
 // write replaces the script in one step, as a reader may look at any time.
@@ -212,6 +221,7 @@ func TestRealBindingReads(t *testing.T) {
 	b := needTools(t)
 	d := startDriver(t, b.child, b.library, twoGPUs, Options{})
 	v := d.until("readings", inState(StateOK))
+	notTold := map[string]string{"fabric": "not supported", "nvlinkPeers": "not supported", "paths": "not supported"}
 	want := []Device{{
 		GPU: GPU{
 			Index: 0, UUID: uuid(0), Name: "Fake H200", PCIBusID: "00000000:1B:00.0", MIG: new(false),
@@ -221,7 +231,7 @@ func TestRealBindingReads(t *testing.T) {
 			ThrottleReasons: []string{ThrottleThermal, ThrottleHardwareThermal}, PowerWatts: new(512.345),
 			ECCCorrected: new(uint64(12)), ECCUncorrected: new(uint64(1)), RowRemapPending: new(true), RowRemapFailed: new(false),
 			NVLinkUp: new(2), NVLinkTotal: new(3),
-			Processes: []Process{{PID: 4242, MemoryBytes: new(uint64(60000000000))}, {PID: 4243}},
+			Processes: []Process{{PID: 4242, MemoryBytes: new(uint64(60000000000))}, {PID: 4243}}, Missing: notTold,
 		},
 		LinksExpected: new(3),
 	}, {
@@ -232,7 +242,7 @@ func TestRealBindingReads(t *testing.T) {
 			UtilizationRatio: new(0.0), TemperatureCelsius: new(33.0), SMClockMHz: new(345.0), SMClockMaxMHz: new(1980.0),
 			ThrottleReasons: []string{ThrottleIdle}, PowerWatts: new(71.002),
 			ECCCorrected: new(uint64(0)), ECCUncorrected: new(uint64(0)), RowRemapPending: new(false), RowRemapFailed: new(false),
-			NVLinkUp: new(3), NVLinkTotal: new(3), Processes: []Process{},
+			NVLinkUp: new(3), NVLinkTotal: new(3), Processes: []Process{}, Missing: notTold,
 		},
 		LinksExpected: new(3),
 	}}
@@ -283,6 +293,7 @@ func TestRealBindingOldDriver(t *testing.T) {
 		Processes: []Process{{PID: 4242, MemoryBytes: new(uint64(60000000000))}, {PID: 4243}},
 		Missing: map[string]string{
 			"rowRemapPending": "not in this driver", "rowRemapFailed": "not in this driver", "mig": "not in this driver",
+			"fabric": "not in this driver", "nvlinkPeers": "not in this driver", "paths": "not in this driver",
 		},
 	}
 	if diff := cmp.Diff(want, g); diff != "" {
@@ -304,7 +315,7 @@ func TestRealBindingNotSupported(t *testing.T) {
 			"temperatureCelsius": "not supported", "smClockMHz": "not supported", "smClockMaxMHz": "not supported",
 			"powerWatts": "not supported", "eccCorrected": "not supported", "eccUncorrected": "not supported",
 			"rowRemapPending": "not supported", "rowRemapFailed": "not supported", "mig": "not supported",
-			"nvlinkTotal": "not supported", "processes": "no permission", "xids": "not supported",
+			"nvlinkTotal": "not supported", "fabric": "not supported", "processes": "no permission", "xids": "not supported",
 		},
 	}
 	if diff := cmp.Diff(want, v.Devices[0].GPU); diff != "" {
@@ -315,16 +326,6 @@ func TestRealBindingNotSupported(t *testing.T) {
 	}
 	if got := v.Judge(DefaultPolicy(), []string{uuid(0)}).String(); got != "ok" {
 		t.Errorf("a GPU that cannot be read is not eligible: %s", got)
-	}
-}
-
-// A GPU split into instances is listed, with a note that this is not all.
-func TestRealBindingMIG(t *testing.T) {
-	b := needTools(t)
-	d := startDriver(t, b.child, b.library, "gpus 1\nmig 0 1\n", Options{})
-	g := d.until("readings", inState(StateOK)).Devices[0].GPU
-	if g.MIG == nil || !*g.MIG || g.UtilizationRatio != nil || g.Missing["migInstances"] == "" {
-		t.Errorf("%+v", g)
 	}
 }
 

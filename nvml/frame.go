@@ -21,6 +21,7 @@ const (
 	maxTextBytes    = 512
 	maxIndex        = 4096
 	maxLinks        = 256
+	maxInstances    = 16
 	// maxThrottleReasons is the number of bits in the library's mask.
 	maxThrottleReasons = 64
 )
@@ -176,11 +177,40 @@ func (g *GPU) check() error {
 		checkRange("number of throttleReasons", float64(len(g.ThrottleReasons)), maxThrottleReasons),
 		checkRange("number of processes", float64(len(g.Processes)), maxProcesses),
 		checkRange("number of missing", float64(len(g.Missing)), maxMissing),
+		checkRange("number of instances", float64(len(g.Instances)), maxInstances),
+		checkRange("number of nvlinkPeers", float64(len(g.NVLinkPeers)), maxLinks),
+		checkRange("number of paths", float64(len(g.Paths)), maxGPUs),
 	)
+	for i := range g.Instances {
+		if e := g.Instances[i].check(); e != nil {
+			err = errors.Join(err, fmt.Errorf("instances[%d]: %w", i, e))
+		}
+	}
+	for _, p := range g.NVLinkPeers {
+		err = errors.Join(err, checkText("nvlinkPeers.kind", p.Kind), checkText("nvlinkPeers.pciBusId", p.PCIBusID), checkRange("nvlinkPeers.links", float64(p.Links), maxLinks))
+	}
+	for _, p := range g.Paths {
+		err = errors.Join(err, checkRange("paths.to", float64(p.To), maxIndex), checkText("paths.ancestor", p.Ancestor))
+	}
+	if f := g.Fabric; f != nil {
+		err = errors.Join(err, checkText("fabric.state", f.State), checkText("fabric.failure", f.Failure), checkText("fabric.clusterUuid", f.ClusterUUID))
+	}
 	for _, r := range g.ThrottleReasons {
 		err = errors.Join(err, checkText("throttleReasons", r))
 	}
 	for field, why := range g.Missing {
+		err = errors.Join(err, checkText("missing", field), checkText("missing", why))
+	}
+	return err
+}
+
+func (p *Instance) check() error {
+	err := errors.Join(
+		checkRange("index", float64(p.Index), maxIndex), checkText("uuid", p.UUID), checkText("name", p.Name),
+		checkRange("number of processes", float64(len(p.Processes)), maxProcesses),
+		checkRange("number of missing", float64(len(p.Missing)), maxMissing),
+	)
+	for field, why := range p.Missing {
 		err = errors.Join(err, checkText("missing", field), checkText("missing", why))
 	}
 	return err

@@ -19,6 +19,9 @@ func full() *Snapshot {
 	g.SMClockMHz, g.SMClockMaxMHz, g.ThrottleReasons = new(1200.0), new(1980.0), []string{}
 	g.ECCCorrected, g.ECCUncorrected, g.RowRemapFailed = new(uint64(0)), new(uint64(1<<40)), new(false)
 	g.Processes = []Process{{PID: 7}, {PID: 9, MemoryBytes: new(uint64(1 << 34))}}
+	g.Instances = []Instance{{Index: 2, UUID: "MIG-a", Name: "1g", MemoryTotalBytes: new(uint64(1 << 33)), Processes: []Process{}, Missing: map[string]string{"memory": "no"}}}
+	g.NVLinkPeers, g.Paths = []LinkPeer{{PeerSwitch, "0:7", 18}}, []Path{{4, new(true), AncestorSystem}}
+	g.Fabric = &Fabric{FabricCompleted, "timeout", "00", new(uint32(0)), new(false)}
 	g.Missing = map[string]string{"rowRemapPending": "not supported"}
 	return &Snapshot{
 		Driver: Driver{"580.65.06", "13.580.65.06"}, TookMs: 1.5, XidState: "ok",
@@ -98,6 +101,12 @@ func TestFrameErrors(t *testing.T) {
 		{"many GPUs", &message{Version: 1, Snapshot: &Snapshot{GPUs: many}}, "number of gpus is 65"},
 		{"twice the same", &message{Version: 1, Snapshot: &Snapshot{GPUs: []GPU{{UUID: "a"}, {UUID: "a"}}}}, `gpus[1]: uuid "a" appears twice`},
 		{"index", gpus(func(g *GPU) { g.Index = -1 }), "index is -1"},
+		{"many instances", gpus(func(g *GPU) { g.Instances = make([]Instance, 17) }), "number of instances is 17"},
+		{"instance", gpus(func(g *GPU) { g.Instances[0].UUID = strings.Repeat("x", 513) }), "instances[0]: uuid has 513 bytes"},
+		{"peer", gpus(func(g *GPU) { g.NVLinkPeers[0].Links = -1 }), "nvlinkPeers.links is -1"},
+		{"path", gpus(func(g *GPU) { g.Paths[0].To = 1 << 20 }), "paths.to is"},
+		{"many paths", gpus(func(g *GPU) { g.Paths = make([]Path, 65) }), "number of paths is 65"},
+		{"fabric", gpus(func(g *GPU) { g.Fabric.Failure = strings.Repeat("x", 513) }), "fabric.failure has 513 bytes"},
 		{"links", gpus(func(g *GPU) { g.NVLinkUp = new(999) }), "nvlinkUp is 999"},
 	} {
 		body, err := json.Marshal(c.m)

@@ -111,6 +111,12 @@ func (s *librarySession) list() error {
 			s.byHandle[d.handle] = d.fixed.UUID
 		}
 	}
+	for _, d := range s.devices {
+		if d.handle != nil {
+			s.findPeers(d)
+			s.findPaths(d)
+		}
+	}
 	return nil
 }
 
@@ -142,16 +148,20 @@ func (s *librarySession) open(i int) *libraryDevice {
 	code = s.call(i, func() (r gonvml.Return) { pci, r = handle.GetPciInfo(); return r },
 		"nvmlDeviceGetPciInfo_v3", "nvmlDeviceGetPciInfo_v2", "nvmlDeviceGetPciInfo")
 	if code == codeSuccess {
-		g.PCIBusID = cString(pci.BusId[:])
-		if g.PCIBusID == "" {
-			g.PCIBusID = cString(pci.BusIdLegacy[:])
-		}
+		g.PCIBusID = busID(&pci)
 	} else {
 		g.note("pciBusId", code)
 	}
 	g.SMClockMaxMHz = s.clock(d, g, "smClockMaxMHz", "nvmlDeviceGetMaxClockInfo", handle.GetMaxClockInfo)
 	s.findLinks(d)
 	return d
+}
+
+func busID(pci *gonvml.PciInfo) string {
+	if id := cString(pci.BusId[:]); id != "" {
+		return id
+	}
+	return cString(pci.BusIdLegacy[:])
 }
 
 func cString(b []int8) string {
@@ -190,6 +200,65 @@ func (s *librarySession) linkUp(d *libraryDevice, link int) (bool, int) {
 		return r
 	}, "nvmlDeviceGetNvLinkState")
 	return state == gonvml.FEATURE_ENABLED, code
+}
+
+// findPeers finds what the links lead to.
+func (s *librarySession) findPeers(d *libraryDevice) {
+	counts := map[LinkPeer]int{}
+	answered, last := false, codeSuccess
+	for _, link := range d.links {
+		var p LinkPeer
+		var kind gonvml.IntNvLinkDeviceType
+		code := s.call(d.fixed.Index, func() (r gonvml.Return) { kind, r = d.handle.GetNvLinkRemoteDeviceType(link); return r },
+			"nvmlDeviceGetNvLinkRemoteDeviceType")
+		if code == codeSuccess {
+			p.Kind = peerKind(int(kind))
+		}
+		var pci gonvml.PciInfo
+		last = s.call(d.fixed.Index, func() (r gonvml.Return) { pci, r = d.handle.GetNvLinkRemotePciInfo(link); return r },
+			"nvmlDeviceGetNvLinkRemotePciInfo_v2", "nvmlDeviceGetNvLinkRemotePciInfo")
+		if last == codeSuccess {
+			p.PCIBusID = busID(&pci)
+		}
+		if code == codeSuccess || last == codeSuccess {
+			answered = true
+			counts[p]++
+		}
+	}
+	if !answered && len(d.links) > 0 {
+		d.fixed.note("nvlinkPeers", last)
+	}
+	d.fixed.NVLinkPeers = peersOf(counts)
+}
+
+// findPaths finds how near the other GPUs are.
+func (s *librarySession) findPaths(d *libraryDevice) {
+	last := codeSuccess
+	for _, o := range s.devices {
+		if o == d || o.handle == nil {
+			continue
+		}
+		p := Path{To: o.fixed.Index}
+		var status gonvml.GpuP2PStatus
+		code := s.call(d.fixed.Index, func() (r gonvml.Return) {
+			status, r = d.handle.GetP2PStatus(o.handle, gonvml.P2P_CAPS_INDEX_NVLINK)
+			return r
+		}, "nvmlDeviceGetP2PStatus")
+		if code == codeSuccess && status != gonvml.P2P_STATUS_UNKNOWN {
+			p.NVLink = new(status == gonvml.P2P_STATUS_OK)
+		}
+		var level gonvml.GpuTopologyLevel
+		last = s.call(d.fixed.Index, func() (r gonvml.Return) { level, r = d.handle.GetTopologyCommonAncestor(o.handle); return r },
+			"nvmlDeviceGetTopologyCommonAncestor")
+		if last == codeSuccess {
+			p.Ancestor = ancestorWord(int(level))
+		}
+		if p.NVLink != nil || p.Ancestor != "" {
+			d.fixed.Paths = append(d.fixed.Paths, p)
+		} else {
+			d.fixed.note("paths", last)
+		}
+	}
 }
 
 // Read takes one reading.
@@ -239,11 +308,12 @@ func (s *librarySession) read(d *libraryDevice) (g GPU, rebuild int) {
 	var mig int
 	code = get(func() (r gonvml.Return) { mig, _, r = h.GetMigMode(); return r }, "nvmlDeviceGetMigMode")
 	g.MIG = known(&g, "mig", code, mig == gonvml.DEVICE_MIG_ENABLE)
-	if g.MIG != nil && *g.MIG {
-		g.miss("migInstances", "partial data: the instances are not told apart")
-	}
 	s.readLinks(d, &g)
+	s.readFabric(h, &g, get)
 	s.readProcesses(h, &g, get)
+	if g.MIG != nil && *g.MIG {
+		s.readInstances(h, &g, get)
+	}
 	if g.Lost {
 		rebuild = codeGPUIsLost
 	}
@@ -339,6 +409,68 @@ func (s *librarySession) readLinks(d *libraryDevice, g *GPU) {
 		}
 	}
 	g.NVLinkUp = &up
+}
+
+func (s *librarySession) readFabric(h gonvml.Device, g *GPU, get getter) {
+	var v2 gonvml.GpuFabricInfo_v2
+	code := get(func() (r gonvml.Return) { v2, r = h.GetGpuFabricInfoV().V2(); return r }, "nvmlDeviceGetGpuFabricInfoV")
+	if code == codeSuccess {
+		g.setFabric(int(v2.State), int(v2.Status), v2.ClusterUuid, v2.CliqueId)
+		if g.Fabric != nil {
+			g.Fabric.DegradedBandwidth = degraded(v2.HealthMask)
+		}
+		return
+	}
+	if code != codeFunctionNotFound && code != codeArgumentVersion {
+		g.note("fabric", code)
+		return
+	}
+	var v1 gonvml.GpuFabricInfo
+	code = get(func() (r gonvml.Return) { v1, r = h.GetGpuFabricInfoV().V1(); return r }, "nvmlDeviceGetGpuFabricInfo")
+	if code != codeSuccess {
+		g.note("fabric", code)
+		return
+	}
+	g.setFabric(int(v1.State), int(v1.Status), v1.ClusterUuid, v1.CliqueId)
+}
+
+// readInstances reads the parts of a split GPU. They are listed anew each time,
+// because they come and go while the driver is in use.
+func (s *librarySession) readInstances(h gonvml.Device, g *GPU, get getter) {
+	var most int
+	code := get(func() (r gonvml.Return) { most, r = h.GetMaxMigDeviceCount(); return r }, "nvmlDeviceGetMaxMigDeviceCount")
+	for i := range min(most, maxInstances) {
+		var m gonvml.Device
+		c := get(func() (r gonvml.Return) { m, r = h.GetMigDeviceHandleByIndex(i); return r }, "nvmlDeviceGetMigDeviceHandleByIndex")
+		if c == codeNotFound || c == codeInvalidArgument {
+			continue // indexes have holes
+		}
+		if c != codeSuccess {
+			code = c
+			continue
+		}
+		var part GPU
+		text := func(field, name string, f func() (string, gonvml.Return)) (v string) {
+			if c := get(func() (r gonvml.Return) { v, r = f(); return r }, name); c != codeSuccess {
+				part.note(field, c)
+				return ""
+			}
+			return cut(v)
+		}
+		instance := Instance{Index: i, UUID: text("uuid", "nvmlDeviceGetUUID", m.GetUUID), Name: text("name", "nvmlDeviceGetName", m.GetName)}
+		s.readMemory(m, &part, get)
+		s.readProcesses(m, &part, get)
+		instance.MemoryTotalBytes, instance.MemoryUsedBytes, instance.MemoryFreeBytes = part.MemoryTotalBytes, part.MemoryUsedBytes, part.MemoryFreeBytes
+		instance.Processes, instance.Missing = part.Processes, part.Missing
+		if part.Processes != nil {
+			g.Processes = mergeProcesses(g.Processes, part.Processes)
+			delete(g.Missing, "processes")
+		}
+		g.Instances = append(g.Instances, instance)
+	}
+	if code != codeSuccess {
+		g.miss("instances", "MIG: partial data: "+wordsOf(code))
+	}
 }
 
 // readProcesses joins the programs that compute with those that do so through

@@ -33,6 +33,9 @@ const PriceXidFor = 10 * time.Minute
 // action act so when no list names them.
 var conditions = map[string]Action{
 	"gpu_lost":           ActionExclude, // the driver has lost the GPU
+	"reset_required":     ActionExclude, // the driver uses the GPU only after a reset
+	"fabric_down":        ActionOK,      // follows nvlink_down unless it is named
+	"fabric_degraded":    ActionOK,
 	"row_remap_failed":   ActionOK,
 	"row_remap_pending":  ActionOK,
 	"nvlink_down":        ActionOK,
@@ -128,6 +131,9 @@ func (p *Policy) actionOf(condition string) Action {
 	if a, ok := p.named[condition]; ok {
 		return a
 	}
+	if condition == "fabric_down" { // no link carries anything then
+		return p.actionOf("nvlink_down")
+	}
 	return conditions[condition]
 }
 
@@ -193,9 +199,12 @@ func conditionsOf(state StateCode, xidState string, d *Device) []string {
 		}
 	}
 	check(d.Lost, "gpu_lost")
+	check(d.ResetRequired, "reset_required")
 	check(yes(d.RowRemapFailed), "row_remap_failed")
 	check(yes(d.RowRemapPending), "row_remap_pending")
 	check(d.NVLinkUp != nil && d.LinksExpected != nil && *d.NVLinkUp < *d.LinksExpected, "nvlink_down")
+	check(d.Fabric != nil && !d.Fabric.Up(), "fabric_down")
+	check(d.Fabric != nil && yes(d.Fabric.DegradedBandwidth), "fabric_degraded")
 	check(throttled(ThrottleThermal, ThrottleHardwareThermal), "thermal_throttle")
 	check(throttled(ThrottleHardware), "hardware_slowdown")
 	check(throttled(ThrottlePowerBrake), "power_brake")
@@ -209,6 +218,11 @@ func conditionsOf(state StateCode, xidState string, d *Device) []string {
 	return c
 }
 
+// IsOneOf says whether the GPU or one of its instances has one of the UUIDs.
+func (d *Device) IsOneOf(uuids []string) bool {
+	return slices.Contains(uuids, d.UUID) || slices.ContainsFunc(d.Instances, func(i Instance) bool { return slices.Contains(uuids, i.UUID) })
+}
+
 // Judge is the verdict on a worker that uses the GPUs with these UUIDs: that
 // of the worst of them, its reasons with the GPU's index. A UUID that was never
 // seen adds nothing.
@@ -216,7 +230,7 @@ func (v *View) Judge(p *Policy, uuids []string) Verdict {
 	var worst Verdict
 	for i := range v.Devices {
 		d := &v.Devices[i]
-		if !slices.Contains(uuids, d.UUID) {
+		if !d.IsOneOf(uuids) {
 			continue
 		}
 		one := p.Judge(v.Status.Code, v.XidState, d)

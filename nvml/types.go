@@ -76,8 +76,13 @@ type GPU struct {
 	// Lost says that the driver has lost the GPU: it fell off the bus or is
 	// not listed any more.
 	Lost bool `json:"lost,omitempty"`
+	// ResetRequired says that the driver works with the GPU only after a reset.
+	ResetRequired bool `json:"resetRequired,omitempty"`
 	// MIG says whether the GPU is split into instances.
 	MIG *bool `json:"mig,omitempty"`
+	// Instances are those that the GPU is split into, by index; nil: it is not,
+	// or that is unknown.
+	Instances []Instance `json:"instances,omitempty"`
 
 	MemoryTotalBytes *uint64 `json:"memoryTotalBytes,omitempty"`
 	// MemoryUsedBytes is what processes hold. Drivers without the second
@@ -105,7 +110,15 @@ type GPU struct {
 	RowRemapFailed *bool `json:"rowRemapFailed,omitempty"`
 	NVLinkUp       *int  `json:"nvlinkUp,omitempty"`
 	NVLinkTotal    *int  `json:"nvlinkTotal,omitempty"`
-	// Processes are those that hold memory, by pid; nil: unknown.
+	// NVLinkPeers are what the links lead to; nil: unknown.
+	NVLinkPeers []LinkPeer `json:"nvlinkPeers,omitempty"`
+	// Fabric is the state of the switches between GPUs; nil: there are none, or
+	// that is unknown.
+	Fabric *Fabric `json:"fabric,omitempty"`
+	// Paths are the ways to the other GPUs of the host, by index; nil: unknown.
+	Paths []Path `json:"paths,omitempty"`
+	// Processes are those that hold memory, by pid, those on instances among
+	// them; nil: unknown.
 	Processes []Process `json:"processes"`
 	// Missing tells per unknown field why it is unknown.
 	Missing map[string]string `json:"missing,omitempty"`
@@ -117,6 +130,84 @@ type Process struct {
 	PID uint32 `json:"pid"`
 	// MemoryBytes is the GPU memory it holds; nil: unknown.
 	MemoryBytes *uint64 `json:"memoryBytes,omitempty"`
+}
+
+// Instance is one part of a GPU that is split by MIG. How busy an instance is
+// no driver tells: it has no such field.
+type Instance struct {
+	Index int    `json:"index"`
+	UUID  string `json:"uuid,omitempty"`
+	// Name is its product and profile, "NVIDIA H100 80GB HBM3 MIG 1g.10gb".
+	Name string `json:"name,omitempty"`
+	// MemoryTotalBytes is the instance's own, not the GPU's.
+	MemoryTotalBytes *uint64 `json:"memoryTotalBytes,omitempty"`
+	MemoryUsedBytes  *uint64 `json:"memoryUsedBytes,omitempty"`
+	MemoryFreeBytes  *uint64 `json:"memoryFreeBytes,omitempty"`
+	// Processes are those that hold its memory; nil: unknown.
+	Processes []Process `json:"processes"`
+	// Missing tells per unknown field why it is unknown.
+	Missing map[string]string `json:"missing,omitempty"`
+}
+
+// What a link leads to.
+const (
+	PeerGPU    = "gpu"
+	PeerSwitch = "switch"
+	PeerCPU    = "cpu"
+)
+
+// LinkPeer is a device at the other end of NVLink links.
+type LinkPeer struct {
+	// Kind is gpu, switch or cpu; empty: unknown.
+	Kind     string `json:"kind,omitempty"`
+	PCIBusID string `json:"pciBusId,omitempty"`
+	// Links is how many links lead there.
+	Links int `json:"links"`
+}
+
+// The states of a Fabric.
+const (
+	FabricNotStarted = "not_started"
+	FabricInProgress = "in_progress"
+	FabricCompleted  = "completed"
+)
+
+// Fabric is how far a GPU has joined the switches between GPUs. Links may be
+// active while it has not: they carry nothing then.
+type Fabric struct {
+	// State is not_started, in_progress or completed.
+	State string `json:"state"`
+	// Failure says in words what went wrong; empty: nothing.
+	Failure string `json:"failure,omitempty"`
+	// ClusterUUID and Clique tell GPUs that share a fabric over hosts; empty and
+	// nil: unknown. Drivers were seen to report them wrongly.
+	ClusterUUID string  `json:"clusterUuid,omitempty"`
+	Clique      *uint32 `json:"clique,omitempty"`
+	// DegradedBandwidth says that part of the links is out; nil: unknown.
+	DegradedBandwidth *bool `json:"degradedBandwidth,omitempty"`
+}
+
+// Up says whether the fabric carries data.
+func (f *Fabric) Up() bool { return f.State == FabricCompleted && f.Failure == "" }
+
+// The nearest common ancestors of two GPUs on PCIe, from near to far.
+const (
+	AncestorBoard      = "board"
+	AncestorSwitch     = "switch"
+	AncestorSwitches   = "switches"
+	AncestorHostBridge = "host_bridge"
+	AncestorNUMANode   = "numa_node"
+	AncestorSystem     = "system"
+)
+
+// Path is the way from one GPU to another of the host.
+type Path struct {
+	// To is the other GPU's index.
+	To int `json:"to"`
+	// NVLink says whether memory can be reached over NVLink; nil: unknown.
+	NVLink *bool `json:"nvlink,omitempty"`
+	// Ancestor is the nearest common ancestor on PCIe; empty: unknown.
+	Ancestor string `json:"ancestor,omitempty"`
 }
 
 // XidEvent is one GPU error as the driver reports it.
@@ -154,8 +245,12 @@ type View struct {
 	Age *time.Duration
 	// Driver is the driver as last seen.
 	Driver Driver
-	// XidState is "ok" when Xid events arrive, or why they do not.
+	// XidState is "ok" when Xid events arrive from the driver library, or why
+	// they do not.
 	XidState string
+	// KernelLogState is "ok" when Xid errors in the kernel's log are read, or why
+	// they are not.
+	KernelLogState string
 	// Devices are the GPUs ever seen in this life of the agent, by index.
 	// Unless Status is StateOK only what cannot change is set in them.
 	Devices []Device

@@ -71,7 +71,7 @@ var faults = []struct {
 	{"TRU-04", [][2]string{{"agent/engine/vllm", "TestRestartByStartTime"}, {"testbed/cluster", "TestEngineRestart"}}},
 	{"TRU-05", [][2]string{{"agent/engine/kvevents", "TestTRU05UnknownTierIsNotGPU"}}},
 	{"TRU-06", [][2]string{{"agent/blocktable", "TestTRU06OnlyTheUnbrokenRunCounts"}}},
-	{"TRU-07", [][2]string{{"coordinator/outcome", "TestTrustFallsWithErrorsAndReturns"}, {"coordinator", "TestDistrustAsksForAllOfAView"}}},
+	{"TRU-07", [][2]string{{"gossip/accuracy", "TestTrustFallsWithErrorsAndReturns"}, {"coordinator", "TestDistrustAsksForAllOfAView"}}},
 	{"TRU-10", [][2]string{{"testbed/cluster", "TestAgentRestart"}}},
 	{"TRU-11", [][2]string{{"coordinator", "TestDistrustAsksForAllOfAView"}, {"agent/engine/vllm", "TestResync"}}},
 	{"IDN-01", [][2]string{{"agent/blocktable", "TestIDN01TokensNotBlocks"}}},

@@ -21,7 +21,7 @@ const module = "waypost/"
 // the simulator, so they may not know the time, the network or the log.
 var pure = []string{
 	"agent/blocktable", "agent/engine/llamacpp/slots", "agent/queue",
-	"gossip/prefix", "gossip/summary", "gossip/ledger", "gossip/accuracy",
+	"gossip/prefix", "gossip/boundary", "gossip/summary", "gossip/ledger", "gossip/accuracy",
 	"coordinator/prefixindex", "coordinator/pull", "coordinator/fleet", "coordinator/placement", "coordinator/registry", "coordinator/outcome", "coordinator/memo",
 }
 
@@ -84,6 +84,7 @@ var rules = []rule{
 	{not(under("nvml")), library("github.com/NVIDIA/go-nvml"), "NVML lives in the child process only"},
 	{not(under("agent/host")), library("github.com/shirou/gopsutil/v4"), "host facts are read in agent/host only"},
 	{under("agent/engine/zmtp"), ours("agent", "gossip", "coordinator", "proto"), "the ZeroMQ client is a library of its own"},
+	{not(under("agent/engine/enginetest")), ours("agent/engine/enginetest"), "what adapters are tested with is no part of them"},
 }
 
 // file is one parsed Go file.
@@ -216,6 +217,34 @@ func TestNVMLBindingInOneFile(t *testing.T) {
 	}
 	if len(with) != 1 {
 		t.Errorf("go-nvml is imported by %v, want exactly one guarded file: a call it does not guard kills the process", with)
+	}
+}
+
+// Engines are asked with bounds: by the one client that has them.
+func TestEnginesAreAskedByOneClient(t *testing.T) {
+	fset, files := parseAll(t)
+	found := false
+	for _, f := range files {
+		if f.test || !under("agent/engine")(f.pkg) || under("agent/engine/enginetest")(f.pkg) {
+			continue
+		}
+		ast.Inspect(f.ast, func(n ast.Node) bool {
+			s, ok := n.(*ast.SelectorExpr)
+			if !ok {
+				return true
+			}
+			id, ok := s.X.(*ast.Ident)
+			if ok && id.Name == "http" && slices.Contains([]string{"Client", "DefaultClient", "Get", "Head", "Post", "PostForm", "Transport", "DefaultTransport"}, s.Sel.Name) {
+				if f.pkg != "agent/engine/enginehttp" {
+					t.Errorf("%s: http.%s: ask engines through agent/engine/enginehttp, which bounds what they can cost", fset.Position(n.Pos()), s.Sel.Name)
+				}
+				found = true
+			}
+			return true
+		})
+	}
+	if !found {
+		t.Error("nobody asks engines: the test looks at the wrong folder")
 	}
 }
 

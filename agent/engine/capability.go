@@ -31,6 +31,10 @@ const (
 	TokenizesChats
 	// PinsSlots: a request can name the slot that serves it.
 	PinsSlots
+	// RecomputesLastBlock: of a match the last block is computed again although
+	// it is held, besides the one with the last token of the prompt, which every
+	// engine computes: speculative decoding needs it.
+	RecomputesLastBlock
 	// WantsClaimPoints: the engine publishes nothing, and the agent follows its
 	// cache by claims, which carry a point every 16 tokens for it.
 	WantsClaimPoints
@@ -39,7 +43,7 @@ const (
 // capabilityNames are the names that operators and coordinators see, in the
 // order of the bits.
 var capabilityNames = [...]string{
-	"cached-tokens", "cached-tokens-if-any", "kv-events", "kv-replay", "late-stores", "omits-adapters", "omits-salts", "tokenize", "render", "slots", "claim-points",
+	"cached-tokens", "cached-tokens-if-any", "kv-events", "kv-replay", "late-stores", "omits-adapters", "omits-salts", "tokenize", "render", "slots", "recomputes-last-block", "claim-points",
 }
 
 // Has says whether all of some capabilities are among c.

@@ -76,10 +76,6 @@ type Facts struct {
 	// StartMark identifies the process life: equal within one life and
 	// different in the next. It is 0 when the engine does not tell.
 	StartMark uint64
-	// RecomputedBlocks is how many of the last blocks of a match the engine
-	// computes again although it holds them; 0: only the one with the last token
-	// of the prompt, which every engine computes.
-	RecomputedBlocks int
 	// RankHeader is the HTTP header by which a request names its rank, empty:
 	// the engine chooses.
 	RankHeader string
@@ -102,7 +98,7 @@ func (f Facts) Bounded() Facts {
 	f.Ranks = min(max(1, f.Ranks), MaxRanks)
 	f.BlockTokens, f.PoolBlocks = Within(f.BlockTokens, MaxBlockTokens), Within(f.PoolBlocks, MaxPoolBlocks)
 	f.MaxModelTokens, f.StepTokens = Within(f.MaxModelTokens, MaxTokens), Within(f.StepTokens, MaxTokens)
-	f.MaxRunning, f.RecomputedBlocks = Within(f.MaxRunning, MaxRequests), Within(f.RecomputedBlocks, MaxPoolBlocks)
+	f.MaxRunning = Within(f.MaxRunning, MaxRequests)
 	f.Version, f.Model, f.RankHeader = short(f.Version), short(f.Model), short(f.RankHeader)
 	var aliases []string
 	for _, a := range f.Aliases {
@@ -303,4 +299,11 @@ type Tokenizer interface {
 	Tokenize(ctx context.Context, prompt string, addSpecialTokens bool) ([]uint32, error)
 	// Render asks the engine to render a chat request and tokenize it.
 	Render(ctx context.Context, chatJSON []byte) ([]uint32, error)
+}
+
+// RenderCoster is a Tokenizer whose Render takes more than one request to the
+// engine.
+type RenderCoster interface {
+	// RenderRequests is how many it takes.
+	RenderRequests() int
 }

@@ -32,7 +32,7 @@ func TestBounded(t *testing.T) {
 	long := strings.Repeat("x", MaxNameBytes+1)
 	lie := Facts{
 		Version: long, Model: long, Aliases: append([]string{long, "a"}, make([]string, 5*MaxNames)...), Ranks: math.MaxInt, BlockTokens: -1, PoolBlocks: math.MaxInt,
-		MaxModelTokens: math.MaxInt, MaxRunning: -5, StepTokens: math.MinInt, RecomputedBlocks: -1, RankHeader: long,
+		MaxModelTokens: math.MaxInt, MaxRunning: -5, StepTokens: math.MinInt, RankHeader: long,
 		PerRank: append(make([]RankFacts, 5*MaxRanks), RankFacts{}), Transfer: Transfer{BytesPerToken: math.NaN()},
 	}
 	lie.PerRank[0] = RankFacts{BlockTokens: math.MaxInt, PoolBlocks: -1}

@@ -338,17 +338,13 @@ func (c *Collector) lineRate(name string) *float64 {
 	return new(float64(megabits) * 1e6)
 }
 
-// NUMANodeOf is the node that a PCI device hangs on; nil: unknown. NVML writes
-// the domain in eight digits, the kernel in four.
+// NUMANodeOf is the node that a PCI device hangs on; nil: unknown.
 func (c *Collector) NUMANodeOf(pciBusID string) *int {
-	domain, rest, ok := strings.Cut(strings.ToLower(pciBusID), ":")
-	if !ok {
+	id := kernelBusID(pciBusID)
+	if id == "" {
 		return nil
 	}
-	if d, isLong := strings.CutPrefix(domain, "0000"); isLong && len(d) == 4 {
-		domain = d
-	}
-	return c.numaNode("bus", "pci", "devices", domain+":"+rest, "numa_node")
+	return c.numaNode("bus", "pci", "devices", id, "numa_node")
 }
 
 // numaNode reads a node below the kernel's tree of devices. The kernel says -1

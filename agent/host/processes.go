@@ -52,11 +52,17 @@ func parentOf(stat string) (int, error) {
 // EngineGPUs is what the GPUs' process lists tell about engines.
 type EngineGPUs struct {
 	// UUIDs are, by engine process, the GPUs that it or a process it started
-	// holds memory on, in order of index.
+	// holds memory on, in order of index; instances of a split GPU by their own
+	// UUID.
 	UUIDs map[int][]string
+	// MemoryBytes is, by engine process, what its processes hold over all GPUs; an
+	// engine is missing where that is not known of each of them.
+	MemoryBytes map[int]uint64
 	// Complete says that all process lists were known: an engine that is not
 	// in UUIDs is then known to hold no GPU.
 	Complete bool
+	// Owner is the engine process of each process on a GPU that has one.
+	Owner map[uint32]int
 	// Foreign are, by GPU, the processes that belong to no engine, by pid.
 	Foreign map[string][]nvml.Process
 }
@@ -66,7 +72,10 @@ type EngineGPUs struct {
 // on GPUs, a handful per engine. Process ids must be of the host's namespace,
 // as the driver's are.
 func MapGPUs(engines []int, gpus []nvml.Device, parents Parents) EngineGPUs {
-	m := EngineGPUs{UUIDs: map[int][]string{}, Complete: true, Foreign: map[string][]nvml.Process{}}
+	m := EngineGPUs{
+		UUIDs: map[int][]string{}, MemoryBytes: map[int]uint64{}, Complete: true, Owner: map[uint32]int{}, Foreign: map[string][]nvml.Process{},
+	}
+	unknown := map[int]bool{}
 	for i := range gpus {
 		g := &gpus[i]
 		if g.Processes == nil {
@@ -74,15 +83,41 @@ func MapGPUs(engines []int, gpus []nvml.Device, parents Parents) EngineGPUs {
 		}
 		for _, p := range g.Processes {
 			engine, ok := engineOf(int(p.PID), engines, parents)
-			switch {
-			case !ok:
+			if !ok {
 				m.Foreign[g.UUID] = append(m.Foreign[g.UUID], p)
-			case !slices.Contains(m.UUIDs[engine], g.UUID):
-				m.UUIDs[engine] = append(m.UUIDs[engine], g.UUID)
+				continue
+			}
+			m.Owner[p.PID] = engine
+			for _, uuid := range holds(g, p.PID) {
+				if !slices.Contains(m.UUIDs[engine], uuid) {
+					m.UUIDs[engine] = append(m.UUIDs[engine], uuid)
+				}
+			}
+			if p.MemoryBytes == nil {
+				unknown[engine] = true
+			} else {
+				m.MemoryBytes[engine] += *p.MemoryBytes
 			}
 		}
 	}
+	for engine := range unknown {
+		delete(m.MemoryBytes, engine)
+	}
 	return m
+}
+
+// holds are the UUIDs of the instances that a process is on, or of the GPU.
+func holds(g *nvml.Device, pid uint32) []string {
+	var uuids []string
+	for _, part := range g.Instances {
+		if part.UUID != "" && slices.ContainsFunc(part.Processes, func(p nvml.Process) bool { return p.PID == pid }) {
+			uuids = append(uuids, part.UUID)
+		}
+	}
+	if len(uuids) == 0 {
+		return []string{g.UUID}
+	}
+	return uuids
 }
 
 func engineOf(pid int, engines []int, parents Parents) (int, bool) {

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"pgregory.net/rapid"
 
 	"waypost/nvml"
@@ -68,10 +69,34 @@ func TestMapGPUs(t *testing.T) {
 			if c.want.Foreign == nil {
 				c.want.Foreign = map[string][]nvml.Process{}
 			}
-			if diff := cmp.Diff(c.want, got); diff != "" {
+			// What they hold and who owns a process have a test of their own.
+			if diff := cmp.Diff(c.want, got, cmpopts.IgnoreFields(EngineGPUs{}, "MemoryBytes", "Owner")); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// What an engine's processes hold is known only where it is of each of them, and
+// a process on an instance is on that instance, not on all of the GPU.
+func TestMapGPUsHoldings(t *testing.T) {
+	bytes := func(n uint64) *uint64 { return &n }
+	whole := nvml.Device{GPU: nvml.GPU{UUID: "GPU-a", Processes: []nvml.Process{
+		{PID: 101, MemoryBytes: bytes(70)}, {PID: 300, MemoryBytes: bytes(5)}, {PID: 999, MemoryBytes: bytes(9)},
+	}}}
+	split := nvml.Device{GPU: nvml.GPU{Index: 1, UUID: "GPU-b", Processes: []nvml.Process{{PID: 102, MemoryBytes: bytes(30)}, {PID: 301}}, Instances: []nvml.Instance{
+		{UUID: "MIG-1", Processes: []nvml.Process{{PID: 102, MemoryBytes: bytes(30)}}}, {UUID: "MIG-2", Processes: []nvml.Process{{PID: 301}}},
+	}}}
+	parents := func(pid int) (int, bool) { return pid / 100 * 100, pid%100 != 0 && pid < 400 }
+	got := MapGPUs([]int{100, 300}, []nvml.Device{whole, split}, parents)
+	want := EngineGPUs{
+		UUIDs:       map[int][]string{100: {"GPU-a", "MIG-1"}, 300: {"GPU-a", "MIG-2"}},
+		MemoryBytes: map[int]uint64{100: 100}, Complete: true,
+		Owner:   map[uint32]int{101: 100, 102: 100, 300: 300, 301: 300},
+		Foreign: map[string][]nvml.Process{"GPU-a": {{PID: 999, MemoryBytes: bytes(9)}}},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
 

@@ -13,7 +13,7 @@ const maxReportedXids = 16
 // Report is facts and GPUs as they are sent. A nil facts is a host that was not
 // read yet.
 func Report(facts *Facts, gpus *nvml.View, policy *nvml.Policy) *waypostv1.HostReport {
-	r := &waypostv1.HostReport{GpuState: &gpus.Status.Text, Gpus: GPUs(gpus, policy)}
+	r := &waypostv1.HostReport{GpuState: &gpus.Status.Text, Gpus: GPUs(gpus, policy), DriverVersion: text(gpus.Driver.DriverVersion), KernelLogState: text(gpus.KernelLogState)}
 	if facts != nil {
 		r.Facts = facts.Proto()
 	}
@@ -58,7 +58,14 @@ func GPUs(view *nvml.View, policy *nvml.Policy) []*waypostv1.Gpu {
 	out := make([]*waypostv1.Gpu, 0, len(view.Devices))
 	for i := range view.Devices {
 		d := &view.Devices[i]
-		out = append(out, gpu(d, policy.Judge(view.Status.Code, view.XidState, d)))
+		g := gpu(d, policy.Judge(view.Status.Code, view.XidState, d))
+		for k := range view.Devices {
+			if k == i {
+				continue
+			}
+			g.Ways = append(g.Ways, &waypostv1.GpuWay{To: new(uint32(view.Devices[k].Index)), Way: new(nvml.WayBetween(d, &view.Devices[k]).String())})
+		}
+		out = append(out, g)
 	}
 	return out
 }
@@ -83,10 +90,32 @@ func gpu(d *nvml.Device, verdict nvml.Verdict) *waypostv1.Gpu {
 		NvlinkTotal:        convert[uint32](d.NVLinkTotal),
 		PowerWatts:         d.PowerWatts,
 		Verdict:            new(verdict.String()),
+		Mig:                d.MIG,
+		Notes:              verdict.Notes,
+		Missing:            d.Missing,
+	}
+	if f := d.Fabric; f != nil {
+		word := f.State
+		switch {
+		case f.Up():
+			word = "up"
+		case f.Failure != "":
+			word = "failed: " + f.Failure
+		}
+		g.Fabric = &word
+	}
+	for i := range d.Instances {
+		p := &d.Instances[i]
+		g.Instances = append(g.Instances, &waypostv1.GpuInstance{
+			Index: new(uint32(p.Index)), Uuid: text(p.UUID), Model: text(p.Name),
+			MemoryTotalBytes: convert[float64](p.MemoryTotalBytes), MemoryUsedBytes: convert[float64](p.MemoryUsedBytes),
+		})
 	}
 	for _, x := range d.Xids[max(0, len(d.Xids)-maxReportedXids):] {
+		class, means := nvml.DescribeXid(x.Xid)
 		g.Xids = append(g.Xids, &waypostv1.XidEvent{
 			Xid: new(x.Xid), AgeMs: new(float64(x.Age) / float64(time.Millisecond)),
+			Class: new(string(class)), Means: text(means), Count: new(float64(x.Count)), Acknowledged: new(x.Acknowledged),
 		})
 	}
 	for _, p := range d.Processes {

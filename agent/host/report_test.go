@@ -46,11 +46,14 @@ func TestReport(t *testing.T) {
 				"throttleReasons": ["thermal slowdown"], "eccUncorrected": 0, "eccCorrected": 12,
 				"nvlinkUp": 18, "nvlinkTotal": 18, "powerWatts": 512.345,
 				"processes": [{"pid": 4242, "memoryBytes": 7}, {"pid": 4243}],
-				"verdict": "price:thermal_throttle"
+				"verdict": "price:thermal_throttle", "notes": ["ecc_corrected"], "ways": [{"to": 1, "way": "unknown"}]
 			},
 			{
-				"index": 1, "uuid": "GPU-b", "xids": [{"xid": 31, "ageMs": 0}, {"xid": 79, "ageMs": 240000}],
-				"verdict": "exclude:xid_79,gpu_lost"
+				"index": 1, "uuid": "GPU-b", "xids": [
+					{"xid": 31, "ageMs": 0, "class": "application", "means": "GPU memory page fault", "count": 2, "acknowledged": false},
+					{"xid": 79, "ageMs": 240000, "class": "hardware", "means": "fell off the bus", "count": 1, "acknowledged": false}
+				],
+				"verdict": "exclude:xid_79,gpu_lost", "notes": ["xid_31"], "ways": [{"to": 0, "way": "unknown"}]
 			}
 		]
 	}`

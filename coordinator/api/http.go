@@ -39,10 +39,13 @@ func (s *Server) routes() *http.ServeMux {
 	mux.HandleFunc("GET /v1/status", s.httpStatus)
 	mux.HandleFunc("GET /v1/workers", s.httpWorkers)
 	mux.HandleFunc("GET /v1/hosts", s.httpHosts)
+	mux.HandleFunc("GET /v1/gpus", s.httpGPUs)
+	mux.HandleFunc("POST /v1/gpus/{gpuverb...}", s.httpGPU)
 	mux.HandleFunc("GET /v1/doctor", s.httpDoctor)
 	mux.HandleFunc("GET /v1/members", s.httpMembers)
 	mux.HandleFunc("GET /v1/coordinators", s.httpCoordinators)
 	mux.HandleFunc("GET /v1/inspect", s.httpInspect)
+	mux.HandleFunc("GET /v1/boundary", s.httpBoundary)
 	mux.HandleFunc("GET /v1/topology", s.httpTopology)
 	mux.HandleFunc("GET /v1/fleet", s.httpGetFleet)
 	mux.HandleFunc("PUT /v1/fleet", s.httpPutFleet)
@@ -297,6 +300,39 @@ func (s *Server) httpHosts(w http.ResponseWriter, r *http.Request) {
 	answerQuery(s, w, r, q, waypostv1.OperatorService_ListHosts_FullMethodName, req, s.opt.Operator.ListHosts)
 }
 
+func (s *Server) httpGPUs(w http.ResponseWriter, r *http.Request) {
+	q := newQuery(r)
+	req := &waypostv1.ListGpusRequest{Host: q.str("host")}
+	answerQuery(s, w, r, q, waypostv1.OperatorService_ListGpus_FullMethodName, req, s.opt.Operator.ListGpus)
+}
+
+// httpGPU is POST /v1/gpus/HOST/INDEX:ack, or with a UUID for HOST/INDEX.
+func (s *Server) httpGPU(w http.ResponseWriter, r *http.Request) {
+	gpu, verb, _ := cutLast(r.PathValue("gpuverb"), ":")
+	q := newQuery(r)
+	req := &waypostv1.AckGpuRequest{Gpu: &gpu, Reason: q.str("reason"), DryRun: q.flag("dry_run")}
+	if !q.ok(w) {
+		return
+	}
+	if verb != "ack" {
+		writeError(w, NotFound("path", fmt.Sprintf("unknown verb %q of a GPU: use :ack", verb)))
+		return
+	}
+	given := &waypostv1.AckGpuRequest{}
+	if r.ContentLength != 0 && !s.decode(w, r, given) {
+		return
+	}
+	if given.Reason != nil {
+		req.Reason = given.Reason
+	}
+	if given.DryRun != nil {
+		req.DryRun = given.DryRun
+	}
+	if resp, ok := call(s, w, r, waypostv1.OperatorService_AckGpu_FullMethodName, req, s.opt.Operator.AckGpu); ok {
+		writeMessage(w, http.StatusOK, resp)
+	}
+}
+
 func (s *Server) httpDoctor(w http.ResponseWriter, r *http.Request) {
 	q := newQuery(r)
 	req := &waypostv1.DoctorRequest{Host: q.str("host"), Ports: q.flag("ports")}
@@ -320,6 +356,12 @@ func (s *Server) httpInspect(w http.ResponseWriter, r *http.Request) {
 	q := newQuery(r)
 	req := &waypostv1.InspectWorkerRequest{Worker: q.str("worker"), Verify: q.flag("verify")}
 	answerQuery(s, w, r, q, waypostv1.OperatorService_InspectWorker_FullMethodName, req, s.opt.Operator.InspectWorker)
+}
+
+func (s *Server) httpBoundary(w http.ResponseWriter, r *http.Request) {
+	q := newQuery(r)
+	req := &waypostv1.GetBoundaryRequest{Pool: q.str("pool")}
+	answerQuery(s, w, r, q, waypostv1.OperatorService_GetBoundary_FullMethodName, req, s.opt.Operator.GetBoundary)
 }
 
 func (s *Server) httpTopology(w http.ResponseWriter, r *http.Request) {

@@ -68,6 +68,24 @@ func (f fleet) ListHosts(context.Context, *waypostv1.ListHostsRequest) (*waypost
 	return load(f, "hosts", &waypostv1.ListHostsResponse{}), nil
 }
 
+func (f fleet) ListGpus(context.Context, *waypostv1.ListGpusRequest) (*waypostv1.ListGpusResponse, error) {
+	return load(f, "gpus", &waypostv1.ListGpusResponse{}), nil
+}
+
+func (f fleet) AckGpu(_ context.Context, r *waypostv1.AckGpuRequest) (*waypostv1.AckGpuResponse, error) {
+	out := &waypostv1.AckGpuResponse{Gpu: r.Gpu, Uuid: proto.String("GPU-c04d"), Verdict: proto.String("ok")}
+	switch r.GetGpu() {
+	case "gpu-02/1":
+		out.Xids = []uint32{79}
+	case "gpu-01/0":
+	case "gpu-09/1":
+		return nil, api.Unavailable("host gpu-09 has no lane to this coordinator")
+	default:
+		return nil, api.NotFound("gpu", "no such GPU was seen on gpu-02 (ok); see: waypost gpus gpu-02")
+	}
+	return out, nil
+}
+
 func (f fleet) Doctor(_ context.Context, r *waypostv1.DoctorRequest) (*waypostv1.DoctorResponse, error) {
 	all := load(f, "doctor", &waypostv1.DoctorResponse{})
 	switch r.GetHost() {
@@ -224,7 +242,20 @@ func (f fleet) ExplainWorker(_ context.Context, r *waypostv1.ExplainWorkerReques
 	return nil, api.NotFound("worker", "no worker "+r.GetWorker())
 }
 
-func (f fleet) GetReuse(context.Context, *waypostv1.GetReuseRequest) (*waypostv1.GetReuseResponse, error) {
+func (f fleet) GetReuse(_ context.Context, r *waypostv1.GetReuseRequest) (*waypostv1.GetReuseResponse, error) {
+	if r.GetPool() != "" {
+		// Its requests come as text.
+		out := load(f, "reuse", &waypostv1.GetReuseResponse{})
+		state := "on"
+		if r.GetPool() == "mistral" {
+			state = "off: 13% of its latest predictions were wrong, as with chat templates that move text"
+		}
+		out.Pools[0].Pool, out.Pools[0].Memo = r.Pool, &waypostv1.MemoReuse{
+			State: &state, Lookups: new(21_112.), Hits: new(19_004.), Learnt: map[string]float64{"engine": 20_700, "render": 212, "tokenize": 200}, PromptTokens: new(78e6),
+			KnownTokens: new(72.7e6), CoveredTokens: new(71.9e6), OverTokens: new(14_500.), Bytes: new(9.4e6), Opened: new(0.), Epochs: new(0.),
+		}
+		return out, nil
+	}
 	return load(f, "reuse", &waypostv1.GetReuseResponse{}), nil
 }
 

@@ -353,8 +353,11 @@ func printRecord(out io.Writer, r *waypostv1.PlacementRecord, raw bool) {
 	fmt.Fprintf(out, "Placement  %s  request %s  %s ago by %s, policy v%d (%s old), queue data %s, cache view %s\n",
 		p.GetPlacementId(), r.GetRequestId(), age(r.AgeMs), r.GetCoordinator(), b.GetPolicyVersion(), age(b.PolicyAgeMs), age(b.QueueAgeMs), age(b.CacheViewAgeMs))
 	exact := "exact"
-	if b.GetInputSource() == "unknown" {
+	switch b.GetInputSource() {
+	case "unknown":
 		exact = "estimated from the text"
+	case "memo":
+		exact = "estimated from the text; its beginning is known"
 	}
 	fmt.Fprintf(out, "Request    %s, tenant %s, %s prompt tokens (%s), %s output tokens expected\n",
 		text(r.GetPool()), text(r.GetTenant()), count(r.PromptTokens), exact, number(r.OutputTokensExpected))

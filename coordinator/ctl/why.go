@@ -265,8 +265,8 @@ func printMemo(out io.Writer, pools []*waypostv1.PoolReuse) {
 		if m.GetKnownTokens() > 0 {
 			over = fmt.Sprintf("%.2f%%", 100*m.GetOverTokens()/m.GetKnownTokens())
 		}
-		fmt.Fprintf(out, "%sText memo: %s.   Hits %s of %.0f · covers %s of the tokens known, %s too many · learnt from %s · %s B\n",
-			name, m.GetState(), part(m.GetHits(), m.GetLookups()), m.GetLookups(), part(m.GetCoveredTokens(), m.GetKnownTokens()), over, strings.Join(learnt, ", "), short(m.Bytes))
+		fmt.Fprintf(out, "%sText memo: %s.   Hits %s of %.0f · covers %s of the tokens known, %s too many · learnt from %s · %.1f MB\n",
+			name, m.GetState(), part(m.GetHits(), m.GetLookups()), m.GetLookups(), part(m.GetCoveredTokens(), m.GetKnownTokens()), over, strings.Join(learnt, ", "), m.GetBytes()/1e6)
 	}
 }
 

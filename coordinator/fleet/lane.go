@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"waypost/coordinator/placement"
+	"waypost/gossip/boundary"
 	"waypost/gossip/ledger"
 )
 
@@ -66,8 +67,10 @@ type Facts struct {
 	Capabilities []string
 	// GPUUUIDs are the GPUs its processes use.
 	GPUUUIDs []string
-	// Boundary is the hash of the hashing boundary.
+	// Boundary names the hashing boundary; Vector is what was measured or
+	// declared of it, nil: nothing. It is never changed.
 	Boundary string
+	Vector   *boundary.Vector
 	// StepModel prices its steps; nil: the prior of its class.
 	StepModel *ledger.StepModel
 	// Transfer says how its saved KV may travel; nil: not at all.

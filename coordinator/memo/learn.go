@@ -75,7 +75,7 @@ func (m *Memo) judge(given *Prediction, out *Learnt) {
 	right := known && long && want == got
 	common := given.Tokens
 	if !right {
-		common = min(common, m.tape.common(given.Chains, given.pointsOf))
+		common = min(common-1, m.tape.common(given.Chains, given.pointsOf))
 	}
 	if !given.Withheld {
 		out.OverTokens = given.Tokens - common
@@ -84,7 +84,7 @@ func (m *Memo) judge(given *Prediction, out *Learnt) {
 		m.stats.OverTokens += uint64(out.OverTokens)
 		m.stats.Wrong += uint64(bit(!right))
 	}
-	out.BreakerChanged = m.breaker.note(right)
+	out.BreakerChanged = m.breaker.note(common, given.Tokens)
 	if right || common >= earlyTokens {
 		m.early = 0
 		return

@@ -77,6 +77,20 @@ func TestBoundFromTheEnd(t *testing.T) {
 	}
 }
 
+// Tools that are rendered behind the system text come after every piece of it:
+// one that shares half of the text shares none of them.
+func TestToolsComeBehindTheSystemText(t *testing.T) {
+	m, render := newMemo(t), rendererOf("tools after the system text")
+	half := someText(rng(1), 1200)
+	one, two := talk("system:"+half+" "+someText(rng(2), 300), "user:ok"), talk("system:"+half+" "+someText(rng(3), 300), "user:ok")
+	one.Tools = []string{someText(rng(4), 2500)}
+	two.Tools = one.Tools
+	teach(t, m, one, words(render(one)))
+	if predicted, right, _ := teach(t, m, two, words(render(two))); predicted != right {
+		t.Errorf("%d tokens predicted, %d are so", predicted, right)
+	}
+}
+
 // Two siblings that begin alike do not make the boundary before them grow.
 func TestSiblingsThatBeginAlike(t *testing.T) {
 	m := newMemo(t)
@@ -240,6 +254,11 @@ func TestImagesEndWhatIsKnown(t *testing.T) {
 				t.Errorf("%s: %d tokens, want those of the system text", url, p.Tokens)
 			}
 			m.Learn(q, ids, &p)
+			for i := range q.units {
+				if u := &q.units[i]; u.opaque && (m.byKey[keyOf(u, true)] != 0 || m.byKey[keyOf(u, false)] != 0) {
+					t.Errorf("%s: something is known of unit %d", url, i)
+				}
+			}
 		}
 	}
 }

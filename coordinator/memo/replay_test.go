@@ -300,6 +300,9 @@ func workload(seed uint64, w mix, render func(*dialogue) string) []request {
 func TestRenderers(t *testing.T) {
 	for _, r := range renderers {
 		t.Run(r.name, func(t *testing.T) {
+			if testing.Short() && r.causal == "C1" && r.name != "append only" {
+				t.Skip("short: one append-only renderer stands for all")
+			}
 			w := defaultMix()
 			if r.name == "late system pulled to the front" {
 				w.late = .1
@@ -334,6 +337,9 @@ func TestRenderers(t *testing.T) {
 // Learnt by background tokenising of what has more than 512 unknown tokens, and
 // late: less is known, and nothing is known wrongly.
 func TestBackgroundTokenizing(t *testing.T) {
+	if testing.Short() {
+		t.Skip("short: several replays of one workload")
+	}
 	work := workload(3, defaultMix(), appendOnly)
 	for _, c := range []struct {
 		name         string

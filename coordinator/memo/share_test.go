@@ -13,6 +13,9 @@ import (
 // Sprayed requests lose much without it, some when heads and documents are
 // shared, and almost nothing when the ends of prompts are told as well.
 func TestSprayedAndSticky(t *testing.T) {
+	if testing.Short() {
+		t.Skip("short: seven replays of one workload")
+	}
 	work := workload(11, defaultMix(), appendOnly)
 	at := rand.New(rand.NewPCG(1, 1))
 	spray := func(int, *request, *Request) int { return at.IntN(4) }

@@ -4,12 +4,17 @@ package memo
 const (
 	// classRate is the weight of the newest observation of a class, classTrusted
 	// the average from which it is used, classProof the successes that a class
-	// needs first whose members are not believed from the start.
-	classRate    = 1. / 12
-	classTrusted = .8
-	classProof   = 3
+	// needs first whose members are not believed from the start. Classes of answers
+	// need more: what they add is small, and where a template lets the first
+	// character of an answer change the token before it, one in twelve is wrong.
+	classRate     = 1. / 12
+	classTrusted  = .8
+	answerTrusted = .97
+	classProof    = 3
 	// breakerRate is the weight of the newest prediction given, breakerOpens the
-	// share of wrong ones that opens the breaker: the third in a row does.
+	// share of what is wrong that opens the breaker: the third in a row does. A
+	// prediction of which half is wrong counts as wrong, one that is a little too
+	// long by what is too much: with some vocabularies one answer in twelve is.
 	// breakerCloses and breakerQuiet are what closes it: the share, and right
 	// predictions in a row, that were not given.
 	breakerRate   = 1. / 24
@@ -87,6 +92,9 @@ func (t *trust) trusts(c class) bool {
 	if c.kind() != same && e.successes < classProof {
 		return false
 	}
+	if c.kind() >= generated {
+		return e.average >= answerTrusted
+	}
 	return !e.seen || e.average >= classTrusted
 }
 
@@ -98,12 +106,12 @@ type breaker struct {
 	opens uint64
 }
 
-func (b *breaker) note(ok bool) (changed bool) {
+func (b *breaker) note(common, given int) (changed bool) {
 	x := 1.
-	b.right++
-	if ok {
-		x = 0
-	} else {
+	if 2*common >= given {
+		x = 1 - float64(common)/float64(given)
+	}
+	if b.right++; common < given {
 		b.right = 0
 	}
 	b.wrong += breakerRate * (x - b.wrong)

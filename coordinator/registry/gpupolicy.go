@@ -9,9 +9,9 @@ import (
 
 // gpuConditions are the names a list of policy.gpu may hold beside xid:N,…
 var gpuConditions = []string{
-	"ecc_corrected", "ecc_uncorrected", "gpu_lost", "hardware_slowdown", "nvlink_down", "nvml_blocked", "power_brake",
-	"power_cap", "readings_frozen", "row_remap_failed", "row_remap_pending", "thermal_throttle", "version_mismatch",
-	"xid_events_missing",
+	"ecc_corrected", "ecc_uncorrected", "fabric_degraded", "fabric_down", "gpu_lost", "hardware_slowdown", "nvlink_down",
+	"nvml_blocked", "power_brake", "power_cap", "readings_frozen", "reset_required", "row_remap_failed",
+	"row_remap_pending", "thermal_throttle", "version_mismatch", "xid_events_missing",
 }
 
 // defaultGPUPolicy excludes what a reset or repair must clear, prices what

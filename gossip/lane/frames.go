@@ -37,6 +37,8 @@ func kindOf(msg any) string {
 			return "tokenize_reply"
 		case *waypostv1.ConnectRequest_Host:
 			return "host"
+		case *waypostv1.ConnectRequest_AckGpu:
+			return "ack_gpu"
 		}
 	case *waypostv1.ConnectResponse:
 		switch m.GetFrame().(type) {
@@ -54,6 +56,8 @@ func kindOf(msg any) string {
 			return "outcomes"
 		case *waypostv1.ConnectResponse_Transfers:
 			return "transfers"
+		case *waypostv1.ConnectResponse_AckGpu:
+			return "ack_gpu"
 		case *waypostv1.ConnectResponse_Tokenize, *waypostv1.ConnectResponse_Render:
 			return "tokenize"
 		}

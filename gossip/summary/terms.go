@@ -10,10 +10,6 @@ import (
 // ErrVersion reports two sides without a frame format in common.
 var ErrVersion = errors.New("prefix frame formats differ")
 
-// ErrBoundary reports two sides that do not turn the same text into the same
-// blocks.
-var ErrBoundary = errors.New("boundary differs")
-
 // Terms is what one side of a lane says in its hello about the prefixes that it
 // tells or takes.
 type Terms struct {
@@ -54,27 +50,6 @@ func Agree(agent, coordinator Terms) error {
 	}
 	return fmt.Errorf("%w: %s has %s, %s has %s; give both the same prefix key file",
 		ErrKeyID, agent.Side, idList(agent.KeyIDs), coordinator.Side, idList(coordinator.KeyIDs))
-}
-
-// AgreeBoundary says whether two sides turn the same text into the same blocks,
-// so that what one holds is worth anything to requests of the other: a worker
-// and a pool, or two workers. An empty id is an unknown boundary, which agrees
-// with none. An error wraps [ErrBoundary] and names both sides.
-func AgreeBoundary(side, id, otherSide, otherID string) error {
-	switch {
-	case id != "" && id == otherID:
-		return nil
-	case id == "" || otherID == "":
-		return fmt.Errorf("%w: %s has %s, %s has %s; an unmeasured boundary earns no prefix credit", ErrBoundary, side, orUnknown(id), otherSide, orUnknown(otherID))
-	}
-	return fmt.Errorf("%w: %s has %s, %s has %s; compare tokenizer, chat template and adapter rule", ErrBoundary, side, id, otherSide, otherID)
-}
-
-func orUnknown(id string) string {
-	if id == "" {
-		return "none known"
-	}
-	return id
 }
 
 func numberList(versions []uint32) string {

@@ -27,18 +27,6 @@ func TestTermsNameBothSides(t *testing.T) {
 	} {
 		check(t, name, Agree(c.agent, c.coordinator), c.is, c.says)
 	}
-	for name, c := range map[string]struct {
-		a, b string
-		is   error
-		says []string
-	}{
-		"equal":  {"1f", "1f", nil, nil},
-		"differ": {"1f", "2e", ErrBoundary, []string{"worker w has 1f", "pool p has 2e", "chat template"}},
-		"none":   {"", "2e", ErrBoundary, []string{"worker w has none known", "2e"}},
-		"both":   {"", "", ErrBoundary, []string{"none known"}},
-	} {
-		check(t, "boundary "+name, AgreeBoundary("worker w", c.a, "pool p", c.b), c.is, c.says)
-	}
 }
 
 func check(t *testing.T, name string, err, is error, says []string) {

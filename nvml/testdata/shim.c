@@ -5,13 +5,29 @@
 //
 // With -DOLD_DRIVER it has only the functions of an old driver.
 //
-// $FAKE_NVML names the file, one fact a line; G is a GPU index:
-//   gpus N                    driver TEXT
+// It stands in for the driver in tests of an agent and in an operator's
+// rehearsal of a fault alike: build it, set FAKE_NVML in the agent's environment
+// and the library's folder in LD_LIBRARY_PATH. scenarios/ has a file per fault.
+//
+// $FAKE_NVML names the scenario, one fact a line; # begins a comment, G is a GPU
+// index. What no line says is not supported. A line that begins with @FROM-TO
+// (ms since the file was last written, TO may be left out) holds only then: a
+// touch of the file plays the scenario again.
+//   include FILE              its lines stand here; of lines about one thing the first counts
+//   gpus N                    driver TEXT    name TEXT
 //   mem G TOTAL RESERVED FREE USED (bytes)      util G GPU% MEM%      temp G CELSIUS
 //   clock G SM_MHZ MAX_MHZ    power G MILLIWATTS    throttle G HEXMASK
+//   moving                    the power draw is never twice the same, as a real one
 //   ecc G CORRECTED UNCORRECTED                 remap G PENDING FAILED   mig G 0|1
-//   nvlink G LINK 0|1         process G PID BYTES (-1: unknown)
-//   xid G CODE                a new line fires once in a set that exists; G = -1: no GPU named
+//   instance G I TOTAL RESERVED FREE USED       instance I of a GPU with mig 1
+//   iprocess G I PID BYTES    a process on it
+//   nvlink G LINK 0|1         peer G LINK KIND BUSID   KIND: 0 GPU, 1 CPU, 2 switch, 255 not told
+//   fabric G STATE STATUS CLIQUE MASK CLUSTER   STATE: 0 none, 1 not started, 2 in progress, 3 completed; CLUSTER: 32 hex digits
+//   p2p G H STATUS            NVLink from G to H; STATUS: 0 yes, 5 no, 6 unknown
+//   ancestor G H LEVEL        0 board, 10 switch, 20 switches, 30 host bridge, 40 NUMA node, 50 system
+//   process G PID BYTES (-1: unknown)
+//   xid G CODE                a line that begins to hold fires once in a set that exists, in the
+//                             file's order; G = -1: no GPU named
 //   lost G                    the GPU fell off the bus
 //   fail FUNCTION CODE        slow FUNCTION MILLISECONDS
 //   print TEXT                written to standard output by nvmlInit_v2
@@ -22,6 +38,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -30,29 +47,58 @@
 
 static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER;
 static int inits, xids_taken;
-static struct nvmlDevice_st { int index; } devices[MAX_GPUS];
+#define MAX_INSTANCES 7
+// instance is -1 for a whole GPU.
+static struct nvmlDevice_st { int index, instance; } devices[MAX_GPUS], parts[MAX_GPUS][MAX_INSTANCES];
 
 static void sleep_ms(long n) {
   struct timespec t = {n / 1000, (n % 1000) * 1000000L};
   nanosleep(&t, NULL);
 }
 
-// line finds the nth line that starts with key and copies what follows it.
-static int line(const char *key, int nth, char *rest, size_t cap) {
-  const char *path = getenv("FAKE_NVML");
-  FILE *f = path ? fopen(path, "r") : NULL;
-  char b[512];
+// scan looks for the nth line that starts with key in a file and those it
+// includes, counting nth down, and copies what follows the key.
+static int scan(const char *path, const char *key, int *nth, char *rest, size_t cap, int depth) {
+  FILE *f = path && depth < 4 ? fopen(path, "r") : NULL;
+  char b[512], other[1024];
   size_t k = strlen(key);
   int hit = 0;
   if (!f) return 0;
+  struct stat st = {0};
+  struct timespec now;
+  fstat(fileno(f), &st);
+  clock_gettime(CLOCK_REALTIME, &now);
+  long long age = (now.tv_sec - st.st_mtim.tv_sec) * 1000LL + (now.tv_nsec - st.st_mtim.tv_nsec) / 1000000;
+  if (age < 0) age = 0;
   while (!hit && fgets(b, sizeof b, f)) {
-    if (strncmp(b, key, k) || b[k] != ' ' || nth-- > 0) continue;
-    snprintf(rest, cap, "%s", b + k + 1);
-    rest[strcspn(rest, "\n")] = 0;
+    char *s = b;
+    long long from = 0, to = -1;
+    int n = 0;
+    b[strcspn(b, "#\n")] = 0;
+    if (*s == '@') {
+      sscanf(s, "@%lld-%n", &from, &n);
+      s += n;
+      if (*s != ' ') to = strtoll(s, &s, 10);
+      s += strspn(s, " ");
+      if (age < from || (to >= 0 && age >= to)) continue;
+    }
+    if (!strncmp(s, "include ", 8)) {
+      const char *slash = strrchr(path, '/');
+      snprintf(other, sizeof other, "%.*s%s", s[8] == '/' || !slash ? 0 : (int)(slash - path) + 1, path, s + 8);
+      hit = scan(other, key, nth, rest, cap, depth + 1);
+      continue;
+    }
+    if (strncmp(s, key, k) || (s[k] != ' ' && s[k] != 0) || (*nth)-- > 0) continue;
+    snprintf(rest, cap, "%s", s[k] ? s + k + 1 : "");
     hit = 1;
   }
   fclose(f);
   return hit;
+}
+
+// line finds the nth line that starts with key and copies what follows it.
+static int line(const char *key, int nth, char *rest, size_t cap) {
+  return scan(getenv("FAKE_NVML"), key, &nth, rest, cap, 0);
 }
 
 // row finds the nth line of key for a GPU and copies what follows the index.
@@ -80,11 +126,16 @@ static nvmlReturn_t gate(const char *function) {
 #define GATE                          \
   nvmlReturn_t r_ = gate(__func__);   \
   if (r_ != NVML_SUCCESS) return r_
-#define DEVICE(d)                     \
+// What is not about memory, names and processes no instance supports.
+#define DEVICE_OR_INSTANCE(d)         \
   GATE;                               \
   char b[256];                        \
-  int g = (d).handle->index;          \
+  int g = (d).handle->index, part = (d).handle->instance; \
+  (void)part;                         \
   if (row("lost", g, 0, b, sizeof b)) return NVML_ERROR_GPU_IS_LOST
+#define DEVICE(d)                     \
+  DEVICE_OR_INSTANCE(d);              \
+  if (part >= 0) return NVML_ERROR_NOT_SUPPORTED
 #define ROW(key) \
   if (!row(key, g, 0, b, sizeof b)) return NVML_ERROR_NOT_SUPPORTED
 #define SCAN(n, ...) return sscanf(b, __VA_ARGS__) == (n) ? NVML_SUCCESS : NVML_ERROR_UNKNOWN
@@ -99,7 +150,10 @@ API nvmlReturn_t nvmlInit_v2(void) {
   GATE;
   pthread_mutex_lock(&mu);
   inits++;
-  for (int i = 0; i < MAX_GPUS; i++) devices[i].index = i;
+  for (int i = 0; i < MAX_GPUS; i++) {
+    devices[i].index = i, devices[i].instance = -1;
+    for (int k = 0; k < MAX_INSTANCES; k++) parts[i][k].index = i, parts[i][k].instance = k;
+  }
   pthread_mutex_unlock(&mu);
   return NVML_SUCCESS;
 }
@@ -126,19 +180,38 @@ API nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned i, nvmlDevice_t *d) {
   return NVML_SUCCESS;
 }
 API nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t d, char *s, unsigned n) {
-  DEVICE(d);
-  snprintf(s, n, "GPU-00000000-0000-0000-0000-%012d", g);
+  DEVICE_OR_INSTANCE(d);
+  if (part >= 0)
+    snprintf(s, n, "MIG-00000000-0000-0000-%04d-%012d", part, g);
+  else
+    snprintf(s, n, "GPU-00000000-0000-0000-0000-%012d", g);
   return NVML_SUCCESS;
 }
 API nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t d, char *s, unsigned n) {
-  DEVICE(d);
-  snprintf(s, n, "Fake H200");
+  DEVICE_OR_INSTANCE(d);
+  char name[128] = "Fake H200";
+  line("name", 0, name, sizeof name);
+  snprintf(s, n, part >= 0 ? "%s MIG 1g.18gb" : "%s", name);
   return NVML_SUCCESS;
 }
+// instance finds the line of key about an instance and copies what follows the
+// instance's index.
+static int instance(const char *key, int gpu, int part, int nth, char *rest, size_t cap) {
+  int k, n;
+  for (int i = 0; row(key, gpu, i, rest, cap); i++) {
+    if (sscanf(rest, "%d%n", &k, &n) != 1 || k != part || nth-- > 0) continue;
+    memmove(rest, rest + n, strlen(rest + n) + 1);
+    return 1;
+  }
+  return 0;
+}
+#define MEMORY_ROW \
+  if (part >= 0 ? !instance("instance", g, part, 0, b, sizeof b) : !row("mem", g, 0, b, sizeof b)) return NVML_ERROR_NOT_SUPPORTED
+
 API nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t d, nvmlMemory_t *m) {
-  DEVICE(d);
+  DEVICE_OR_INSTANCE(d);
   unsigned long long reserved;
-  ROW("mem");
+  MEMORY_ROW;
   int n = sscanf(b, "%llu %llu %llu %llu", &m->total, &reserved, &m->free, &m->used);
   m->used += reserved;  // the first version of the query counts it in
   return n == 4 ? NVML_SUCCESS : NVML_ERROR_UNKNOWN;
@@ -169,7 +242,11 @@ API nvmlReturn_t nvmlDeviceGetMaxClockInfo(nvmlDevice_t d, nvmlClockType_t type,
 API nvmlReturn_t nvmlDeviceGetPowerUsage(nvmlDevice_t d, unsigned *mw) {
   DEVICE(d);
   ROW("power");
-  SCAN(1, "%u", mw);
+  static unsigned moves;
+  char none[8];
+  if (sscanf(b, "%u", mw) != 1) return NVML_ERROR_UNKNOWN;
+  if (line("moving", 0, none, sizeof none)) *mw += ++moves % 1000;
+  return NVML_SUCCESS;
 }
 API nvmlReturn_t nvmlDeviceGetTotalEccErrors(nvmlDevice_t d, nvmlMemoryErrorType_t e, nvmlEccCounterType_t c, unsigned long long *n) {
   DEVICE(d);
@@ -195,11 +272,11 @@ API nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t d, unsigned link, nvmlEna
   }
   return NVML_ERROR_NOT_SUPPORTED;
 }
-static nvmlReturn_t processes(int g, unsigned *count, nvmlProcessInfo_t *infos) {
+static nvmlReturn_t processes(int g, int part, unsigned *count, nvmlProcessInfo_t *infos) {
   char b[256];
   unsigned n = 0, pid;
   long long bytes;
-  for (; row("process", g, n, b, sizeof b); n++) {
+  for (; part >= 0 ? instance("iprocess", g, part, n, b, sizeof b) : row("process", g, n, b, sizeof b); n++) {
     if (n >= *count) continue;
     if (sscanf(b, "%u %lld", &pid, &bytes) != 2) return NVML_ERROR_UNKNOWN;
     infos[n] = (nvmlProcessInfo_t){pid, bytes < 0 ? (unsigned long long)NVML_VALUE_NOT_AVAILABLE : (unsigned long long)bytes, ~0u, ~0u};
@@ -221,8 +298,8 @@ API nvmlReturn_t nvmlDeviceGetCurrentClocksThrottleReasons(nvmlDevice_t d, unsig
   return throttle(g, mask);
 }
 API nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t d, unsigned *count, nvmlProcessInfo_v2_t *infos) {
-  DEVICE(d);
-  return processes(g, count, infos);
+  DEVICE_OR_INSTANCE(d);
+  return processes(g, part, count, infos);
 }
 #else
 API nvmlReturn_t nvmlSystemGetNVMLVersion(char *s, unsigned n) {
@@ -237,9 +314,9 @@ API nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t d, nvmlPciInfo_t *p) {
   return NVML_SUCCESS;
 }
 API nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t d, nvmlMemory_v2_t *m) {
-  DEVICE(d);
+  DEVICE_OR_INSTANCE(d);
   if (m->version != nvmlMemory_v2) return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
-  ROW("mem");
+  MEMORY_ROW;
   SCAN(4, "%llu %llu %llu %llu", &m->total, &m->reserved, &m->free, &m->used);
 }
 API nvmlReturn_t nvmlDeviceGetTemperatureV(nvmlDevice_t d, nvmlTemperature_t *t) {
@@ -264,12 +341,86 @@ API nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t d, unsigned *current, unsigne
   *pending = 0;
   SCAN(1, "%u", current);
 }
-API nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t d, unsigned *count, nvmlProcessInfo_t *infos) {
+API nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t d, unsigned *count) {
   DEVICE(d);
-  return processes(g, count, infos);
+  *count = MAX_INSTANCES;
+  return NVML_SUCCESS;
+}
+API nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t d, unsigned i, nvmlDevice_t *m) {
+  DEVICE(d);
+  if (i >= MAX_INSTANCES) return NVML_ERROR_INVALID_ARGUMENT;
+  if (!instance("instance", g, i, 0, b, sizeof b)) return NVML_ERROR_NOT_FOUND;
+  m->handle = &parts[g][i];
+  return NVML_SUCCESS;
+}
+// peer finds what a link that is up leads to.
+static int peer(int g, unsigned link, unsigned *kind, char *bus, size_t cap) {
+  char b[256], name[64] = "";
+  unsigned k;
+  for (int i = 0; row("peer", g, i, b, sizeof b); i++) {
+    if (sscanf(b, "%u %u %63s", &k, kind, name) < 2 || k != link) continue;
+    snprintf(bus, cap, "%s", name);
+    return 1;
+  }
+  return 0;
+}
+API nvmlReturn_t nvmlDeviceGetNvLinkRemoteDeviceType(nvmlDevice_t d, unsigned link, nvmlIntNvLinkDeviceType_t *type) {
+  DEVICE(d);
+  unsigned kind;
+  if (!peer(g, link, &kind, b, sizeof b)) return NVML_ERROR_NOT_SUPPORTED;
+  *type = kind;
+  return NVML_SUCCESS;
+}
+API nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t d, unsigned link, nvmlPciInfo_t *p) {
+  DEVICE(d);
+  unsigned kind;
+  memset(p, 0, sizeof *p);
+  if (!peer(g, link, &kind, b, sizeof b) || !*b) return NVML_ERROR_NOT_SUPPORTED;
+  snprintf(p->busId, sizeof p->busId, "%.31s", b);
+  return NVML_SUCCESS;
+}
+// pair finds the line of key about two GPUs.
+static int pair(const char *key, int g, int other, int *v) {
+  char b[256];
+  int to;
+  for (int i = 0; row(key, g, i, b, sizeof b); i++)
+    if (sscanf(b, "%d %d", &to, v) == 2 && to == other) return 1;
+  return 0;
+}
+API nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t d, nvmlDevice_t to, nvmlGpuP2PCapsIndex_t what, nvmlGpuP2PStatus_t *s) {
+  DEVICE(d);
+  int v;
+  if (what != NVML_P2P_CAPS_INDEX_NVLINK) return NVML_ERROR_INVALID_ARGUMENT;
+  if (!pair("p2p", g, to.handle->index, &v)) return NVML_ERROR_NOT_SUPPORTED;
+  *s = v;
+  return NVML_SUCCESS;
+}
+API nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t d, nvmlDevice_t to, nvmlGpuTopologyLevel_t *level) {
+  DEVICE(d);
+  int v;
+  if (!pair("ancestor", g, to.handle->index, &v)) return NVML_ERROR_NOT_SUPPORTED;
+  *level = v;
+  return NVML_SUCCESS;
+}
+API nvmlReturn_t nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t d, nvmlGpuFabricInfoV_t *info) {
+  DEVICE(d);
+  nvmlGpuFabricInfo_v2_t *v2 = (nvmlGpuFabricInfo_v2_t *)info;
+  unsigned state, status, clique, mask;
+  char cluster[64] = "";
+  if (v2->version != nvmlGpuFabricInfo_v2) return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+  ROW("fabric");
+  if (sscanf(b, "%u %u %u %x %63s", &state, &status, &clique, &mask, cluster) < 4) return NVML_ERROR_UNKNOWN;
+  memset(v2->clusterUuid, 0, sizeof v2->clusterUuid);
+  for (unsigned i = 0, byte; i < sizeof v2->clusterUuid && sscanf(cluster + 2 * i, "%2x", &byte) == 1; i++) v2->clusterUuid[i] = byte;
+  v2->state = state, v2->status = status, v2->cliqueId = clique, v2->healthMask = mask;
+  return NVML_SUCCESS;
+}
+API nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t d, unsigned *count, nvmlProcessInfo_t *infos) {
+  DEVICE_OR_INSTANCE(d);
+  return processes(g, part, count, infos);
 }
 API nvmlReturn_t nvmlDeviceGetMPSComputeRunningProcesses_v3(nvmlDevice_t d, unsigned *count, nvmlProcessInfo_t *infos) {
-  DEVICE(d);
+  DEVICE_OR_INSTANCE(d);
   (void)infos;
   *count = 0;
   return NVML_SUCCESS;

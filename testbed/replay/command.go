@@ -31,8 +31,8 @@ the answer to an earlier /tokenize of the same messages. Calls that empty the ca
 		Example: "  waypost replay --engine vllm --frames two-turns.frames.jsonl --requests two-turns.requests.jsonl",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if engineKind != "vllm" {
-				return fmt.Errorf("--engine is %q: only vllm can be replayed", engineKind)
+			if engineKind != "vllm" && engineKind != "sglang" {
+				return fmt.Errorf("--engine is %q: vllm and sglang can be replayed", engineKind)
 			}
 			report, err := runFiles(frames, requests)
 			if err != nil {
@@ -48,7 +48,7 @@ the answer to an earlier /tokenize of the same messages. Calls that empty the ca
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&engineKind, "engine", "vllm", "kind of the engine that was recorded: vllm")
+	f.StringVar(&engineKind, "engine", "vllm", "kind of the engine that was recorded: vllm or sglang")
 	f.StringArrayVar(&frames, "frames", nil, "recorded event stream; once per rank")
 	f.StringVar(&requests, "requests", "", "recorded HTTP exchanges")
 	f.BoolVar(&asJSON, "json", false, "print a JSON object per request and one with the summary")

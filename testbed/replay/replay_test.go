@@ -320,7 +320,7 @@ func TestCommand(t *testing.T) {
 		args []string
 		says string
 	}{
-		{[]string{"--frames", "x", "--requests", "y", "--engine", "sglang"}, `--engine is "sglang"`},
+		{[]string{"--frames", "x", "--requests", "y", "--engine", "llamacpp"}, `--engine is "llamacpp"`},
 		{[]string{"--requests", "y"}, `"frames"`},
 		{[]string{"--frames", "testdata/none", "--requests", "testdata/none"}, "testdata/none"},
 		{[]string{"--frames", "testdata/README.md", "--requests", "testdata/dp.requests.jsonl"}, "README.md, line 1"},

@@ -320,6 +320,28 @@ func TestTRU05UnknownTierIsNotGPU(t *testing.T) {
 	}
 }
 
+// An engine with pages of one token tells of each token by itself: the whole
+// prompt but its last token is reused.
+func TestPagesOfOneToken(t *testing.T) {
+	p := newPlayer(t, StreamOptions{Replay: true})
+	p.stream.Connected(p.now)
+	p.answer()
+	var hashes, tokens []any
+	var whole []uint32
+	for i := range 300 {
+		hashes, tokens, whole = append(hashes, i+1), append(tokens, 7*i), append(whole, uint32(7*i))
+	}
+	p.live(p.publish([]any{"BlockStored", hashes[:200], nil, tokens[:200], 1, nil, "GPU"}))
+	p.live(p.publish([]any{"BlockStored", hashes[200:], 200, tokens[200:], 1, nil, "GPU"}))
+	if got := p.table.Match(whole, "", ""); got != 299 || p.table.BlockTokens() != 1 {
+		t.Errorf("%d tokens, pages of %d", got, p.table.BlockTokens())
+	}
+	p.live(p.publish([]any{"BlockRemoved", hashes[250:], "GPU"}))
+	if got := p.table.Match(whole, "", ""); got != 250 {
+		t.Errorf("%d tokens", got)
+	}
+}
+
 // A million clears in one batch are one clear.
 func TestFloodOfClears(t *testing.T) {
 	clears := make([]any, 100_000)

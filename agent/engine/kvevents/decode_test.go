@@ -189,6 +189,11 @@ func TestExtraKeys(t *testing.T) {
 		{"bare image of an old release, further on", nil, nil, true, list{nil, list{"ab12"}}, "||-x"},
 		{"embeddings", nil, nil, false, list{list{[]byte{1, 2}}, nil}, "||x-"},
 		{"adapter told by number only", nil, 4, false, list{nil, nil}, "||xx"},
+		{"a salt that says so", nil, nil, false, list{list{list{"cache_salt", "t"}}, nil}, "|t|"},
+		{"an adapter that says so", "sql", 1, false, list{list{list{"lora", "sql", "/path"}, list{"cache_salt", "t"}}, list{list{"lora", "sql", "/path"}}}, "sql|t|"},
+		{"an adapter that says so of another name", "sql", 1, false, list{list{list{"lora", "other", "/path"}}, nil}, "sql||x-"},
+		{"a picture called like a salt", nil, nil, false, list{list{list{"cache_salt", 3}}, nil}, "||x-"},
+		{"a picture that says so", nil, nil, false, list{list{list{"mm", "ab12", -3}}, nil}, "||x-"},
 		{"one entry for two blocks", nil, nil, true, list{list{list{"ab12", 0}}}, "||xx"},
 	}
 	for _, test := range tests {
@@ -565,7 +570,7 @@ func TestNoAllocation(t *testing.T) {
 
 func FuzzDecode(f *testing.F) {
 	_, payloads := layouts(f)
-	for _, file := range []string{"testdata/lora.frames.jsonl", "testdata/hybrid-two-turns.frames.jsonl", "testdata/bytes128-salt.frames.jsonl"} {
+	for _, file := range []string{"testdata/lora.frames.jsonl", "testdata/hybrid-two-turns.frames.jsonl", "testdata/bytes128-salt.frames.jsonl", "testdata/sglang-salt.frames.jsonl"} {
 		payloads = append(payloads, livePayloads(f, file)[:3]...)
 	}
 	for _, p := range payloads {

@@ -49,7 +49,7 @@ func (d *Decoder) intern(v []byte) string {
 // the first block of a prompt only. Names are bare strings, so the adapter is
 // known by the event's own field and the salt by its place; an old release's
 // bare item at the first block passes for a salt, which matches no other
-// prompt either.
+// prompt either. Keys that say what they are count as what they say.
 func (d *Decoder) readExtra(raw []byte, e *blocktable.Event) bool {
 	c := cursor{b: raw}
 	n, ok := c.array()
@@ -78,7 +78,13 @@ func (d *Decoder) readExtra(raw []byte, e *blocktable.Event) bool {
 			if h := raw[start]; h >= 0xc4 && h <= 0xc6 {
 				isText = false // bytes
 			}
-			switch {
+			switch kind, named := taggedKey(raw[start:c.i]); {
+			case kind == "cache_salt":
+				if i == 0 && !e.HasParent {
+					salt = named
+				}
+			case kind == "lora" && adapter && string(named) == e.Adapter:
+				adapter = false
 			case isText && adapter && string(text) == e.Adapter:
 				adapter = false
 			case isText && i == 0 && !e.HasParent:
@@ -102,6 +108,30 @@ func (d *Decoder) readExtra(raw []byte, e *blocktable.Event) bool {
 		d.markAll(e, all) // which entry is whose cannot be said
 	}
 	return true
+}
+
+// taggedKey reads an extra key that says what it is, as the hashes have it and
+// events may: the name of its kind and the text behind it. An item of a picture
+// has a number there.
+func taggedKey(item []byte) (kind string, named []byte) {
+	c := cursor{b: item}
+	if n, ok := c.array(); !ok || n < 2 {
+		return "", nil
+	}
+	tag, ok := c.text()
+	if !ok {
+		return "", nil
+	}
+	if named, ok = c.text(); !ok {
+		return "", nil
+	}
+	switch string(tag) {
+	case "cache_salt":
+		return "cache_salt", named
+	case "lora":
+		return "lora", named
+	}
+	return "", nil
 }
 
 func markOf(item []byte, seed uint64) uint64 {

@@ -503,16 +503,31 @@ func (r *Reader) Apply(m Message) {
 		}
 	}
 	out := engine.Batch{Seq: m.Seq, Received: m.Received, Replayed: m.Replayed, Events: b.Events}
-	if b.PublishedUnixSeconds > 0 {
-		// Engine and agent read the same host's clock.
-		age := float64(m.Received.UnixNano())/1e9 - b.PublishedUnixSeconds
-		out.Age = time.Duration(min(max(age, 0), 1e6) * float64(time.Second))
-	}
+	out.Age = age(m, b.PublishedUnixSeconds)
 	r.sink.Batch(r.n, out)
 	if b.Clears > 0 {
 		r.Counted(CountClears, b.Clears)
 	}
 	r.stream.Applied(m.Received, stored, b.Damaged, b.Unknown, b.LostRemovals)
+}
+
+// age is how long ago a batch was published by the engine's clock, which is that
+// of the agent's host. One that says otherwise is not believed: a batch of long
+// ago comes by a replay only.
+func age(m Message, publishedUnixSeconds float64) time.Duration {
+	const (
+		mostReplayed = 30 * 24 * time.Hour
+		mostLive     = time.Minute
+	)
+	if !(publishedUnixSeconds > 0) {
+		return 0
+	}
+	most := mostLive
+	if m.Replayed {
+		most = mostReplayed
+	}
+	seconds := float64(m.Received.UnixNano())/1e9 - publishedUnixSeconds
+	return time.Duration(min(max(seconds, 0), most.Seconds()) * float64(time.Second))
 }
 
 // badEvery is the least time between two warnings of unreadable batches: an

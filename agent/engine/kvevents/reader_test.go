@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"log/slog"
+	"math"
 	"math/rand/v2"
 	"net"
 	"strings"
@@ -189,6 +190,31 @@ func TestIDN11OddMessages(t *testing.T) {
 	m.Await("said", func() bool { return m.Of(0).Coverage == engine.CoveragePartial && m.Of(0).Hint == hintFormat })
 	good(4)
 	m.Await("forgiven", func() bool { return m.Of(0).Match(4) == 2 && m.Of(0).Coverage == engine.CoverageFull })
+}
+
+// A clock that lies makes a batch neither old nor of the future.
+func TestAgeOfABatch(t *testing.T) {
+	now := time.Unix(1_700_000_000, 0)
+	for _, test := range []struct {
+		published float64
+		replayed  bool
+		want      time.Duration
+	}{
+		{1_699_999_999.5, false, 500 * time.Millisecond},
+		{1_699_996_400, true, time.Hour},
+		{1_699_996_400, false, time.Minute},
+		{1, true, 30 * 24 * time.Hour},
+		{1_800_000_000, false, 0},
+		{0, false, 0},
+		{-5, false, 0},
+		{math.NaN(), false, 0},
+		{math.Inf(1), true, 0},
+		{math.Inf(-1), true, 0},
+	} {
+		if got := age(Message{Received: now, Replayed: test.replayed}, test.published); got.Round(time.Millisecond) != test.want {
+			t.Errorf("%v, replayed %v: %v, want %v", test.published, test.replayed, got, test.want)
+		}
+	}
 }
 
 // Work without events is seen: a wrong endpoint looks like a quiet engine.

@@ -20,6 +20,8 @@ import (
 var (
 	_ engine.Adapter   = (*Adapter)(nil)
 	_ engine.Tokenizer = (*Adapter)(nil)
+
+	_ engine.RenderCoster = (*Adapter)(nil)
 	_ engine.Mirror    = (*slots.Replay)(nil)
 )
 
@@ -105,6 +107,10 @@ func (a *Adapter) Render(ctx context.Context, chatJSON []byte) ([]uint32, error)
 	}
 	return a.Tokenize(ctx, *answer.Prompt, true)
 }
+
+// RenderRequests implements engine.RenderCoster: the template and the tokens are
+// asked for one after the other.
+func (a *Adapter) RenderRequests() int { return 2 }
 
 // Run reads the server until ctx ends.
 func (a *Adapter) Run(ctx context.Context, sink engine.Sink) error {

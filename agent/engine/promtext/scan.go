@@ -35,8 +35,11 @@ func (s *Scanner) Next() bool {
 		} else {
 			s.page = nil
 		}
+		if len(line) == 0 || line[0] == '#' {
+			continue
+		}
 		end := bytes.IndexAny(line, "{ \t")
-		if end <= 0 || line[0] == '#' {
+		if end <= 0 {
 			continue
 		}
 		s.name, s.rest, s.open, s.done, s.broken = line[:end], line[end:], false, false, false

@@ -155,10 +155,8 @@ func (i *serverInfo) facts(k *poller.Known) {
 	}
 	// Older releases leave the number out when nothing was reused.
 	f.Capabilities = f.Capabilities.With(engine.ReportsCachedTokens|engine.OmitsZeroCachedTokens, i.Report)
-	if i.Speculate != nil && *i.Speculate != "" {
-		// A page counts together with the token behind it.
-		f.RecomputedBlocks = 1
-	}
+	// With speculation a page counts together with the token behind it.
+	f.Capabilities = f.Capabilities.With(engine.RecomputesLastBlock, i.Speculate != nil && *i.Speculate != "")
 	if len(i.Startup) > 0 && string(i.Startup) != "null" {
 		// How long each part of a start took, and a random number, are the same
 		// in one life only.

@@ -128,10 +128,16 @@ func (s *source) Facts(ctx context.Context, latest *poller.Counters) (poller.Kno
 		out.StartMark = k.instance
 	}
 	for n := range min(ranks, engine.MaxRanks) {
-		out.Plans = append(out.Plans, planFor(s.target, &k, n))
+		plan := planFor(s.target, &k, n)
+		if s.page.cachingOff() {
+			plan = kvevents.Plan{Named: plan.Named, Hint: hintNoCache}
+		}
+		out.Plans = append(out.Plans, plan)
 	}
 	return out, nil
 }
+
+const hintNoCache = "the engine keeps no prefixes: start it with --enable-prefix-caching"
 
 // simpleOffload is the connector whose older releases tell the removals from
 // its CPU cache as removals from GPU memory, and no stores there.

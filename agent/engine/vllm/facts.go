@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 
 	"waypost/agent/engine"
 	"waypost/agent/engine/enginehttp"
@@ -136,7 +137,10 @@ func (c client) learnConfig(ctx context.Context, k *knowledge) error {
 				StepTokens int `json:"max_num_batched_tokens"`
 				MaxRunning int `json:"max_num_seqs"`
 			} `json:"scheduler_config"`
-			Events json.RawMessage `json:"kv_events_config"`
+			Events      json.RawMessage `json:"kv_events_config"`
+			Speculative *struct {
+				Method string `json:"method"`
+			} `json:"speculative_config"`
 			transferConfig
 		} `json:"vllm_config"`
 		Env json.RawMessage `json:"vllm_env"`
@@ -146,6 +150,11 @@ func (c client) learnConfig(ctx context.Context, k *knowledge) error {
 	}
 	k.facts.StepTokens = max(0, info.Config.Scheduler.StepTokens)
 	k.facts.MaxRunning = max(0, info.Config.Scheduler.MaxRunning)
+	if sp := info.Config.Speculative; sp != nil {
+		// Drafts that start from the target's own states need those of the last
+		// block computed.
+		k.facts.Capabilities = k.facts.Capabilities.With(engine.RecomputesLastBlock, strings.Contains(sp.Method, "eagle") || strings.Contains(sp.Method, "mtp"))
+	}
 	k.facts.Transfer = info.Config.facts(k.facts.Version, info.Env)
 	if info.Config.Instance != "" {
 		k.instance = xxh3.HashString(info.Config.Instance)

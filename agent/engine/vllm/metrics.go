@@ -21,6 +21,7 @@ type rankReadings struct {
 	blockTokens, poolBlocks           promtext.Reading
 	poolOverride, poolTokens          promtext.Reading
 	attentionBlockTokens              promtext.Reading
+	cachingOff                        bool
 }
 
 // metricsPage is a scanned page of /metrics. Only the families that the agent
@@ -150,6 +151,7 @@ func (p *metricsPage) series(s *promtext.Scanner, family int) {
 	if family == familyCacheConfig {
 		r.blockTokens, r.poolBlocks, r.poolOverride = config.blockTokens, config.poolBlocks, config.poolOverride
 		r.poolTokens, r.attentionBlockTokens = config.poolTokens, config.attentionBlockTokens
+		r.cachingOff = config.cachingOff
 	}
 }
 
@@ -211,6 +213,9 @@ func (r *rankReadings) configure(name, text []byte) {
 		to = &r.poolOverride
 	case "kv_cache_size_tokens":
 		to = &r.poolTokens
+	case "enable_prefix_caching":
+		r.cachingOff = string(text) == "False"
+		return
 	default:
 		return
 	}
@@ -260,11 +265,16 @@ func (p *metricsPage) blockTokens() int {
 		return 0
 	}
 	r := &p.ranks[0]
-	if r.blockTokens.Known {
-		return r.blockTokens.Whole(engine.MaxBlockTokens)
+	// Models of several kinds of layers may have longer blocks than were asked
+	// for.
+	if n := r.attentionBlockTokens.Whole(engine.MaxBlockTokens); n > 0 {
+		return n
 	}
-	return r.attentionBlockTokens.Whole(engine.MaxBlockTokens)
+	return r.blockTokens.Whole(engine.MaxBlockTokens)
 }
+
+// cachingOff says that the engine keeps no prefixes.
+func (p *metricsPage) cachingOff() bool { return len(p.ranks) > 0 && p.ranks[0].cachingOff }
 
 // usableBlocks is the number of blocks of one rank that can hold tokens, 0 if
 // unknown. One block of the pool never does. With several ranks behind one

@@ -163,14 +163,16 @@ def main():
         whole = [talk.expand(m) for m in c["messages"]]
         got = ids(render(c["head"], whole))
         base, share = -1, 0
-        for k, other in enumerate(requests):
-            n = 0
-            if share and (len(other) <= share or other[:share] != got[:share]):
+        # What it shares most with is most often near.
+        for k in {c.get("last", -1), *range(max(0, len(requests) - 40), len(requests))} - {-1}:
+            other, n = requests[k], 0
+            if len(other) <= share or other[share] != got[share] or other[:share] != got[:share]:
                 continue
             while n < len(other) and n < len(got) and other[n] == got[n]:
                 n += 1
             if n > share:
                 base, share = k, n
+        c["last"] = len(requests)
         requests.append(got)
         content, thought = talk.text(r.randint(40, 420)), ""
         if args.think and r.random() < 0.5:

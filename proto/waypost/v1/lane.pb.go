@@ -40,6 +40,7 @@ type ConnectRequest struct {
 	//	*ConnectRequest_TokenizeReply
 	//	*ConnectRequest_Host
 	//	*ConnectRequest_Evidence
+	//	*ConnectRequest_AckGpu
 	Frame         isConnectRequest_Frame `protobuf_oneof:"frame"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -143,6 +144,15 @@ func (x *ConnectRequest) GetEvidence() *EvidenceReply {
 	return nil
 }
 
+func (x *ConnectRequest) GetAckGpu() *AckGpuReply {
+	if x != nil {
+		if x, ok := x.Frame.(*ConnectRequest_AckGpu); ok {
+			return x.AckGpu
+		}
+	}
+	return nil
+}
+
 type isConnectRequest_Frame interface {
 	isConnectRequest_Frame()
 }
@@ -177,6 +187,11 @@ type ConnectRequest_Evidence struct {
 	Evidence *EvidenceReply `protobuf:"bytes,20,opt,name=evidence,oneof"`
 }
 
+type ConnectRequest_AckGpu struct {
+	// Answer to an acknowledgement of GPU errors.
+	AckGpu *AckGpuReply `protobuf:"bytes,60,opt,name=ack_gpu,json=ackGpu,oneof"`
+}
+
 func (*ConnectRequest_Hello) isConnectRequest_Frame() {}
 
 func (*ConnectRequest_Load) isConnectRequest_Frame() {}
@@ -188,6 +203,8 @@ func (*ConnectRequest_TokenizeReply) isConnectRequest_Frame() {}
 func (*ConnectRequest_Host) isConnectRequest_Frame() {}
 
 func (*ConnectRequest_Evidence) isConnectRequest_Frame() {}
+
+func (*ConnectRequest_AckGpu) isConnectRequest_Frame() {}
 
 // ConnectResponse is one frame from a coordinator.
 type ConnectResponse struct {
@@ -208,6 +225,8 @@ type ConnectResponse struct {
 	//	*ConnectResponse_Evidence
 	//	*ConnectResponse_Outcomes
 	//	*ConnectResponse_Transfers
+	//	*ConnectResponse_AckGpu
+	//	*ConnectResponse_Boundary
 	Frame         isConnectResponse_Frame `protobuf_oneof:"frame"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -347,6 +366,24 @@ func (x *ConnectResponse) GetTransfers() *TransferFrame {
 	return nil
 }
 
+func (x *ConnectResponse) GetAckGpu() *AckGpu {
+	if x != nil {
+		if x, ok := x.Frame.(*ConnectResponse_AckGpu); ok {
+			return x.AckGpu
+		}
+	}
+	return nil
+}
+
+func (x *ConnectResponse) GetBoundary() *BoundaryAsk {
+	if x != nil {
+		if x, ok := x.Frame.(*ConnectResponse_Boundary); ok {
+			return x.Boundary
+		}
+	}
+	return nil
+}
+
 type isConnectResponse_Frame interface {
 	isConnectResponse_Frame()
 }
@@ -401,6 +438,16 @@ type ConnectResponse_Transfers struct {
 	Transfers *TransferFrame `protobuf:"bytes,22,opt,name=transfers,oneof"`
 }
 
+type ConnectResponse_AckGpu struct {
+	// An operator has dealt with the errors of a GPU.
+	AckGpu *AckGpu `protobuf:"bytes,60,opt,name=ack_gpu,json=ackGpu,oneof"`
+}
+
+type ConnectResponse_Boundary struct {
+	// Wish to have a probe of the hashing boundary measured again.
+	Boundary *BoundaryAsk `protobuf:"bytes,61,opt,name=boundary,oneof"`
+}
+
 func (*ConnectResponse_Hello) isConnectResponse_Frame() {}
 
 func (*ConnectResponse_Policy) isConnectResponse_Frame() {}
@@ -420,6 +467,10 @@ func (*ConnectResponse_Evidence) isConnectResponse_Frame() {}
 func (*ConnectResponse_Outcomes) isConnectResponse_Frame() {}
 
 func (*ConnectResponse_Transfers) isConnectResponse_Frame() {}
+
+func (*ConnectResponse_AckGpu) isConnectResponse_Frame() {}
+
+func (*ConnectResponse_Boundary) isConnectResponse_Frame() {}
 
 // AgentHello introduces a host.
 type AgentHello struct {
@@ -450,7 +501,9 @@ type AgentHello struct {
 	// In the first hello of a lane: the older sessions of this process that it
 	// still holds open, to any coordinator, at most 1024. One that leads here
 	// stays, and this lane is told so by session_up.
-	OpenSessions  []uint64 `protobuf:"fixed64,12,rep,packed,name=open_sessions,json=openSessions" json:"open_sessions,omitempty"`
+	OpenSessions []uint64 `protobuf:"fixed64,12,rep,packed,name=open_sessions,json=openSessions" json:"open_sessions,omitempty"`
+	// Hashing boundaries of the host's engines.
+	Boundaries    []*EngineBoundary `protobuf:"bytes,60,rep,name=boundaries" json:"boundaries,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -569,6 +622,178 @@ func (x *AgentHello) GetOpenSessions() []uint64 {
 	return nil
 }
 
+func (x *AgentHello) GetBoundaries() []*EngineBoundary {
+	if x != nil {
+		return x.Boundaries
+	}
+	return nil
+}
+
+// EngineBoundary is how one engine turns text into blocks, as measured or
+// declared.
+type EngineBoundary struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Engine name on the host.
+	Engine *string `protobuf:"bytes,1,opt,name=engine" json:"engine,omitempty"`
+	// Probe sets that it holds, or will when all is measured; at most 8.
+	Sets []uint32 `protobuf:"varint,2,rep,packed,name=sets" json:"sets,omitempty"`
+	// Id of the prefix cluster key of the hashes.
+	KeyId *uint32 `protobuf:"fixed32,3,opt,name=key_id,json=keyId" json:"key_id,omitempty"`
+	// What an operator says of an engine that tells no token ids; empty: nothing.
+	Declared *string `protobuf:"bytes,4,opt,name=declared" json:"declared,omitempty"`
+	// How adapters and cache salts enter block names; empty: not seen yet.
+	Rule *string `protobuf:"bytes,5,opt,name=rule" json:"rule,omitempty"`
+	// Measured probes by part and number; at most 32.
+	Probes        []*MeasuredProbe `protobuf:"bytes,6,rep,name=probes" json:"probes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EngineBoundary) Reset() {
+	*x = EngineBoundary{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EngineBoundary) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EngineBoundary) ProtoMessage() {}
+
+func (x *EngineBoundary) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EngineBoundary.ProtoReflect.Descriptor instead.
+func (*EngineBoundary) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *EngineBoundary) GetEngine() string {
+	if x != nil && x.Engine != nil {
+		return *x.Engine
+	}
+	return ""
+}
+
+func (x *EngineBoundary) GetSets() []uint32 {
+	if x != nil {
+		return x.Sets
+	}
+	return nil
+}
+
+func (x *EngineBoundary) GetKeyId() uint32 {
+	if x != nil && x.KeyId != nil {
+		return *x.KeyId
+	}
+	return 0
+}
+
+func (x *EngineBoundary) GetDeclared() string {
+	if x != nil && x.Declared != nil {
+		return *x.Declared
+	}
+	return ""
+}
+
+func (x *EngineBoundary) GetRule() string {
+	if x != nil && x.Rule != nil {
+		return *x.Rule
+	}
+	return ""
+}
+
+func (x *EngineBoundary) GetProbes() []*MeasuredProbe {
+	if x != nil {
+		return x.Probes
+	}
+	return nil
+}
+
+// MeasuredProbe is what an engine made of one probe.
+type MeasuredProbe struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// raw, completions or chat.
+	Part *string `protobuf:"bytes,1,opt,name=part" json:"part,omitempty"`
+	// Number of the probe within its part, from 1.
+	Probe *uint32 `protobuf:"varint,2,opt,name=probe" json:"probe,omitempty"`
+	// Changes whenever the probe is measured.
+	Run *uint32 `protobuf:"varint,3,opt,name=run" json:"run,omitempty"`
+	// Keyed hash of each token id, at most 1024; 0: it varies with the date.
+	Tokens        []uint32 `protobuf:"fixed32,4,rep,packed,name=tokens" json:"tokens,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MeasuredProbe) Reset() {
+	*x = MeasuredProbe{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MeasuredProbe) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MeasuredProbe) ProtoMessage() {}
+
+func (x *MeasuredProbe) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MeasuredProbe.ProtoReflect.Descriptor instead.
+func (*MeasuredProbe) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *MeasuredProbe) GetPart() string {
+	if x != nil && x.Part != nil {
+		return *x.Part
+	}
+	return ""
+}
+
+func (x *MeasuredProbe) GetProbe() uint32 {
+	if x != nil && x.Probe != nil {
+		return *x.Probe
+	}
+	return 0
+}
+
+func (x *MeasuredProbe) GetRun() uint32 {
+	if x != nil && x.Run != nil {
+		return *x.Run
+	}
+	return 0
+}
+
+func (x *MeasuredProbe) GetTokens() []uint32 {
+	if x != nil {
+		return x.Tokens
+	}
+	return nil
+}
+
 // WorkerFacts is what seldom changes about a worker.
 type WorkerFacts struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -631,7 +856,7 @@ type WorkerFacts struct {
 
 func (x *WorkerFacts) Reset() {
 	*x = WorkerFacts{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[3]
+	mi := &file_waypost_v1_lane_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -643,7 +868,7 @@ func (x *WorkerFacts) String() string {
 func (*WorkerFacts) ProtoMessage() {}
 
 func (x *WorkerFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[3]
+	mi := &file_waypost_v1_lane_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -656,7 +881,7 @@ func (x *WorkerFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerFacts.ProtoReflect.Descriptor instead.
 func (*WorkerFacts) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{3}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *WorkerFacts) GetIndex() uint32 {
@@ -869,7 +1094,7 @@ type StepModel struct {
 
 func (x *StepModel) Reset() {
 	*x = StepModel{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[4]
+	mi := &file_waypost_v1_lane_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -881,7 +1106,7 @@ func (x *StepModel) String() string {
 func (*StepModel) ProtoMessage() {}
 
 func (x *StepModel) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[4]
+	mi := &file_waypost_v1_lane_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -894,7 +1119,7 @@ func (x *StepModel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepModel.ProtoReflect.Descriptor instead.
 func (*StepModel) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{4}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *StepModel) GetP0Ms() float64 {
@@ -979,7 +1204,7 @@ type Load struct {
 
 func (x *Load) Reset() {
 	*x = Load{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[5]
+	mi := &file_waypost_v1_lane_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -991,7 +1216,7 @@ func (x *Load) String() string {
 func (*Load) ProtoMessage() {}
 
 func (x *Load) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[5]
+	mi := &file_waypost_v1_lane_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1004,7 +1229,7 @@ func (x *Load) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Load.ProtoReflect.Descriptor instead.
 func (*Load) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{5}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Load) GetAgentProcess() uint64 {
@@ -1116,7 +1341,7 @@ type WorkerLoad struct {
 
 func (x *WorkerLoad) Reset() {
 	*x = WorkerLoad{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[6]
+	mi := &file_waypost_v1_lane_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1128,7 +1353,7 @@ func (x *WorkerLoad) String() string {
 func (*WorkerLoad) ProtoMessage() {}
 
 func (x *WorkerLoad) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[6]
+	mi := &file_waypost_v1_lane_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1141,7 +1366,7 @@ func (x *WorkerLoad) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerLoad.ProtoReflect.Descriptor instead.
 func (*WorkerLoad) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{6}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *WorkerLoad) GetIndex() uint32 {
@@ -1379,7 +1604,7 @@ type WorkerAccuracy struct {
 
 func (x *WorkerAccuracy) Reset() {
 	*x = WorkerAccuracy{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[7]
+	mi := &file_waypost_v1_lane_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1391,7 +1616,7 @@ func (x *WorkerAccuracy) String() string {
 func (*WorkerAccuracy) ProtoMessage() {}
 
 func (x *WorkerAccuracy) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[7]
+	mi := &file_waypost_v1_lane_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1404,7 +1629,7 @@ func (x *WorkerAccuracy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerAccuracy.ProtoReflect.Descriptor instead.
 func (*WorkerAccuracy) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{7}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *WorkerAccuracy) GetOutcomes() float64 {
@@ -1450,7 +1675,7 @@ type IdleSlot struct {
 
 func (x *IdleSlot) Reset() {
 	*x = IdleSlot{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[8]
+	mi := &file_waypost_v1_lane_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1462,7 +1687,7 @@ func (x *IdleSlot) String() string {
 func (*IdleSlot) ProtoMessage() {}
 
 func (x *IdleSlot) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[8]
+	mi := &file_waypost_v1_lane_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1475,7 +1700,7 @@ func (x *IdleSlot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IdleSlot.ProtoReflect.Descriptor instead.
 func (*IdleSlot) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{8}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *IdleSlot) GetSlot() uint32 {
@@ -1512,7 +1737,7 @@ type Echo struct {
 
 func (x *Echo) Reset() {
 	*x = Echo{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[9]
+	mi := &file_waypost_v1_lane_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1524,7 +1749,7 @@ func (x *Echo) String() string {
 func (*Echo) ProtoMessage() {}
 
 func (x *Echo) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[9]
+	mi := &file_waypost_v1_lane_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1537,7 +1762,7 @@ func (x *Echo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Echo.ProtoReflect.Descriptor instead.
 func (*Echo) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{9}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Echo) GetCoordinator() uint64 {
@@ -1573,7 +1798,7 @@ type PrefixFrames struct {
 
 func (x *PrefixFrames) Reset() {
 	*x = PrefixFrames{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[10]
+	mi := &file_waypost_v1_lane_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1585,7 +1810,7 @@ func (x *PrefixFrames) String() string {
 func (*PrefixFrames) ProtoMessage() {}
 
 func (x *PrefixFrames) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[10]
+	mi := &file_waypost_v1_lane_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1598,7 +1823,7 @@ func (x *PrefixFrames) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrefixFrames.ProtoReflect.Descriptor instead.
 func (*PrefixFrames) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{10}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *PrefixFrames) GetIndex() uint32 {
@@ -1651,7 +1876,7 @@ type TokenizeReply struct {
 
 func (x *TokenizeReply) Reset() {
 	*x = TokenizeReply{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[11]
+	mi := &file_waypost_v1_lane_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1663,7 +1888,7 @@ func (x *TokenizeReply) String() string {
 func (*TokenizeReply) ProtoMessage() {}
 
 func (x *TokenizeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[11]
+	mi := &file_waypost_v1_lane_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1676,7 +1901,7 @@ func (x *TokenizeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenizeReply.ProtoReflect.Descriptor instead.
 func (*TokenizeReply) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{11}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *TokenizeReply) GetAskId() uint32 {
@@ -1709,17 +1934,21 @@ type HostReport struct {
 	Gpus []*Gpu `protobuf:"bytes,2,rep,name=gpus" json:"gpus,omitempty"`
 	// "ok" or why there are no GPU facts.
 	GpuState *string `protobuf:"bytes,3,opt,name=gpu_state,json=gpuState" json:"gpu_state,omitempty"`
+	// Version of the driver; empty: unknown.
+	DriverVersion *string `protobuf:"bytes,60,opt,name=driver_version,json=driverVersion" json:"driver_version,omitempty"`
+	// "ok" when Xid errors in the kernel's log are read, or why they are not.
+	KernelLogState *string `protobuf:"bytes,61,opt,name=kernel_log_state,json=kernelLogState" json:"kernel_log_state,omitempty"`
 	// Checks of the host, at most 512, of the last ten seconds.
-	Checks []*Check `protobuf:"bytes,60,rep,name=checks" json:"checks,omitempty"`
+	Checks []*Check `protobuf:"bytes,62,rep,name=checks" json:"checks,omitempty"`
 	// Wall clock at sending, Unix ms: shows a clock that is off, decides nothing.
-	WallUnixMs    *float64 `protobuf:"fixed64,61,opt,name=wall_unix_ms,json=wallUnixMs" json:"wall_unix_ms,omitempty"`
+	WallUnixMs    *float64 `protobuf:"fixed64,63,opt,name=wall_unix_ms,json=wallUnixMs" json:"wall_unix_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *HostReport) Reset() {
 	*x = HostReport{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[12]
+	mi := &file_waypost_v1_lane_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1731,7 +1960,7 @@ func (x *HostReport) String() string {
 func (*HostReport) ProtoMessage() {}
 
 func (x *HostReport) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[12]
+	mi := &file_waypost_v1_lane_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1744,7 +1973,7 @@ func (x *HostReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostReport.ProtoReflect.Descriptor instead.
 func (*HostReport) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{12}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *HostReport) GetFacts() *HostFacts {
@@ -1764,6 +1993,20 @@ func (x *HostReport) GetGpus() []*Gpu {
 func (x *HostReport) GetGpuState() string {
 	if x != nil && x.GpuState != nil {
 		return *x.GpuState
+	}
+	return ""
+}
+
+func (x *HostReport) GetDriverVersion() string {
+	if x != nil && x.DriverVersion != nil {
+		return *x.DriverVersion
+	}
+	return ""
+}
+
+func (x *HostReport) GetKernelLogState() string {
+	if x != nil && x.KernelLogState != nil {
+		return *x.KernelLogState
 	}
 	return ""
 }
@@ -1808,7 +2051,7 @@ type CoordinatorHello struct {
 
 func (x *CoordinatorHello) Reset() {
 	*x = CoordinatorHello{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[13]
+	mi := &file_waypost_v1_lane_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1820,7 +2063,7 @@ func (x *CoordinatorHello) String() string {
 func (*CoordinatorHello) ProtoMessage() {}
 
 func (x *CoordinatorHello) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[13]
+	mi := &file_waypost_v1_lane_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1833,7 +2076,7 @@ func (x *CoordinatorHello) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoordinatorHello.ProtoReflect.Descriptor instead.
 func (*CoordinatorHello) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{13}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *CoordinatorHello) GetName() string {
@@ -1904,15 +2147,18 @@ type PolicyPush struct {
 	// Milliseconds without a sign of life after which a worker with requests is
 	// stalled, above 0; unset: the agent's own.
 	NoProgressMs *float64 `protobuf:"fixed64,4,opt,name=no_progress_ms,json=noProgressMs" json:"no_progress_ms,omitempty"`
+	// What the fleet makes of conditions of GPUs; unset: this coordinator does not
+	// say.
+	Gpu *GpuPolicy `protobuf:"bytes,60,opt,name=gpu" json:"gpu,omitempty"`
 	// Wall clock at sending, Unix ms: shows a clock that is off, decides nothing.
-	WallUnixMs    *float64 `protobuf:"fixed64,60,opt,name=wall_unix_ms,json=wallUnixMs" json:"wall_unix_ms,omitempty"`
+	WallUnixMs    *float64 `protobuf:"fixed64,61,opt,name=wall_unix_ms,json=wallUnixMs" json:"wall_unix_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PolicyPush) Reset() {
 	*x = PolicyPush{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[14]
+	mi := &file_waypost_v1_lane_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1924,7 +2170,7 @@ func (x *PolicyPush) String() string {
 func (*PolicyPush) ProtoMessage() {}
 
 func (x *PolicyPush) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[14]
+	mi := &file_waypost_v1_lane_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1937,7 +2183,7 @@ func (x *PolicyPush) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyPush.ProtoReflect.Descriptor instead.
 func (*PolicyPush) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{14}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *PolicyPush) GetPolicyVersion() uint32 {
@@ -1968,9 +2214,320 @@ func (x *PolicyPush) GetNoProgressMs() float64 {
 	return 0
 }
 
+func (x *PolicyPush) GetGpu() *GpuPolicy {
+	if x != nil {
+		return x.Gpu
+	}
+	return nil
+}
+
 func (x *PolicyPush) GetWallUnixMs() float64 {
 	if x != nil && x.WallUnixMs != nil {
 		return *x.WallUnixMs
+	}
+	return 0
+}
+
+// GpuPolicy lists conditions of GPUs by what they do to the workers there. An
+// entry is the name of a condition or "xid:48,63".
+type GpuPolicy struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// No placements.
+	Exclude []string `protobuf:"bytes,1,rep,name=exclude" json:"exclude,omitempty"`
+	// Slower by measured speed.
+	Price []string `protobuf:"bytes,2,rep,name=price" json:"price,omitempty"`
+	// Shown only.
+	Ignore        []string `protobuf:"bytes,3,rep,name=ignore" json:"ignore,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GpuPolicy) Reset() {
+	*x = GpuPolicy{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GpuPolicy) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GpuPolicy) ProtoMessage() {}
+
+func (x *GpuPolicy) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GpuPolicy.ProtoReflect.Descriptor instead.
+func (*GpuPolicy) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *GpuPolicy) GetExclude() []string {
+	if x != nil {
+		return x.Exclude
+	}
+	return nil
+}
+
+func (x *GpuPolicy) GetPrice() []string {
+	if x != nil {
+		return x.Price
+	}
+	return nil
+}
+
+func (x *GpuPolicy) GetIgnore() []string {
+	if x != nil {
+		return x.Ignore
+	}
+	return nil
+}
+
+// AckGpu says that an operator has dealt with the errors of a GPU so far.
+type AckGpu struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Id of the ask.
+	AskId *uint32 `protobuf:"varint,1,opt,name=ask_id,json=askId" json:"ask_id,omitempty"`
+	// Index of the GPU on the host; unset: uuid names it.
+	Index *uint32 `protobuf:"varint,2,opt,name=index" json:"index,omitempty"`
+	// UUID of the GPU.
+	Uuid *string `protobuf:"bytes,3,opt,name=uuid" json:"uuid,omitempty"`
+	// Who says so.
+	By *string `protobuf:"bytes,4,opt,name=by" json:"by,omitempty"`
+	// Why.
+	Reason *string `protobuf:"bytes,5,opt,name=reason" json:"reason,omitempty"`
+	// Only say what would change.
+	DryRun        *bool `protobuf:"varint,6,opt,name=dry_run,json=dryRun" json:"dry_run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AckGpu) Reset() {
+	*x = AckGpu{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AckGpu) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AckGpu) ProtoMessage() {}
+
+func (x *AckGpu) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AckGpu.ProtoReflect.Descriptor instead.
+func (*AckGpu) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *AckGpu) GetAskId() uint32 {
+	if x != nil && x.AskId != nil {
+		return *x.AskId
+	}
+	return 0
+}
+
+func (x *AckGpu) GetIndex() uint32 {
+	if x != nil && x.Index != nil {
+		return *x.Index
+	}
+	return 0
+}
+
+func (x *AckGpu) GetUuid() string {
+	if x != nil && x.Uuid != nil {
+		return *x.Uuid
+	}
+	return ""
+}
+
+func (x *AckGpu) GetBy() string {
+	if x != nil && x.By != nil {
+		return *x.By
+	}
+	return ""
+}
+
+func (x *AckGpu) GetReason() string {
+	if x != nil && x.Reason != nil {
+		return *x.Reason
+	}
+	return ""
+}
+
+func (x *AckGpu) GetDryRun() bool {
+	if x != nil && x.DryRun != nil {
+		return *x.DryRun
+	}
+	return false
+}
+
+// AckGpuReply tells what an acknowledgement has changed.
+type AckGpuReply struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Id of the ask.
+	AskId *uint32 `protobuf:"varint,1,opt,name=ask_id,json=askId" json:"ask_id,omitempty"`
+	// Why nothing was done; empty: it was.
+	Error *string `protobuf:"bytes,2,opt,name=error" json:"error,omitempty"`
+	// UUID of the GPU.
+	Uuid *string `protobuf:"bytes,3,opt,name=uuid" json:"uuid,omitempty"`
+	// Xid numbers that count no more.
+	Xids []uint32 `protobuf:"varint,4,rep,packed,name=xids" json:"xids,omitempty"`
+	// Verdict on the GPU afterwards: ok, price or exclude, with the reason after a
+	// colon.
+	Verdict       *string `protobuf:"bytes,5,opt,name=verdict" json:"verdict,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AckGpuReply) Reset() {
+	*x = AckGpuReply{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AckGpuReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AckGpuReply) ProtoMessage() {}
+
+func (x *AckGpuReply) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AckGpuReply.ProtoReflect.Descriptor instead.
+func (*AckGpuReply) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *AckGpuReply) GetAskId() uint32 {
+	if x != nil && x.AskId != nil {
+		return *x.AskId
+	}
+	return 0
+}
+
+func (x *AckGpuReply) GetError() string {
+	if x != nil && x.Error != nil {
+		return *x.Error
+	}
+	return ""
+}
+
+func (x *AckGpuReply) GetUuid() string {
+	if x != nil && x.Uuid != nil {
+		return *x.Uuid
+	}
+	return ""
+}
+
+func (x *AckGpuReply) GetXids() []uint32 {
+	if x != nil {
+		return x.Xids
+	}
+	return nil
+}
+
+func (x *AckGpuReply) GetVerdict() string {
+	if x != nil && x.Verdict != nil {
+		return *x.Verdict
+	}
+	return ""
+}
+
+// BoundaryAsk asks for a new measurement of one probe. A hello with another run
+// of it is the answer.
+type BoundaryAsk struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Index from the hello of a worker of the engine.
+	Index *uint32 `protobuf:"varint,1,opt,name=index" json:"index,omitempty"`
+	// raw, completions or chat.
+	Part *string `protobuf:"bytes,2,opt,name=part" json:"part,omitempty"`
+	// Number of the probe within its part, from 1.
+	Probe         *uint32 `protobuf:"varint,3,opt,name=probe" json:"probe,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BoundaryAsk) Reset() {
+	*x = BoundaryAsk{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BoundaryAsk) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BoundaryAsk) ProtoMessage() {}
+
+func (x *BoundaryAsk) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BoundaryAsk.ProtoReflect.Descriptor instead.
+func (*BoundaryAsk) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *BoundaryAsk) GetIndex() uint32 {
+	if x != nil && x.Index != nil {
+		return *x.Index
+	}
+	return 0
+}
+
+func (x *BoundaryAsk) GetPart() string {
+	if x != nil && x.Part != nil {
+		return *x.Part
+	}
+	return ""
+}
+
+func (x *BoundaryAsk) GetProbe() uint32 {
+	if x != nil && x.Probe != nil {
+		return *x.Probe
 	}
 	return 0
 }
@@ -1996,7 +2553,7 @@ type PrefixPull struct {
 
 func (x *PrefixPull) Reset() {
 	*x = PrefixPull{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[15]
+	mi := &file_waypost_v1_lane_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2008,7 +2565,7 @@ func (x *PrefixPull) String() string {
 func (*PrefixPull) ProtoMessage() {}
 
 func (x *PrefixPull) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[15]
+	mi := &file_waypost_v1_lane_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2021,7 +2578,7 @@ func (x *PrefixPull) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrefixPull.ProtoReflect.Descriptor instead.
 func (*PrefixPull) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{15}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *PrefixPull) GetPullId() uint32 {
@@ -2087,7 +2644,7 @@ type ClaimFrame struct {
 
 func (x *ClaimFrame) Reset() {
 	*x = ClaimFrame{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[16]
+	mi := &file_waypost_v1_lane_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2099,7 +2656,7 @@ func (x *ClaimFrame) String() string {
 func (*ClaimFrame) ProtoMessage() {}
 
 func (x *ClaimFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[16]
+	mi := &file_waypost_v1_lane_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2112,7 +2669,7 @@ func (x *ClaimFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimFrame.ProtoReflect.Descriptor instead.
 func (*ClaimFrame) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{16}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ClaimFrame) GetCoordinator() uint64 {
@@ -2191,7 +2748,7 @@ type Claim struct {
 
 func (x *Claim) Reset() {
 	*x = Claim{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[17]
+	mi := &file_waypost_v1_lane_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2203,7 +2760,7 @@ func (x *Claim) String() string {
 func (*Claim) ProtoMessage() {}
 
 func (x *Claim) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[17]
+	mi := &file_waypost_v1_lane_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2216,7 +2773,7 @@ func (x *Claim) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Claim.ProtoReflect.Descriptor instead.
 func (*Claim) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{17}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Claim) GetSeq() uint64 {
@@ -2318,7 +2875,7 @@ type MarkFrame struct {
 
 func (x *MarkFrame) Reset() {
 	*x = MarkFrame{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[18]
+	mi := &file_waypost_v1_lane_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2330,7 +2887,7 @@ func (x *MarkFrame) String() string {
 func (*MarkFrame) ProtoMessage() {}
 
 func (x *MarkFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[18]
+	mi := &file_waypost_v1_lane_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2343,7 +2900,7 @@ func (x *MarkFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MarkFrame.ProtoReflect.Descriptor instead.
 func (*MarkFrame) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{18}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *MarkFrame) GetCoordinator() uint64 {
@@ -2386,7 +2943,7 @@ type Mark struct {
 
 func (x *Mark) Reset() {
 	*x = Mark{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[19]
+	mi := &file_waypost_v1_lane_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2398,7 +2955,7 @@ func (x *Mark) String() string {
 func (*Mark) ProtoMessage() {}
 
 func (x *Mark) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[19]
+	mi := &file_waypost_v1_lane_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2411,7 +2968,7 @@ func (x *Mark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mark.ProtoReflect.Descriptor instead.
 func (*Mark) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{19}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Mark) GetSeq() uint64 {
@@ -2465,7 +3022,7 @@ type OutcomeFrame struct {
 
 func (x *OutcomeFrame) Reset() {
 	*x = OutcomeFrame{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[20]
+	mi := &file_waypost_v1_lane_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2477,7 +3034,7 @@ func (x *OutcomeFrame) String() string {
 func (*OutcomeFrame) ProtoMessage() {}
 
 func (x *OutcomeFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[20]
+	mi := &file_waypost_v1_lane_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2490,7 +3047,7 @@ func (x *OutcomeFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutcomeFrame.ProtoReflect.Descriptor instead.
 func (*OutcomeFrame) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{20}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *OutcomeFrame) GetCoordinator() uint64 {
@@ -2529,7 +3086,7 @@ type TransferFrame struct {
 
 func (x *TransferFrame) Reset() {
 	*x = TransferFrame{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[21]
+	mi := &file_waypost_v1_lane_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2541,7 +3098,7 @@ func (x *TransferFrame) String() string {
 func (*TransferFrame) ProtoMessage() {}
 
 func (x *TransferFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[21]
+	mi := &file_waypost_v1_lane_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2554,7 +3111,7 @@ func (x *TransferFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferFrame.ProtoReflect.Descriptor instead.
 func (*TransferFrame) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{21}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *TransferFrame) GetCoordinator() uint64 {
@@ -2604,7 +3161,7 @@ type ObservedTransfer struct {
 
 func (x *ObservedTransfer) Reset() {
 	*x = ObservedTransfer{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[22]
+	mi := &file_waypost_v1_lane_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2616,7 +3173,7 @@ func (x *ObservedTransfer) String() string {
 func (*ObservedTransfer) ProtoMessage() {}
 
 func (x *ObservedTransfer) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[22]
+	mi := &file_waypost_v1_lane_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2629,7 +3186,7 @@ func (x *ObservedTransfer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObservedTransfer.ProtoReflect.Descriptor instead.
 func (*ObservedTransfer) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{22}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ObservedTransfer) GetFrom() string {
@@ -2711,7 +3268,7 @@ type ObservedOutcome struct {
 
 func (x *ObservedOutcome) Reset() {
 	*x = ObservedOutcome{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[23]
+	mi := &file_waypost_v1_lane_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2723,7 +3280,7 @@ func (x *ObservedOutcome) String() string {
 func (*ObservedOutcome) ProtoMessage() {}
 
 func (x *ObservedOutcome) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[23]
+	mi := &file_waypost_v1_lane_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2736,7 +3293,7 @@ func (x *ObservedOutcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObservedOutcome.ProtoReflect.Descriptor instead.
 func (*ObservedOutcome) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{23}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ObservedOutcome) GetEngineProcess() uint64 {
@@ -2805,7 +3362,7 @@ type TokenizeAsk struct {
 
 func (x *TokenizeAsk) Reset() {
 	*x = TokenizeAsk{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[24]
+	mi := &file_waypost_v1_lane_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2817,7 +3374,7 @@ func (x *TokenizeAsk) String() string {
 func (*TokenizeAsk) ProtoMessage() {}
 
 func (x *TokenizeAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[24]
+	mi := &file_waypost_v1_lane_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2830,7 +3387,7 @@ func (x *TokenizeAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenizeAsk.ProtoReflect.Descriptor instead.
 func (*TokenizeAsk) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{24}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *TokenizeAsk) GetAskId() uint32 {
@@ -2876,7 +3433,7 @@ type RenderAsk struct {
 
 func (x *RenderAsk) Reset() {
 	*x = RenderAsk{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[25]
+	mi := &file_waypost_v1_lane_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2888,7 +3445,7 @@ func (x *RenderAsk) String() string {
 func (*RenderAsk) ProtoMessage() {}
 
 func (x *RenderAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[25]
+	mi := &file_waypost_v1_lane_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2901,7 +3458,7 @@ func (x *RenderAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenderAsk.ProtoReflect.Descriptor instead.
 func (*RenderAsk) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{25}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *RenderAsk) GetAskId() uint32 {
@@ -2944,7 +3501,7 @@ type ExchangePlacementsRequest struct {
 
 func (x *ExchangePlacementsRequest) Reset() {
 	*x = ExchangePlacementsRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[26]
+	mi := &file_waypost_v1_lane_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2956,7 +3513,7 @@ func (x *ExchangePlacementsRequest) String() string {
 func (*ExchangePlacementsRequest) ProtoMessage() {}
 
 func (x *ExchangePlacementsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[26]
+	mi := &file_waypost_v1_lane_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2969,7 +3526,7 @@ func (x *ExchangePlacementsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExchangePlacementsRequest.ProtoReflect.Descriptor instead.
 func (*ExchangePlacementsRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{26}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ExchangePlacementsRequest) GetCoordinator() uint64 {
@@ -3030,7 +3587,7 @@ type MemoEntry struct {
 
 func (x *MemoEntry) Reset() {
 	*x = MemoEntry{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[27]
+	mi := &file_waypost_v1_lane_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3042,7 +3599,7 @@ func (x *MemoEntry) String() string {
 func (*MemoEntry) ProtoMessage() {}
 
 func (x *MemoEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[27]
+	mi := &file_waypost_v1_lane_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3055,7 +3612,7 @@ func (x *MemoEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoEntry.ProtoReflect.Descriptor instead.
 func (*MemoEntry) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{27}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *MemoEntry) GetPool() string {
@@ -3112,7 +3669,7 @@ type ExchangePlacementsResponse struct {
 
 func (x *ExchangePlacementsResponse) Reset() {
 	*x = ExchangePlacementsResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[28]
+	mi := &file_waypost_v1_lane_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3124,7 +3681,7 @@ func (x *ExchangePlacementsResponse) String() string {
 func (*ExchangePlacementsResponse) ProtoMessage() {}
 
 func (x *ExchangePlacementsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[28]
+	mi := &file_waypost_v1_lane_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3137,7 +3694,7 @@ func (x *ExchangePlacementsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExchangePlacementsResponse.ProtoReflect.Descriptor instead.
 func (*ExchangePlacementsResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{28}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ExchangePlacementsResponse) GetCoordinator() uint64 {
@@ -3168,7 +3725,7 @@ type PlaceFrame struct {
 
 func (x *PlaceFrame) Reset() {
 	*x = PlaceFrame{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[29]
+	mi := &file_waypost_v1_lane_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3180,7 +3737,7 @@ func (x *PlaceFrame) String() string {
 func (*PlaceFrame) ProtoMessage() {}
 
 func (x *PlaceFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[29]
+	mi := &file_waypost_v1_lane_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3193,7 +3750,7 @@ func (x *PlaceFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlaceFrame.ProtoReflect.Descriptor instead.
 func (*PlaceFrame) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{29}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *PlaceFrame) GetWorker() string {
@@ -3264,7 +3821,7 @@ type EvidenceAsk struct {
 
 func (x *EvidenceAsk) Reset() {
 	*x = EvidenceAsk{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[30]
+	mi := &file_waypost_v1_lane_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3276,7 +3833,7 @@ func (x *EvidenceAsk) String() string {
 func (*EvidenceAsk) ProtoMessage() {}
 
 func (x *EvidenceAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[30]
+	mi := &file_waypost_v1_lane_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3289,7 +3846,7 @@ func (x *EvidenceAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvidenceAsk.ProtoReflect.Descriptor instead.
 func (*EvidenceAsk) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{30}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *EvidenceAsk) GetAskId() uint32 {
@@ -3361,7 +3918,7 @@ type EvidencePoint struct {
 
 func (x *EvidencePoint) Reset() {
 	*x = EvidencePoint{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[31]
+	mi := &file_waypost_v1_lane_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3373,7 +3930,7 @@ func (x *EvidencePoint) String() string {
 func (*EvidencePoint) ProtoMessage() {}
 
 func (x *EvidencePoint) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[31]
+	mi := &file_waypost_v1_lane_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3386,7 +3943,7 @@ func (x *EvidencePoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvidencePoint.ProtoReflect.Descriptor instead.
 func (*EvidencePoint) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{31}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *EvidencePoint) GetDepth() uint32 {
@@ -3432,7 +3989,7 @@ type EvidenceReply struct {
 
 func (x *EvidenceReply) Reset() {
 	*x = EvidenceReply{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[32]
+	mi := &file_waypost_v1_lane_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3444,7 +4001,7 @@ func (x *EvidenceReply) String() string {
 func (*EvidenceReply) ProtoMessage() {}
 
 func (x *EvidenceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[32]
+	mi := &file_waypost_v1_lane_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3457,7 +4014,7 @@ func (x *EvidenceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvidenceReply.ProtoReflect.Descriptor instead.
 func (*EvidenceReply) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{32}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *EvidenceReply) GetAskId() uint32 {
@@ -3540,7 +4097,7 @@ type AskRecordsRequest struct {
 
 func (x *AskRecordsRequest) Reset() {
 	*x = AskRecordsRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[33]
+	mi := &file_waypost_v1_lane_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3552,7 +4109,7 @@ func (x *AskRecordsRequest) String() string {
 func (*AskRecordsRequest) ProtoMessage() {}
 
 func (x *AskRecordsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[33]
+	mi := &file_waypost_v1_lane_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3565,7 +4122,7 @@ func (x *AskRecordsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AskRecordsRequest.ProtoReflect.Descriptor instead.
 func (*AskRecordsRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{33}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *AskRecordsRequest) GetList() *ListPlacementsRequest {
@@ -3613,7 +4170,7 @@ type AskRecordsResponse struct {
 
 func (x *AskRecordsResponse) Reset() {
 	*x = AskRecordsResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[34]
+	mi := &file_waypost_v1_lane_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3625,7 +4182,7 @@ func (x *AskRecordsResponse) String() string {
 func (*AskRecordsResponse) ProtoMessage() {}
 
 func (x *AskRecordsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[34]
+	mi := &file_waypost_v1_lane_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3638,7 +4195,7 @@ func (x *AskRecordsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AskRecordsResponse.ProtoReflect.Descriptor instead.
 func (*AskRecordsResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{34}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *AskRecordsResponse) GetList() *ListPlacementsResponse {
@@ -3680,7 +4237,7 @@ type ForwardWriteRequest struct {
 
 func (x *ForwardWriteRequest) Reset() {
 	*x = ForwardWriteRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[35]
+	mi := &file_waypost_v1_lane_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3692,7 +4249,7 @@ func (x *ForwardWriteRequest) String() string {
 func (*ForwardWriteRequest) ProtoMessage() {}
 
 func (x *ForwardWriteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[35]
+	mi := &file_waypost_v1_lane_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3705,7 +4262,7 @@ func (x *ForwardWriteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForwardWriteRequest.ProtoReflect.Descriptor instead.
 func (*ForwardWriteRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{35}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ForwardWriteRequest) GetCommand() []byte {
@@ -3730,7 +4287,7 @@ type ForwardWriteResponse struct {
 
 func (x *ForwardWriteResponse) Reset() {
 	*x = ForwardWriteResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[36]
+	mi := &file_waypost_v1_lane_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3742,7 +4299,7 @@ func (x *ForwardWriteResponse) String() string {
 func (*ForwardWriteResponse) ProtoMessage() {}
 
 func (x *ForwardWriteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[36]
+	mi := &file_waypost_v1_lane_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3755,7 +4312,7 @@ func (x *ForwardWriteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForwardWriteResponse.ProtoReflect.Descriptor instead.
 func (*ForwardWriteResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{36}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ForwardWriteResponse) GetIndex() uint64 {
@@ -3800,7 +4357,7 @@ type JoinClusterRequest struct {
 
 func (x *JoinClusterRequest) Reset() {
 	*x = JoinClusterRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[37]
+	mi := &file_waypost_v1_lane_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3812,7 +4369,7 @@ func (x *JoinClusterRequest) String() string {
 func (*JoinClusterRequest) ProtoMessage() {}
 
 func (x *JoinClusterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[37]
+	mi := &file_waypost_v1_lane_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3825,7 +4382,7 @@ func (x *JoinClusterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinClusterRequest.ProtoReflect.Descriptor instead.
 func (*JoinClusterRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{37}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *JoinClusterRequest) GetId() string {
@@ -3883,7 +4440,7 @@ type JoinClusterResponse struct {
 
 func (x *JoinClusterResponse) Reset() {
 	*x = JoinClusterResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[38]
+	mi := &file_waypost_v1_lane_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3895,7 +4452,7 @@ func (x *JoinClusterResponse) String() string {
 func (*JoinClusterResponse) ProtoMessage() {}
 
 func (x *JoinClusterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[38]
+	mi := &file_waypost_v1_lane_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3908,7 +4465,7 @@ func (x *JoinClusterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinClusterResponse.ProtoReflect.Descriptor instead.
 func (*JoinClusterResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{38}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *JoinClusterResponse) GetNumber() uint32 {
@@ -3938,7 +4495,7 @@ type WaitAppliedRequest struct {
 
 func (x *WaitAppliedRequest) Reset() {
 	*x = WaitAppliedRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[39]
+	mi := &file_waypost_v1_lane_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3950,7 +4507,7 @@ func (x *WaitAppliedRequest) String() string {
 func (*WaitAppliedRequest) ProtoMessage() {}
 
 func (x *WaitAppliedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[39]
+	mi := &file_waypost_v1_lane_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3963,7 +4520,7 @@ func (x *WaitAppliedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitAppliedRequest.ProtoReflect.Descriptor instead.
 func (*WaitAppliedRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{39}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *WaitAppliedRequest) GetIndex() uint64 {
@@ -3993,7 +4550,7 @@ type WaitAppliedResponse struct {
 
 func (x *WaitAppliedResponse) Reset() {
 	*x = WaitAppliedResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[40]
+	mi := &file_waypost_v1_lane_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4005,7 +4562,7 @@ func (x *WaitAppliedResponse) String() string {
 func (*WaitAppliedResponse) ProtoMessage() {}
 
 func (x *WaitAppliedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[40]
+	mi := &file_waypost_v1_lane_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4018,7 +4575,7 @@ func (x *WaitAppliedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitAppliedResponse.ProtoReflect.Descriptor instead.
 func (*WaitAppliedResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{40}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *WaitAppliedResponse) GetAppliedIndex() uint64 {
@@ -4047,7 +4604,7 @@ type PeerInspectRequest struct {
 
 func (x *PeerInspectRequest) Reset() {
 	*x = PeerInspectRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[41]
+	mi := &file_waypost_v1_lane_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4059,7 +4616,7 @@ func (x *PeerInspectRequest) String() string {
 func (*PeerInspectRequest) ProtoMessage() {}
 
 func (x *PeerInspectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[41]
+	mi := &file_waypost_v1_lane_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4072,7 +4629,7 @@ func (x *PeerInspectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerInspectRequest.ProtoReflect.Descriptor instead.
 func (*PeerInspectRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{41}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *PeerInspectRequest) GetInspect() *InspectWorkerRequest {
@@ -4093,7 +4650,7 @@ type PeerInspectResponse struct {
 
 func (x *PeerInspectResponse) Reset() {
 	*x = PeerInspectResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[42]
+	mi := &file_waypost_v1_lane_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4105,7 +4662,7 @@ func (x *PeerInspectResponse) String() string {
 func (*PeerInspectResponse) ProtoMessage() {}
 
 func (x *PeerInspectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[42]
+	mi := &file_waypost_v1_lane_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4118,7 +4675,7 @@ func (x *PeerInspectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerInspectResponse.ProtoReflect.Descriptor instead.
 func (*PeerInspectResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{42}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *PeerInspectResponse) GetInspect() *InspectWorkerResponse {
@@ -4139,7 +4696,7 @@ type FetchPlacementRequest struct {
 
 func (x *FetchPlacementRequest) Reset() {
 	*x = FetchPlacementRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[43]
+	mi := &file_waypost_v1_lane_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4151,7 +4708,7 @@ func (x *FetchPlacementRequest) String() string {
 func (*FetchPlacementRequest) ProtoMessage() {}
 
 func (x *FetchPlacementRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[43]
+	mi := &file_waypost_v1_lane_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4164,7 +4721,7 @@ func (x *FetchPlacementRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchPlacementRequest.ProtoReflect.Descriptor instead.
 func (*FetchPlacementRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{43}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *FetchPlacementRequest) GetPlacementId() string {
@@ -4185,7 +4742,7 @@ type FetchPlacementResponse struct {
 
 func (x *FetchPlacementResponse) Reset() {
 	*x = FetchPlacementResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[44]
+	mi := &file_waypost_v1_lane_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4197,7 +4754,7 @@ func (x *FetchPlacementResponse) String() string {
 func (*FetchPlacementResponse) ProtoMessage() {}
 
 func (x *FetchPlacementResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[44]
+	mi := &file_waypost_v1_lane_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4210,7 +4767,7 @@ func (x *FetchPlacementResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchPlacementResponse.ProtoReflect.Descriptor instead.
 func (*FetchPlacementResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{44}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *FetchPlacementResponse) GetRecord() []byte {
@@ -4231,7 +4788,7 @@ type RelayOutcomeRequest struct {
 
 func (x *RelayOutcomeRequest) Reset() {
 	*x = RelayOutcomeRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[45]
+	mi := &file_waypost_v1_lane_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4243,7 +4800,7 @@ func (x *RelayOutcomeRequest) String() string {
 func (*RelayOutcomeRequest) ProtoMessage() {}
 
 func (x *RelayOutcomeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[45]
+	mi := &file_waypost_v1_lane_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4256,7 +4813,7 @@ func (x *RelayOutcomeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayOutcomeRequest.ProtoReflect.Descriptor instead.
 func (*RelayOutcomeRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{45}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *RelayOutcomeRequest) GetOutcome() *ReportOutcomeRequest {
@@ -4277,7 +4834,7 @@ type RelayOutcomeResponse struct {
 
 func (x *RelayOutcomeResponse) Reset() {
 	*x = RelayOutcomeResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[46]
+	mi := &file_waypost_v1_lane_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4289,7 +4846,7 @@ func (x *RelayOutcomeResponse) String() string {
 func (*RelayOutcomeResponse) ProtoMessage() {}
 
 func (x *RelayOutcomeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[46]
+	mi := &file_waypost_v1_lane_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4302,7 +4859,7 @@ func (x *RelayOutcomeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayOutcomeResponse.ProtoReflect.Descriptor instead.
 func (*RelayOutcomeResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{46}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *RelayOutcomeResponse) GetOutcome() *ReportOutcomeResponse {
@@ -4329,7 +4886,7 @@ type RelayReservationRequest struct {
 
 func (x *RelayReservationRequest) Reset() {
 	*x = RelayReservationRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[47]
+	mi := &file_waypost_v1_lane_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4341,7 +4898,7 @@ func (x *RelayReservationRequest) String() string {
 func (*RelayReservationRequest) ProtoMessage() {}
 
 func (x *RelayReservationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[47]
+	mi := &file_waypost_v1_lane_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4354,7 +4911,7 @@ func (x *RelayReservationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayReservationRequest.ProtoReflect.Descriptor instead.
 func (*RelayReservationRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{47}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *RelayReservationRequest) GetWhat() isRelayReservationRequest_What {
@@ -4416,7 +4973,7 @@ type RelayReservationResponse struct {
 
 func (x *RelayReservationResponse) Reset() {
 	*x = RelayReservationResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[48]
+	mi := &file_waypost_v1_lane_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4428,7 +4985,7 @@ func (x *RelayReservationResponse) String() string {
 func (*RelayReservationResponse) ProtoMessage() {}
 
 func (x *RelayReservationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[48]
+	mi := &file_waypost_v1_lane_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4441,7 +4998,7 @@ func (x *RelayReservationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayReservationResponse.ProtoReflect.Descriptor instead.
 func (*RelayReservationResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{48}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *RelayReservationResponse) GetWhat() isRelayReservationResponse_What {
@@ -4496,7 +5053,7 @@ type PeerMembersRequest struct {
 
 func (x *PeerMembersRequest) Reset() {
 	*x = PeerMembersRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[49]
+	mi := &file_waypost_v1_lane_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4508,7 +5065,7 @@ func (x *PeerMembersRequest) String() string {
 func (*PeerMembersRequest) ProtoMessage() {}
 
 func (x *PeerMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[49]
+	mi := &file_waypost_v1_lane_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4521,7 +5078,7 @@ func (x *PeerMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerMembersRequest.ProtoReflect.Descriptor instead.
 func (*PeerMembersRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{49}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{55}
 }
 
 // PeerMembersResponse is a coordinator's own view of the mesh.
@@ -4535,7 +5092,7 @@ type PeerMembersResponse struct {
 
 func (x *PeerMembersResponse) Reset() {
 	*x = PeerMembersResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[50]
+	mi := &file_waypost_v1_lane_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4547,7 +5104,7 @@ func (x *PeerMembersResponse) String() string {
 func (*PeerMembersResponse) ProtoMessage() {}
 
 func (x *PeerMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[50]
+	mi := &file_waypost_v1_lane_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4560,7 +5117,7 @@ func (x *PeerMembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerMembersResponse.ProtoReflect.Descriptor instead.
 func (*PeerMembersResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{50}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *PeerMembersResponse) GetMembers() *ListMembersResponse {
@@ -4583,7 +5140,7 @@ type CopyPrefixesRequest struct {
 
 func (x *CopyPrefixesRequest) Reset() {
 	*x = CopyPrefixesRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[51]
+	mi := &file_waypost_v1_lane_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4595,7 +5152,7 @@ func (x *CopyPrefixesRequest) String() string {
 func (*CopyPrefixesRequest) ProtoMessage() {}
 
 func (x *CopyPrefixesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[51]
+	mi := &file_waypost_v1_lane_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4608,7 +5165,7 @@ func (x *CopyPrefixesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyPrefixesRequest.ProtoReflect.Descriptor instead.
 func (*CopyPrefixesRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{51}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *CopyPrefixesRequest) GetWorker() string {
@@ -4638,7 +5195,7 @@ type CopyPrefixesResponse struct {
 
 func (x *CopyPrefixesResponse) Reset() {
 	*x = CopyPrefixesResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[52]
+	mi := &file_waypost_v1_lane_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4650,7 +5207,7 @@ func (x *CopyPrefixesResponse) String() string {
 func (*CopyPrefixesResponse) ProtoMessage() {}
 
 func (x *CopyPrefixesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[52]
+	mi := &file_waypost_v1_lane_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4663,7 +5220,7 @@ func (x *CopyPrefixesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyPrefixesResponse.ProtoReflect.Descriptor instead.
 func (*CopyPrefixesResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{52}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *CopyPrefixesResponse) GetFrames() [][]byte {
@@ -4691,7 +5248,7 @@ type RelayLearnRequest struct {
 
 func (x *RelayLearnRequest) Reset() {
 	*x = RelayLearnRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[53]
+	mi := &file_waypost_v1_lane_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4703,7 +5260,7 @@ func (x *RelayLearnRequest) String() string {
 func (*RelayLearnRequest) ProtoMessage() {}
 
 func (x *RelayLearnRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[53]
+	mi := &file_waypost_v1_lane_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4716,7 +5273,7 @@ func (x *RelayLearnRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayLearnRequest.ProtoReflect.Descriptor instead.
 func (*RelayLearnRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{53}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *RelayLearnRequest) GetLearn() *LearnTokensRequest {
@@ -4737,7 +5294,7 @@ type RelayLearnResponse struct {
 
 func (x *RelayLearnResponse) Reset() {
 	*x = RelayLearnResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[54]
+	mi := &file_waypost_v1_lane_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4749,7 +5306,7 @@ func (x *RelayLearnResponse) String() string {
 func (*RelayLearnResponse) ProtoMessage() {}
 
 func (x *RelayLearnResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[54]
+	mi := &file_waypost_v1_lane_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4762,7 +5319,7 @@ func (x *RelayLearnResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayLearnResponse.ProtoReflect.Descriptor instead.
 func (*RelayLearnResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{54}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *RelayLearnResponse) GetLearn() *LearnTokensResponse {
@@ -4781,7 +5338,7 @@ type CopyMemoRequest struct {
 
 func (x *CopyMemoRequest) Reset() {
 	*x = CopyMemoRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[55]
+	mi := &file_waypost_v1_lane_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4793,7 +5350,7 @@ func (x *CopyMemoRequest) String() string {
 func (*CopyMemoRequest) ProtoMessage() {}
 
 func (x *CopyMemoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[55]
+	mi := &file_waypost_v1_lane_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4806,7 +5363,7 @@ func (x *CopyMemoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyMemoRequest.ProtoReflect.Descriptor instead.
 func (*CopyMemoRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{55}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{61}
 }
 
 // CopyMemoResponse is a part of the entries.
@@ -4820,7 +5377,7 @@ type CopyMemoResponse struct {
 
 func (x *CopyMemoResponse) Reset() {
 	*x = CopyMemoResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[56]
+	mi := &file_waypost_v1_lane_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4832,7 +5389,7 @@ func (x *CopyMemoResponse) String() string {
 func (*CopyMemoResponse) ProtoMessage() {}
 
 func (x *CopyMemoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[56]
+	mi := &file_waypost_v1_lane_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4845,7 +5402,7 @@ func (x *CopyMemoResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyMemoResponse.ProtoReflect.Descriptor instead.
 func (*CopyMemoResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{56}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *CopyMemoResponse) GetEntries() []*MemoEntry {
@@ -4860,7 +5417,7 @@ var File_waypost_v1_lane_proto protoreflect.FileDescriptor
 const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\n" +
 	"\x15waypost/v1/lane.proto\x12\n" +
-	"waypost.v1\x1a\x19waypost/v1/operator.proto\x1a\x1awaypost/v1/placement.proto\"\xf6\x02\n" +
+	"waypost.v1\x1a\x19waypost/v1/operator.proto\x1a\x1awaypost/v1/placement.proto\"\xaa\x03\n" +
 	"\x0eConnectRequest\x12 \n" +
 	"\fsent_mono_ns\x18\x01 \x01(\x06R\n" +
 	"sentMonoNs\x12.\n" +
@@ -4869,8 +5426,9 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\bprefixes\x18\x04 \x01(\v2\x18.waypost.v1.PrefixFramesH\x00R\bprefixes\x12B\n" +
 	"\x0etokenize_reply\x18\x05 \x01(\v2\x19.waypost.v1.TokenizeReplyH\x00R\rtokenizeReply\x12,\n" +
 	"\x04host\x18\x06 \x01(\v2\x16.waypost.v1.HostReportH\x00R\x04host\x127\n" +
-	"\bevidence\x18\x14 \x01(\v2\x19.waypost.v1.EvidenceReplyH\x00R\bevidenceB\a\n" +
-	"\x05frame\"\xc5\x04\n" +
+	"\bevidence\x18\x14 \x01(\v2\x19.waypost.v1.EvidenceReplyH\x00R\bevidence\x122\n" +
+	"\aack_gpu\x18< \x01(\v2\x17.waypost.v1.AckGpuReplyH\x00R\x06ackGpuB\a\n" +
+	"\x05frame\"\xab\x05\n" +
 	"\x0fConnectResponse\x12 \n" +
 	"\fsent_mono_ns\x18\x01 \x01(\x06R\n" +
 	"sentMonoNs\x124\n" +
@@ -4883,8 +5441,10 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\x06render\x18\b \x01(\v2\x15.waypost.v1.RenderAskH\x00R\x06render\x125\n" +
 	"\bevidence\x18\x14 \x01(\v2\x17.waypost.v1.EvidenceAskH\x00R\bevidence\x126\n" +
 	"\boutcomes\x18\x15 \x01(\v2\x18.waypost.v1.OutcomeFrameH\x00R\boutcomes\x129\n" +
-	"\ttransfers\x18\x16 \x01(\v2\x19.waypost.v1.TransferFrameH\x00R\ttransfersB\a\n" +
-	"\x05frame\"\x95\x03\n" +
+	"\ttransfers\x18\x16 \x01(\v2\x19.waypost.v1.TransferFrameH\x00R\ttransfers\x12-\n" +
+	"\aack_gpu\x18< \x01(\v2\x12.waypost.v1.AckGpuH\x00R\x06ackGpu\x125\n" +
+	"\bboundary\x18= \x01(\v2\x17.waypost.v1.BoundaryAskH\x00R\bboundaryB\a\n" +
+	"\x05frame\"\xd1\x03\n" +
 	"\n" +
 	"AgentHello\x12\x12\n" +
 	"\x04host\x18\x01 \x01(\tR\x04host\x12#\n" +
@@ -4899,7 +5459,22 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\track_hint\x18\n" +
 	" \x01(\tR\brackHint\x121\n" +
 	"\aworkers\x18\v \x03(\v2\x17.waypost.v1.WorkerFactsR\aworkers\x12#\n" +
-	"\ropen_sessions\x18\f \x03(\x06R\fopenSessions\"\xa5\a\n" +
+	"\ropen_sessions\x18\f \x03(\x06R\fopenSessions\x12:\n" +
+	"\n" +
+	"boundaries\x18< \x03(\v2\x1a.waypost.v1.EngineBoundaryR\n" +
+	"boundaries\"\xb6\x01\n" +
+	"\x0eEngineBoundary\x12\x16\n" +
+	"\x06engine\x18\x01 \x01(\tR\x06engine\x12\x12\n" +
+	"\x04sets\x18\x02 \x03(\rR\x04sets\x12\x15\n" +
+	"\x06key_id\x18\x03 \x01(\aR\x05keyId\x12\x1a\n" +
+	"\bdeclared\x18\x04 \x01(\tR\bdeclared\x12\x12\n" +
+	"\x04rule\x18\x05 \x01(\tR\x04rule\x121\n" +
+	"\x06probes\x18\x06 \x03(\v2\x19.waypost.v1.MeasuredProbeR\x06probes\"c\n" +
+	"\rMeasuredProbe\x12\x12\n" +
+	"\x04part\x18\x01 \x01(\tR\x04part\x12\x14\n" +
+	"\x05probe\x18\x02 \x01(\rR\x05probe\x12\x10\n" +
+	"\x03run\x18\x03 \x01(\rR\x03run\x12\x16\n" +
+	"\x06tokens\x18\x04 \x03(\aR\x06tokens\"\xa5\a\n" +
 	"\vWorkerFacts\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12\x16\n" +
 	"\x06engine\x18\x02 \x01(\tR\x06engine\x12\x12\n" +
@@ -5013,14 +5588,16 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\rTokenizeReply\x12\x15\n" +
 	"\x06ask_id\x18\x01 \x01(\rR\x05askId\x12\x1b\n" +
 	"\ttoken_ids\x18\x02 \x03(\rR\btokenIds\x12\x14\n" +
-	"\x05error\x18\x03 \x01(\tR\x05error\"\xc8\x01\n" +
+	"\x05error\x18\x03 \x01(\tR\x05error\"\x99\x02\n" +
 	"\n" +
 	"HostReport\x12+\n" +
 	"\x05facts\x18\x01 \x01(\v2\x15.waypost.v1.HostFactsR\x05facts\x12#\n" +
 	"\x04gpus\x18\x02 \x03(\v2\x0f.waypost.v1.GpuR\x04gpus\x12\x1b\n" +
-	"\tgpu_state\x18\x03 \x01(\tR\bgpuState\x12)\n" +
-	"\x06checks\x18< \x03(\v2\x11.waypost.v1.CheckR\x06checks\x12 \n" +
-	"\fwall_unix_ms\x18= \x01(\x01R\n" +
+	"\tgpu_state\x18\x03 \x01(\tR\bgpuState\x12%\n" +
+	"\x0edriver_version\x18< \x01(\tR\rdriverVersion\x12(\n" +
+	"\x10kernel_log_state\x18= \x01(\tR\x0ekernelLogState\x12)\n" +
+	"\x06checks\x18> \x03(\v2\x11.waypost.v1.CheckR\x06checks\x12 \n" +
+	"\fwall_unix_ms\x18? \x01(\x01R\n" +
 	"wallUnixMs\"\x93\x02\n" +
 	"\x10CoordinatorHello\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12/\n" +
@@ -5031,15 +5608,37 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\x0eprefix_formats\x18\x06 \x03(\rR\rprefixFormats\x12\x18\n" +
 	"\arefused\x18\a \x01(\tR\arefused\x12\x1d\n" +
 	"\n" +
-	"session_up\x18\b \x01(\x06R\tsessionUp\"\xcd\x01\n" +
+	"session_up\x18\b \x01(\x06R\tsessionUp\"\xf6\x01\n" +
 	"\n" +
 	"PolicyPush\x12%\n" +
 	"\x0epolicy_version\x18\x01 \x01(\rR\rpolicyVersion\x12,\n" +
 	"\acordons\x18\x02 \x03(\v2\x12.waypost.v1.CordonR\acordons\x12\"\n" +
 	"\fcoordinators\x18\x03 \x03(\tR\fcoordinators\x12$\n" +
-	"\x0eno_progress_ms\x18\x04 \x01(\x01R\fnoProgressMs\x12 \n" +
-	"\fwall_unix_ms\x18< \x01(\x01R\n" +
-	"wallUnixMs\"\xab\x01\n" +
+	"\x0eno_progress_ms\x18\x04 \x01(\x01R\fnoProgressMs\x12'\n" +
+	"\x03gpu\x18< \x01(\v2\x15.waypost.v1.GpuPolicyR\x03gpu\x12 \n" +
+	"\fwall_unix_ms\x18= \x01(\x01R\n" +
+	"wallUnixMs\"S\n" +
+	"\tGpuPolicy\x12\x18\n" +
+	"\aexclude\x18\x01 \x03(\tR\aexclude\x12\x14\n" +
+	"\x05price\x18\x02 \x03(\tR\x05price\x12\x16\n" +
+	"\x06ignore\x18\x03 \x03(\tR\x06ignore\"\x8a\x01\n" +
+	"\x06AckGpu\x12\x15\n" +
+	"\x06ask_id\x18\x01 \x01(\rR\x05askId\x12\x14\n" +
+	"\x05index\x18\x02 \x01(\rR\x05index\x12\x12\n" +
+	"\x04uuid\x18\x03 \x01(\tR\x04uuid\x12\x0e\n" +
+	"\x02by\x18\x04 \x01(\tR\x02by\x12\x16\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\x12\x17\n" +
+	"\adry_run\x18\x06 \x01(\bR\x06dryRun\"|\n" +
+	"\vAckGpuReply\x12\x15\n" +
+	"\x06ask_id\x18\x01 \x01(\rR\x05askId\x12\x14\n" +
+	"\x05error\x18\x02 \x01(\tR\x05error\x12\x12\n" +
+	"\x04uuid\x18\x03 \x01(\tR\x04uuid\x12\x12\n" +
+	"\x04xids\x18\x04 \x03(\rR\x04xids\x12\x18\n" +
+	"\averdict\x18\x05 \x01(\tR\averdict\"M\n" +
+	"\vBoundaryAsk\x12\x14\n" +
+	"\x05index\x18\x01 \x01(\rR\x05index\x12\x12\n" +
+	"\x04part\x18\x02 \x01(\tR\x04part\x12\x14\n" +
+	"\x05probe\x18\x03 \x01(\rR\x05probe\"\xab\x01\n" +
 	"\n" +
 	"PrefixPull\x12\x17\n" +
 	"\apull_id\x18\x01 \x01(\rR\x06pullId\x12\x14\n" +
@@ -5266,186 +5865,198 @@ func file_waypost_v1_lane_proto_rawDescGZIP() []byte {
 	return file_waypost_v1_lane_proto_rawDescData
 }
 
-var file_waypost_v1_lane_proto_msgTypes = make([]protoimpl.MessageInfo, 58)
+var file_waypost_v1_lane_proto_msgTypes = make([]protoimpl.MessageInfo, 64)
 var file_waypost_v1_lane_proto_goTypes = []any{
 	(*ConnectRequest)(nil),              // 0: waypost.v1.ConnectRequest
 	(*ConnectResponse)(nil),             // 1: waypost.v1.ConnectResponse
 	(*AgentHello)(nil),                  // 2: waypost.v1.AgentHello
-	(*WorkerFacts)(nil),                 // 3: waypost.v1.WorkerFacts
-	(*StepModel)(nil),                   // 4: waypost.v1.StepModel
-	(*Load)(nil),                        // 5: waypost.v1.Load
-	(*WorkerLoad)(nil),                  // 6: waypost.v1.WorkerLoad
-	(*WorkerAccuracy)(nil),              // 7: waypost.v1.WorkerAccuracy
-	(*IdleSlot)(nil),                    // 8: waypost.v1.IdleSlot
-	(*Echo)(nil),                        // 9: waypost.v1.Echo
-	(*PrefixFrames)(nil),                // 10: waypost.v1.PrefixFrames
-	(*TokenizeReply)(nil),               // 11: waypost.v1.TokenizeReply
-	(*HostReport)(nil),                  // 12: waypost.v1.HostReport
-	(*CoordinatorHello)(nil),            // 13: waypost.v1.CoordinatorHello
-	(*PolicyPush)(nil),                  // 14: waypost.v1.PolicyPush
-	(*PrefixPull)(nil),                  // 15: waypost.v1.PrefixPull
-	(*ClaimFrame)(nil),                  // 16: waypost.v1.ClaimFrame
-	(*Claim)(nil),                       // 17: waypost.v1.Claim
-	(*MarkFrame)(nil),                   // 18: waypost.v1.MarkFrame
-	(*Mark)(nil),                        // 19: waypost.v1.Mark
-	(*OutcomeFrame)(nil),                // 20: waypost.v1.OutcomeFrame
-	(*TransferFrame)(nil),               // 21: waypost.v1.TransferFrame
-	(*ObservedTransfer)(nil),            // 22: waypost.v1.ObservedTransfer
-	(*ObservedOutcome)(nil),             // 23: waypost.v1.ObservedOutcome
-	(*TokenizeAsk)(nil),                 // 24: waypost.v1.TokenizeAsk
-	(*RenderAsk)(nil),                   // 25: waypost.v1.RenderAsk
-	(*ExchangePlacementsRequest)(nil),   // 26: waypost.v1.ExchangePlacementsRequest
-	(*MemoEntry)(nil),                   // 27: waypost.v1.MemoEntry
-	(*ExchangePlacementsResponse)(nil),  // 28: waypost.v1.ExchangePlacementsResponse
-	(*PlaceFrame)(nil),                  // 29: waypost.v1.PlaceFrame
-	(*EvidenceAsk)(nil),                 // 30: waypost.v1.EvidenceAsk
-	(*EvidencePoint)(nil),               // 31: waypost.v1.EvidencePoint
-	(*EvidenceReply)(nil),               // 32: waypost.v1.EvidenceReply
-	(*AskRecordsRequest)(nil),           // 33: waypost.v1.AskRecordsRequest
-	(*AskRecordsResponse)(nil),          // 34: waypost.v1.AskRecordsResponse
-	(*ForwardWriteRequest)(nil),         // 35: waypost.v1.ForwardWriteRequest
-	(*ForwardWriteResponse)(nil),        // 36: waypost.v1.ForwardWriteResponse
-	(*JoinClusterRequest)(nil),          // 37: waypost.v1.JoinClusterRequest
-	(*JoinClusterResponse)(nil),         // 38: waypost.v1.JoinClusterResponse
-	(*WaitAppliedRequest)(nil),          // 39: waypost.v1.WaitAppliedRequest
-	(*WaitAppliedResponse)(nil),         // 40: waypost.v1.WaitAppliedResponse
-	(*PeerInspectRequest)(nil),          // 41: waypost.v1.PeerInspectRequest
-	(*PeerInspectResponse)(nil),         // 42: waypost.v1.PeerInspectResponse
-	(*FetchPlacementRequest)(nil),       // 43: waypost.v1.FetchPlacementRequest
-	(*FetchPlacementResponse)(nil),      // 44: waypost.v1.FetchPlacementResponse
-	(*RelayOutcomeRequest)(nil),         // 45: waypost.v1.RelayOutcomeRequest
-	(*RelayOutcomeResponse)(nil),        // 46: waypost.v1.RelayOutcomeResponse
-	(*RelayReservationRequest)(nil),     // 47: waypost.v1.RelayReservationRequest
-	(*RelayReservationResponse)(nil),    // 48: waypost.v1.RelayReservationResponse
-	(*PeerMembersRequest)(nil),          // 49: waypost.v1.PeerMembersRequest
-	(*PeerMembersResponse)(nil),         // 50: waypost.v1.PeerMembersResponse
-	(*CopyPrefixesRequest)(nil),         // 51: waypost.v1.CopyPrefixesRequest
-	(*CopyPrefixesResponse)(nil),        // 52: waypost.v1.CopyPrefixesResponse
-	(*RelayLearnRequest)(nil),           // 53: waypost.v1.RelayLearnRequest
-	(*RelayLearnResponse)(nil),          // 54: waypost.v1.RelayLearnResponse
-	(*CopyMemoRequest)(nil),             // 55: waypost.v1.CopyMemoRequest
-	(*CopyMemoResponse)(nil),            // 56: waypost.v1.CopyMemoResponse
-	nil,                                 // 57: waypost.v1.WorkerFacts.HeadersEntry
-	(*TransferFacts)(nil),               // 58: waypost.v1.TransferFacts
-	(*TermError)(nil),                   // 59: waypost.v1.TermError
-	(*HostFacts)(nil),                   // 60: waypost.v1.HostFacts
-	(*Gpu)(nil),                         // 61: waypost.v1.Gpu
-	(*Check)(nil),                       // 62: waypost.v1.Check
-	(*Cordon)(nil),                      // 63: waypost.v1.Cordon
-	(*ListPlacementsRequest)(nil),       // 64: waypost.v1.ListPlacementsRequest
-	(*SummarizePlacementsRequest)(nil),  // 65: waypost.v1.SummarizePlacementsRequest
-	(*GetReuseRequest)(nil),             // 66: waypost.v1.GetReuseRequest
-	(*ExplainWorkerRequest)(nil),        // 67: waypost.v1.ExplainWorkerRequest
-	(*ListPlacementsResponse)(nil),      // 68: waypost.v1.ListPlacementsResponse
-	(*SummarizePlacementsResponse)(nil), // 69: waypost.v1.SummarizePlacementsResponse
-	(*GetReuseResponse)(nil),            // 70: waypost.v1.GetReuseResponse
-	(*ExplainWorkerResponse)(nil),       // 71: waypost.v1.ExplainWorkerResponse
-	(*InspectWorkerRequest)(nil),        // 72: waypost.v1.InspectWorkerRequest
-	(*InspectWorkerResponse)(nil),       // 73: waypost.v1.InspectWorkerResponse
-	(*ReportOutcomeRequest)(nil),        // 74: waypost.v1.ReportOutcomeRequest
-	(*ReportOutcomeResponse)(nil),       // 75: waypost.v1.ReportOutcomeResponse
-	(*RenewPlacementRequest)(nil),       // 76: waypost.v1.RenewPlacementRequest
-	(*ReleasePlacementRequest)(nil),     // 77: waypost.v1.ReleasePlacementRequest
-	(*RenewPlacementResponse)(nil),      // 78: waypost.v1.RenewPlacementResponse
-	(*ReleasePlacementResponse)(nil),    // 79: waypost.v1.ReleasePlacementResponse
-	(*ListMembersResponse)(nil),         // 80: waypost.v1.ListMembersResponse
-	(*LearnTokensRequest)(nil),          // 81: waypost.v1.LearnTokensRequest
-	(*LearnTokensResponse)(nil),         // 82: waypost.v1.LearnTokensResponse
+	(*EngineBoundary)(nil),              // 3: waypost.v1.EngineBoundary
+	(*MeasuredProbe)(nil),               // 4: waypost.v1.MeasuredProbe
+	(*WorkerFacts)(nil),                 // 5: waypost.v1.WorkerFacts
+	(*StepModel)(nil),                   // 6: waypost.v1.StepModel
+	(*Load)(nil),                        // 7: waypost.v1.Load
+	(*WorkerLoad)(nil),                  // 8: waypost.v1.WorkerLoad
+	(*WorkerAccuracy)(nil),              // 9: waypost.v1.WorkerAccuracy
+	(*IdleSlot)(nil),                    // 10: waypost.v1.IdleSlot
+	(*Echo)(nil),                        // 11: waypost.v1.Echo
+	(*PrefixFrames)(nil),                // 12: waypost.v1.PrefixFrames
+	(*TokenizeReply)(nil),               // 13: waypost.v1.TokenizeReply
+	(*HostReport)(nil),                  // 14: waypost.v1.HostReport
+	(*CoordinatorHello)(nil),            // 15: waypost.v1.CoordinatorHello
+	(*PolicyPush)(nil),                  // 16: waypost.v1.PolicyPush
+	(*GpuPolicy)(nil),                   // 17: waypost.v1.GpuPolicy
+	(*AckGpu)(nil),                      // 18: waypost.v1.AckGpu
+	(*AckGpuReply)(nil),                 // 19: waypost.v1.AckGpuReply
+	(*BoundaryAsk)(nil),                 // 20: waypost.v1.BoundaryAsk
+	(*PrefixPull)(nil),                  // 21: waypost.v1.PrefixPull
+	(*ClaimFrame)(nil),                  // 22: waypost.v1.ClaimFrame
+	(*Claim)(nil),                       // 23: waypost.v1.Claim
+	(*MarkFrame)(nil),                   // 24: waypost.v1.MarkFrame
+	(*Mark)(nil),                        // 25: waypost.v1.Mark
+	(*OutcomeFrame)(nil),                // 26: waypost.v1.OutcomeFrame
+	(*TransferFrame)(nil),               // 27: waypost.v1.TransferFrame
+	(*ObservedTransfer)(nil),            // 28: waypost.v1.ObservedTransfer
+	(*ObservedOutcome)(nil),             // 29: waypost.v1.ObservedOutcome
+	(*TokenizeAsk)(nil),                 // 30: waypost.v1.TokenizeAsk
+	(*RenderAsk)(nil),                   // 31: waypost.v1.RenderAsk
+	(*ExchangePlacementsRequest)(nil),   // 32: waypost.v1.ExchangePlacementsRequest
+	(*MemoEntry)(nil),                   // 33: waypost.v1.MemoEntry
+	(*ExchangePlacementsResponse)(nil),  // 34: waypost.v1.ExchangePlacementsResponse
+	(*PlaceFrame)(nil),                  // 35: waypost.v1.PlaceFrame
+	(*EvidenceAsk)(nil),                 // 36: waypost.v1.EvidenceAsk
+	(*EvidencePoint)(nil),               // 37: waypost.v1.EvidencePoint
+	(*EvidenceReply)(nil),               // 38: waypost.v1.EvidenceReply
+	(*AskRecordsRequest)(nil),           // 39: waypost.v1.AskRecordsRequest
+	(*AskRecordsResponse)(nil),          // 40: waypost.v1.AskRecordsResponse
+	(*ForwardWriteRequest)(nil),         // 41: waypost.v1.ForwardWriteRequest
+	(*ForwardWriteResponse)(nil),        // 42: waypost.v1.ForwardWriteResponse
+	(*JoinClusterRequest)(nil),          // 43: waypost.v1.JoinClusterRequest
+	(*JoinClusterResponse)(nil),         // 44: waypost.v1.JoinClusterResponse
+	(*WaitAppliedRequest)(nil),          // 45: waypost.v1.WaitAppliedRequest
+	(*WaitAppliedResponse)(nil),         // 46: waypost.v1.WaitAppliedResponse
+	(*PeerInspectRequest)(nil),          // 47: waypost.v1.PeerInspectRequest
+	(*PeerInspectResponse)(nil),         // 48: waypost.v1.PeerInspectResponse
+	(*FetchPlacementRequest)(nil),       // 49: waypost.v1.FetchPlacementRequest
+	(*FetchPlacementResponse)(nil),      // 50: waypost.v1.FetchPlacementResponse
+	(*RelayOutcomeRequest)(nil),         // 51: waypost.v1.RelayOutcomeRequest
+	(*RelayOutcomeResponse)(nil),        // 52: waypost.v1.RelayOutcomeResponse
+	(*RelayReservationRequest)(nil),     // 53: waypost.v1.RelayReservationRequest
+	(*RelayReservationResponse)(nil),    // 54: waypost.v1.RelayReservationResponse
+	(*PeerMembersRequest)(nil),          // 55: waypost.v1.PeerMembersRequest
+	(*PeerMembersResponse)(nil),         // 56: waypost.v1.PeerMembersResponse
+	(*CopyPrefixesRequest)(nil),         // 57: waypost.v1.CopyPrefixesRequest
+	(*CopyPrefixesResponse)(nil),        // 58: waypost.v1.CopyPrefixesResponse
+	(*RelayLearnRequest)(nil),           // 59: waypost.v1.RelayLearnRequest
+	(*RelayLearnResponse)(nil),          // 60: waypost.v1.RelayLearnResponse
+	(*CopyMemoRequest)(nil),             // 61: waypost.v1.CopyMemoRequest
+	(*CopyMemoResponse)(nil),            // 62: waypost.v1.CopyMemoResponse
+	nil,                                 // 63: waypost.v1.WorkerFacts.HeadersEntry
+	(*TransferFacts)(nil),               // 64: waypost.v1.TransferFacts
+	(*TermError)(nil),                   // 65: waypost.v1.TermError
+	(*HostFacts)(nil),                   // 66: waypost.v1.HostFacts
+	(*Gpu)(nil),                         // 67: waypost.v1.Gpu
+	(*Check)(nil),                       // 68: waypost.v1.Check
+	(*Cordon)(nil),                      // 69: waypost.v1.Cordon
+	(*ListPlacementsRequest)(nil),       // 70: waypost.v1.ListPlacementsRequest
+	(*SummarizePlacementsRequest)(nil),  // 71: waypost.v1.SummarizePlacementsRequest
+	(*GetReuseRequest)(nil),             // 72: waypost.v1.GetReuseRequest
+	(*ExplainWorkerRequest)(nil),        // 73: waypost.v1.ExplainWorkerRequest
+	(*ListPlacementsResponse)(nil),      // 74: waypost.v1.ListPlacementsResponse
+	(*SummarizePlacementsResponse)(nil), // 75: waypost.v1.SummarizePlacementsResponse
+	(*GetReuseResponse)(nil),            // 76: waypost.v1.GetReuseResponse
+	(*ExplainWorkerResponse)(nil),       // 77: waypost.v1.ExplainWorkerResponse
+	(*InspectWorkerRequest)(nil),        // 78: waypost.v1.InspectWorkerRequest
+	(*InspectWorkerResponse)(nil),       // 79: waypost.v1.InspectWorkerResponse
+	(*ReportOutcomeRequest)(nil),        // 80: waypost.v1.ReportOutcomeRequest
+	(*ReportOutcomeResponse)(nil),       // 81: waypost.v1.ReportOutcomeResponse
+	(*RenewPlacementRequest)(nil),       // 82: waypost.v1.RenewPlacementRequest
+	(*ReleasePlacementRequest)(nil),     // 83: waypost.v1.ReleasePlacementRequest
+	(*RenewPlacementResponse)(nil),      // 84: waypost.v1.RenewPlacementResponse
+	(*ReleasePlacementResponse)(nil),    // 85: waypost.v1.ReleasePlacementResponse
+	(*ListMembersResponse)(nil),         // 86: waypost.v1.ListMembersResponse
+	(*LearnTokensRequest)(nil),          // 87: waypost.v1.LearnTokensRequest
+	(*LearnTokensResponse)(nil),         // 88: waypost.v1.LearnTokensResponse
 }
 var file_waypost_v1_lane_proto_depIdxs = []int32{
 	2,  // 0: waypost.v1.ConnectRequest.hello:type_name -> waypost.v1.AgentHello
-	5,  // 1: waypost.v1.ConnectRequest.load:type_name -> waypost.v1.Load
-	10, // 2: waypost.v1.ConnectRequest.prefixes:type_name -> waypost.v1.PrefixFrames
-	11, // 3: waypost.v1.ConnectRequest.tokenize_reply:type_name -> waypost.v1.TokenizeReply
-	12, // 4: waypost.v1.ConnectRequest.host:type_name -> waypost.v1.HostReport
-	32, // 5: waypost.v1.ConnectRequest.evidence:type_name -> waypost.v1.EvidenceReply
-	13, // 6: waypost.v1.ConnectResponse.hello:type_name -> waypost.v1.CoordinatorHello
-	14, // 7: waypost.v1.ConnectResponse.policy:type_name -> waypost.v1.PolicyPush
-	15, // 8: waypost.v1.ConnectResponse.pull:type_name -> waypost.v1.PrefixPull
-	16, // 9: waypost.v1.ConnectResponse.claims:type_name -> waypost.v1.ClaimFrame
-	18, // 10: waypost.v1.ConnectResponse.marks:type_name -> waypost.v1.MarkFrame
-	24, // 11: waypost.v1.ConnectResponse.tokenize:type_name -> waypost.v1.TokenizeAsk
-	25, // 12: waypost.v1.ConnectResponse.render:type_name -> waypost.v1.RenderAsk
-	30, // 13: waypost.v1.ConnectResponse.evidence:type_name -> waypost.v1.EvidenceAsk
-	20, // 14: waypost.v1.ConnectResponse.outcomes:type_name -> waypost.v1.OutcomeFrame
-	21, // 15: waypost.v1.ConnectResponse.transfers:type_name -> waypost.v1.TransferFrame
-	3,  // 16: waypost.v1.AgentHello.workers:type_name -> waypost.v1.WorkerFacts
-	57, // 17: waypost.v1.WorkerFacts.headers:type_name -> waypost.v1.WorkerFacts.HeadersEntry
-	4,  // 18: waypost.v1.WorkerFacts.step_model:type_name -> waypost.v1.StepModel
-	58, // 19: waypost.v1.WorkerFacts.transfer:type_name -> waypost.v1.TransferFacts
-	6,  // 20: waypost.v1.Load.workers:type_name -> waypost.v1.WorkerLoad
-	9,  // 21: waypost.v1.WorkerLoad.echo:type_name -> waypost.v1.Echo
-	7,  // 22: waypost.v1.WorkerLoad.accuracy:type_name -> waypost.v1.WorkerAccuracy
-	22, // 23: waypost.v1.WorkerLoad.transfers:type_name -> waypost.v1.ObservedTransfer
-	8,  // 24: waypost.v1.WorkerLoad.idle_slots:type_name -> waypost.v1.IdleSlot
-	59, // 25: waypost.v1.WorkerAccuracy.errors:type_name -> waypost.v1.TermError
-	60, // 26: waypost.v1.HostReport.facts:type_name -> waypost.v1.HostFacts
-	61, // 27: waypost.v1.HostReport.gpus:type_name -> waypost.v1.Gpu
-	62, // 28: waypost.v1.HostReport.checks:type_name -> waypost.v1.Check
-	63, // 29: waypost.v1.PolicyPush.cordons:type_name -> waypost.v1.Cordon
-	17, // 30: waypost.v1.ClaimFrame.claims:type_name -> waypost.v1.Claim
-	19, // 31: waypost.v1.MarkFrame.marks:type_name -> waypost.v1.Mark
-	23, // 32: waypost.v1.OutcomeFrame.outcomes:type_name -> waypost.v1.ObservedOutcome
-	22, // 33: waypost.v1.TransferFrame.transfers:type_name -> waypost.v1.ObservedTransfer
-	29, // 34: waypost.v1.ExchangePlacementsRequest.places:type_name -> waypost.v1.PlaceFrame
-	27, // 35: waypost.v1.ExchangePlacementsRequest.memo:type_name -> waypost.v1.MemoEntry
-	17, // 36: waypost.v1.PlaceFrame.claim:type_name -> waypost.v1.Claim
-	31, // 37: waypost.v1.EvidenceAsk.expected:type_name -> waypost.v1.EvidencePoint
-	31, // 38: waypost.v1.EvidenceAsk.tip:type_name -> waypost.v1.EvidencePoint
-	31, // 39: waypost.v1.EvidenceAsk.unsalted:type_name -> waypost.v1.EvidencePoint
-	64, // 40: waypost.v1.AskRecordsRequest.list:type_name -> waypost.v1.ListPlacementsRequest
-	65, // 41: waypost.v1.AskRecordsRequest.summarize:type_name -> waypost.v1.SummarizePlacementsRequest
-	66, // 42: waypost.v1.AskRecordsRequest.reuse:type_name -> waypost.v1.GetReuseRequest
-	67, // 43: waypost.v1.AskRecordsRequest.worker:type_name -> waypost.v1.ExplainWorkerRequest
-	68, // 44: waypost.v1.AskRecordsResponse.list:type_name -> waypost.v1.ListPlacementsResponse
-	69, // 45: waypost.v1.AskRecordsResponse.summarize:type_name -> waypost.v1.SummarizePlacementsResponse
-	70, // 46: waypost.v1.AskRecordsResponse.reuse:type_name -> waypost.v1.GetReuseResponse
-	71, // 47: waypost.v1.AskRecordsResponse.worker:type_name -> waypost.v1.ExplainWorkerResponse
-	72, // 48: waypost.v1.PeerInspectRequest.inspect:type_name -> waypost.v1.InspectWorkerRequest
-	73, // 49: waypost.v1.PeerInspectResponse.inspect:type_name -> waypost.v1.InspectWorkerResponse
-	74, // 50: waypost.v1.RelayOutcomeRequest.outcome:type_name -> waypost.v1.ReportOutcomeRequest
-	75, // 51: waypost.v1.RelayOutcomeResponse.outcome:type_name -> waypost.v1.ReportOutcomeResponse
-	76, // 52: waypost.v1.RelayReservationRequest.renew:type_name -> waypost.v1.RenewPlacementRequest
-	77, // 53: waypost.v1.RelayReservationRequest.release:type_name -> waypost.v1.ReleasePlacementRequest
-	78, // 54: waypost.v1.RelayReservationResponse.renew:type_name -> waypost.v1.RenewPlacementResponse
-	79, // 55: waypost.v1.RelayReservationResponse.release:type_name -> waypost.v1.ReleasePlacementResponse
-	80, // 56: waypost.v1.PeerMembersResponse.members:type_name -> waypost.v1.ListMembersResponse
-	81, // 57: waypost.v1.RelayLearnRequest.learn:type_name -> waypost.v1.LearnTokensRequest
-	82, // 58: waypost.v1.RelayLearnResponse.learn:type_name -> waypost.v1.LearnTokensResponse
-	27, // 59: waypost.v1.CopyMemoResponse.entries:type_name -> waypost.v1.MemoEntry
-	0,  // 60: waypost.v1.LaneService.Connect:input_type -> waypost.v1.ConnectRequest
-	26, // 61: waypost.v1.PeerService.ExchangePlacements:input_type -> waypost.v1.ExchangePlacementsRequest
-	35, // 62: waypost.v1.PeerService.ForwardWrite:input_type -> waypost.v1.ForwardWriteRequest
-	37, // 63: waypost.v1.PeerService.JoinCluster:input_type -> waypost.v1.JoinClusterRequest
-	39, // 64: waypost.v1.PeerService.WaitApplied:input_type -> waypost.v1.WaitAppliedRequest
-	41, // 65: waypost.v1.PeerService.PeerInspect:input_type -> waypost.v1.PeerInspectRequest
-	43, // 66: waypost.v1.PeerService.FetchPlacement:input_type -> waypost.v1.FetchPlacementRequest
-	45, // 67: waypost.v1.PeerService.RelayOutcome:input_type -> waypost.v1.RelayOutcomeRequest
-	47, // 68: waypost.v1.PeerService.RelayReservation:input_type -> waypost.v1.RelayReservationRequest
-	33, // 69: waypost.v1.PeerService.AskRecords:input_type -> waypost.v1.AskRecordsRequest
-	49, // 70: waypost.v1.PeerService.PeerMembers:input_type -> waypost.v1.PeerMembersRequest
-	51, // 71: waypost.v1.PeerService.CopyPrefixes:input_type -> waypost.v1.CopyPrefixesRequest
-	53, // 72: waypost.v1.PeerService.RelayLearn:input_type -> waypost.v1.RelayLearnRequest
-	55, // 73: waypost.v1.PeerService.CopyMemo:input_type -> waypost.v1.CopyMemoRequest
-	1,  // 74: waypost.v1.LaneService.Connect:output_type -> waypost.v1.ConnectResponse
-	28, // 75: waypost.v1.PeerService.ExchangePlacements:output_type -> waypost.v1.ExchangePlacementsResponse
-	36, // 76: waypost.v1.PeerService.ForwardWrite:output_type -> waypost.v1.ForwardWriteResponse
-	38, // 77: waypost.v1.PeerService.JoinCluster:output_type -> waypost.v1.JoinClusterResponse
-	40, // 78: waypost.v1.PeerService.WaitApplied:output_type -> waypost.v1.WaitAppliedResponse
-	42, // 79: waypost.v1.PeerService.PeerInspect:output_type -> waypost.v1.PeerInspectResponse
-	44, // 80: waypost.v1.PeerService.FetchPlacement:output_type -> waypost.v1.FetchPlacementResponse
-	46, // 81: waypost.v1.PeerService.RelayOutcome:output_type -> waypost.v1.RelayOutcomeResponse
-	48, // 82: waypost.v1.PeerService.RelayReservation:output_type -> waypost.v1.RelayReservationResponse
-	34, // 83: waypost.v1.PeerService.AskRecords:output_type -> waypost.v1.AskRecordsResponse
-	50, // 84: waypost.v1.PeerService.PeerMembers:output_type -> waypost.v1.PeerMembersResponse
-	52, // 85: waypost.v1.PeerService.CopyPrefixes:output_type -> waypost.v1.CopyPrefixesResponse
-	54, // 86: waypost.v1.PeerService.RelayLearn:output_type -> waypost.v1.RelayLearnResponse
-	56, // 87: waypost.v1.PeerService.CopyMemo:output_type -> waypost.v1.CopyMemoResponse
-	74, // [74:88] is the sub-list for method output_type
-	60, // [60:74] is the sub-list for method input_type
-	60, // [60:60] is the sub-list for extension type_name
-	60, // [60:60] is the sub-list for extension extendee
-	0,  // [0:60] is the sub-list for field type_name
+	7,  // 1: waypost.v1.ConnectRequest.load:type_name -> waypost.v1.Load
+	12, // 2: waypost.v1.ConnectRequest.prefixes:type_name -> waypost.v1.PrefixFrames
+	13, // 3: waypost.v1.ConnectRequest.tokenize_reply:type_name -> waypost.v1.TokenizeReply
+	14, // 4: waypost.v1.ConnectRequest.host:type_name -> waypost.v1.HostReport
+	38, // 5: waypost.v1.ConnectRequest.evidence:type_name -> waypost.v1.EvidenceReply
+	19, // 6: waypost.v1.ConnectRequest.ack_gpu:type_name -> waypost.v1.AckGpuReply
+	15, // 7: waypost.v1.ConnectResponse.hello:type_name -> waypost.v1.CoordinatorHello
+	16, // 8: waypost.v1.ConnectResponse.policy:type_name -> waypost.v1.PolicyPush
+	21, // 9: waypost.v1.ConnectResponse.pull:type_name -> waypost.v1.PrefixPull
+	22, // 10: waypost.v1.ConnectResponse.claims:type_name -> waypost.v1.ClaimFrame
+	24, // 11: waypost.v1.ConnectResponse.marks:type_name -> waypost.v1.MarkFrame
+	30, // 12: waypost.v1.ConnectResponse.tokenize:type_name -> waypost.v1.TokenizeAsk
+	31, // 13: waypost.v1.ConnectResponse.render:type_name -> waypost.v1.RenderAsk
+	36, // 14: waypost.v1.ConnectResponse.evidence:type_name -> waypost.v1.EvidenceAsk
+	26, // 15: waypost.v1.ConnectResponse.outcomes:type_name -> waypost.v1.OutcomeFrame
+	27, // 16: waypost.v1.ConnectResponse.transfers:type_name -> waypost.v1.TransferFrame
+	18, // 17: waypost.v1.ConnectResponse.ack_gpu:type_name -> waypost.v1.AckGpu
+	20, // 18: waypost.v1.ConnectResponse.boundary:type_name -> waypost.v1.BoundaryAsk
+	5,  // 19: waypost.v1.AgentHello.workers:type_name -> waypost.v1.WorkerFacts
+	3,  // 20: waypost.v1.AgentHello.boundaries:type_name -> waypost.v1.EngineBoundary
+	4,  // 21: waypost.v1.EngineBoundary.probes:type_name -> waypost.v1.MeasuredProbe
+	63, // 22: waypost.v1.WorkerFacts.headers:type_name -> waypost.v1.WorkerFacts.HeadersEntry
+	6,  // 23: waypost.v1.WorkerFacts.step_model:type_name -> waypost.v1.StepModel
+	64, // 24: waypost.v1.WorkerFacts.transfer:type_name -> waypost.v1.TransferFacts
+	8,  // 25: waypost.v1.Load.workers:type_name -> waypost.v1.WorkerLoad
+	11, // 26: waypost.v1.WorkerLoad.echo:type_name -> waypost.v1.Echo
+	9,  // 27: waypost.v1.WorkerLoad.accuracy:type_name -> waypost.v1.WorkerAccuracy
+	28, // 28: waypost.v1.WorkerLoad.transfers:type_name -> waypost.v1.ObservedTransfer
+	10, // 29: waypost.v1.WorkerLoad.idle_slots:type_name -> waypost.v1.IdleSlot
+	65, // 30: waypost.v1.WorkerAccuracy.errors:type_name -> waypost.v1.TermError
+	66, // 31: waypost.v1.HostReport.facts:type_name -> waypost.v1.HostFacts
+	67, // 32: waypost.v1.HostReport.gpus:type_name -> waypost.v1.Gpu
+	68, // 33: waypost.v1.HostReport.checks:type_name -> waypost.v1.Check
+	69, // 34: waypost.v1.PolicyPush.cordons:type_name -> waypost.v1.Cordon
+	17, // 35: waypost.v1.PolicyPush.gpu:type_name -> waypost.v1.GpuPolicy
+	23, // 36: waypost.v1.ClaimFrame.claims:type_name -> waypost.v1.Claim
+	25, // 37: waypost.v1.MarkFrame.marks:type_name -> waypost.v1.Mark
+	29, // 38: waypost.v1.OutcomeFrame.outcomes:type_name -> waypost.v1.ObservedOutcome
+	28, // 39: waypost.v1.TransferFrame.transfers:type_name -> waypost.v1.ObservedTransfer
+	35, // 40: waypost.v1.ExchangePlacementsRequest.places:type_name -> waypost.v1.PlaceFrame
+	33, // 41: waypost.v1.ExchangePlacementsRequest.memo:type_name -> waypost.v1.MemoEntry
+	23, // 42: waypost.v1.PlaceFrame.claim:type_name -> waypost.v1.Claim
+	37, // 43: waypost.v1.EvidenceAsk.expected:type_name -> waypost.v1.EvidencePoint
+	37, // 44: waypost.v1.EvidenceAsk.tip:type_name -> waypost.v1.EvidencePoint
+	37, // 45: waypost.v1.EvidenceAsk.unsalted:type_name -> waypost.v1.EvidencePoint
+	70, // 46: waypost.v1.AskRecordsRequest.list:type_name -> waypost.v1.ListPlacementsRequest
+	71, // 47: waypost.v1.AskRecordsRequest.summarize:type_name -> waypost.v1.SummarizePlacementsRequest
+	72, // 48: waypost.v1.AskRecordsRequest.reuse:type_name -> waypost.v1.GetReuseRequest
+	73, // 49: waypost.v1.AskRecordsRequest.worker:type_name -> waypost.v1.ExplainWorkerRequest
+	74, // 50: waypost.v1.AskRecordsResponse.list:type_name -> waypost.v1.ListPlacementsResponse
+	75, // 51: waypost.v1.AskRecordsResponse.summarize:type_name -> waypost.v1.SummarizePlacementsResponse
+	76, // 52: waypost.v1.AskRecordsResponse.reuse:type_name -> waypost.v1.GetReuseResponse
+	77, // 53: waypost.v1.AskRecordsResponse.worker:type_name -> waypost.v1.ExplainWorkerResponse
+	78, // 54: waypost.v1.PeerInspectRequest.inspect:type_name -> waypost.v1.InspectWorkerRequest
+	79, // 55: waypost.v1.PeerInspectResponse.inspect:type_name -> waypost.v1.InspectWorkerResponse
+	80, // 56: waypost.v1.RelayOutcomeRequest.outcome:type_name -> waypost.v1.ReportOutcomeRequest
+	81, // 57: waypost.v1.RelayOutcomeResponse.outcome:type_name -> waypost.v1.ReportOutcomeResponse
+	82, // 58: waypost.v1.RelayReservationRequest.renew:type_name -> waypost.v1.RenewPlacementRequest
+	83, // 59: waypost.v1.RelayReservationRequest.release:type_name -> waypost.v1.ReleasePlacementRequest
+	84, // 60: waypost.v1.RelayReservationResponse.renew:type_name -> waypost.v1.RenewPlacementResponse
+	85, // 61: waypost.v1.RelayReservationResponse.release:type_name -> waypost.v1.ReleasePlacementResponse
+	86, // 62: waypost.v1.PeerMembersResponse.members:type_name -> waypost.v1.ListMembersResponse
+	87, // 63: waypost.v1.RelayLearnRequest.learn:type_name -> waypost.v1.LearnTokensRequest
+	88, // 64: waypost.v1.RelayLearnResponse.learn:type_name -> waypost.v1.LearnTokensResponse
+	33, // 65: waypost.v1.CopyMemoResponse.entries:type_name -> waypost.v1.MemoEntry
+	0,  // 66: waypost.v1.LaneService.Connect:input_type -> waypost.v1.ConnectRequest
+	32, // 67: waypost.v1.PeerService.ExchangePlacements:input_type -> waypost.v1.ExchangePlacementsRequest
+	41, // 68: waypost.v1.PeerService.ForwardWrite:input_type -> waypost.v1.ForwardWriteRequest
+	43, // 69: waypost.v1.PeerService.JoinCluster:input_type -> waypost.v1.JoinClusterRequest
+	45, // 70: waypost.v1.PeerService.WaitApplied:input_type -> waypost.v1.WaitAppliedRequest
+	47, // 71: waypost.v1.PeerService.PeerInspect:input_type -> waypost.v1.PeerInspectRequest
+	49, // 72: waypost.v1.PeerService.FetchPlacement:input_type -> waypost.v1.FetchPlacementRequest
+	51, // 73: waypost.v1.PeerService.RelayOutcome:input_type -> waypost.v1.RelayOutcomeRequest
+	53, // 74: waypost.v1.PeerService.RelayReservation:input_type -> waypost.v1.RelayReservationRequest
+	39, // 75: waypost.v1.PeerService.AskRecords:input_type -> waypost.v1.AskRecordsRequest
+	55, // 76: waypost.v1.PeerService.PeerMembers:input_type -> waypost.v1.PeerMembersRequest
+	57, // 77: waypost.v1.PeerService.CopyPrefixes:input_type -> waypost.v1.CopyPrefixesRequest
+	59, // 78: waypost.v1.PeerService.RelayLearn:input_type -> waypost.v1.RelayLearnRequest
+	61, // 79: waypost.v1.PeerService.CopyMemo:input_type -> waypost.v1.CopyMemoRequest
+	1,  // 80: waypost.v1.LaneService.Connect:output_type -> waypost.v1.ConnectResponse
+	34, // 81: waypost.v1.PeerService.ExchangePlacements:output_type -> waypost.v1.ExchangePlacementsResponse
+	42, // 82: waypost.v1.PeerService.ForwardWrite:output_type -> waypost.v1.ForwardWriteResponse
+	44, // 83: waypost.v1.PeerService.JoinCluster:output_type -> waypost.v1.JoinClusterResponse
+	46, // 84: waypost.v1.PeerService.WaitApplied:output_type -> waypost.v1.WaitAppliedResponse
+	48, // 85: waypost.v1.PeerService.PeerInspect:output_type -> waypost.v1.PeerInspectResponse
+	50, // 86: waypost.v1.PeerService.FetchPlacement:output_type -> waypost.v1.FetchPlacementResponse
+	52, // 87: waypost.v1.PeerService.RelayOutcome:output_type -> waypost.v1.RelayOutcomeResponse
+	54, // 88: waypost.v1.PeerService.RelayReservation:output_type -> waypost.v1.RelayReservationResponse
+	40, // 89: waypost.v1.PeerService.AskRecords:output_type -> waypost.v1.AskRecordsResponse
+	56, // 90: waypost.v1.PeerService.PeerMembers:output_type -> waypost.v1.PeerMembersResponse
+	58, // 91: waypost.v1.PeerService.CopyPrefixes:output_type -> waypost.v1.CopyPrefixesResponse
+	60, // 92: waypost.v1.PeerService.RelayLearn:output_type -> waypost.v1.RelayLearnResponse
+	62, // 93: waypost.v1.PeerService.CopyMemo:output_type -> waypost.v1.CopyMemoResponse
+	80, // [80:94] is the sub-list for method output_type
+	66, // [66:80] is the sub-list for method input_type
+	66, // [66:66] is the sub-list for extension type_name
+	66, // [66:66] is the sub-list for extension extendee
+	0,  // [0:66] is the sub-list for field type_name
 }
 
 func init() { file_waypost_v1_lane_proto_init() }
@@ -5462,6 +6073,7 @@ func file_waypost_v1_lane_proto_init() {
 		(*ConnectRequest_TokenizeReply)(nil),
 		(*ConnectRequest_Host)(nil),
 		(*ConnectRequest_Evidence)(nil),
+		(*ConnectRequest_AckGpu)(nil),
 	}
 	file_waypost_v1_lane_proto_msgTypes[1].OneofWrappers = []any{
 		(*ConnectResponse_Hello)(nil),
@@ -5474,12 +6086,14 @@ func file_waypost_v1_lane_proto_init() {
 		(*ConnectResponse_Evidence)(nil),
 		(*ConnectResponse_Outcomes)(nil),
 		(*ConnectResponse_Transfers)(nil),
+		(*ConnectResponse_AckGpu)(nil),
+		(*ConnectResponse_Boundary)(nil),
 	}
-	file_waypost_v1_lane_proto_msgTypes[47].OneofWrappers = []any{
+	file_waypost_v1_lane_proto_msgTypes[53].OneofWrappers = []any{
 		(*RelayReservationRequest_Renew)(nil),
 		(*RelayReservationRequest_Release)(nil),
 	}
-	file_waypost_v1_lane_proto_msgTypes[48].OneofWrappers = []any{
+	file_waypost_v1_lane_proto_msgTypes[54].OneofWrappers = []any{
 		(*RelayReservationResponse_Renew)(nil),
 		(*RelayReservationResponse_Release)(nil),
 	}
@@ -5489,7 +6103,7 @@ func file_waypost_v1_lane_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_waypost_v1_lane_proto_rawDesc), len(file_waypost_v1_lane_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   58,
+			NumMessages:   64,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -2569,6 +2569,381 @@ func (x *Host) GetFacts() *HostFacts {
 	return nil
 }
 
+// ListGpusRequest may name a host.
+type ListGpusRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Host name; empty: all.
+	Host          *string `protobuf:"bytes,1,opt,name=host" json:"host,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListGpusRequest) Reset() {
+	*x = ListGpusRequest{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListGpusRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListGpusRequest) ProtoMessage() {}
+
+func (x *ListGpusRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListGpusRequest.ProtoReflect.Descriptor instead.
+func (*ListGpusRequest) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *ListGpusRequest) GetHost() string {
+	if x != nil && x.Host != nil {
+		return *x.Host
+	}
+	return ""
+}
+
+// ListGpusResponse is the GPUs by host and index.
+type ListGpusResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The GPUs.
+	Gpus []*HostGpu `protobuf:"bytes,1,rep,name=gpus" json:"gpus,omitempty"`
+	// Hosts without GPU facts, or whose facts are not current, with the reason.
+	Without       []*GpuHost `protobuf:"bytes,2,rep,name=without" json:"without,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListGpusResponse) Reset() {
+	*x = ListGpusResponse{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListGpusResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListGpusResponse) ProtoMessage() {}
+
+func (x *ListGpusResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListGpusResponse.ProtoReflect.Descriptor instead.
+func (*ListGpusResponse) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *ListGpusResponse) GetGpus() []*HostGpu {
+	if x != nil {
+		return x.Gpus
+	}
+	return nil
+}
+
+func (x *ListGpusResponse) GetWithout() []*GpuHost {
+	if x != nil {
+		return x.Without
+	}
+	return nil
+}
+
+// HostGpu is a GPU of a host.
+type HostGpu struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name, "gpu-02/1".
+	Name *string `protobuf:"bytes,1,opt,name=name" json:"name,omitempty"`
+	// Host name.
+	Host *string `protobuf:"bytes,2,opt,name=host" json:"host,omitempty"`
+	// What its agent says.
+	Gpu *Gpu `protobuf:"bytes,3,opt,name=gpu" json:"gpu,omitempty"`
+	// Workers whose engine uses it, as far as known, without the host's name.
+	Workers []string `protobuf:"bytes,4,rep,name=workers" json:"workers,omitempty"`
+	// Age of what the agent says, ms; unset: unknown.
+	AgeMs         *float64 `protobuf:"fixed64,5,opt,name=age_ms,json=ageMs" json:"age_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HostGpu) Reset() {
+	*x = HostGpu{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HostGpu) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HostGpu) ProtoMessage() {}
+
+func (x *HostGpu) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HostGpu.ProtoReflect.Descriptor instead.
+func (*HostGpu) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *HostGpu) GetName() string {
+	if x != nil && x.Name != nil {
+		return *x.Name
+	}
+	return ""
+}
+
+func (x *HostGpu) GetHost() string {
+	if x != nil && x.Host != nil {
+		return *x.Host
+	}
+	return ""
+}
+
+func (x *HostGpu) GetGpu() *Gpu {
+	if x != nil {
+		return x.Gpu
+	}
+	return nil
+}
+
+func (x *HostGpu) GetWorkers() []string {
+	if x != nil {
+		return x.Workers
+	}
+	return nil
+}
+
+func (x *HostGpu) GetAgeMs() float64 {
+	if x != nil && x.AgeMs != nil {
+		return *x.AgeMs
+	}
+	return 0
+}
+
+// GpuHost is a host without current GPU facts.
+type GpuHost struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Host name.
+	Host *string `protobuf:"bytes,1,opt,name=host" json:"host,omitempty"`
+	// Why there are none.
+	GpuState      *string `protobuf:"bytes,2,opt,name=gpu_state,json=gpuState" json:"gpu_state,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GpuHost) Reset() {
+	*x = GpuHost{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GpuHost) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GpuHost) ProtoMessage() {}
+
+func (x *GpuHost) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GpuHost.ProtoReflect.Descriptor instead.
+func (*GpuHost) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *GpuHost) GetHost() string {
+	if x != nil && x.Host != nil {
+		return *x.Host
+	}
+	return ""
+}
+
+func (x *GpuHost) GetGpuState() string {
+	if x != nil && x.GpuState != nil {
+		return *x.GpuState
+	}
+	return ""
+}
+
+// AckGpuRequest names a GPU.
+type AckGpuRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// HOST/INDEX, or a GPU UUID.
+	Gpu *string `protobuf:"bytes,1,opt,name=gpu" json:"gpu,omitempty"`
+	// Why; required.
+	Reason *string `protobuf:"bytes,2,opt,name=reason" json:"reason,omitempty"`
+	// Only say what would change.
+	DryRun        *bool `protobuf:"varint,3,opt,name=dry_run,json=dryRun" json:"dry_run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AckGpuRequest) Reset() {
+	*x = AckGpuRequest{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AckGpuRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AckGpuRequest) ProtoMessage() {}
+
+func (x *AckGpuRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AckGpuRequest.ProtoReflect.Descriptor instead.
+func (*AckGpuRequest) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *AckGpuRequest) GetGpu() string {
+	if x != nil && x.Gpu != nil {
+		return *x.Gpu
+	}
+	return ""
+}
+
+func (x *AckGpuRequest) GetReason() string {
+	if x != nil && x.Reason != nil {
+		return *x.Reason
+	}
+	return ""
+}
+
+func (x *AckGpuRequest) GetDryRun() bool {
+	if x != nil && x.DryRun != nil {
+		return *x.DryRun
+	}
+	return false
+}
+
+// AckGpuResponse tells what has changed.
+type AckGpuResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name, "gpu-02/1".
+	Gpu *string `protobuf:"bytes,1,opt,name=gpu" json:"gpu,omitempty"`
+	// UUID.
+	Uuid *string `protobuf:"bytes,2,opt,name=uuid" json:"uuid,omitempty"`
+	// Xid numbers that count no more.
+	Xids []uint32 `protobuf:"varint,3,rep,packed,name=xids" json:"xids,omitempty"`
+	// Verdict afterwards: ok, price or exclude, with the reason after a colon.
+	Verdict       *string `protobuf:"bytes,4,opt,name=verdict" json:"verdict,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AckGpuResponse) Reset() {
+	*x = AckGpuResponse{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AckGpuResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AckGpuResponse) ProtoMessage() {}
+
+func (x *AckGpuResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AckGpuResponse.ProtoReflect.Descriptor instead.
+func (*AckGpuResponse) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *AckGpuResponse) GetGpu() string {
+	if x != nil && x.Gpu != nil {
+		return *x.Gpu
+	}
+	return ""
+}
+
+func (x *AckGpuResponse) GetUuid() string {
+	if x != nil && x.Uuid != nil {
+		return *x.Uuid
+	}
+	return ""
+}
+
+func (x *AckGpuResponse) GetXids() []uint32 {
+	if x != nil {
+		return x.Xids
+	}
+	return nil
+}
+
+func (x *AckGpuResponse) GetVerdict() string {
+	if x != nil && x.Verdict != nil {
+		return *x.Verdict
+	}
+	return ""
+}
+
 // HostFacts is what the operating system says of a host.
 type HostFacts struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2592,7 +2967,7 @@ type HostFacts struct {
 
 func (x *HostFacts) Reset() {
 	*x = HostFacts{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[27]
+	mi := &file_waypost_v1_operator_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2604,7 +2979,7 @@ func (x *HostFacts) String() string {
 func (*HostFacts) ProtoMessage() {}
 
 func (x *HostFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[27]
+	mi := &file_waypost_v1_operator_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2617,7 +2992,7 @@ func (x *HostFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostFacts.ProtoReflect.Descriptor instead.
 func (*HostFacts) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{27}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *HostFacts) GetCpus() uint32 {
@@ -2688,7 +3063,7 @@ type NetworkInterface struct {
 
 func (x *NetworkInterface) Reset() {
 	*x = NetworkInterface{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[28]
+	mi := &file_waypost_v1_operator_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2700,7 +3075,7 @@ func (x *NetworkInterface) String() string {
 func (*NetworkInterface) ProtoMessage() {}
 
 func (x *NetworkInterface) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[28]
+	mi := &file_waypost_v1_operator_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2713,7 +3088,7 @@ func (x *NetworkInterface) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkInterface.ProtoReflect.Descriptor instead.
 func (*NetworkInterface) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{28}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *NetworkInterface) GetName() string {
@@ -2795,14 +3170,34 @@ type Gpu struct {
 	// ok, price or exclude, with the reason after a colon.
 	Verdict *string `protobuf:"bytes,20,opt,name=verdict" json:"verdict,omitempty"`
 	// NUMA node it hangs on; unset: unknown.
-	NumaNode      *uint32 `protobuf:"varint,21,opt,name=numa_node,json=numaNode" json:"numa_node,omitempty"`
+	NumaNode *uint32 `protobuf:"varint,21,opt,name=numa_node,json=numaNode" json:"numa_node,omitempty"`
+	// Whether it is split into instances; unset: unknown.
+	Mig *bool `protobuf:"varint,60,opt,name=mig" json:"mig,omitempty"`
+	// Instances of a GPU that is split.
+	Instances []*GpuInstance `protobuf:"bytes,61,rep,name=instances" json:"instances,omitempty"`
+	// State of the switches between GPUs: up, not_started, in_progress, or failed
+	// with a cause; empty: there are none, or unknown.
+	Fabric *string `protobuf:"bytes,62,opt,name=fabric" json:"fabric,omitempty"`
+	// Ways to the other GPUs of the host.
+	Ways []*GpuWay `protobuf:"bytes,63,rep,name=ways" json:"ways,omitempty"`
+	// Distance of network cards.
+	Nics []*NicDistance `protobuf:"bytes,64,rep,name=nics" json:"nics,omitempty"`
+	// Memory of processes that belong to no engine here, bytes; unset: unknown.
+	ForeignMemoryBytes *float64 `protobuf:"fixed64,65,opt,name=foreign_memory_bytes,json=foreignMemoryBytes" json:"foreign_memory_bytes,omitempty"`
+	// Engines of this host whose processes hold memory on it.
+	Engines []string `protobuf:"bytes,66,rep,name=engines" json:"engines,omitempty"`
+	// Conditions that hold without excluding or pricing, and what does not fit
+	// together.
+	Notes []string `protobuf:"bytes,67,rep,name=notes" json:"notes,omitempty"`
+	// Why fields are unknown, by field.
+	Missing       map[string]string `protobuf:"bytes,68,rep,name=missing" json:"missing,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Gpu) Reset() {
 	*x = Gpu{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[29]
+	mi := &file_waypost_v1_operator_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2814,7 +3209,7 @@ func (x *Gpu) String() string {
 func (*Gpu) ProtoMessage() {}
 
 func (x *Gpu) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[29]
+	mi := &file_waypost_v1_operator_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2827,7 +3222,7 @@ func (x *Gpu) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Gpu.ProtoReflect.Descriptor instead.
 func (*Gpu) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{29}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Gpu) GetIndex() uint32 {
@@ -2977,20 +3372,284 @@ func (x *Gpu) GetNumaNode() uint32 {
 	return 0
 }
 
+func (x *Gpu) GetMig() bool {
+	if x != nil && x.Mig != nil {
+		return *x.Mig
+	}
+	return false
+}
+
+func (x *Gpu) GetInstances() []*GpuInstance {
+	if x != nil {
+		return x.Instances
+	}
+	return nil
+}
+
+func (x *Gpu) GetFabric() string {
+	if x != nil && x.Fabric != nil {
+		return *x.Fabric
+	}
+	return ""
+}
+
+func (x *Gpu) GetWays() []*GpuWay {
+	if x != nil {
+		return x.Ways
+	}
+	return nil
+}
+
+func (x *Gpu) GetNics() []*NicDistance {
+	if x != nil {
+		return x.Nics
+	}
+	return nil
+}
+
+func (x *Gpu) GetForeignMemoryBytes() float64 {
+	if x != nil && x.ForeignMemoryBytes != nil {
+		return *x.ForeignMemoryBytes
+	}
+	return 0
+}
+
+func (x *Gpu) GetEngines() []string {
+	if x != nil {
+		return x.Engines
+	}
+	return nil
+}
+
+func (x *Gpu) GetNotes() []string {
+	if x != nil {
+		return x.Notes
+	}
+	return nil
+}
+
+func (x *Gpu) GetMissing() map[string]string {
+	if x != nil {
+		return x.Missing
+	}
+	return nil
+}
+
+// GpuInstance is one part of a GPU that MIG has split. No driver tells how busy
+// it is.
+type GpuInstance struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Index on the GPU.
+	Index *uint32 `protobuf:"varint,1,opt,name=index" json:"index,omitempty"`
+	// UUID.
+	Uuid *string `protobuf:"bytes,2,opt,name=uuid" json:"uuid,omitempty"`
+	// Product and profile.
+	Model *string `protobuf:"bytes,3,opt,name=model" json:"model,omitempty"`
+	// Memory, bytes; unset: unknown.
+	MemoryTotalBytes *float64 `protobuf:"fixed64,4,opt,name=memory_total_bytes,json=memoryTotalBytes" json:"memory_total_bytes,omitempty"`
+	// Memory in use, bytes; unset: unknown.
+	MemoryUsedBytes *float64 `protobuf:"fixed64,5,opt,name=memory_used_bytes,json=memoryUsedBytes" json:"memory_used_bytes,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *GpuInstance) Reset() {
+	*x = GpuInstance{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GpuInstance) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GpuInstance) ProtoMessage() {}
+
+func (x *GpuInstance) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GpuInstance.ProtoReflect.Descriptor instead.
+func (*GpuInstance) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *GpuInstance) GetIndex() uint32 {
+	if x != nil && x.Index != nil {
+		return *x.Index
+	}
+	return 0
+}
+
+func (x *GpuInstance) GetUuid() string {
+	if x != nil && x.Uuid != nil {
+		return *x.Uuid
+	}
+	return ""
+}
+
+func (x *GpuInstance) GetModel() string {
+	if x != nil && x.Model != nil {
+		return *x.Model
+	}
+	return ""
+}
+
+func (x *GpuInstance) GetMemoryTotalBytes() float64 {
+	if x != nil && x.MemoryTotalBytes != nil {
+		return *x.MemoryTotalBytes
+	}
+	return 0
+}
+
+func (x *GpuInstance) GetMemoryUsedBytes() float64 {
+	if x != nil && x.MemoryUsedBytes != nil {
+		return *x.MemoryUsedBytes
+	}
+	return 0
+}
+
+// GpuWay is the way to another GPU of the host.
+type GpuWay struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Index of the other GPU.
+	To *uint32 `protobuf:"varint,1,opt,name=to" json:"to,omitempty"`
+	// "nvlink", or "pcie (host_bridge)" for example; "unknown" is no fast link.
+	Way           *string `protobuf:"bytes,2,opt,name=way" json:"way,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GpuWay) Reset() {
+	*x = GpuWay{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GpuWay) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GpuWay) ProtoMessage() {}
+
+func (x *GpuWay) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GpuWay.ProtoReflect.Descriptor instead.
+func (*GpuWay) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *GpuWay) GetTo() uint32 {
+	if x != nil && x.To != nil {
+		return *x.To
+	}
+	return 0
+}
+
+func (x *GpuWay) GetWay() string {
+	if x != nil && x.Way != nil {
+		return *x.Way
+	}
+	return ""
+}
+
+// NicDistance is how near a network card is to a GPU.
+type NicDistance struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Interface name.
+	Interface *string `protobuf:"bytes,1,opt,name=interface" json:"interface,omitempty"`
+	// switch, host_bridge, numa_node or system, from near to far.
+	Distance      *string `protobuf:"bytes,2,opt,name=distance" json:"distance,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NicDistance) Reset() {
+	*x = NicDistance{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NicDistance) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NicDistance) ProtoMessage() {}
+
+func (x *NicDistance) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NicDistance.ProtoReflect.Descriptor instead.
+func (*NicDistance) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *NicDistance) GetInterface() string {
+	if x != nil && x.Interface != nil {
+		return *x.Interface
+	}
+	return ""
+}
+
+func (x *NicDistance) GetDistance() string {
+	if x != nil && x.Distance != nil {
+		return *x.Distance
+	}
+	return ""
+}
+
 // XidEvent is one GPU error that the driver reported.
 type XidEvent struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Xid number.
 	Xid *uint32 `protobuf:"varint,1,opt,name=xid" json:"xid,omitempty"`
 	// Age, ms.
-	AgeMs         *float64 `protobuf:"fixed64,2,opt,name=age_ms,json=ageMs" json:"age_ms,omitempty"`
+	AgeMs *float64 `protobuf:"fixed64,2,opt,name=age_ms,json=ageMs" json:"age_ms,omitempty"`
+	// application, hardware or unclassified.
+	Class *string `protobuf:"bytes,60,opt,name=class" json:"class,omitempty"`
+	// How often it was seen.
+	Count *float64 `protobuf:"fixed64,61,opt,name=count" json:"count,omitempty"`
+	// Whether an operator has dealt with it.
+	Acknowledged *bool `protobuf:"varint,62,opt,name=acknowledged" json:"acknowledged,omitempty"`
+	// What it means, in words; empty: unknown.
+	Means         *string `protobuf:"bytes,63,opt,name=means" json:"means,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *XidEvent) Reset() {
 	*x = XidEvent{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[30]
+	mi := &file_waypost_v1_operator_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3002,7 +3661,7 @@ func (x *XidEvent) String() string {
 func (*XidEvent) ProtoMessage() {}
 
 func (x *XidEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[30]
+	mi := &file_waypost_v1_operator_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3015,7 +3674,7 @@ func (x *XidEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use XidEvent.ProtoReflect.Descriptor instead.
 func (*XidEvent) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{30}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *XidEvent) GetXid() uint32 {
@@ -3032,20 +3691,50 @@ func (x *XidEvent) GetAgeMs() float64 {
 	return 0
 }
 
+func (x *XidEvent) GetClass() string {
+	if x != nil && x.Class != nil {
+		return *x.Class
+	}
+	return ""
+}
+
+func (x *XidEvent) GetCount() float64 {
+	if x != nil && x.Count != nil {
+		return *x.Count
+	}
+	return 0
+}
+
+func (x *XidEvent) GetAcknowledged() bool {
+	if x != nil && x.Acknowledged != nil {
+		return *x.Acknowledged
+	}
+	return false
+}
+
+func (x *XidEvent) GetMeans() string {
+	if x != nil && x.Means != nil {
+		return *x.Means
+	}
+	return ""
+}
+
 // GpuProcess is one process on a GPU.
 type GpuProcess struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Process id in the host's namespace.
 	Pid *uint32 `protobuf:"varint,1,opt,name=pid" json:"pid,omitempty"`
 	// Memory it holds, bytes; unset: unknown.
-	MemoryBytes   *float64 `protobuf:"fixed64,2,opt,name=memory_bytes,json=memoryBytes" json:"memory_bytes,omitempty"`
+	MemoryBytes *float64 `protobuf:"fixed64,2,opt,name=memory_bytes,json=memoryBytes" json:"memory_bytes,omitempty"`
+	// Engine it belongs to; empty: none of this host's.
+	Engine        *string `protobuf:"bytes,60,opt,name=engine" json:"engine,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GpuProcess) Reset() {
 	*x = GpuProcess{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[31]
+	mi := &file_waypost_v1_operator_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3057,7 +3746,7 @@ func (x *GpuProcess) String() string {
 func (*GpuProcess) ProtoMessage() {}
 
 func (x *GpuProcess) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[31]
+	mi := &file_waypost_v1_operator_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3070,7 +3759,7 @@ func (x *GpuProcess) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GpuProcess.ProtoReflect.Descriptor instead.
 func (*GpuProcess) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{31}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *GpuProcess) GetPid() uint32 {
@@ -3087,6 +3776,13 @@ func (x *GpuProcess) GetMemoryBytes() float64 {
 	return 0
 }
 
+func (x *GpuProcess) GetEngine() string {
+	if x != nil && x.Engine != nil {
+		return *x.Engine
+	}
+	return ""
+}
+
 // ListMembersRequest may ask for another process's view.
 type ListMembersRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -3098,7 +3794,7 @@ type ListMembersRequest struct {
 
 func (x *ListMembersRequest) Reset() {
 	*x = ListMembersRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[32]
+	mi := &file_waypost_v1_operator_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3110,7 +3806,7 @@ func (x *ListMembersRequest) String() string {
 func (*ListMembersRequest) ProtoMessage() {}
 
 func (x *ListMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[32]
+	mi := &file_waypost_v1_operator_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3123,7 +3819,7 @@ func (x *ListMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMembersRequest.ProtoReflect.Descriptor instead.
 func (*ListMembersRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{32}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ListMembersRequest) GetFrom() string {
@@ -3146,7 +3842,7 @@ type ListMembersResponse struct {
 
 func (x *ListMembersResponse) Reset() {
 	*x = ListMembersResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[33]
+	mi := &file_waypost_v1_operator_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3158,7 +3854,7 @@ func (x *ListMembersResponse) String() string {
 func (*ListMembersResponse) ProtoMessage() {}
 
 func (x *ListMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[33]
+	mi := &file_waypost_v1_operator_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3171,7 +3867,7 @@ func (x *ListMembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMembersResponse.ProtoReflect.Descriptor instead.
 func (*ListMembersResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{33}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ListMembersResponse) GetMembers() []*Member {
@@ -3219,7 +3915,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[34]
+	mi := &file_waypost_v1_operator_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3231,7 +3927,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[34]
+	mi := &file_waypost_v1_operator_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3244,7 +3940,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{34}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Member) GetName() string {
@@ -3333,7 +4029,7 @@ type ListCoordinatorsRequest struct {
 
 func (x *ListCoordinatorsRequest) Reset() {
 	*x = ListCoordinatorsRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[35]
+	mi := &file_waypost_v1_operator_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3345,7 +4041,7 @@ func (x *ListCoordinatorsRequest) String() string {
 func (*ListCoordinatorsRequest) ProtoMessage() {}
 
 func (x *ListCoordinatorsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[35]
+	mi := &file_waypost_v1_operator_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3358,7 +4054,7 @@ func (x *ListCoordinatorsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCoordinatorsRequest.ProtoReflect.Descriptor instead.
 func (*ListCoordinatorsRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{35}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{44}
 }
 
 // ListCoordinatorsResponse is the coordinators by number.
@@ -3372,7 +4068,7 @@ type ListCoordinatorsResponse struct {
 
 func (x *ListCoordinatorsResponse) Reset() {
 	*x = ListCoordinatorsResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[36]
+	mi := &file_waypost_v1_operator_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3384,7 +4080,7 @@ func (x *ListCoordinatorsResponse) String() string {
 func (*ListCoordinatorsResponse) ProtoMessage() {}
 
 func (x *ListCoordinatorsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[36]
+	mi := &file_waypost_v1_operator_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3397,7 +4093,7 @@ func (x *ListCoordinatorsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCoordinatorsResponse.ProtoReflect.Descriptor instead.
 func (*ListCoordinatorsResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{36}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ListCoordinatorsResponse) GetCoordinators() []*Coordinator {
@@ -3430,7 +4126,7 @@ type Coordinator struct {
 
 func (x *Coordinator) Reset() {
 	*x = Coordinator{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[37]
+	mi := &file_waypost_v1_operator_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3442,7 +4138,7 @@ func (x *Coordinator) String() string {
 func (*Coordinator) ProtoMessage() {}
 
 func (x *Coordinator) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[37]
+	mi := &file_waypost_v1_operator_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3455,7 +4151,7 @@ func (x *Coordinator) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Coordinator.ProtoReflect.Descriptor instead.
 func (*Coordinator) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{37}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Coordinator) GetName() string {
@@ -3516,7 +4212,7 @@ type GetFleetRequest struct {
 
 func (x *GetFleetRequest) Reset() {
 	*x = GetFleetRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[38]
+	mi := &file_waypost_v1_operator_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3528,7 +4224,7 @@ func (x *GetFleetRequest) String() string {
 func (*GetFleetRequest) ProtoMessage() {}
 
 func (x *GetFleetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[38]
+	mi := &file_waypost_v1_operator_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3541,7 +4237,7 @@ func (x *GetFleetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFleetRequest.ProtoReflect.Descriptor instead.
 func (*GetFleetRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{38}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{47}
 }
 
 // GetFleetResponse is the fleet file in force.
@@ -3563,7 +4259,7 @@ type GetFleetResponse struct {
 
 func (x *GetFleetResponse) Reset() {
 	*x = GetFleetResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[39]
+	mi := &file_waypost_v1_operator_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3575,7 +4271,7 @@ func (x *GetFleetResponse) String() string {
 func (*GetFleetResponse) ProtoMessage() {}
 
 func (x *GetFleetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[39]
+	mi := &file_waypost_v1_operator_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3588,7 +4284,7 @@ func (x *GetFleetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFleetResponse.ProtoReflect.Descriptor instead.
 func (*GetFleetResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{39}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *GetFleetResponse) GetVersion() uint32 {
@@ -3645,7 +4341,7 @@ type PutFleetRequest struct {
 
 func (x *PutFleetRequest) Reset() {
 	*x = PutFleetRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[40]
+	mi := &file_waypost_v1_operator_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3657,7 +4353,7 @@ func (x *PutFleetRequest) String() string {
 func (*PutFleetRequest) ProtoMessage() {}
 
 func (x *PutFleetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[40]
+	mi := &file_waypost_v1_operator_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3670,7 +4366,7 @@ func (x *PutFleetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutFleetRequest.ProtoReflect.Descriptor instead.
 func (*PutFleetRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{40}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *PutFleetRequest) GetToml() string {
@@ -3727,7 +4423,7 @@ type PutFleetResponse struct {
 
 func (x *PutFleetResponse) Reset() {
 	*x = PutFleetResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[41]
+	mi := &file_waypost_v1_operator_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3739,7 +4435,7 @@ func (x *PutFleetResponse) String() string {
 func (*PutFleetResponse) ProtoMessage() {}
 
 func (x *PutFleetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[41]
+	mi := &file_waypost_v1_operator_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3752,7 +4448,7 @@ func (x *PutFleetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutFleetResponse.ProtoReflect.Descriptor instead.
 func (*PutFleetResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{41}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *PutFleetResponse) GetVersion() uint32 {
@@ -3820,7 +4516,7 @@ type FleetEffect struct {
 
 func (x *FleetEffect) Reset() {
 	*x = FleetEffect{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[42]
+	mi := &file_waypost_v1_operator_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3832,7 +4528,7 @@ func (x *FleetEffect) String() string {
 func (*FleetEffect) ProtoMessage() {}
 
 func (x *FleetEffect) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[42]
+	mi := &file_waypost_v1_operator_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3845,7 +4541,7 @@ func (x *FleetEffect) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetEffect.ProtoReflect.Descriptor instead.
 func (*FleetEffect) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{42}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *FleetEffect) GetWindowMs() float64 {
@@ -3932,7 +4628,7 @@ type EffectExample struct {
 
 func (x *EffectExample) Reset() {
 	*x = EffectExample{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[43]
+	mi := &file_waypost_v1_operator_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3944,7 +4640,7 @@ func (x *EffectExample) String() string {
 func (*EffectExample) ProtoMessage() {}
 
 func (x *EffectExample) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[43]
+	mi := &file_waypost_v1_operator_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3957,7 +4653,7 @@ func (x *EffectExample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EffectExample.ProtoReflect.Descriptor instead.
 func (*EffectExample) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{43}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *EffectExample) GetPlacementId() string {
@@ -4021,7 +4717,7 @@ type Cordon struct {
 
 func (x *Cordon) Reset() {
 	*x = Cordon{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[44]
+	mi := &file_waypost_v1_operator_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4033,7 +4729,7 @@ func (x *Cordon) String() string {
 func (*Cordon) ProtoMessage() {}
 
 func (x *Cordon) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[44]
+	mi := &file_waypost_v1_operator_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4046,7 +4742,7 @@ func (x *Cordon) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cordon.ProtoReflect.Descriptor instead.
 func (*Cordon) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{44}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *Cordon) GetSelector() string {
@@ -4104,7 +4800,7 @@ type CordonTargetRequest struct {
 
 func (x *CordonTargetRequest) Reset() {
 	*x = CordonTargetRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[45]
+	mi := &file_waypost_v1_operator_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4116,7 +4812,7 @@ func (x *CordonTargetRequest) String() string {
 func (*CordonTargetRequest) ProtoMessage() {}
 
 func (x *CordonTargetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[45]
+	mi := &file_waypost_v1_operator_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4129,7 +4825,7 @@ func (x *CordonTargetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonTargetRequest.ProtoReflect.Descriptor instead.
 func (*CordonTargetRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{45}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *CordonTargetRequest) GetSelector() string {
@@ -4184,7 +4880,7 @@ type CordonTargetResponse struct {
 
 func (x *CordonTargetResponse) Reset() {
 	*x = CordonTargetResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[46]
+	mi := &file_waypost_v1_operator_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4196,7 +4892,7 @@ func (x *CordonTargetResponse) String() string {
 func (*CordonTargetResponse) ProtoMessage() {}
 
 func (x *CordonTargetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[46]
+	mi := &file_waypost_v1_operator_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4209,7 +4905,7 @@ func (x *CordonTargetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonTargetResponse.ProtoReflect.Descriptor instead.
 func (*CordonTargetResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{46}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *CordonTargetResponse) GetCordon() *Cordon {
@@ -4257,7 +4953,7 @@ type UncordonTargetRequest struct {
 
 func (x *UncordonTargetRequest) Reset() {
 	*x = UncordonTargetRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[47]
+	mi := &file_waypost_v1_operator_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4269,7 +4965,7 @@ func (x *UncordonTargetRequest) String() string {
 func (*UncordonTargetRequest) ProtoMessage() {}
 
 func (x *UncordonTargetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[47]
+	mi := &file_waypost_v1_operator_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4282,7 +4978,7 @@ func (x *UncordonTargetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UncordonTargetRequest.ProtoReflect.Descriptor instead.
 func (*UncordonTargetRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{47}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *UncordonTargetRequest) GetSelector() string {
@@ -4326,7 +5022,7 @@ type UncordonTargetResponse struct {
 
 func (x *UncordonTargetResponse) Reset() {
 	*x = UncordonTargetResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[48]
+	mi := &file_waypost_v1_operator_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4338,7 +5034,7 @@ func (x *UncordonTargetResponse) String() string {
 func (*UncordonTargetResponse) ProtoMessage() {}
 
 func (x *UncordonTargetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[48]
+	mi := &file_waypost_v1_operator_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4351,7 +5047,7 @@ func (x *UncordonTargetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UncordonTargetResponse.ProtoReflect.Descriptor instead.
 func (*UncordonTargetResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{48}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *UncordonTargetResponse) GetRemoved() bool {
@@ -4381,7 +5077,7 @@ type InspectWorkerRequest struct {
 
 func (x *InspectWorkerRequest) Reset() {
 	*x = InspectWorkerRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[49]
+	mi := &file_waypost_v1_operator_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4393,7 +5089,7 @@ func (x *InspectWorkerRequest) String() string {
 func (*InspectWorkerRequest) ProtoMessage() {}
 
 func (x *InspectWorkerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[49]
+	mi := &file_waypost_v1_operator_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4406,7 +5102,7 @@ func (x *InspectWorkerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectWorkerRequest.ProtoReflect.Descriptor instead.
 func (*InspectWorkerRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{49}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *InspectWorkerRequest) GetWorker() string {
@@ -4480,7 +5176,7 @@ type InspectWorkerResponse struct {
 
 func (x *InspectWorkerResponse) Reset() {
 	*x = InspectWorkerResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[50]
+	mi := &file_waypost_v1_operator_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4492,7 +5188,7 @@ func (x *InspectWorkerResponse) String() string {
 func (*InspectWorkerResponse) ProtoMessage() {}
 
 func (x *InspectWorkerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[50]
+	mi := &file_waypost_v1_operator_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4505,7 +5201,7 @@ func (x *InspectWorkerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectWorkerResponse.ProtoReflect.Descriptor instead.
 func (*InspectWorkerResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{50}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *InspectWorkerResponse) GetWorker() string {
@@ -4696,7 +5392,7 @@ type StreamComparison struct {
 
 func (x *StreamComparison) Reset() {
 	*x = StreamComparison{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[51]
+	mi := &file_waypost_v1_operator_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4708,7 +5404,7 @@ func (x *StreamComparison) String() string {
 func (*StreamComparison) ProtoMessage() {}
 
 func (x *StreamComparison) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[51]
+	mi := &file_waypost_v1_operator_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4721,7 +5417,7 @@ func (x *StreamComparison) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamComparison.ProtoReflect.Descriptor instead.
 func (*StreamComparison) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{51}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *StreamComparison) GetEqual() uint32 {
@@ -4795,7 +5491,7 @@ type DifferingKey struct {
 
 func (x *DifferingKey) Reset() {
 	*x = DifferingKey{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[52]
+	mi := &file_waypost_v1_operator_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4807,7 +5503,7 @@ func (x *DifferingKey) String() string {
 func (*DifferingKey) ProtoMessage() {}
 
 func (x *DifferingKey) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[52]
+	mi := &file_waypost_v1_operator_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4820,7 +5516,7 @@ func (x *DifferingKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DifferingKey.ProtoReflect.Descriptor instead.
 func (*DifferingKey) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{52}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *DifferingKey) GetHow() string {
@@ -4857,7 +5553,7 @@ type GetTopologyRequest struct {
 
 func (x *GetTopologyRequest) Reset() {
 	*x = GetTopologyRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[53]
+	mi := &file_waypost_v1_operator_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4869,7 +5565,7 @@ func (x *GetTopologyRequest) String() string {
 func (*GetTopologyRequest) ProtoMessage() {}
 
 func (x *GetTopologyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[53]
+	mi := &file_waypost_v1_operator_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4882,7 +5578,7 @@ func (x *GetTopologyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTopologyRequest.ProtoReflect.Descriptor instead.
 func (*GetTopologyRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{53}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *GetTopologyRequest) GetFrom() string {
@@ -4920,7 +5616,7 @@ type GetTopologyResponse struct {
 
 func (x *GetTopologyResponse) Reset() {
 	*x = GetTopologyResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[54]
+	mi := &file_waypost_v1_operator_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4932,7 +5628,7 @@ func (x *GetTopologyResponse) String() string {
 func (*GetTopologyResponse) ProtoMessage() {}
 
 func (x *GetTopologyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[54]
+	mi := &file_waypost_v1_operator_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4945,7 +5641,7 @@ func (x *GetTopologyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTopologyResponse.ProtoReflect.Descriptor instead.
 func (*GetTopologyResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{54}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *GetTopologyResponse) GetHosts() []*TopologyHost {
@@ -5012,7 +5708,7 @@ type TopologyHost struct {
 
 func (x *TopologyHost) Reset() {
 	*x = TopologyHost{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[55]
+	mi := &file_waypost_v1_operator_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5024,7 +5720,7 @@ func (x *TopologyHost) String() string {
 func (*TopologyHost) ProtoMessage() {}
 
 func (x *TopologyHost) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[55]
+	mi := &file_waypost_v1_operator_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5037,7 +5733,7 @@ func (x *TopologyHost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopologyHost.ProtoReflect.Descriptor instead.
 func (*TopologyHost) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{55}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *TopologyHost) GetName() string {
@@ -5115,7 +5811,7 @@ type TopologyLink struct {
 
 func (x *TopologyLink) Reset() {
 	*x = TopologyLink{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[56]
+	mi := &file_waypost_v1_operator_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5127,7 +5823,7 @@ func (x *TopologyLink) String() string {
 func (*TopologyLink) ProtoMessage() {}
 
 func (x *TopologyLink) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[56]
+	mi := &file_waypost_v1_operator_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5140,7 +5836,7 @@ func (x *TopologyLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopologyLink.ProtoReflect.Descriptor instead.
 func (*TopologyLink) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{56}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *TopologyLink) GetName() string {
@@ -5252,7 +5948,7 @@ type TransferPair struct {
 
 func (x *TransferPair) Reset() {
 	*x = TransferPair{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[57]
+	mi := &file_waypost_v1_operator_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5264,7 +5960,7 @@ func (x *TransferPair) String() string {
 func (*TransferPair) ProtoMessage() {}
 
 func (x *TransferPair) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[57]
+	mi := &file_waypost_v1_operator_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5277,7 +5973,7 @@ func (x *TransferPair) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferPair.ProtoReflect.Descriptor instead.
 func (*TransferPair) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{57}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *TransferPair) GetFrom() string {
@@ -5365,7 +6061,7 @@ type TransferPrice struct {
 
 func (x *TransferPrice) Reset() {
 	*x = TransferPrice{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[58]
+	mi := &file_waypost_v1_operator_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5377,7 +6073,7 @@ func (x *TransferPrice) String() string {
 func (*TransferPrice) ProtoMessage() {}
 
 func (x *TransferPrice) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[58]
+	mi := &file_waypost_v1_operator_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5390,7 +6086,7 @@ func (x *TransferPrice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferPrice.ProtoReflect.Descriptor instead.
 func (*TransferPrice) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{58}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *TransferPrice) GetFrom() string {
@@ -5478,7 +6174,7 @@ type TransferCost struct {
 
 func (x *TransferCost) Reset() {
 	*x = TransferCost{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[59]
+	mi := &file_waypost_v1_operator_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5490,7 +6186,7 @@ func (x *TransferCost) String() string {
 func (*TransferCost) ProtoMessage() {}
 
 func (x *TransferCost) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[59]
+	mi := &file_waypost_v1_operator_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5503,7 +6199,7 @@ func (x *TransferCost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferCost.ProtoReflect.Descriptor instead.
 func (*TransferCost) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{59}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *TransferCost) GetTokens() uint32 {
@@ -5525,6 +6221,309 @@ func (x *TransferCost) GetComputeMs() float64 {
 		return *x.ComputeMs
 	}
 	return 0
+}
+
+// GetBoundaryRequest names a pool; unset: all.
+type GetBoundaryRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Pool.
+	Pool          *string `protobuf:"bytes,1,opt,name=pool" json:"pool,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetBoundaryRequest) Reset() {
+	*x = GetBoundaryRequest{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[69]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetBoundaryRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetBoundaryRequest) ProtoMessage() {}
+
+func (x *GetBoundaryRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[69]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetBoundaryRequest.ProtoReflect.Descriptor instead.
+func (*GetBoundaryRequest) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{69}
+}
+
+func (x *GetBoundaryRequest) GetPool() string {
+	if x != nil && x.Pool != nil {
+		return *x.Pool
+	}
+	return ""
+}
+
+// GetBoundaryResponse is the hashing boundaries of pools.
+type GetBoundaryResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Pools by name.
+	Pools         []*PoolBoundary `protobuf:"bytes,1,rep,name=pools" json:"pools,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetBoundaryResponse) Reset() {
+	*x = GetBoundaryResponse{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[70]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetBoundaryResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetBoundaryResponse) ProtoMessage() {}
+
+func (x *GetBoundaryResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[70]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetBoundaryResponse.ProtoReflect.Descriptor instead.
+func (*GetBoundaryResponse) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{70}
+}
+
+func (x *GetBoundaryResponse) GetPools() []*PoolBoundary {
+	if x != nil {
+		return x.Pools
+	}
+	return nil
+}
+
+// PoolBoundary is who agrees with whom in one pool.
+type PoolBoundary struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name of the pool.
+	Pool *string `protobuf:"bytes,1,opt,name=pool" json:"pool,omitempty"`
+	// Workers by group and name.
+	Workers       []*WorkerBoundary `protobuf:"bytes,2,rep,name=workers" json:"workers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PoolBoundary) Reset() {
+	*x = PoolBoundary{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[71]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PoolBoundary) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PoolBoundary) ProtoMessage() {}
+
+func (x *PoolBoundary) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[71]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PoolBoundary.ProtoReflect.Descriptor instead.
+func (*PoolBoundary) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{71}
+}
+
+func (x *PoolBoundary) GetPool() string {
+	if x != nil && x.Pool != nil {
+		return *x.Pool
+	}
+	return ""
+}
+
+func (x *PoolBoundary) GetWorkers() []*WorkerBoundary {
+	if x != nil {
+		return x.Workers
+	}
+	return nil
+}
+
+// WorkerBoundary is what is made of one worker's hashing boundary.
+type WorkerBoundary struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// host/engine/rank.
+	Worker *string `protobuf:"bytes,1,opt,name=worker" json:"worker,omitempty"`
+	// agrees, differs, measuring again, unknown, declared, confirmed or revoked.
+	State *string `protobuf:"bytes,2,opt,name=state" json:"state,omitempty"`
+	// Workers with the same number agree; 1: those that are most of the pool.
+	// Unset: nothing is known of it.
+	Group *uint32 `protobuf:"varint,3,opt,name=group" json:"group,omitempty"`
+	// Short name of the boundary; empty: nothing is known of it.
+	Boundary *string `protobuf:"bytes,4,opt,name=boundary" json:"boundary,omitempty"`
+	// Probe sets that were asked.
+	Sets []uint32 `protobuf:"varint,5,rep,packed,name=sets" json:"sets,omitempty"`
+	// Probes that were measured.
+	Probes *uint32 `protobuf:"varint,6,opt,name=probes" json:"probes,omitempty"`
+	// Whether a rendering holds the date, which is masked.
+	DateDependent *bool `protobuf:"varint,7,opt,name=date_dependent,json=dateDependent" json:"date_dependent,omitempty"`
+	// Worker that it was compared with; empty: none.
+	Against *string `protobuf:"bytes,8,opt,name=against" json:"against,omitempty"`
+	// Part of the first difference: raw, completions, chat, rule or declared;
+	// empty: none.
+	Part *string `protobuf:"bytes,9,opt,name=part" json:"part,omitempty"`
+	// Probe of the first difference; unset: none, or the part has no probes.
+	Probe *uint32 `protobuf:"varint,10,opt,name=probe" json:"probe,omitempty"`
+	// First token that differs, from 0; unset: not known.
+	FirstDifference *uint32 `protobuf:"varint,11,opt,name=first_difference,json=firstDifference" json:"first_difference,omitempty"`
+	// Whether its cache earns prefix credit as far as the boundary goes.
+	Credited *bool `protobuf:"varint,12,opt,name=credited" json:"credited,omitempty"`
+	// What is wrong, for people; empty: nothing.
+	Why           *string `protobuf:"bytes,13,opt,name=why" json:"why,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WorkerBoundary) Reset() {
+	*x = WorkerBoundary{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[72]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WorkerBoundary) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WorkerBoundary) ProtoMessage() {}
+
+func (x *WorkerBoundary) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[72]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WorkerBoundary.ProtoReflect.Descriptor instead.
+func (*WorkerBoundary) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{72}
+}
+
+func (x *WorkerBoundary) GetWorker() string {
+	if x != nil && x.Worker != nil {
+		return *x.Worker
+	}
+	return ""
+}
+
+func (x *WorkerBoundary) GetState() string {
+	if x != nil && x.State != nil {
+		return *x.State
+	}
+	return ""
+}
+
+func (x *WorkerBoundary) GetGroup() uint32 {
+	if x != nil && x.Group != nil {
+		return *x.Group
+	}
+	return 0
+}
+
+func (x *WorkerBoundary) GetBoundary() string {
+	if x != nil && x.Boundary != nil {
+		return *x.Boundary
+	}
+	return ""
+}
+
+func (x *WorkerBoundary) GetSets() []uint32 {
+	if x != nil {
+		return x.Sets
+	}
+	return nil
+}
+
+func (x *WorkerBoundary) GetProbes() uint32 {
+	if x != nil && x.Probes != nil {
+		return *x.Probes
+	}
+	return 0
+}
+
+func (x *WorkerBoundary) GetDateDependent() bool {
+	if x != nil && x.DateDependent != nil {
+		return *x.DateDependent
+	}
+	return false
+}
+
+func (x *WorkerBoundary) GetAgainst() string {
+	if x != nil && x.Against != nil {
+		return *x.Against
+	}
+	return ""
+}
+
+func (x *WorkerBoundary) GetPart() string {
+	if x != nil && x.Part != nil {
+		return *x.Part
+	}
+	return ""
+}
+
+func (x *WorkerBoundary) GetProbe() uint32 {
+	if x != nil && x.Probe != nil {
+		return *x.Probe
+	}
+	return 0
+}
+
+func (x *WorkerBoundary) GetFirstDifference() uint32 {
+	if x != nil && x.FirstDifference != nil {
+		return *x.FirstDifference
+	}
+	return 0
+}
+
+func (x *WorkerBoundary) GetCredited() bool {
+	if x != nil && x.Credited != nil {
+		return *x.Credited
+	}
+	return false
+}
+
+func (x *WorkerBoundary) GetWhy() string {
+	if x != nil && x.Why != nil {
+		return *x.Why
+	}
+	return ""
 }
 
 var File_waypost_v1_operator_proto protoreflect.FileDescriptor
@@ -5773,7 +6772,30 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"\x04gpus\x18\b \x03(\v2\x0f.waypost.v1.GpuR\x04gpus\x12\x1b\n" +
 	"\tgpu_state\x18\t \x01(\tR\bgpuState\x12+\n" +
 	"\x05facts\x18\n" +
-	" \x01(\v2\x15.waypost.v1.HostFactsR\x05facts\"\xa1\x02\n" +
+	" \x01(\v2\x15.waypost.v1.HostFactsR\x05facts\"%\n" +
+	"\x0fListGpusRequest\x12\x12\n" +
+	"\x04host\x18\x01 \x01(\tR\x04host\"j\n" +
+	"\x10ListGpusResponse\x12'\n" +
+	"\x04gpus\x18\x01 \x03(\v2\x13.waypost.v1.HostGpuR\x04gpus\x12-\n" +
+	"\awithout\x18\x02 \x03(\v2\x13.waypost.v1.GpuHostR\awithout\"\x85\x01\n" +
+	"\aHostGpu\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04host\x18\x02 \x01(\tR\x04host\x12!\n" +
+	"\x03gpu\x18\x03 \x01(\v2\x0f.waypost.v1.GpuR\x03gpu\x12\x18\n" +
+	"\aworkers\x18\x04 \x03(\tR\aworkers\x12\x15\n" +
+	"\x06age_ms\x18\x05 \x01(\x01R\x05ageMs\":\n" +
+	"\aGpuHost\x12\x12\n" +
+	"\x04host\x18\x01 \x01(\tR\x04host\x12\x1b\n" +
+	"\tgpu_state\x18\x02 \x01(\tR\bgpuState\"R\n" +
+	"\rAckGpuRequest\x12\x10\n" +
+	"\x03gpu\x18\x01 \x01(\tR\x03gpu\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x17\n" +
+	"\adry_run\x18\x03 \x01(\bR\x06dryRun\"d\n" +
+	"\x0eAckGpuResponse\x12\x10\n" +
+	"\x03gpu\x18\x01 \x01(\tR\x03gpu\x12\x12\n" +
+	"\x04uuid\x18\x02 \x01(\tR\x04uuid\x12\x12\n" +
+	"\x04xids\x18\x03 \x03(\rR\x04xids\x12\x18\n" +
+	"\averdict\x18\x04 \x01(\tR\averdict\"\xa1\x02\n" +
 	"\tHostFacts\x12\x12\n" +
 	"\x04cpus\x18\x01 \x01(\rR\x04cpus\x12\x17\n" +
 	"\aload_1m\x18\x02 \x01(\x01R\x06load1m\x12,\n" +
@@ -5791,7 +6813,7 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"\fbits_per_sec\x18\x03 \x01(\x01R\n" +
 	"bitsPerSec\x12\x1b\n" +
 	"\tmtu_bytes\x18\x04 \x01(\rR\bmtuBytes\x12\x1b\n" +
-	"\tnuma_node\x18\x05 \x01(\rR\bnumaNode\"\xf8\x05\n" +
+	"\tnuma_node\x18\x05 \x01(\rR\bnumaNode\"\x84\t\n" +
 	"\x03Gpu\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12\x12\n" +
 	"\x04uuid\x18\x02 \x01(\tR\x04uuid\x12\x14\n" +
@@ -5817,14 +6839,43 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"\vpower_watts\x18\x13 \x01(\x01R\n" +
 	"powerWatts\x12\x18\n" +
 	"\averdict\x18\x14 \x01(\tR\averdict\x12\x1b\n" +
-	"\tnuma_node\x18\x15 \x01(\rR\bnumaNode\"3\n" +
+	"\tnuma_node\x18\x15 \x01(\rR\bnumaNode\x12\x10\n" +
+	"\x03mig\x18< \x01(\bR\x03mig\x125\n" +
+	"\tinstances\x18= \x03(\v2\x17.waypost.v1.GpuInstanceR\tinstances\x12\x16\n" +
+	"\x06fabric\x18> \x01(\tR\x06fabric\x12&\n" +
+	"\x04ways\x18? \x03(\v2\x12.waypost.v1.GpuWayR\x04ways\x12+\n" +
+	"\x04nics\x18@ \x03(\v2\x17.waypost.v1.NicDistanceR\x04nics\x120\n" +
+	"\x14foreign_memory_bytes\x18A \x01(\x01R\x12foreignMemoryBytes\x12\x18\n" +
+	"\aengines\x18B \x03(\tR\aengines\x12\x14\n" +
+	"\x05notes\x18C \x03(\tR\x05notes\x126\n" +
+	"\amissing\x18D \x03(\v2\x1c.waypost.v1.Gpu.MissingEntryR\amissing\x1a:\n" +
+	"\fMissingEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xa7\x01\n" +
+	"\vGpuInstance\x12\x14\n" +
+	"\x05index\x18\x01 \x01(\rR\x05index\x12\x12\n" +
+	"\x04uuid\x18\x02 \x01(\tR\x04uuid\x12\x14\n" +
+	"\x05model\x18\x03 \x01(\tR\x05model\x12,\n" +
+	"\x12memory_total_bytes\x18\x04 \x01(\x01R\x10memoryTotalBytes\x12*\n" +
+	"\x11memory_used_bytes\x18\x05 \x01(\x01R\x0fmemoryUsedBytes\"*\n" +
+	"\x06GpuWay\x12\x0e\n" +
+	"\x02to\x18\x01 \x01(\rR\x02to\x12\x10\n" +
+	"\x03way\x18\x02 \x01(\tR\x03way\"G\n" +
+	"\vNicDistance\x12\x1c\n" +
+	"\tinterface\x18\x01 \x01(\tR\tinterface\x12\x1a\n" +
+	"\bdistance\x18\x02 \x01(\tR\bdistance\"\x99\x01\n" +
 	"\bXidEvent\x12\x10\n" +
 	"\x03xid\x18\x01 \x01(\rR\x03xid\x12\x15\n" +
-	"\x06age_ms\x18\x02 \x01(\x01R\x05ageMs\"A\n" +
+	"\x06age_ms\x18\x02 \x01(\x01R\x05ageMs\x12\x14\n" +
+	"\x05class\x18< \x01(\tR\x05class\x12\x14\n" +
+	"\x05count\x18= \x01(\x01R\x05count\x12\"\n" +
+	"\facknowledged\x18> \x01(\bR\facknowledged\x12\x14\n" +
+	"\x05means\x18? \x01(\tR\x05means\"Y\n" +
 	"\n" +
 	"GpuProcess\x12\x10\n" +
 	"\x03pid\x18\x01 \x01(\rR\x03pid\x12!\n" +
-	"\fmemory_bytes\x18\x02 \x01(\x01R\vmemoryBytes\"(\n" +
+	"\fmemory_bytes\x18\x02 \x01(\x01R\vmemoryBytes\x12\x16\n" +
+	"\x06engine\x18< \x01(\tR\x06engine\"(\n" +
 	"\x12ListMembersRequest\x12\x12\n" +
 	"\x04from\x18\x01 \x01(\tR\x04from\"d\n" +
 	"\x13ListMembersResponse\x12,\n" +
@@ -6043,11 +7094,36 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"\vtransfer_ms\x18\x02 \x01(\x01R\n" +
 	"transferMs\x12\x1d\n" +
 	"\n" +
-	"compute_ms\x18\x03 \x01(\x01R\tcomputeMs2\xa2\t\n" +
+	"compute_ms\x18\x03 \x01(\x01R\tcomputeMs\"(\n" +
+	"\x12GetBoundaryRequest\x12\x12\n" +
+	"\x04pool\x18\x01 \x01(\tR\x04pool\"E\n" +
+	"\x13GetBoundaryResponse\x12.\n" +
+	"\x05pools\x18\x01 \x03(\v2\x18.waypost.v1.PoolBoundaryR\x05pools\"X\n" +
+	"\fPoolBoundary\x12\x12\n" +
+	"\x04pool\x18\x01 \x01(\tR\x04pool\x124\n" +
+	"\aworkers\x18\x02 \x03(\v2\x1a.waypost.v1.WorkerBoundaryR\aworkers\"\xe0\x02\n" +
+	"\x0eWorkerBoundary\x12\x16\n" +
+	"\x06worker\x18\x01 \x01(\tR\x06worker\x12\x14\n" +
+	"\x05state\x18\x02 \x01(\tR\x05state\x12\x14\n" +
+	"\x05group\x18\x03 \x01(\rR\x05group\x12\x1a\n" +
+	"\bboundary\x18\x04 \x01(\tR\bboundary\x12\x12\n" +
+	"\x04sets\x18\x05 \x03(\rR\x04sets\x12\x16\n" +
+	"\x06probes\x18\x06 \x01(\rR\x06probes\x12%\n" +
+	"\x0edate_dependent\x18\a \x01(\bR\rdateDependent\x12\x18\n" +
+	"\aagainst\x18\b \x01(\tR\aagainst\x12\x12\n" +
+	"\x04part\x18\t \x01(\tR\x04part\x12\x14\n" +
+	"\x05probe\x18\n" +
+	" \x01(\rR\x05probe\x12)\n" +
+	"\x10first_difference\x18\v \x01(\rR\x0ffirstDifference\x12\x1a\n" +
+	"\bcredited\x18\f \x01(\bR\bcredited\x12\x10\n" +
+	"\x03why\x18\r \x01(\tR\x03why2\xfa\n" +
+	"\n" +
 	"\x0fOperatorService\x12H\n" +
 	"\tGetStatus\x12\x1c.waypost.v1.GetStatusRequest\x1a\x1d.waypost.v1.GetStatusResponse\x12N\n" +
 	"\vListWorkers\x12\x1e.waypost.v1.ListWorkersRequest\x1a\x1f.waypost.v1.ListWorkersResponse\x12H\n" +
-	"\tListHosts\x12\x1c.waypost.v1.ListHostsRequest\x1a\x1d.waypost.v1.ListHostsResponse\x12N\n" +
+	"\tListHosts\x12\x1c.waypost.v1.ListHostsRequest\x1a\x1d.waypost.v1.ListHostsResponse\x12E\n" +
+	"\bListGpus\x12\x1b.waypost.v1.ListGpusRequest\x1a\x1c.waypost.v1.ListGpusResponse\x12?\n" +
+	"\x06AckGpu\x12\x19.waypost.v1.AckGpuRequest\x1a\x1a.waypost.v1.AckGpuResponse\x12N\n" +
 	"\vListMembers\x12\x1e.waypost.v1.ListMembersRequest\x1a\x1f.waypost.v1.ListMembersResponse\x12]\n" +
 	"\x10ListCoordinators\x12#.waypost.v1.ListCoordinatorsRequest\x1a$.waypost.v1.ListCoordinatorsResponse\x12E\n" +
 	"\bGetFleet\x12\x1b.waypost.v1.GetFleetRequest\x1a\x1c.waypost.v1.GetFleetResponse\x12E\n" +
@@ -6058,7 +7134,8 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"\bGetReuse\x12\x1b.waypost.v1.GetReuseRequest\x1a\x1c.waypost.v1.GetReuseResponse\x12N\n" +
 	"\vGetTopology\x12\x1e.waypost.v1.GetTopologyRequest\x1a\x1f.waypost.v1.GetTopologyResponse\x12T\n" +
 	"\rInspectWorker\x12 .waypost.v1.InspectWorkerRequest\x1a!.waypost.v1.InspectWorkerResponse\x12?\n" +
-	"\x06Doctor\x12\x19.waypost.v1.DoctorRequest\x1a\x1a.waypost.v1.DoctorResponse\x12>\n" +
+	"\x06Doctor\x12\x19.waypost.v1.DoctorRequest\x1a\x1a.waypost.v1.DoctorResponse\x12N\n" +
+	"\vGetBoundary\x12\x1e.waypost.v1.GetBoundaryRequest\x1a\x1f.waypost.v1.GetBoundaryResponse\x12>\n" +
 	"\x05Watch\x12\x18.waypost.v1.WatchRequest\x1a\x19.waypost.v1.WatchResponse0\x01B$Z\"waypost/proto/waypost/v1;waypostv1b\beditionsp\xe8\a"
 
 var (
@@ -6073,7 +7150,7 @@ func file_waypost_v1_operator_proto_rawDescGZIP() []byte {
 	return file_waypost_v1_operator_proto_rawDescData
 }
 
-var file_waypost_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 69)
+var file_waypost_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 83)
 var file_waypost_v1_operator_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),         // 0: waypost.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),        // 1: waypost.v1.GetStatusResponse
@@ -6102,133 +7179,162 @@ var file_waypost_v1_operator_proto_goTypes = []any{
 	(*ListHostsRequest)(nil),         // 24: waypost.v1.ListHostsRequest
 	(*ListHostsResponse)(nil),        // 25: waypost.v1.ListHostsResponse
 	(*Host)(nil),                     // 26: waypost.v1.Host
-	(*HostFacts)(nil),                // 27: waypost.v1.HostFacts
-	(*NetworkInterface)(nil),         // 28: waypost.v1.NetworkInterface
-	(*Gpu)(nil),                      // 29: waypost.v1.Gpu
-	(*XidEvent)(nil),                 // 30: waypost.v1.XidEvent
-	(*GpuProcess)(nil),               // 31: waypost.v1.GpuProcess
-	(*ListMembersRequest)(nil),       // 32: waypost.v1.ListMembersRequest
-	(*ListMembersResponse)(nil),      // 33: waypost.v1.ListMembersResponse
-	(*Member)(nil),                   // 34: waypost.v1.Member
-	(*ListCoordinatorsRequest)(nil),  // 35: waypost.v1.ListCoordinatorsRequest
-	(*ListCoordinatorsResponse)(nil), // 36: waypost.v1.ListCoordinatorsResponse
-	(*Coordinator)(nil),              // 37: waypost.v1.Coordinator
-	(*GetFleetRequest)(nil),          // 38: waypost.v1.GetFleetRequest
-	(*GetFleetResponse)(nil),         // 39: waypost.v1.GetFleetResponse
-	(*PutFleetRequest)(nil),          // 40: waypost.v1.PutFleetRequest
-	(*PutFleetResponse)(nil),         // 41: waypost.v1.PutFleetResponse
-	(*FleetEffect)(nil),              // 42: waypost.v1.FleetEffect
-	(*EffectExample)(nil),            // 43: waypost.v1.EffectExample
-	(*Cordon)(nil),                   // 44: waypost.v1.Cordon
-	(*CordonTargetRequest)(nil),      // 45: waypost.v1.CordonTargetRequest
-	(*CordonTargetResponse)(nil),     // 46: waypost.v1.CordonTargetResponse
-	(*UncordonTargetRequest)(nil),    // 47: waypost.v1.UncordonTargetRequest
-	(*UncordonTargetResponse)(nil),   // 48: waypost.v1.UncordonTargetResponse
-	(*InspectWorkerRequest)(nil),     // 49: waypost.v1.InspectWorkerRequest
-	(*InspectWorkerResponse)(nil),    // 50: waypost.v1.InspectWorkerResponse
-	(*StreamComparison)(nil),         // 51: waypost.v1.StreamComparison
-	(*DifferingKey)(nil),             // 52: waypost.v1.DifferingKey
-	(*GetTopologyRequest)(nil),       // 53: waypost.v1.GetTopologyRequest
-	(*GetTopologyResponse)(nil),      // 54: waypost.v1.GetTopologyResponse
-	(*TopologyHost)(nil),             // 55: waypost.v1.TopologyHost
-	(*TopologyLink)(nil),             // 56: waypost.v1.TopologyLink
-	(*TransferPair)(nil),             // 57: waypost.v1.TransferPair
-	(*TransferPrice)(nil),            // 58: waypost.v1.TransferPrice
-	(*TransferCost)(nil),             // 59: waypost.v1.TransferCost
-	nil,                              // 60: waypost.v1.Worker.HeadersEntry
-	nil,                              // 61: waypost.v1.Event.FieldsEntry
-	nil,                              // 62: waypost.v1.ExplainWorkerResponse.LostByEntry
-	nil,                              // 63: waypost.v1.ExplainWorkerResponse.ExcludedEntry
-	nil,                              // 64: waypost.v1.PoolReuse.ClassesEntry
-	nil,                              // 65: waypost.v1.PoolReuse.LostTokensEntry
-	nil,                              // 66: waypost.v1.MemoReuse.LearntEntry
-	nil,                              // 67: waypost.v1.InspectWorkerResponse.FramesEntry
-	nil,                              // 68: waypost.v1.InspectWorkerResponse.ResyncsEntry
-	(*Terms)(nil),                    // 69: waypost.v1.Terms
+	(*ListGpusRequest)(nil),          // 27: waypost.v1.ListGpusRequest
+	(*ListGpusResponse)(nil),         // 28: waypost.v1.ListGpusResponse
+	(*HostGpu)(nil),                  // 29: waypost.v1.HostGpu
+	(*GpuHost)(nil),                  // 30: waypost.v1.GpuHost
+	(*AckGpuRequest)(nil),            // 31: waypost.v1.AckGpuRequest
+	(*AckGpuResponse)(nil),           // 32: waypost.v1.AckGpuResponse
+	(*HostFacts)(nil),                // 33: waypost.v1.HostFacts
+	(*NetworkInterface)(nil),         // 34: waypost.v1.NetworkInterface
+	(*Gpu)(nil),                      // 35: waypost.v1.Gpu
+	(*GpuInstance)(nil),              // 36: waypost.v1.GpuInstance
+	(*GpuWay)(nil),                   // 37: waypost.v1.GpuWay
+	(*NicDistance)(nil),              // 38: waypost.v1.NicDistance
+	(*XidEvent)(nil),                 // 39: waypost.v1.XidEvent
+	(*GpuProcess)(nil),               // 40: waypost.v1.GpuProcess
+	(*ListMembersRequest)(nil),       // 41: waypost.v1.ListMembersRequest
+	(*ListMembersResponse)(nil),      // 42: waypost.v1.ListMembersResponse
+	(*Member)(nil),                   // 43: waypost.v1.Member
+	(*ListCoordinatorsRequest)(nil),  // 44: waypost.v1.ListCoordinatorsRequest
+	(*ListCoordinatorsResponse)(nil), // 45: waypost.v1.ListCoordinatorsResponse
+	(*Coordinator)(nil),              // 46: waypost.v1.Coordinator
+	(*GetFleetRequest)(nil),          // 47: waypost.v1.GetFleetRequest
+	(*GetFleetResponse)(nil),         // 48: waypost.v1.GetFleetResponse
+	(*PutFleetRequest)(nil),          // 49: waypost.v1.PutFleetRequest
+	(*PutFleetResponse)(nil),         // 50: waypost.v1.PutFleetResponse
+	(*FleetEffect)(nil),              // 51: waypost.v1.FleetEffect
+	(*EffectExample)(nil),            // 52: waypost.v1.EffectExample
+	(*Cordon)(nil),                   // 53: waypost.v1.Cordon
+	(*CordonTargetRequest)(nil),      // 54: waypost.v1.CordonTargetRequest
+	(*CordonTargetResponse)(nil),     // 55: waypost.v1.CordonTargetResponse
+	(*UncordonTargetRequest)(nil),    // 56: waypost.v1.UncordonTargetRequest
+	(*UncordonTargetResponse)(nil),   // 57: waypost.v1.UncordonTargetResponse
+	(*InspectWorkerRequest)(nil),     // 58: waypost.v1.InspectWorkerRequest
+	(*InspectWorkerResponse)(nil),    // 59: waypost.v1.InspectWorkerResponse
+	(*StreamComparison)(nil),         // 60: waypost.v1.StreamComparison
+	(*DifferingKey)(nil),             // 61: waypost.v1.DifferingKey
+	(*GetTopologyRequest)(nil),       // 62: waypost.v1.GetTopologyRequest
+	(*GetTopologyResponse)(nil),      // 63: waypost.v1.GetTopologyResponse
+	(*TopologyHost)(nil),             // 64: waypost.v1.TopologyHost
+	(*TopologyLink)(nil),             // 65: waypost.v1.TopologyLink
+	(*TransferPair)(nil),             // 66: waypost.v1.TransferPair
+	(*TransferPrice)(nil),            // 67: waypost.v1.TransferPrice
+	(*TransferCost)(nil),             // 68: waypost.v1.TransferCost
+	(*GetBoundaryRequest)(nil),       // 69: waypost.v1.GetBoundaryRequest
+	(*GetBoundaryResponse)(nil),      // 70: waypost.v1.GetBoundaryResponse
+	(*PoolBoundary)(nil),             // 71: waypost.v1.PoolBoundary
+	(*WorkerBoundary)(nil),           // 72: waypost.v1.WorkerBoundary
+	nil,                              // 73: waypost.v1.Worker.HeadersEntry
+	nil,                              // 74: waypost.v1.Event.FieldsEntry
+	nil,                              // 75: waypost.v1.ExplainWorkerResponse.LostByEntry
+	nil,                              // 76: waypost.v1.ExplainWorkerResponse.ExcludedEntry
+	nil,                              // 77: waypost.v1.PoolReuse.ClassesEntry
+	nil,                              // 78: waypost.v1.PoolReuse.LostTokensEntry
+	nil,                              // 79: waypost.v1.MemoReuse.LearntEntry
+	nil,                              // 80: waypost.v1.Gpu.MissingEntry
+	nil,                              // 81: waypost.v1.InspectWorkerResponse.FramesEntry
+	nil,                              // 82: waypost.v1.InspectWorkerResponse.ResyncsEntry
+	(*Terms)(nil),                    // 83: waypost.v1.Terms
 }
 var file_waypost_v1_operator_proto_depIdxs = []int32{
 	2,  // 0: waypost.v1.GetStatusResponse.pools:type_name -> waypost.v1.PoolStatus
 	3,  // 1: waypost.v1.GetStatusResponse.problems:type_name -> waypost.v1.Problem
-	44, // 2: waypost.v1.GetStatusResponse.cordons:type_name -> waypost.v1.Cordon
+	53, // 2: waypost.v1.GetStatusResponse.cordons:type_name -> waypost.v1.Cordon
 	6,  // 3: waypost.v1.ListWorkersResponse.workers:type_name -> waypost.v1.Worker
-	60, // 4: waypost.v1.Worker.headers:type_name -> waypost.v1.Worker.HeadersEntry
-	44, // 5: waypost.v1.Worker.cordon:type_name -> waypost.v1.Cordon
+	73, // 4: waypost.v1.Worker.headers:type_name -> waypost.v1.Worker.HeadersEntry
+	53, // 5: waypost.v1.Worker.cordon:type_name -> waypost.v1.Cordon
 	7,  // 6: waypost.v1.Worker.transfer:type_name -> waypost.v1.TransferFacts
 	8,  // 7: waypost.v1.Worker.learnt:type_name -> waypost.v1.Learnt
 	9,  // 8: waypost.v1.Learnt.errors:type_name -> waypost.v1.TermError
 	6,  // 9: waypost.v1.WatchResponse.worker:type_name -> waypost.v1.Worker
-	34, // 10: waypost.v1.WatchResponse.member:type_name -> waypost.v1.Member
-	39, // 11: waypost.v1.WatchResponse.fleet:type_name -> waypost.v1.GetFleetResponse
+	43, // 10: waypost.v1.WatchResponse.member:type_name -> waypost.v1.Member
+	48, // 11: waypost.v1.WatchResponse.fleet:type_name -> waypost.v1.GetFleetResponse
 	12, // 12: waypost.v1.WatchResponse.event:type_name -> waypost.v1.Event
-	61, // 13: waypost.v1.Event.fields:type_name -> waypost.v1.Event.FieldsEntry
+	74, // 13: waypost.v1.Event.fields:type_name -> waypost.v1.Event.FieldsEntry
 	6,  // 14: waypost.v1.ExplainWorkerResponse.worker:type_name -> waypost.v1.Worker
-	62, // 15: waypost.v1.ExplainWorkerResponse.lost_by:type_name -> waypost.v1.ExplainWorkerResponse.LostByEntry
-	63, // 16: waypost.v1.ExplainWorkerResponse.excluded:type_name -> waypost.v1.ExplainWorkerResponse.ExcludedEntry
+	75, // 15: waypost.v1.ExplainWorkerResponse.lost_by:type_name -> waypost.v1.ExplainWorkerResponse.LostByEntry
+	76, // 16: waypost.v1.ExplainWorkerResponse.excluded:type_name -> waypost.v1.ExplainWorkerResponse.ExcludedEntry
 	15, // 17: waypost.v1.ExplainWorkerResponse.present:type_name -> waypost.v1.PresentPrice
-	69, // 18: waypost.v1.PresentPrice.terms:type_name -> waypost.v1.Terms
-	69, // 19: waypost.v1.PresentPrice.chosen:type_name -> waypost.v1.Terms
+	83, // 18: waypost.v1.PresentPrice.terms:type_name -> waypost.v1.Terms
+	83, // 19: waypost.v1.PresentPrice.chosen:type_name -> waypost.v1.Terms
 	18, // 20: waypost.v1.GetReuseResponse.pools:type_name -> waypost.v1.PoolReuse
-	64, // 21: waypost.v1.PoolReuse.classes:type_name -> waypost.v1.PoolReuse.ClassesEntry
-	65, // 22: waypost.v1.PoolReuse.lost_tokens:type_name -> waypost.v1.PoolReuse.LostTokensEntry
+	77, // 21: waypost.v1.PoolReuse.classes:type_name -> waypost.v1.PoolReuse.ClassesEntry
+	78, // 22: waypost.v1.PoolReuse.lost_tokens:type_name -> waypost.v1.PoolReuse.LostTokensEntry
 	20, // 23: waypost.v1.PoolReuse.worst:type_name -> waypost.v1.WorkerReuse
 	19, // 24: waypost.v1.PoolReuse.memo:type_name -> waypost.v1.MemoReuse
-	66, // 25: waypost.v1.MemoReuse.learnt:type_name -> waypost.v1.MemoReuse.LearntEntry
+	79, // 25: waypost.v1.MemoReuse.learnt:type_name -> waypost.v1.MemoReuse.LearntEntry
 	23, // 26: waypost.v1.DoctorResponse.checks:type_name -> waypost.v1.Check
 	26, // 27: waypost.v1.ListHostsResponse.hosts:type_name -> waypost.v1.Host
-	29, // 28: waypost.v1.Host.gpus:type_name -> waypost.v1.Gpu
-	27, // 29: waypost.v1.Host.facts:type_name -> waypost.v1.HostFacts
-	28, // 30: waypost.v1.HostFacts.interfaces:type_name -> waypost.v1.NetworkInterface
-	30, // 31: waypost.v1.Gpu.xids:type_name -> waypost.v1.XidEvent
-	31, // 32: waypost.v1.Gpu.processes:type_name -> waypost.v1.GpuProcess
-	34, // 33: waypost.v1.ListMembersResponse.members:type_name -> waypost.v1.Member
-	37, // 34: waypost.v1.ListCoordinatorsResponse.coordinators:type_name -> waypost.v1.Coordinator
-	42, // 35: waypost.v1.PutFleetResponse.effect:type_name -> waypost.v1.FleetEffect
-	43, // 36: waypost.v1.FleetEffect.worst:type_name -> waypost.v1.EffectExample
-	44, // 37: waypost.v1.CordonTargetResponse.cordon:type_name -> waypost.v1.Cordon
-	67, // 38: waypost.v1.InspectWorkerResponse.frames:type_name -> waypost.v1.InspectWorkerResponse.FramesEntry
-	68, // 39: waypost.v1.InspectWorkerResponse.resyncs:type_name -> waypost.v1.InspectWorkerResponse.ResyncsEntry
-	51, // 40: waypost.v1.InspectWorkerResponse.comparison:type_name -> waypost.v1.StreamComparison
-	52, // 41: waypost.v1.StreamComparison.keys:type_name -> waypost.v1.DifferingKey
-	55, // 42: waypost.v1.GetTopologyResponse.hosts:type_name -> waypost.v1.TopologyHost
-	56, // 43: waypost.v1.GetTopologyResponse.links:type_name -> waypost.v1.TopologyLink
-	57, // 44: waypost.v1.GetTopologyResponse.pairs:type_name -> waypost.v1.TransferPair
-	58, // 45: waypost.v1.GetTopologyResponse.prices:type_name -> waypost.v1.TransferPrice
-	59, // 46: waypost.v1.TransferPrice.costs:type_name -> waypost.v1.TransferCost
-	0,  // 47: waypost.v1.OperatorService.GetStatus:input_type -> waypost.v1.GetStatusRequest
-	4,  // 48: waypost.v1.OperatorService.ListWorkers:input_type -> waypost.v1.ListWorkersRequest
-	24, // 49: waypost.v1.OperatorService.ListHosts:input_type -> waypost.v1.ListHostsRequest
-	32, // 50: waypost.v1.OperatorService.ListMembers:input_type -> waypost.v1.ListMembersRequest
-	35, // 51: waypost.v1.OperatorService.ListCoordinators:input_type -> waypost.v1.ListCoordinatorsRequest
-	38, // 52: waypost.v1.OperatorService.GetFleet:input_type -> waypost.v1.GetFleetRequest
-	40, // 53: waypost.v1.OperatorService.PutFleet:input_type -> waypost.v1.PutFleetRequest
-	45, // 54: waypost.v1.OperatorService.CordonTarget:input_type -> waypost.v1.CordonTargetRequest
-	47, // 55: waypost.v1.OperatorService.UncordonTarget:input_type -> waypost.v1.UncordonTargetRequest
-	13, // 56: waypost.v1.OperatorService.ExplainWorker:input_type -> waypost.v1.ExplainWorkerRequest
-	16, // 57: waypost.v1.OperatorService.GetReuse:input_type -> waypost.v1.GetReuseRequest
-	53, // 58: waypost.v1.OperatorService.GetTopology:input_type -> waypost.v1.GetTopologyRequest
-	49, // 59: waypost.v1.OperatorService.InspectWorker:input_type -> waypost.v1.InspectWorkerRequest
-	21, // 60: waypost.v1.OperatorService.Doctor:input_type -> waypost.v1.DoctorRequest
-	10, // 61: waypost.v1.OperatorService.Watch:input_type -> waypost.v1.WatchRequest
-	1,  // 62: waypost.v1.OperatorService.GetStatus:output_type -> waypost.v1.GetStatusResponse
-	5,  // 63: waypost.v1.OperatorService.ListWorkers:output_type -> waypost.v1.ListWorkersResponse
-	25, // 64: waypost.v1.OperatorService.ListHosts:output_type -> waypost.v1.ListHostsResponse
-	33, // 65: waypost.v1.OperatorService.ListMembers:output_type -> waypost.v1.ListMembersResponse
-	36, // 66: waypost.v1.OperatorService.ListCoordinators:output_type -> waypost.v1.ListCoordinatorsResponse
-	39, // 67: waypost.v1.OperatorService.GetFleet:output_type -> waypost.v1.GetFleetResponse
-	41, // 68: waypost.v1.OperatorService.PutFleet:output_type -> waypost.v1.PutFleetResponse
-	46, // 69: waypost.v1.OperatorService.CordonTarget:output_type -> waypost.v1.CordonTargetResponse
-	48, // 70: waypost.v1.OperatorService.UncordonTarget:output_type -> waypost.v1.UncordonTargetResponse
-	14, // 71: waypost.v1.OperatorService.ExplainWorker:output_type -> waypost.v1.ExplainWorkerResponse
-	17, // 72: waypost.v1.OperatorService.GetReuse:output_type -> waypost.v1.GetReuseResponse
-	54, // 73: waypost.v1.OperatorService.GetTopology:output_type -> waypost.v1.GetTopologyResponse
-	50, // 74: waypost.v1.OperatorService.InspectWorker:output_type -> waypost.v1.InspectWorkerResponse
-	22, // 75: waypost.v1.OperatorService.Doctor:output_type -> waypost.v1.DoctorResponse
-	11, // 76: waypost.v1.OperatorService.Watch:output_type -> waypost.v1.WatchResponse
-	62, // [62:77] is the sub-list for method output_type
-	47, // [47:62] is the sub-list for method input_type
-	47, // [47:47] is the sub-list for extension type_name
-	47, // [47:47] is the sub-list for extension extendee
-	0,  // [0:47] is the sub-list for field type_name
+	35, // 28: waypost.v1.Host.gpus:type_name -> waypost.v1.Gpu
+	33, // 29: waypost.v1.Host.facts:type_name -> waypost.v1.HostFacts
+	29, // 30: waypost.v1.ListGpusResponse.gpus:type_name -> waypost.v1.HostGpu
+	30, // 31: waypost.v1.ListGpusResponse.without:type_name -> waypost.v1.GpuHost
+	35, // 32: waypost.v1.HostGpu.gpu:type_name -> waypost.v1.Gpu
+	34, // 33: waypost.v1.HostFacts.interfaces:type_name -> waypost.v1.NetworkInterface
+	39, // 34: waypost.v1.Gpu.xids:type_name -> waypost.v1.XidEvent
+	40, // 35: waypost.v1.Gpu.processes:type_name -> waypost.v1.GpuProcess
+	36, // 36: waypost.v1.Gpu.instances:type_name -> waypost.v1.GpuInstance
+	37, // 37: waypost.v1.Gpu.ways:type_name -> waypost.v1.GpuWay
+	38, // 38: waypost.v1.Gpu.nics:type_name -> waypost.v1.NicDistance
+	80, // 39: waypost.v1.Gpu.missing:type_name -> waypost.v1.Gpu.MissingEntry
+	43, // 40: waypost.v1.ListMembersResponse.members:type_name -> waypost.v1.Member
+	46, // 41: waypost.v1.ListCoordinatorsResponse.coordinators:type_name -> waypost.v1.Coordinator
+	51, // 42: waypost.v1.PutFleetResponse.effect:type_name -> waypost.v1.FleetEffect
+	52, // 43: waypost.v1.FleetEffect.worst:type_name -> waypost.v1.EffectExample
+	53, // 44: waypost.v1.CordonTargetResponse.cordon:type_name -> waypost.v1.Cordon
+	81, // 45: waypost.v1.InspectWorkerResponse.frames:type_name -> waypost.v1.InspectWorkerResponse.FramesEntry
+	82, // 46: waypost.v1.InspectWorkerResponse.resyncs:type_name -> waypost.v1.InspectWorkerResponse.ResyncsEntry
+	60, // 47: waypost.v1.InspectWorkerResponse.comparison:type_name -> waypost.v1.StreamComparison
+	61, // 48: waypost.v1.StreamComparison.keys:type_name -> waypost.v1.DifferingKey
+	64, // 49: waypost.v1.GetTopologyResponse.hosts:type_name -> waypost.v1.TopologyHost
+	65, // 50: waypost.v1.GetTopologyResponse.links:type_name -> waypost.v1.TopologyLink
+	66, // 51: waypost.v1.GetTopologyResponse.pairs:type_name -> waypost.v1.TransferPair
+	67, // 52: waypost.v1.GetTopologyResponse.prices:type_name -> waypost.v1.TransferPrice
+	68, // 53: waypost.v1.TransferPrice.costs:type_name -> waypost.v1.TransferCost
+	71, // 54: waypost.v1.GetBoundaryResponse.pools:type_name -> waypost.v1.PoolBoundary
+	72, // 55: waypost.v1.PoolBoundary.workers:type_name -> waypost.v1.WorkerBoundary
+	0,  // 56: waypost.v1.OperatorService.GetStatus:input_type -> waypost.v1.GetStatusRequest
+	4,  // 57: waypost.v1.OperatorService.ListWorkers:input_type -> waypost.v1.ListWorkersRequest
+	24, // 58: waypost.v1.OperatorService.ListHosts:input_type -> waypost.v1.ListHostsRequest
+	27, // 59: waypost.v1.OperatorService.ListGpus:input_type -> waypost.v1.ListGpusRequest
+	31, // 60: waypost.v1.OperatorService.AckGpu:input_type -> waypost.v1.AckGpuRequest
+	41, // 61: waypost.v1.OperatorService.ListMembers:input_type -> waypost.v1.ListMembersRequest
+	44, // 62: waypost.v1.OperatorService.ListCoordinators:input_type -> waypost.v1.ListCoordinatorsRequest
+	47, // 63: waypost.v1.OperatorService.GetFleet:input_type -> waypost.v1.GetFleetRequest
+	49, // 64: waypost.v1.OperatorService.PutFleet:input_type -> waypost.v1.PutFleetRequest
+	54, // 65: waypost.v1.OperatorService.CordonTarget:input_type -> waypost.v1.CordonTargetRequest
+	56, // 66: waypost.v1.OperatorService.UncordonTarget:input_type -> waypost.v1.UncordonTargetRequest
+	13, // 67: waypost.v1.OperatorService.ExplainWorker:input_type -> waypost.v1.ExplainWorkerRequest
+	16, // 68: waypost.v1.OperatorService.GetReuse:input_type -> waypost.v1.GetReuseRequest
+	62, // 69: waypost.v1.OperatorService.GetTopology:input_type -> waypost.v1.GetTopologyRequest
+	58, // 70: waypost.v1.OperatorService.InspectWorker:input_type -> waypost.v1.InspectWorkerRequest
+	21, // 71: waypost.v1.OperatorService.Doctor:input_type -> waypost.v1.DoctorRequest
+	69, // 72: waypost.v1.OperatorService.GetBoundary:input_type -> waypost.v1.GetBoundaryRequest
+	10, // 73: waypost.v1.OperatorService.Watch:input_type -> waypost.v1.WatchRequest
+	1,  // 74: waypost.v1.OperatorService.GetStatus:output_type -> waypost.v1.GetStatusResponse
+	5,  // 75: waypost.v1.OperatorService.ListWorkers:output_type -> waypost.v1.ListWorkersResponse
+	25, // 76: waypost.v1.OperatorService.ListHosts:output_type -> waypost.v1.ListHostsResponse
+	28, // 77: waypost.v1.OperatorService.ListGpus:output_type -> waypost.v1.ListGpusResponse
+	32, // 78: waypost.v1.OperatorService.AckGpu:output_type -> waypost.v1.AckGpuResponse
+	42, // 79: waypost.v1.OperatorService.ListMembers:output_type -> waypost.v1.ListMembersResponse
+	45, // 80: waypost.v1.OperatorService.ListCoordinators:output_type -> waypost.v1.ListCoordinatorsResponse
+	48, // 81: waypost.v1.OperatorService.GetFleet:output_type -> waypost.v1.GetFleetResponse
+	50, // 82: waypost.v1.OperatorService.PutFleet:output_type -> waypost.v1.PutFleetResponse
+	55, // 83: waypost.v1.OperatorService.CordonTarget:output_type -> waypost.v1.CordonTargetResponse
+	57, // 84: waypost.v1.OperatorService.UncordonTarget:output_type -> waypost.v1.UncordonTargetResponse
+	14, // 85: waypost.v1.OperatorService.ExplainWorker:output_type -> waypost.v1.ExplainWorkerResponse
+	17, // 86: waypost.v1.OperatorService.GetReuse:output_type -> waypost.v1.GetReuseResponse
+	63, // 87: waypost.v1.OperatorService.GetTopology:output_type -> waypost.v1.GetTopologyResponse
+	59, // 88: waypost.v1.OperatorService.InspectWorker:output_type -> waypost.v1.InspectWorkerResponse
+	22, // 89: waypost.v1.OperatorService.Doctor:output_type -> waypost.v1.DoctorResponse
+	70, // 90: waypost.v1.OperatorService.GetBoundary:output_type -> waypost.v1.GetBoundaryResponse
+	11, // 91: waypost.v1.OperatorService.Watch:output_type -> waypost.v1.WatchResponse
+	74, // [74:92] is the sub-list for method output_type
+	56, // [56:74] is the sub-list for method input_type
+	56, // [56:56] is the sub-list for extension type_name
+	56, // [56:56] is the sub-list for extension extendee
+	0,  // [0:56] is the sub-list for field type_name
 }
 
 func init() { file_waypost_v1_operator_proto_init() }
@@ -6243,7 +7349,7 @@ func file_waypost_v1_operator_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_waypost_v1_operator_proto_rawDesc), len(file_waypost_v1_operator_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   69,
+			NumMessages:   83,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -24,6 +24,8 @@ const (
 	OperatorService_GetStatus_FullMethodName        = "/waypost.v1.OperatorService/GetStatus"
 	OperatorService_ListWorkers_FullMethodName      = "/waypost.v1.OperatorService/ListWorkers"
 	OperatorService_ListHosts_FullMethodName        = "/waypost.v1.OperatorService/ListHosts"
+	OperatorService_ListGpus_FullMethodName         = "/waypost.v1.OperatorService/ListGpus"
+	OperatorService_AckGpu_FullMethodName           = "/waypost.v1.OperatorService/AckGpu"
 	OperatorService_ListMembers_FullMethodName      = "/waypost.v1.OperatorService/ListMembers"
 	OperatorService_ListCoordinators_FullMethodName = "/waypost.v1.OperatorService/ListCoordinators"
 	OperatorService_GetFleet_FullMethodName         = "/waypost.v1.OperatorService/GetFleet"
@@ -35,6 +37,7 @@ const (
 	OperatorService_GetTopology_FullMethodName      = "/waypost.v1.OperatorService/GetTopology"
 	OperatorService_InspectWorker_FullMethodName    = "/waypost.v1.OperatorService/InspectWorker"
 	OperatorService_Doctor_FullMethodName           = "/waypost.v1.OperatorService/Doctor"
+	OperatorService_GetBoundary_FullMethodName      = "/waypost.v1.OperatorService/GetBoundary"
 	OperatorService_Watch_FullMethodName            = "/waypost.v1.OperatorService/Watch"
 )
 
@@ -50,6 +53,10 @@ type OperatorServiceClient interface {
 	ListWorkers(ctx context.Context, in *ListWorkersRequest, opts ...grpc.CallOption) (*ListWorkersResponse, error)
 	// ListHosts lists hosts with their GPUs and host facts.
 	ListHosts(ctx context.Context, in *ListHostsRequest, opts ...grpc.CallOption) (*ListHostsResponse, error)
+	// ListGpus lists GPUs with what is known and made of them.
+	ListGpus(ctx context.Context, in *ListGpusRequest, opts ...grpc.CallOption) (*ListGpusResponse, error)
+	// AckGpu says that an operator has dealt with the errors of a GPU so far.
+	AckGpu(ctx context.Context, in *AckGpuRequest, opts ...grpc.CallOption) (*AckGpuResponse, error)
 	// ListMembers lists the gossip members as the asked process sees them.
 	ListMembers(ctx context.Context, in *ListMembersRequest, opts ...grpc.CallOption) (*ListMembersResponse, error)
 	// ListCoordinators lists the Raft members and the catalogue.
@@ -74,6 +81,9 @@ type OperatorServiceClient interface {
 	// Doctor runs the named checks of a host, or of all that the asked process
 	// knows, each with the fix.
 	Doctor(ctx context.Context, in *DoctorRequest, opts ...grpc.CallOption) (*DoctorResponse, error)
+	// GetBoundary shows who turns text into the same blocks, and where others
+	// differ.
+	GetBoundary(ctx context.Context, in *GetBoundaryRequest, opts ...grpc.CallOption) (*GetBoundaryResponse, error)
 	// Watch streams what is, then what changes, as the asked coordinator sees it.
 	Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchResponse], error)
 }
@@ -110,6 +120,26 @@ func (c *operatorServiceClient) ListHosts(ctx context.Context, in *ListHostsRequ
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ListHostsResponse)
 	err := c.cc.Invoke(ctx, OperatorService_ListHosts_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *operatorServiceClient) ListGpus(ctx context.Context, in *ListGpusRequest, opts ...grpc.CallOption) (*ListGpusResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListGpusResponse)
+	err := c.cc.Invoke(ctx, OperatorService_ListGpus_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *operatorServiceClient) AckGpu(ctx context.Context, in *AckGpuRequest, opts ...grpc.CallOption) (*AckGpuResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(AckGpuResponse)
+	err := c.cc.Invoke(ctx, OperatorService_AckGpu_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -226,6 +256,16 @@ func (c *operatorServiceClient) Doctor(ctx context.Context, in *DoctorRequest, o
 	return out, nil
 }
 
+func (c *operatorServiceClient) GetBoundary(ctx context.Context, in *GetBoundaryRequest, opts ...grpc.CallOption) (*GetBoundaryResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetBoundaryResponse)
+	err := c.cc.Invoke(ctx, OperatorService_GetBoundary_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *operatorServiceClient) Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	stream, err := c.cc.NewStream(ctx, &OperatorService_ServiceDesc.Streams[0], OperatorService_Watch_FullMethodName, cOpts...)
@@ -257,6 +297,10 @@ type OperatorServiceServer interface {
 	ListWorkers(context.Context, *ListWorkersRequest) (*ListWorkersResponse, error)
 	// ListHosts lists hosts with their GPUs and host facts.
 	ListHosts(context.Context, *ListHostsRequest) (*ListHostsResponse, error)
+	// ListGpus lists GPUs with what is known and made of them.
+	ListGpus(context.Context, *ListGpusRequest) (*ListGpusResponse, error)
+	// AckGpu says that an operator has dealt with the errors of a GPU so far.
+	AckGpu(context.Context, *AckGpuRequest) (*AckGpuResponse, error)
 	// ListMembers lists the gossip members as the asked process sees them.
 	ListMembers(context.Context, *ListMembersRequest) (*ListMembersResponse, error)
 	// ListCoordinators lists the Raft members and the catalogue.
@@ -281,6 +325,9 @@ type OperatorServiceServer interface {
 	// Doctor runs the named checks of a host, or of all that the asked process
 	// knows, each with the fix.
 	Doctor(context.Context, *DoctorRequest) (*DoctorResponse, error)
+	// GetBoundary shows who turns text into the same blocks, and where others
+	// differ.
+	GetBoundary(context.Context, *GetBoundaryRequest) (*GetBoundaryResponse, error)
 	// Watch streams what is, then what changes, as the asked coordinator sees it.
 	Watch(*WatchRequest, grpc.ServerStreamingServer[WatchResponse]) error
 	mustEmbedUnimplementedOperatorServiceServer()
@@ -301,6 +348,12 @@ func (UnimplementedOperatorServiceServer) ListWorkers(context.Context, *ListWork
 }
 func (UnimplementedOperatorServiceServer) ListHosts(context.Context, *ListHostsRequest) (*ListHostsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListHosts not implemented")
+}
+func (UnimplementedOperatorServiceServer) ListGpus(context.Context, *ListGpusRequest) (*ListGpusResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListGpus not implemented")
+}
+func (UnimplementedOperatorServiceServer) AckGpu(context.Context, *AckGpuRequest) (*AckGpuResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method AckGpu not implemented")
 }
 func (UnimplementedOperatorServiceServer) ListMembers(context.Context, *ListMembersRequest) (*ListMembersResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListMembers not implemented")
@@ -334,6 +387,9 @@ func (UnimplementedOperatorServiceServer) InspectWorker(context.Context, *Inspec
 }
 func (UnimplementedOperatorServiceServer) Doctor(context.Context, *DoctorRequest) (*DoctorResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Doctor not implemented")
+}
+func (UnimplementedOperatorServiceServer) GetBoundary(context.Context, *GetBoundaryRequest) (*GetBoundaryResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetBoundary not implemented")
 }
 func (UnimplementedOperatorServiceServer) Watch(*WatchRequest, grpc.ServerStreamingServer[WatchResponse]) error {
 	return status.Error(codes.Unimplemented, "method Watch not implemented")
@@ -409,6 +465,42 @@ func _OperatorService_ListHosts_Handler(srv interface{}, ctx context.Context, de
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(OperatorServiceServer).ListHosts(ctx, req.(*ListHostsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _OperatorService_ListGpus_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListGpusRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServiceServer).ListGpus(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: OperatorService_ListGpus_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServiceServer).ListGpus(ctx, req.(*ListGpusRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _OperatorService_AckGpu_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(AckGpuRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServiceServer).AckGpu(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: OperatorService_AckGpu_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServiceServer).AckGpu(ctx, req.(*AckGpuRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -611,6 +703,24 @@ func _OperatorService_Doctor_Handler(srv interface{}, ctx context.Context, dec f
 	return interceptor(ctx, in, info, handler)
 }
 
+func _OperatorService_GetBoundary_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetBoundaryRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServiceServer).GetBoundary(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: OperatorService_GetBoundary_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServiceServer).GetBoundary(ctx, req.(*GetBoundaryRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _OperatorService_Watch_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(WatchRequest)
 	if err := stream.RecvMsg(m); err != nil {
@@ -640,6 +750,14 @@ var OperatorService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListHosts",
 			Handler:    _OperatorService_ListHosts_Handler,
+		},
+		{
+			MethodName: "ListGpus",
+			Handler:    _OperatorService_ListGpus_Handler,
+		},
+		{
+			MethodName: "AckGpu",
+			Handler:    _OperatorService_AckGpu_Handler,
 		},
 		{
 			MethodName: "ListMembers",
@@ -684,6 +802,10 @@ var OperatorService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Doctor",
 			Handler:    _OperatorService_Doctor_Handler,
+		},
+		{
+			MethodName: "GetBoundary",
+			Handler:    _OperatorService_GetBoundary_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

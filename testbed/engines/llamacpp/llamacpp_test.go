@@ -278,7 +278,7 @@ func reuse(t *testing.T, flags []string) {
 	}
 	r.startAgent()
 	chats := r.begin(14)
-	r.chats("one at a time", chats, 170)
+	r.chats("one at a time", chats, 200)
 
 	// Four callers at once, each with chats of its own.
 	var callers sync.WaitGroup

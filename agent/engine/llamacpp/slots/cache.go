@@ -94,7 +94,7 @@ func (c *hostCache) take(s *sequence) {
 }
 
 // missed learns that an entry was gone that had been believed to be there: so
-// much had to fit for it. Most of the way to what was seen to fit is given up,
+// much had to fit for it. Half of the way to what was seen to fit is given up,
 // for a miss costs more than what is found by surprise.
 func (c *hostCache) missed(needTokens int) {
 	if needTokens <= c.fits {
@@ -104,7 +104,7 @@ func (c *hostCache) missed(needTokens int) {
 		return
 	}
 	c.tooMany = needTokens
-	c.limitTokens = max(1, min(c.limitTokens, c.fits+(needTokens-c.fits)/4))
+	c.limitTokens = max(1, min(c.limitTokens, c.fits+(needTokens-c.fits)/2))
 	c.trim()
 }
 

@@ -73,8 +73,10 @@ type slot struct {
 	by      *request
 	foreign bool
 	used    int64 // order of the ends of requests; -1: never
-	// usedThen is used at the latest observation.
-	usedThen int64
+	// usedThen is used at the latest observation, confirmed what the slot held
+	// when its length was last seen to be as taken.
+	usedThen  int64
+	confirmed *sequence
 }
 
 func (s *slot) busy() bool { return s.by != nil || s.foreign }

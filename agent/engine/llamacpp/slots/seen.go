@@ -23,7 +23,11 @@ func (r *Replay) Observe(seen []Seen) {
 	r.looks++
 	r.seen, r.seenAt, r.passed = append([]Seen(nil), seen...), r.moves, false
 	for i := range r.slots {
-		r.slots[i].usedThen = r.slots[i].used
+		s := &r.slots[i]
+		s.usedThen = s.used
+		if !seen[i].Busy && !s.busy() && s.held.exact && s.held.tokens == seen[i].Tokens {
+			s.confirmed = s.held
+		}
 	}
 	if again {
 		changed = r.places(seen, former) || changed

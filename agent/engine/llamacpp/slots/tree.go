@@ -237,11 +237,13 @@ func (r *Replay) leastKept(e *sequence) (least float64, ok bool) {
 // maxIdle bounds the slots that are told.
 const maxIdle = 64
 
-// Idle are the slots that are idle and known to hold something.
+// Idle are the slots that are idle and known to hold something, which the server
+// has confirmed by its length: a request that names another slot than the one
+// that holds its beginning loses it.
 func (r *Replay) Idle() (idle []ledger.IdleSlot) {
 	for i := range r.slots {
 		s := &r.slots[i]
-		if n := len(s.held.keys); !s.busy() && n > 0 && len(idle) < maxIdle {
+		if n := len(s.held.keys); !s.busy() && n > 0 && s.confirmed == s.held && len(idle) < maxIdle {
 			idle = append(idle, ledger.IdleSlot{Slot: uint32(i), DepthTokens: uint32(n * ledger.PointTokens), Key: s.held.keys[n-1]})
 		}
 	}

@@ -1,0 +1,67 @@
+package agent
+
+import (
+	"testing"
+	"time"
+
+	"waypost/agent/engine"
+	"waypost/agent/engine/llamacpp/slots"
+	"waypost/gossip/ledger"
+	"waypost/gossip/prefix"
+)
+
+// A cache without events follows from claims: what a request left is told at
+// once, what is in use is not, and points by another cluster key name nothing.
+func TestCacheFollowsClaims(t *testing.T) {
+	key := prefix.ClusterKey{1}
+	r := newRank(0, "llamacpp", "llamacpp-1", "gpu-01 http://127.0.0.1:1", 0, []prefix.ClusterKey{key}, 1000)
+	r.agentProcess = 7
+	r.setFacts(engine.Facts{Model: "m", StartMark: 3, BlockTokens: 16, MaxRunning: 2, Unordered: true, Capabilities: engine.WantsClaimPoints | engine.PinsSlots})
+	replay := slots.New(slots.Options{Slots: 2, HostTokens: 0})
+	r.setMirror(replay)
+	r.setHealth(true, "")
+	r.mu.Lock()
+	r.estimate.LaneUp(time.Now(), 9)
+	r.mu.Unlock()
+	points := make([]prefix.Key, 40)
+	for i := range points {
+		points[i] = prefix.Key(i + 1)
+	}
+	claim := func(seq uint64, keyID string) {
+		t.Helper()
+		f := &ledger.ClaimFrame{Coordinator: 9, Agent: 7, Prev: seq - 1, PointsKeyID: keyID, Offers: []ledger.Offer{{Claim: ledger.Claim{
+			Seq: seq, EngineProcess: r.process, PromptTokens: 645, UncachedTokens: 645, OutputTokens: 8, Sequences: 1, Points: points,
+		}}}}
+		if due, err := r.takeClaims(f); err != nil || !due {
+			t.Fatalf("due %v, %v", due, err)
+		}
+	}
+	claim(1, key.ID())
+	if rep := r.report(time.Now()); rep.cachedBlocks != 0 || len(rep.idleSlots) != 0 {
+		t.Errorf("%d blocks of a slot that is in use", rep.cachedBlocks)
+	}
+	_, before := r.seq()
+	if due, err := r.takeMarks(&ledger.MarkFrame{Coordinator: 9, Marks: []ledger.Marked{{Seq: 1, What: ledger.MarkDone, OutputTokens: 8, CachedTokens: new(0)}}}); err != nil || !due {
+		t.Fatalf("due %v, %v", due, err)
+	}
+	if _, seq := r.seq(); seq != before+1 {
+		t.Errorf("frame %d after %d: what the request left is not told at once", seq, before)
+	}
+	if rep := r.report(time.Now()); rep.cachedBlocks != 40 || len(rep.idleSlots) != 0 {
+		t.Errorf("%d blocks, %d slots to name before the server confirmed them", rep.cachedBlocks, len(rep.idleSlots))
+	}
+	r.mu.Lock()
+	replay.Observe([]slots.Seen{{Tokens: -1}, {Tokens: 652}})
+	r.mu.Unlock()
+	if idle := r.report(time.Now()).idleSlots; len(idle) != 1 || idle[0] != (ledger.IdleSlot{Slot: 1, DepthTokens: 640, Key: 40}) {
+		t.Errorf("%+v", idle)
+	}
+	claim(2, "another0")
+	if rep := r.report(time.Now()); rep.faults["points_of_another_key"] != 1 {
+		t.Errorf("%v", rep.faults)
+	}
+	r.reset(engine.ResetRestart)
+	if rep := r.report(time.Now()); rep.cachedBlocks != 0 {
+		t.Errorf("%d blocks of a process that ended", rep.cachedBlocks)
+	}
+}

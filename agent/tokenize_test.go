@@ -1,0 +1,37 @@
+package agent
+
+import (
+	"testing"
+	"time"
+)
+
+// Engines are asked about a burst of long texts, then about a tenth of a core's
+// worth each second; what is refused costs nothing.
+func TestTokenizingIsBudgetedBySize(t *testing.T) {
+	var a allowance
+	now := time.Now()
+	const text = 256 << 10
+	asked := 0
+	for range 100 {
+		if a.take(now, text) {
+			asked++
+		}
+	}
+	if asked != tokenizeBurstBytes/text {
+		t.Errorf("%d texts at once, want %d", asked, tokenizeBurstBytes/text)
+	}
+	for i := range 600 {
+		if a.take(now.Add(time.Duration(i+1)*100*time.Millisecond), text) {
+			asked++
+		}
+	}
+	if most := (tokenizeBurstBytes + 60*tokenizeBytesPerSec) / text; asked > most || asked < most-2 {
+		t.Errorf("%d texts within a minute, want %d", asked, most)
+	}
+	if a.take(now.Add(time.Hour), tokenizeBurstBytes+1) {
+		t.Error("a text above the burst is asked about")
+	}
+	if !a.take(now.Add(time.Hour), tokenizeBurstBytes) {
+		t.Error("the allowance does not come back")
+	}
+}

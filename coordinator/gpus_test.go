@@ -1,0 +1,191 @@
+package coordinator
+
+import (
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+
+	"waypost/gossip/lane"
+	waypostv1 "waypost/proto/waypost/v1"
+)
+
+func gpuReport(verdict string, xids ...*waypostv1.XidEvent) *waypostv1.ConnectRequest {
+	return &waypostv1.ConnectRequest{Frame: &waypostv1.ConnectRequest_Host{Host: &waypostv1.HostReport{GpuState: proto.String("ok"), Gpus: []*waypostv1.Gpu{
+		{Index: proto.Uint32(1), Uuid: proto.String("GPU-c04d"), Verdict: &verdict, Xids: xids, Engines: []string{"vllm-8000"}},
+	}}}}
+}
+
+func xid(number uint32, class string, count float64) *waypostv1.XidEvent {
+	return &waypostv1.XidEvent{Xid: &number, Class: &class, Count: &count, AgeMs: proto.Float64(10), Acknowledged: proto.Bool(false)}
+}
+
+// GPUs are listed with the workers there; an acknowledgement reaches the host and
+// comes back with what it changed; the fleet's policy reaches the host.
+func TestGPUsAreListedAndAcknowledged(t *testing.T) {
+	o := startOne(t)
+	var asked atomic.Pointer[waypostv1.AckGpu]
+	a := &fakeAgent{workers: 2}
+	a.asks = func(l *lane.Lane, f *waypostv1.ConnectResponse) {
+		ask := f.GetAckGpu()
+		if ask == nil {
+			return
+		}
+		asked.Store(ask)
+		reply := &waypostv1.AckGpuReply{AskId: ask.AskId, Uuid: proto.String("GPU-c04d"), Xids: []uint32{79}, Verdict: proto.String("ok")}
+		if ask.GetIndex() == 9 {
+			reply = &waypostv1.AckGpuReply{AskId: ask.AskId, Error: proto.String("no such GPU was seen")}
+		}
+		_ = l.Send(&waypostv1.ConnectRequest{Frame: &waypostv1.ConnectRequest_AckGpu{AckGpu: reply}})
+	}
+	a.start(t, o)
+	operators := waypostv1.NewOperatorServiceClient(o.conn)
+	list := func(host *string) *waypostv1.ListGpusResponse {
+		resp, err := operators.ListGpus(t.Context(), &waypostv1.ListGpusRequest{Host: host})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return resp
+	}
+	eventually(t, "host without facts", func() bool {
+		w := list(nil).GetWithout()
+		return len(w) == 1 && w[0].GetGpuState() == "not reported yet"
+	})
+	send := func(f *waypostv1.ConnectRequest) {
+		for _, l := range a.dialer.Lanes() {
+			if err := l.Send(f); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	send(gpuReport("ok"))
+	eventually(t, "a GPU", func() bool { return len(list(proto.String("gpu-01")).GetGpus()) == 1 })
+	g := list(nil).GetGpus()[0]
+	if g.GetName() != "gpu-01/1" || !slices.Equal(g.GetWorkers(), []string{"vllm-8000/0"}) || g.AgeMs == nil || len(list(nil).GetWithout()) != 0 {
+		t.Errorf("listed %v", g)
+	}
+	if other := list(proto.String("gpu-7")); len(other.GetGpus())+len(other.GetWithout()) != 0 {
+		t.Errorf("of an unknown host: %v", other)
+	}
+
+	// What is new is told once, what an application did as well; what was there at
+	// first is no news.
+	event := func(name string, fields map[string]string) func() bool {
+		return func() bool {
+			o.board.events.mu.Lock()
+			defer o.board.events.mu.Unlock()
+			return slices.ContainsFunc(o.board.events.events, func(e *event) bool {
+				if e.name != name {
+					return false
+				}
+				for k, v := range fields {
+					if e.fields[k] != v {
+						return false
+					}
+				}
+				return true
+			})
+		}
+	}
+	send(gpuReport("ok", xid(31, "application", 1)))
+	eventually(t, "event of an application's error", event("gpu_fault", map[string]string{"gpu": "gpu-01/1", "xid": "31", "class": "application", "action": "ok"}))
+	send(gpuReport("exclude:xid_79", xid(31, "application", 1), xid(79, "hardware", 1)))
+	eventually(t, "event of the GPU's error", event("gpu_fault", map[string]string{"gpu": "gpu-01/1", "xid": "79", "class": "hardware", "action": "exclude", "workers": "vllm-8000"}))
+
+	resp, err := operators.AckGpu(t.Context(), &waypostv1.AckGpuRequest{Gpu: proto.String("gpu-01/1"), Reason: proto.String("reseated")})
+	if err != nil || resp.GetVerdict() != "ok" || !slices.Equal(resp.GetXids(), []uint32{79}) {
+		t.Fatalf("%v %v", resp, err)
+	}
+	if ask := asked.Load(); ask.GetIndex() != 1 || ask.Uuid != nil || ask.GetReason() != "reseated" || ask.GetDryRun() {
+		t.Errorf("the host was asked %v", ask)
+	}
+	eventually(t, "event of the acknowledgement", event("gpu_acked", map[string]string{"gpu": "gpu-01/1", "reason": "reseated"}))
+	send(gpuReport("ok"))
+	eventually(t, "event of the end", event("gpu_cleared", map[string]string{"gpu": "gpu-01/1", "was": "exclude:xid_79"}))
+
+	// By UUID, and over HTTP.
+	answer, err := http.Post("http://"+o.APIAddress()+"/v1/gpus/gpu-c04d:ack", "application/json", strings.NewReader(`{"reason":"again","dryRun":true}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	body, err := io.ReadAll(answer.Body)
+	answer.Body.Close()
+	http.DefaultClient.CloseIdleConnections()
+	over := &waypostv1.AckGpuResponse{}
+	if err != nil || protojson.Unmarshal(body, over) != nil || over.GetUuid() != "GPU-c04d" {
+		t.Errorf("over HTTP: %s", body)
+	}
+	if ask := asked.Load(); ask.GetUuid() != "GPU-c04d" || ask.Index != nil || !ask.GetDryRun() {
+		t.Errorf("the host was asked %v", ask)
+	}
+
+	for _, c := range []struct {
+		gpu, reason string
+		code        codes.Code
+		text        string
+	}{
+		{"gpu-01/1", " ", codes.InvalidArgument, "must say why"},
+		{"gpu-01/x", "r", codes.InvalidArgument, "comes the GPU's index"},
+		{"gpu-07/1", "r", codes.NotFound, `no host "gpu-07"`},
+		{"", "r", codes.NotFound, "no GPU"},
+		{"GPU-ffff", "r", codes.NotFound, `no GPU "GPU-ffff"`},
+		{"gpu-01/9", "r", codes.NotFound, "no such GPU was seen"},
+	} {
+		_, err := operators.AckGpu(t.Context(), &waypostv1.AckGpuRequest{Gpu: &c.gpu, Reason: &c.reason})
+		if status.Code(err) != c.code || !strings.Contains(status.Convert(err).Message(), c.text) {
+			t.Errorf("%q: %v, want %v %q", c.gpu, err, c.code, c.text)
+		}
+	}
+
+	a.mu.Lock()
+	policy := a.policy.GetGpu()
+	a.mu.Unlock()
+	if !slices.Equal(policy.GetPrice(), []string{"thermal_throttle", "power_brake"}) {
+		t.Errorf("the host was told %v", policy)
+	}
+	fleet := "version = 1\n[policy.gpu]\nexclude = [\"xid:48\"]\nprice = [\"xid:79\"]\n"
+	if _, err := operators.PutFleet(t.Context(), &waypostv1.PutFleetRequest{Toml: &fleet, BaseVersion: proto.Uint32(0)}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the fleet's policy at the host", func() bool {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		return slices.Equal(a.policy.GetGpu().GetPrice(), []string{"xid:79"}) && slices.Equal(a.policy.GetGpu().GetExclude(), []string{"xid:48"})
+	})
+
+	a.dialer.Close()
+	eventually(t, "no lane", func() bool { return o.lanes.session("gpu-01") == nil })
+	_, err = operators.AckGpu(t.Context(), &waypostv1.AckGpuRequest{Gpu: proto.String("gpu-01/1"), Reason: proto.String("r")})
+	if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "has no lane") {
+		t.Errorf("without a lane: %v", err)
+	}
+}
+
+// A host that does not answer leaves nothing behind; an answer nobody waits for
+// is dropped.
+func TestAckOfASilentHost(t *testing.T) {
+	o := startOne(t)
+	a := &fakeAgent{workers: 1}
+	a.start(t, o)
+	eventually(t, "lane", func() bool { return o.lanes.session("gpu-01") != nil })
+	began := time.Now()
+	_, err := waypostv1.NewOperatorServiceClient(o.conn).AckGpu(t.Context(), &waypostv1.AckGpuRequest{Gpu: proto.String("gpu-01/0"), Reason: proto.String("r")})
+	if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "did not answer") || time.Since(began) < ackWithin {
+		t.Errorf("%v after %v", err, time.Since(began))
+	}
+	o.acks.mu.Lock()
+	waiting := len(o.acks.asks)
+	o.acks.mu.Unlock()
+	if waiting != 0 {
+		t.Errorf("%d asks are left", waiting)
+	}
+	o.acks.answered(&waypostv1.AckGpuReply{AskId: proto.Uint32(99)})
+}
