@@ -23,6 +23,13 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	if options := os.Getenv(engineProcessEnv); options != "" {
+		if err := runEngineProcess(options); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	flag.Parse()
 	// These tests mostly wait: for elections, reports and time-outs. What runs
 	// at once is bounded by slots.
