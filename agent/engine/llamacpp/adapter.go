@@ -22,7 +22,7 @@ var (
 	_ engine.Tokenizer = (*Adapter)(nil)
 
 	_ engine.RenderCoster = (*Adapter)(nil)
-	_ engine.Mirror    = (*slots.Replay)(nil)
+	_ engine.Mirror       = (*slots.Replay)(nil)
 )
 
 // Options configures an adapter. Zero values are the defaults.
