@@ -91,6 +91,7 @@ type EngineConfig struct {
 	KVEvents   string `toml:"kv_events" help:"ZeroMQ endpoint of KV events; empty: none"`
 	KVReplay   string `toml:"kv_replay" help:"ZeroMQ endpoint of their replay; empty: none"`
 	APIKeyFile string `toml:"api_key_file" help:"key of an engine that needs one"`
+	SelfTest   bool   `toml:"self_test" help:"run one tiny prompt twice when the engine comes up and has no requests, and compare what it reuses with what its events say"`
 	Boundary   string `toml:"boundary" help:"for an engine that tells no token ids: a word, equal on engines that make the same tokens of the same text; empty: its model's name"`
 	// The rest says how saved KV may travel; what is empty is asked of the
 	// engine.

@@ -25,6 +25,8 @@ type watched struct {
 	newRank     func(engineName string, number int) *rank
 	// prober measures the hashing boundary.
 	prober *prober
+	// selfTester tests it when it comes up; nil: it is not to be tested.
+	selfTester *selfTester
 	// changed tells that what the hello says has changed; dirty that a load
 	// report is worth sending at once.
 	changed func()
