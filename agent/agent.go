@@ -197,6 +197,14 @@ func (a *Agent) watch(e EngineConfig) (*watched, error) {
 	w.prober = newProber(proberOptions{
 		tokenizer: tokenizer, declared: e.Boundary, hasher: boundary.NewHasher(a.prefixKeys[0]), state: w.state, changed: w.changed, log: a.log.With("engine", e.Name),
 	})
+	completer, able := adapter.(engine.Completer)
+	if e.SelfTest && able && tokenizer != nil {
+		w.selfTester = &selfTester{
+			tokenizer: tokenizer, completer: completer, rank: w.onlyRank, done: a.learnt.selfTestOf, save: a.saveLearnt, changed: w.changed, log: a.log.With("engine", e.Name),
+		}
+	} else if e.SelfTest {
+		a.log.Warn("self-test not run: an engine of this kind tells no token ids", "engine", e.Name, "kind", e.Kind)
+	}
 	return w, nil
 }
 

@@ -124,6 +124,9 @@ func (r *rank) takeClaims(f *ledger.ClaimFrame) (due bool, err error) {
 		// Nothing was reported of this worker yet, so nothing can be meant.
 		return false, nil
 	}
+	if len(f.Offers) > 0 {
+		r.endHold()
+	}
 	now := time.Now()
 	in, err := r.estimate.Claims(now, f)
 	if err != nil {
@@ -161,7 +164,7 @@ func (r *rank) due() bool {
 // lock is held.
 func (r *rank) evidence(b *engine.Batch) {
 	stores := r.recorder.Take()
-	if b.Replayed || r.estimate == nil {
+	if b.Replayed || r.estimate == nil || r.holding {
 		return
 	}
 	at, tokens := b.Received.Add(-b.Age), 0

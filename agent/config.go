@@ -109,6 +109,7 @@ type EngineConfig struct {
 	APIKeyFile   string             `toml:"api_key_file" help:"key of an engine that needs one"`
 	HostCacheMiB daemon.OptionalInt `toml:"host_cache_mib" help:"llama.cpp's --cache-ram, MiB; -1: no limit, 0: off; unset: read from its command line, or learnt"`
 	Boundary     string             `toml:"boundary" help:"for an engine that tells no token ids: a word, equal on engines that make the same tokens of the same text; empty: its model's name"`
+	SelfTest     bool               `toml:"self_test" help:"run one tiny prompt twice when the engine comes up and has no requests, and compare what it reuses with what its events say"`
 	// The rest says how saved KV may travel; what is empty is asked of the
 	// engine.
 	Role          Role            `toml:"role" help:"part of each request that the engine serves, prefill or decode; empty: all of it, or what the engine says"`

@@ -312,3 +312,18 @@ type RenderCoster interface {
 	// RenderRequests is how many it takes.
 	RenderRequests() int
 }
+
+// Completer is an Adapter of an engine that can be asked for one token.
+type Completer interface {
+	// Complete runs a prompt, special tokens added as the engine does it, for
+	// one token.
+	Complete(ctx context.Context, prompt string) (Usage, error)
+}
+
+// Usage is what an engine says of one request.
+type Usage struct {
+	// PromptTokens is the length of the prompt; 0: not told.
+	PromptTokens int
+	// CachedTokens is how many of them were reused; -1: not told.
+	CachedTokens int
+}

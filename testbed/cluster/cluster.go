@@ -41,6 +41,8 @@ type Options struct {
 	// ChangeAgent changes the configuration of the agent of an engine; nil:
 	// nothing.
 	ChangeAgent func(i int, cfg *agent.Config)
+	// SelfTest has agents test their engines when these come up.
+	SelfTest bool
 	// Coordinators is the number of coordinators; 1, 3 or 5 of them vote.
 	Coordinators int
 	// APIAddress is where the first coordinator's API is, if the port is
@@ -265,7 +267,7 @@ func (c *Cluster) AgentConfig(i int) agent.Config {
 		return cfg
 	}
 	e := c.Engines[i]
-	cfg.Engines = []agent.EngineConfig{{Name: EngineName, Kind: "vllm", URL: e.URL(), KVEvents: e.EventsEndpoint(), KVReplay: e.ReplayEndpoint()}}
+	cfg.Engines = []agent.EngineConfig{{Name: EngineName, Kind: "vllm", URL: e.URL(), KVEvents: e.EventsEndpoint(), KVReplay: e.ReplayEndpoint(), SelfTest: c.opt.SelfTest}}
 	if e.Options().Transfer != nil {
 		// Its cache is all the memory that an emulated engine has.
 		cfg.Engines[0].KVExported = "gpu"

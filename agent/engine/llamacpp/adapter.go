@@ -21,9 +21,10 @@ import (
 var (
 	_ engine.Adapter   = (*Adapter)(nil)
 	_ engine.Tokenizer = (*Adapter)(nil)
+	_ engine.Completer = (*Adapter)(nil)
 
 	_ engine.RenderCoster = (*Adapter)(nil)
-	_ engine.Mirror    = (*slots.Replay)(nil)
+	_ engine.Mirror       = (*slots.Replay)(nil)
 )
 
 // Options configures an adapter. Zero values are the defaults.
@@ -105,6 +106,12 @@ func (a *Adapter) Render(ctx context.Context, chatJSON []byte) ([]uint32, error)
 		return nil, errors.New("/apply-template: answer has no prompt")
 	}
 	return a.Tokenize(ctx, *answer.Prompt, true)
+}
+
+// Complete implements engine.Completer.
+func (a *Adapter) Complete(ctx context.Context, prompt string) (u engine.Usage, err error) {
+	u.PromptTokens, u.CachedTokens, err = a.client.Complete(ctx, "", prompt)
+	return u, err
 }
 
 // RenderRequests implements engine.RenderCoster: the template and the tokens are

@@ -15,6 +15,7 @@ import (
 var (
 	_ engine.Adapter   = (*Adapter)(nil)
 	_ engine.Tokenizer = (*Adapter)(nil)
+	_ engine.Completer = (*Adapter)(nil)
 	_ engine.Resyncer  = (*Adapter)(nil)
 )
 
@@ -67,6 +68,12 @@ func (a *Adapter) Render(ctx context.Context, chatJSON []byte) ([]uint32, error)
 		return nil, err
 	}
 	return a.client.tokenize(ctx, body)
+}
+
+// Complete implements engine.Completer.
+func (a *Adapter) Complete(ctx context.Context, prompt string) (u engine.Usage, err error) {
+	u.PromptTokens, u.CachedTokens, err = a.client.Complete(ctx, "", prompt)
+	return u, err
 }
 
 // source asks one vLLM server.
