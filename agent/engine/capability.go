@@ -38,12 +38,15 @@ const (
 	// WantsClaimPoints: the engine publishes nothing, and the agent follows its
 	// cache by claims, which carry a point every 16 tokens for it.
 	WantsClaimPoints
+	// NamesSessions: events of stored blocks name the session that the request
+	// which stored them gave itself.
+	NamesSessions
 )
 
 // capabilityNames are the names that operators and coordinators see, in the
 // order of the bits.
 var capabilityNames = [...]string{
-	"cached-tokens", "cached-tokens-if-any", "kv-events", "kv-replay", "late-stores", "omits-adapters", "omits-salts", "tokenize", "render", "slots", "recomputes-last-block", "claim-points",
+	"cached-tokens", "cached-tokens-if-any", "kv-events", "kv-replay", "late-stores", "omits-adapters", "omits-salts", "tokenize", "render", "slots", "recomputes-last-block", "claim-points", "event-sessions",
 }
 
 // Has says whether all of some capabilities are among c.
