@@ -134,6 +134,7 @@ func (r *rank) takeClaims(f *ledger.ClaimFrame) (due bool, err error) {
 	}
 	if in.Taken > 0 {
 		r.followClaims(now, f)
+		r.wanted.claims(f)
 	}
 	return r.estimate.Due(now) || in.Taken+in.Fenced > 0, nil
 }

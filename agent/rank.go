@@ -70,6 +70,8 @@ type rank struct {
 	// claims on it; nil: its events are mirrored.
 	follow   engine.Mirror
 	estimate *queue.Estimator
+	// wanted are the prompts of which coordinators want to hear what is stored.
+	wanted wantedPrompts
 	// noProgressAfter is the fleet's bound for a worker without progress; 0:
 	// the estimate's own.
 	noProgressAfter time.Duration
@@ -201,6 +203,7 @@ func (r *rank) apply(b engine.Batch) bool {
 	}
 	table.History().SetNow(r.ms(b.Received.Add(-b.Age)))
 	table.ApplyAll(b.Events)
+	r.wanted.stored(table, &b)
 	r.evidence(&b)
 	return !table.OverPool()
 }

@@ -182,6 +182,7 @@ func (w *watched) Batch(number int, b engine.Batch) {
 		return
 	}
 	whole := r.apply(b)
+	w.tellStored(r)
 	if !b.Replayed && r.due() {
 		w.dirty()
 	}

@@ -49,6 +49,9 @@ const (
 	SelfTestKeys
 	SelfTestReuse
 	SelfTestFailed
+	// NamesSessions: events of stored blocks name the session that the request
+	// which stored them gave itself.
+	NamesSessions
 )
 
 // capabilityNames are the names that operators and coordinators see, in the
@@ -56,6 +59,7 @@ const (
 var capabilityNames = [...]string{
 	"cached-tokens", "cached-tokens-if-any", "kv-events", "kv-replay", "late-stores", "omits-adapters", "omits-salts", "tokenize", "render", "slots", "recomputes-last-block", "claim-points",
 	"self-test-events", "self-test-keys", "self-test-reuse", "self-test-failed",
+	"event-sessions",
 }
 
 // Has says whether all of some capabilities are among c.

@@ -127,6 +127,7 @@ func (s *source) Facts(ctx context.Context, latest *poller.Counters) (poller.Kno
 	k.facts.BlockTokens = s.page.blockTokens()
 	k.facts.PoolBlocks = s.page.usableBlocks()
 	k.facts.Capabilities |= engine.TokenizesText | engine.TokenizesChats
+	k.facts.Capabilities = k.facts.Capabilities.With(engine.NamesSessions, namesSessions(k.facts.Version))
 	if ranks > 1 {
 		k.facts.RankHeader = "X-data-parallel-rank"
 	}
@@ -142,6 +143,16 @@ func (s *source) Facts(ctx context.Context, latest *poller.Counters) (poller.Kno
 		out.Plans = append(out.Plans, plan)
 	}
 	return out, nil
+}
+
+// namesSessions says whether a version's events name sessions: 0.32 was seen to;
+// which earlier one did first is not known.
+func namesSessions(version string) bool {
+	var major, minor int
+	if _, err := fmt.Sscanf(version, "%d.%d.", &major, &minor); err != nil {
+		return false
+	}
+	return major > 0 || minor >= 32
 }
 
 const hintNoCache = "the engine keeps no prefixes: start it with --enable-prefix-caching"
