@@ -113,7 +113,7 @@ func (a *Agent) checkEngine(l *doctor.List, w *watched) {
 	}
 	told := map[string]bool{}
 	if e := w.process(); e != nil {
-		for _, advice := range e.Advise(discover.Known{Version: live.facts.Version, HasKey: w.target.APIKey != ""}) {
+		for _, advice := range e.Advise(discover.Known{Version: live.facts.Version, HasKey: w.target.APIKey != "", Local: a.hostAddress() == ""}) {
 			if live.up && live.shows(advice.Check) {
 				continue // it was seen to work
 			}

@@ -278,9 +278,12 @@ func (s *Scanner) engineOf(c candidate, own sockets, out *Result) Engine {
 		out.Limited = "this process may not see what other users' processes hold open (it lacks CAP_SYS_PTRACE), so engines are told by command line, port and owner"
 		e.ByPort = true
 	}
-	theirs, err := readSockets(s.proc, strconv.Itoa(c.pid)+"/net")
-	if err != nil {
-		theirs = own // an older kernel, or it is gone
+	theirs := own
+	if !slices.ContainsFunc(slices.Collect(maps.Keys(held)), func(inode uint64) bool { _, here := own[inode]; return here }) {
+		// It may be in another network namespace.
+		if all, err := readSockets(s.proc, strconv.Itoa(c.pid)+"/net"); err == nil {
+			theirs = all
+		}
 	}
 	mine := func(k socket) bool { return held[k.inode] || held == nil && k.uid == c.effective }
 	if e.Orphan {

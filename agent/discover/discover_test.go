@@ -407,3 +407,17 @@ func FuzzScan(f *testing.F) {
 		}
 	})
 }
+
+// A host with many connections costs no more than one with few: those that listen
+// come first.
+func TestConnectionsAreNotWalkedThrough(t *testing.T) {
+	connection := strings.Replace(socketLine("0100007F:1F41", 5, 8), " 0A ", " 01 ", 1)
+	text := header + socketLine("0100007F:1F40", 5, 7) + strings.Repeat(connection, 10_000)
+	r, out := strings.NewReader(text), sockets{}
+	if err := parseSockets(r, out); err != nil || len(out) != 1 {
+		t.Fatalf("%v, %v", out, err)
+	}
+	if read := len(text) - r.Len(); read > len(text)/5 {
+		t.Errorf("%d of %d bytes were read", read, len(text))
+	}
+}

@@ -42,6 +42,8 @@ type Known struct {
 	Version string
 	// HasKey says that the agent has a key for it.
 	HasKey bool
+	// Local says that all callers are on this host.
+	Local bool
 }
 
 // Advise checks the flags of an engine. It looks at flags alone: that events
@@ -337,7 +339,7 @@ func (a *adviser) wants(check, flag string) {
 
 // reach checks that callers on other hosts come through to the engine.
 func (a *adviser) reach() {
-	if a.e.Place == Here && a.e.Address.IsLoopback() {
+	if !a.known.Local && a.e.Place == Here && a.e.Address.IsLoopback() {
 		a.fault(CheckReachable, fmt.Sprintf("listens at %s only: callers on other hosts cannot reach it", a.e.Address), "", "--host 0.0.0.0")
 	}
 }

@@ -133,6 +133,11 @@ func TestLoopbackEngineIsNamed(t *testing.T) {
 	if last := a[len(a)-1]; last.Check != CheckReachable || last.Fix != "--host 0.0.0.0" {
 		t.Errorf("%+v", a)
 	}
+	for _, a := range e.Advise(Known{Local: true}) {
+		if a.State == Problem {
+			t.Errorf("callers on this host reach it: %+v", a)
+		}
+	}
 }
 
 // The endpoints to read events at come from the flags where they make the engine

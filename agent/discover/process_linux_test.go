@@ -112,3 +112,18 @@ func again(t *testing.T, port string, pid int) Engine {
 	}
 	return s.engineOf(candidate{p, k, words, false}, own, &Result{})
 }
+
+// BenchmarkScan is one look at this machine's own process table.
+func BenchmarkScan(b *testing.B) {
+	s := New(Options{})
+	for b.Loop() {
+		if _, err := s.Scan(); err != nil {
+			b.Fatal(err)
+		}
+	}
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.ReportMetric(float64(len(entries)), "entries")
+}

@@ -17,6 +17,10 @@ const (
 	// at, maxListening the listening ones that are kept.
 	maxSocketLines = 1 << 20
 	maxListening   = 1 << 14
+	// maxOthers is after how many sockets in a row that do not listen the rest is
+	// left out: the kernel lists those that listen first, and the walk through all
+	// connections is what costs.
+	maxOthers = 256
 )
 
 // socket is one listening TCP socket.
@@ -57,13 +61,16 @@ func readSocketFile(proc fs.FS, name string, out sockets) error {
 // be read is passed over: one odd line must not hide an engine.
 func parseSockets(r io.Reader, out sockets) error {
 	lines := bufio.NewScanner(r)
-	for n := 0; lines.Scan() && n < maxSocketLines && len(out) < maxListening; n++ {
+	others := 0
+	for n := 0; others < maxOthers && n < maxSocketLines && len(out) < maxListening && lines.Scan(); n++ {
 		// sl local_address rem_address st tx:rx tr:when retrnsmt uid timeout inode
 		const listening = "0A"
 		fields := strings.Fields(lines.Text())
 		if len(fields) < 10 || fields[3] != listening {
+			others++
 			continue
 		}
+		others = 0
 		address, ok := parseAddress(fields[1])
 		uid, err := strconv.ParseUint(fields[7], 10, 32)
 		inode, err2 := strconv.ParseUint(fields[9], 10, 64)
