@@ -84,8 +84,13 @@ func (l *life) answer(w http.ResponseWriter, r *http.Request, d *dialect, b *ope
 			f.Flush()
 		}
 	}
+	var waiting []uint32
 	o, err := l.generate(r.Context(), q, func(o *outcome, token uint32) {
 		if !q.stream {
+			return
+		}
+		waiting = append(waiting, token)
+		if n := len(o.tokens); n > 1 && n < q.maxTokens && len(waiting) < l.opts.StreamInterval {
 			return
 		}
 		if len(o.tokens) == 1 && q.chat {
@@ -93,7 +98,8 @@ func (l *life) answer(w http.ResponseWriter, r *http.Request, d *dialect, b *ope
 			v["choices"] = []any{choice(object{"delta": object{"role": "assistant", "content": ""}, "finish_reason": nil})}
 			chunk(v)
 		}
-		v, text := head(kind), detokenize([]uint32{token})
+		v, text := head(kind), detokenize(waiting)
+		waiting = waiting[:0]
 		c := object{"text": text, "finish_reason": nil}
 		if q.chat {
 			c = object{"delta": object{"content": text}, "finish_reason": nil}
