@@ -61,26 +61,12 @@ type engineOptions struct {
 	kind, version, model, listen, fault string
 }
 
-// vllmVersions are the releases of vLLM whose differences matter, oldest first;
-// SGLang, TensorRT-LLM and llama.cpp have theirs in package profile.
-var vllmVersions = []struct {
-	name  string
-	apply func(*emulator.Options)
-}{
-	{"0.23.0", func(o *emulator.Options) { o.ArrayEvents, o.ReplayWithoutTopic = true, true }},
-	{"0.24.0", func(o *emulator.Options) { o.ReplayWithoutTopic = true }},
-	{"0.32.0", func(*emulator.Options) {}},
-}
-
 // versionsOf are the versions of a kind, nil if there is no such kind.
-func versionsOf(kind string) (out []string) {
-	if kind != string(faults.VLLM) {
-		return profile.Versions(profile.Kind(kind))
+func versionsOf(kind string) []string {
+	if kind == string(faults.VLLM) {
+		return emulator.Versions()
 	}
-	for _, v := range vllmVersions {
-		out = append(out, v.name)
-	}
-	return out
+	return profile.Versions(profile.Kind(kind))
 }
 
 func wrong(flag, format string, args ...any) error {
@@ -115,13 +101,11 @@ func (o engineOptions) run() (started, error) {
 		}
 	}
 	if o.kind == string(faults.VLLM) {
-		e := emulator.Options{Model: o.model, Address: o.listen, AdminPath: o.fault == ""}
-		for _, v := range vllmVersions {
-			if v.name == o.version {
-				e.Version = v.name
-				v.apply(&e)
-			}
+		e, err := emulator.Of(o.version)
+		if err != nil {
+			return nil, err
 		}
+		e.Model, e.Address, e.AdminPath = o.model, o.listen, o.fault == ""
 		if o.fault != "" {
 			f.ToVLLM(&e)
 		}

@@ -34,7 +34,8 @@ func sglFails(w http.ResponseWriter, _ *query, err error) {
 func (l *life) sglRoutes(mux *http.ServeMux) {
 	d := &dialect{
 		fails:  sglFails,
-		choice: object{"matched_stop": nil},
+		choice: object{"logprobs": nil, "matched_stop": nil}, chatChoice: object{"logprobs": nil, "matched_stop": nil},
+		message: object{"reasoning_content": nil},
 		usage: func(q *query, o *outcome) object {
 			var details any = object{"cached_tokens": o.cached}
 			if l.opts.Layout < SGMap && o.cached == 0 {
