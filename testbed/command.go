@@ -4,6 +4,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"waypost/testbed/bench"
+	"waypost/testbed/enginefaults"
 	"waypost/testbed/sim"
 )
 
@@ -15,6 +16,6 @@ func Command() *cobra.Command {
 		Example: "  waypost testbed sim --workers 8 --speedup 4 --policy waypost",
 		Args:    cobra.NoArgs,
 	}
-	c.AddCommand(sim.Command(), bench.Command())
+	c.AddCommand(sim.Command(), bench.Command(), enginefaults.EngineCommand(), enginefaults.ListCommand())
 	return c
 }

@@ -195,6 +195,32 @@ func TestDevTellsWhatHappened(t *testing.T) {
 	empty(t, tmp)
 }
 
+// A mixed fleet serves without a failure, and more than one kind is used.
+func TestDevRunsAMixedFleet(t *testing.T) {
+	t.Parallel()
+	takeSlot(t)
+	r := runIn(t, []string{"TMPDIR=" + t.TempDir()}, "dev", "--duration", "5s", "--json", "--engines", "4", "--kinds", "vllm,sglang,trtllm,llamacpp", "--rate", "8")
+	if r.code != 0 {
+		t.Fatalf("dev: exit %d\n%s", r.code, r.errOut)
+	}
+	lines := strings.Split(strings.TrimSpace(r.out), "\n")
+	kinds := map[string]bool{}
+	for _, l := range lines[:len(lines)-1] {
+		var p struct{ Worker string }
+		if err := json.Unmarshal([]byte(l), &p); err != nil {
+			t.Fatalf("%s: %v", l, err)
+		}
+		kinds[strings.Split(p.Worker, "/")[1]] = true
+	}
+	var out struct{ Summary devSummary }
+	if err := json.Unmarshal([]byte(lines[len(lines)-1]), &out); err != nil {
+		t.Fatal(err)
+	}
+	if s := out.Summary; s.Placements == nil || *s.Placements < 5 || s.Failed == nil || *s.Failed > 0 || len(kinds) < 2 {
+		t.Errorf("kinds %v, summary %s", kinds, lines[len(lines)-1])
+	}
+}
+
 // empty wants nothing to be left in a directory.
 func empty(t *testing.T, dir string) {
 	t.Helper()

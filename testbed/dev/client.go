@@ -36,12 +36,12 @@ func newEngineClient(model string) *engineClient {
 
 func (c *engineClient) close() { c.http.CloseIdleConnections() }
 
-// complete sends a prompt of token ids and reads the stream to its end. Times
+// complete sends a body and reads the stream to its end. Times
 // count from arrival, which may be before the call: placing is part of what a
 // user waits for.
-func (c *engineClient) complete(ctx context.Context, url string, headers map[string]string, tokens []uint32, outputTokens int, arrival time.Time) (answer, error) {
+func (c *engineClient) complete(ctx context.Context, url string, headers map[string]string, body []byte, arrival time.Time) (answer, error) {
 	var out answer
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url+"/v1/completions", bytes.NewReader(c.body(tokens, outputTokens)))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url+"/v1/completions", bytes.NewReader(body))
 	if err != nil {
 		return out, err
 	}
@@ -104,7 +104,8 @@ func (a *answer) takeUsage(chunk string) error {
 	return nil
 }
 
-func (c *engineClient) body(tokens []uint32, outputTokens int) []byte {
+// body is a request with a prompt of token ids, and what the placement adds.
+func (c *engineClient) body(tokens []uint32, outputTokens int, patch map[string]any) []byte {
 	b := make([]byte, 0, 8*len(tokens)+200)
 	b = append(b, `{"model":`...)
 	b = strconv.AppendQuote(b, c.model)
@@ -117,5 +118,13 @@ func (c *engineClient) body(tokens []uint32, outputTokens int) []byte {
 	}
 	b = append(b, `],"max_tokens":`...)
 	b = strconv.AppendInt(b, int64(outputTokens), 10)
+	for name, v := range patch {
+		value, err := json.Marshal(v)
+		if err != nil {
+			continue // what came as JSON is JSON
+		}
+		b = append(strconv.AppendQuote(append(b, ','), name), ':')
+		b = append(b, value...)
+	}
 	return append(b, `,"ignore_eos":true,"temperature":0,"stream":true,"stream_options":{"include_usage":true}}`...)
 }

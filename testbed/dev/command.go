@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"slices"
 	"sort"
 	"strings"
 	"syscall"
@@ -25,6 +26,8 @@ import (
 type Options struct {
 	// Engines is the number of emulated engines in each set, 1 to 64.
 	Engines int
+	// Kinds are the engine kinds, taken in turn; empty: vllm.
+	Kinds []string
 	// Coordinators is 1 or 3.
 	Coordinators int
 	// Duration is how long requests arrive; 0: until ctx ends.
@@ -54,6 +57,8 @@ func (o *Options) Validate() error {
 	switch {
 	case o.Engines < 1 || o.Engines > 64:
 		return wrong("--engines", "%d: use 1 to 64", o.Engines)
+	case o.unknownKind() != "":
+		return wrong("--kinds", "%q: use some of %s", o.unknownKind(), strings.Join(kinds(), ", "))
 	case o.Coordinators != 1 && o.Coordinators != 3:
 		return wrong("--coordinators", "%d: use 1 or 3", o.Coordinators)
 	case o.Duration < 0:
@@ -64,6 +69,16 @@ func (o *Options) Validate() error {
 		return wrong("--rate", "%v: use 0 to 1000 requests per second", o.RequestsPerSecond)
 	}
 	return nil
+}
+
+// unknownKind is the first kind that nothing emulates.
+func (o *Options) unknownKind() string {
+	for _, k := range o.Kinds {
+		if !slices.Contains(kinds(), k) {
+			return k
+		}
+	}
+	return ""
 }
 
 func wrong(flag, format string, args ...any) error {
@@ -90,7 +105,11 @@ func Run(ctx context.Context, o Options) (err error) {
 	}
 	began := time.Now()
 	fmt.Fprintf(o.Talk, "Starting %d emulated engines (and %d for round robin), %d agents, %d coordinator(s) on loopback ...\n", o.Engines, o.Engines, o.Engines, o.Coordinators)
-	s, err := newSystem(ctx, dir, o.Version, o.Engines, o.Coordinators, log)
+	f := fleet{kinds: o.Kinds, engines: o.Engines, coordinators: o.Coordinators, dir: dir, version: o.Version}
+	if len(f.kinds) == 0 {
+		f.kinds = []string{vllm}
+	}
+	s, err := newSystem(ctx, f, log)
 	if err != nil {
 		return err
 	}
@@ -241,6 +260,9 @@ func (o *Options) compare(s summary) {
 		s.Placements, s.ExpectedReuseTokens, s.ActualReuseTokens, s.Equal, s.PredictionErrors, s.Failed, s.Refused)
 	fmt.Fprintf(o.Out, "First token, p50 / p99: waypost %s / %s, round robin %s / %s on equal engines and arrivals.\n",
 		msText(s.TTFTMs.P50), msText(s.TTFTMs.P99), msText(s.Baseline.TTFTMs.P50), msText(s.Baseline.TTFTMs.P99))
+	if len(o.Kinds) > 1 {
+		fmt.Fprintln(o.Out, "Engines are of the kinds "+strings.Join(o.Kinds, ", ")+", in turn; the other set is mixed alike.")
+	}
 	fmt.Fprintln(o.Out, "Engine times are a model (Llama-3.1-8B on one H100); the comparison holds for this model and workload.")
 }
 
@@ -251,7 +273,7 @@ func Command(version string) *cobra.Command {
 		Use: "dev", Short: "Run the whole system on loopback with emulated engines", Args: cobra.NoArgs,
 		Long: "Run the whole system on loopback in one process: emulated engines, agents, coordinators with real Raft, real gossip,\n" +
 			"and a conversation workload sampled from a real trace. A second, equal set of engines takes the same arrivals by round robin.",
-		Example: "  waypost dev\n  waypost dev --duration 30s --json\n  waypost dev --coordinators 3 --engines 8",
+		Example: "  waypost dev\n  waypost dev --duration 30s --json\n  waypost dev --coordinators 3 --engines 8\n  waypost dev --kinds vllm,sglang,trtllm,llamacpp",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 			defer stop()
@@ -265,6 +287,7 @@ func Command(version string) *cobra.Command {
 	}
 	f := c.Flags()
 	f.IntVar(&o.Engines, "engines", 4, "emulated engines in each set")
+	f.StringSliceVar(&o.Kinds, "kinds", []string{vllm}, "engine kinds, taken in turn: "+strings.Join(kinds(), ", "))
 	f.IntVar(&o.Coordinators, "coordinators", 1, "1 or 3")
 	f.DurationVar(&o.Duration, "duration", 0, "how long requests arrive; 0: until Ctrl-C")
 	f.BoolVar(&o.JSON, "json", false, "one object per placement and a last summary")

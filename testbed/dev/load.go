@@ -12,7 +12,6 @@ import (
 
 	waypostv1 "waypost/proto/waypost/v1"
 	"waypost/testbed/cluster"
-	"waypost/testbed/emulator"
 	"waypost/testbed/workload"
 )
 
@@ -96,7 +95,7 @@ func quantilesOf(v []float64) quantiles {
 // load sends a workload to the engines of a cluster, and to another set.
 type load struct {
 	s        *cluster.Cluster
-	baseline []*emulator.Engine
+	baseline []emulated
 	client   *engineClient
 	res      *results
 }
@@ -175,7 +174,7 @@ func (l *load) placed(ctx context.Context, i int, tokens []uint32, outputTokens 
 		return
 	}
 	p := resp.GetPlacement()
-	a, err := l.client.complete(ctx, p.GetWorker().GetUrl(), p.GetWorker().GetHeaders(), tokens, outputTokens, arrival)
+	a, err := l.client.complete(ctx, p.GetWorker().GetUrl(), p.GetWorker().GetHeaders(), l.client.body(tokens, outputTokens, p.GetWorker().GetBodyPatch().AsMap()), arrival)
 	if ctx.Err() != nil {
 		return
 	}
@@ -203,7 +202,7 @@ func msOf(d time.Duration) *float64 {
 // roundRobin sends the same request to the other set.
 func (l *load) roundRobin(ctx context.Context, i int, tokens []uint32, outputTokens int) {
 	e := l.baseline[i%len(l.baseline)]
-	a, err := l.client.complete(ctx, e.URL(), nil, tokens, outputTokens, time.Now())
+	a, err := l.client.complete(ctx, e.URL(), nil, l.client.body(tokens, outputTokens, nil), time.Now())
 	if ctx.Err() != nil {
 		return
 	}

@@ -68,6 +68,12 @@ type Options struct {
 	Topic string
 	// ArrayEvents sends positional events, as before 0.24, instead of maps.
 	ArrayEvents bool
+	// EventFields is how many fields a positional store has: 6 to 10, by
+	// release, or the default 12.
+	EventFields int
+	// BatchWithoutRank leaves the rank out of batches of 6 fields, as the first
+	// release.
+	BatchWithoutRank bool
 	// DigestHashes sends 32-byte hashes instead of 64-bit integers.
 	DigestHashes bool
 	// ReplayWithoutTopic answers replay with (empty, sequence, payload), as
@@ -193,6 +199,9 @@ func (o Options) validate() error {
 	if err := o.Transfer.validate(); err != nil {
 		return bad("%v", err)
 	}
+	if _, ok := formOf[o.EventFields]; !ok {
+		return bad("EventFields is %d: want 6 to 10, or 12", o.EventFields)
+	}
 	if o.GaugeLag < 0 {
 		return bad("GaugeLag is %v: want 0 or more", o.GaugeLag)
 	}
@@ -234,8 +243,16 @@ func (o Options) coreOptions() core.Options {
 }
 
 func (o Options) eventForm() kvevent.Form {
-	if o.ArrayEvents {
-		return kvevent.FormArray
+	switch {
+	case !o.ArrayEvents:
+		return kvevent.FormMap
+	case o.EventFields == 6 && o.BatchWithoutRank:
+		return kvevent.FormUnranked
 	}
-	return kvevent.FormMap
+	return formOf[o.EventFields]
+}
+
+// formOf is the positional layout of so many fields.
+var formOf = map[int]kvevent.Form{
+	0: kvevent.FormArray, 12: kvevent.FormArray, 10: kvevent.FormArray10, 9: kvevent.FormArray9, 8: kvevent.FormArray8, 7: kvevent.FormArray7, 6: kvevent.FormArray6,
 }

@@ -58,14 +58,21 @@ const (
 var quick = kvevents.StreamOptions{ProbeEvery: time.Second}
 
 // newRig starts the engine; the adapter is the test's to start.
-func newRig(t *testing.T, f faults.Fault) *rig {
+func newRig(t *testing.T, f faults.Fault) *rig { return newRigOf(t, f, "") }
+
+// newRigOf is newRig of a version.
+func newRigOf(t *testing.T, f faults.Fault, version string) *rig {
 	r := &rig{T: t, Mirror: enginetest.NewMirror(t), fault: f, random: rand.New(rand.NewPCG(1, 2))}
 	transport := &http.Transport{}
 	r.client = &http.Client{Transport: transport}
 	t.Cleanup(transport.CloseIdleConnections)
 	r.target = engine.Target{Name: f.Name, Kind: string(f.Kind)}
 	if f.Kind == faults.VLLM {
-		o := emulator.Options{Model: "tiny", BlockTokens: blockTokens, PoolBlocks: poolTokens/blockTokens + 1, MaxModelTokens: 2048, Speed: 1000, NaturalTokens: 8}
+		o, err := emulator.Of(version)
+		if err != nil {
+			t.Fatal(err)
+		}
+		o.Model, o.BlockTokens, o.PoolBlocks, o.MaxModelTokens, o.Speed = "tiny", blockTokens, poolTokens/blockTokens+1, 2048, 1000
 		if f.Name == "endpoint-connects" {
 			o.EventsDial = freeAddress(t)
 		}
@@ -85,10 +92,10 @@ func newRig(t *testing.T, f faults.Fault) *rig {
 		}
 		return r
 	}
-	o, err := profile.Of(f.Kind, "")
-	if f.Kind == profile.TensorRTLLM {
-		o, err = profile.Of(f.Kind, "1.3.0")
+	if f.Kind == profile.TensorRTLLM && version == "" {
+		version = "1.3.0" // polled events
 	}
+	o, err := profile.Of(f.Kind, version)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -100,6 +107,9 @@ func newRig(t *testing.T, f faults.Fault) *rig {
 	}
 	t.Cleanup(e.Close)
 	r.other, r.target.URL = e, e.URL()
+	if o.Streams && f.Name == "" {
+		r.target.Events, r.target.Replay = e.EventsEndpoint(), e.ReplayEndpoint()
+	}
 	r.make = func() engine.Adapter {
 		var a engine.Adapter
 		var err error

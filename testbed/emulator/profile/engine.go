@@ -9,8 +9,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"waypost/testbed/emulator/wire"
 )
 
 // Engine is a running emulated engine. Its methods are safe for concurrent use.
@@ -22,7 +20,6 @@ type Engine struct {
 	mu     sync.Mutex
 	life   *life
 	closed bool
-	tap    wire.Tap
 }
 
 // Start runs an engine until Close.
@@ -171,7 +168,7 @@ func (e *Engine) Subscribers() int {
 // counts are the totals of one life.
 type counts struct {
 	prompt, cached, generated, finished, firsts atomic.Int64
-	firstMicros, decodes, longest               atomic.Int64
+	firstMicros, longest                        atomic.Int64
 }
 
 // life is one process life.

@@ -48,7 +48,8 @@ func (l *life) llamaAuth(next http.HandlerFunc) http.HandlerFunc {
 func (l *life) llamaRoutes(mux *http.ServeMux) {
 	auth := l.llamaAuth
 	d := &dialect{
-		fails: l.llamaFails,
+		fails:  l.llamaFails,
+		choice: object{"logprobs": nil},
 		usage: func(q *query, o *outcome) object {
 			return object{
 				"completion_tokens": len(o.tokens), "prompt_tokens": len(q.prompt), "total_tokens": len(q.prompt) + len(o.tokens),

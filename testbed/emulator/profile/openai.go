@@ -18,8 +18,9 @@ type dialect struct {
 	// has besides.
 	usage func(q *query, o *outcome) object
 	last  func(b *openAI, q *query, o *outcome) object
-	// choice is what each choice has besides.
-	choice object
+	// choice is what each choice of a text has besides, chatChoice that of a
+	// chat, message what the message of one has.
+	choice, chatChoice, message object
 	// fails words a refusal.
 	fails func(w http.ResponseWriter, q *query, err error)
 }
@@ -56,8 +57,11 @@ func (l *life) answer(w http.ResponseWriter, r *http.Request, d *dialect, b *ope
 		return object{"id": id, "object": kind, "created": created, "model": model}
 	}
 	choice := func(fields object) object {
-		c := object{"index": 0, "logprobs": nil}
-		for k, v := range d.choice {
+		c, more := object{"index": 0}, d.choice
+		if q.chat {
+			more = d.chatChoice
+		}
+		for k, v := range more {
 			c[k] = v
 		}
 		for k, v := range fields {
@@ -84,8 +88,13 @@ func (l *life) answer(w http.ResponseWriter, r *http.Request, d *dialect, b *ope
 			f.Flush()
 		}
 	}
+	var waiting []uint32
 	o, err := l.generate(r.Context(), q, func(o *outcome, token uint32) {
 		if !q.stream {
+			return
+		}
+		waiting = append(waiting, token)
+		if n := len(o.tokens); n > 1 && n < q.maxTokens && len(waiting) < l.opts.StreamInterval {
 			return
 		}
 		if len(o.tokens) == 1 && q.chat {
@@ -93,7 +102,8 @@ func (l *life) answer(w http.ResponseWriter, r *http.Request, d *dialect, b *ope
 			v["choices"] = []any{choice(object{"delta": object{"role": "assistant", "content": ""}, "finish_reason": nil})}
 			chunk(v)
 		}
-		v, text := head(kind), detokenize([]uint32{token})
+		v, text := head(kind), detokenize(waiting)
+		waiting = waiting[:0]
 		c := object{"text": text, "finish_reason": nil}
 		if q.chat {
 			c = object{"delta": object{"content": text}, "finish_reason": nil}
@@ -113,7 +123,11 @@ func (l *life) answer(w http.ResponseWriter, r *http.Request, d *dialect, b *ope
 		v := head(kind)
 		c := object{"text": detokenize(o.tokens), "finish_reason": o.finish}
 		if q.chat {
-			c = object{"message": object{"role": "assistant", "content": detokenize(o.tokens)}, "finish_reason": o.finish}
+			m := object{"role": "assistant", "content": detokenize(o.tokens)}
+			for k, v := range d.message {
+				m[k] = v
+			}
+			c = object{"message": m, "finish_reason": o.finish}
 		}
 		v["choices"], v["usage"] = []any{choice(c)}, d.usage(q, &o)
 		for k, x := range extra {

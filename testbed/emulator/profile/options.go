@@ -46,6 +46,9 @@ type Options struct {
 	// NaturalTokens is the length of an answer whose request sets no limit;
 	// default 16.
 	NaturalTokens int
+	// StreamInterval is the number of tokens per streamed chunk after the
+	// first; default 1.
+	StreamInterval int
 
 	// PrefillTokensPerSec and TokenTime are the speeds; defaults 40,000 and
 	// 10 ms. Speed divides both times; default 1.
@@ -159,6 +162,7 @@ func (o Options) withDefaults() (Options, error) {
 	orDefault(&o.MaxModelTokens, 32_768)
 	orDefault(&o.MaxRunning, 64)
 	orDefault(&o.NaturalTokens, 16)
+	orDefault(&o.StreamInterval, 1)
 	orDefault(&o.PrefillTokensPerSec, 40_000)
 	orDefault(&o.TokenTime, 10*time.Millisecond)
 	orDefault(&o.Speed, 1)
@@ -177,6 +181,8 @@ func (o Options) withDefaults() (Options, error) {
 		return bad("PageTokens is %d: want 1 to 4096", o.PageTokens)
 	case o.PoolTokens < 2*o.PageTokens || o.PoolTokens > 1<<30:
 		return bad("PoolTokens is %d: want two pages or more", o.PoolTokens)
+	case o.StreamInterval < 1:
+		return bad("StreamInterval is %d: want 1 or more", o.StreamInterval)
 	case o.MaxRunning < 1 || o.MaxRunning > 4096:
 		return bad("MaxRunning is %d: want 1 to 4096", o.MaxRunning)
 	case !(o.Speed > 0 && o.Speed <= 1e9):

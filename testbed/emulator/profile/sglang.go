@@ -1,7 +1,6 @@
 package profile
 
 import (
-	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -35,7 +34,8 @@ func sglFails(w http.ResponseWriter, _ *query, err error) {
 func (l *life) sglRoutes(mux *http.ServeMux) {
 	d := &dialect{
 		fails:  sglFails,
-		choice: object{"matched_stop": nil},
+		choice: object{"logprobs": nil, "matched_stop": nil}, chatChoice: object{"logprobs": nil, "matched_stop": nil},
+		message: object{"reasoning_content": nil},
 		usage: func(q *query, o *outcome) object {
 			var details any = object{"cached_tokens": o.cached}
 			if l.opts.Layout < SGMap && o.cached == 0 {
@@ -97,7 +97,7 @@ func (l *life) sglTokenize(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if (len(b.Prompt) == 0) == (len(b.Messages) == 0) {
-		sglFails(w, nil, errExactlyOne)
+		sglFails(w, nil, refusal("Exactly one of 'prompt' or 'messages' must be provided."))
 		return
 	}
 	q, err := l.query(&b, len(b.Messages) > 0)
@@ -233,5 +233,8 @@ func (p *page) put(name, kind string, v float64) {
 	_, _ = fmt.Fprintf(p.w, "%s%s %v\n", name, labels, v)
 }
 
-// errExactlyOne is in the engine's words.
-var errExactlyOne = errors.New("Exactly one of 'prompt' or 'messages' must be provided.") //nolint:staticcheck // as the engine says it
+// refusal is an error in the engine's words.
+type refusal string
+
+// Error implements error.
+func (r refusal) Error() string { return string(r) }

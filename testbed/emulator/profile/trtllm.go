@@ -12,7 +12,8 @@ const pollWait = 2 * time.Second
 
 func (l *life) trtRoutes(mux *http.ServeMux) {
 	d := &dialect{
-		fails: sglFails,
+		fails:  sglFails,
+		choice: object{"logprobs": nil}, chatChoice: object{"logprobs": nil},
 		usage: func(q *query, o *outcome) object {
 			return object{
 				"prompt_tokens": len(q.prompt), "total_tokens": len(q.prompt) + len(o.tokens), "completion_tokens": len(o.tokens),

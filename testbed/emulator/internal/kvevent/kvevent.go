@@ -19,6 +19,21 @@ const (
 	// FormArray is the last positional layout, of 0.20 to 0.23: every field is
 	// written, null included.
 	FormArray
+	// FormArray10 to FormArray6 are older positional layouts: of so many fields
+	// of a store, FormUnranked that of the first release, whose batches have no
+	// rank.
+	FormArray10
+	FormArray9
+	FormArray8
+	FormArray7
+	FormArray6
+	FormUnranked
+)
+
+// storedFields and removedFields are the numbers of fields by layout.
+var (
+	storedFields  = map[Form]uint32{FormArray: 12, FormArray10: 10, FormArray9: 9, FormArray8: 8, FormArray7: 7, FormArray6: 6, FormUnranked: 6}
+	removedFields = map[Form]uint32{FormArray: 4, FormArray10: 4, FormArray9: 3, FormArray8: 3, FormArray7: 3, FormArray6: 2, FormUnranked: 2}
 )
 
 // Encoder says how events are written.
@@ -39,15 +54,22 @@ const (
 
 // Append appends one batch to dst. seconds is the publisher's wall clock.
 func (e Encoder) Append(dst []byte, events []core.Event, seconds float64, rank int) []byte {
-	dst = msgp.AppendArrayHeader(dst, 3)
+	elements := uint32(3)
+	if e.Form == FormUnranked {
+		elements = 2
+	}
+	dst = msgp.AppendArrayHeader(dst, elements)
 	dst = msgp.AppendFloat64(dst, seconds)
 	dst = msgp.AppendArrayHeader(dst, uint32(len(events)))
 	for i := range events {
-		if e.Form == FormArray {
-			dst = e.appendArray(dst, &events[i])
-		} else {
+		if e.Form == FormMap {
 			dst = e.appendMap(dst, &events[i])
+		} else {
+			dst = e.appendArray(dst, &events[i])
 		}
+	}
+	if elements == 2 {
+		return dst
 	}
 	return msgp.AppendUint64(dst, uint64(rank))
 }
@@ -105,34 +127,47 @@ func (e Encoder) appendMap(dst []byte, v *core.Event) []byte {
 }
 
 func (e Encoder) appendArray(dst []byte, v *core.Event) []byte {
+	fields := uint32(1)
 	switch v.Op {
 	case core.OpStored:
-		dst = msgp.AppendArrayHeader(dst, 12)
+		fields = storedFields[e.Form]
 	case core.OpRemoved:
-		dst = msgp.AppendArrayHeader(dst, 4)
-	default:
-		dst = msgp.AppendArrayHeader(dst, 1)
+		fields = removedFields[e.Form]
 	}
+	dst = msgp.AppendArrayHeader(dst, fields)
 	dst = msgp.AppendString(dst, v.Op.String())
 	if v.Op == core.OpCleared {
 		return dst
 	}
 	dst = e.appendHashes(dst, v.Hashes)
-	if v.Op == core.OpStored {
-		dst = e.appendParent(dst, v)
-		dst = appendTokens(dst, v.Tokens)
-		dst = msgp.AppendUint64(dst, uint64(e.BlockTokens))
-		dst = appendAdapterID(dst, v.Adapter)
+	if v.Op == core.OpRemoved {
+		if fields > 2 {
+			dst = msgp.AppendString(dst, medium)
+		}
+		if fields > 3 {
+			dst = msgp.AppendUint64(dst, 0)
+		}
+		return dst
 	}
-	dst = msgp.AppendString(dst, medium)
-	if v.Op == core.OpStored {
-		dst = appendAdapterName(dst, v.Adapter)
-		dst = e.appendExtraKeys(dst, v)
-	}
-	dst = msgp.AppendUint64(dst, 0)
-	if v.Op == core.OpStored {
-		dst = msgp.AppendString(dst, specKind)
-		dst = msgp.AppendNil(dst) // no window
+	dst = e.appendParent(dst, v)
+	dst = appendTokens(dst, v.Tokens)
+	dst = msgp.AppendUint64(dst, uint64(e.BlockTokens))
+	dst = appendAdapterID(dst, v.Adapter)
+	for field := uint32(7); field <= fields; field++ {
+		switch field {
+		case 7:
+			dst = msgp.AppendString(dst, medium)
+		case 8:
+			dst = appendAdapterName(dst, v.Adapter)
+		case 9:
+			dst = e.appendExtraKeys(dst, v)
+		case 10:
+			dst = msgp.AppendUint64(dst, 0)
+		case 11:
+			dst = msgp.AppendString(dst, specKind)
+		default:
+			dst = msgp.AppendNil(dst) // no window
+		}
 	}
 	return dst
 }
