@@ -197,6 +197,7 @@ func (h *lanes) takeLoad(hl *hostLane, s *lane.Session, load *waypostv1.Load, se
 	hl.mu.Unlock()
 	r := fleet.Report{
 		AgentProcess: load.GetAgentProcess(), LoadSeq: load.GetLoadSeq(), SentMonoNs: sentMonoNs, PolicyVersion: uint64(load.GetPolicyVersion()), Cordons: load.GetCordons(),
+		Wish: fleet.DrainWish{ID: load.GetDrainWish().GetId(), Reason: load.GetDrainWish().GetReason()},
 	}
 	for _, w := range load.GetWorkers() {
 		l := lane.LoadOf(w)
@@ -273,6 +274,9 @@ func (h *lanes) forget() {
 func (h *lanes) sendPolicy(s *lane.Session, state *registry.State) {
 	p := &waypostv1.PolicyPush{
 		PolicyVersion: proto.Uint32(uint32(state.Revision())), NoProgressMs: finite(ms(h.c.fleetFile.Load().Policy.NoProgressFor.Value)),
+	}
+	if id := h.c.drains.recorded(s.Host()); id != "" {
+		p.RecordedDrainWish = &id
 	}
 	for _, c := range state.Cordons() {
 		if mayName(c.Selector, s.Host()) {

@@ -33,6 +33,7 @@ func (c *Coordinator) Start() error {
 		return errors.Join(err, c.Stop(context.Background()))
 	}
 	c.tasks.Go(c.tick)
+	c.tasks.Go(c.recordWishes)
 	c.tasks.Go(c.cases.run)
 	c.tasks.Go(c.memos.ask.run)
 	c.tasks.Go(c.shipping)

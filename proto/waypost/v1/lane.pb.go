@@ -973,6 +973,8 @@ type Load struct {
 	Cordons []string `protobuf:"bytes,4,rep,name=cordons" json:"cordons,omitempty"`
 	// Policy version obeyed.
 	PolicyVersion *uint32 `protobuf:"varint,5,opt,name=policy_version,json=policyVersion" json:"policy_version,omitempty"`
+	// What this host wants for itself; unset: nothing.
+	DrainWish     *DrainWish `protobuf:"bytes,8,opt,name=drain_wish,json=drainWish" json:"drain_wish,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1040,6 +1042,69 @@ func (x *Load) GetPolicyVersion() uint32 {
 		return *x.PolicyVersion
 	}
 	return 0
+}
+
+func (x *Load) GetDrainWish() *DrainWish {
+	if x != nil {
+		return x.DrainWish
+	}
+	return nil
+}
+
+// DrainWish asks for no new placements on the host that says it. It is obeyed
+// while it is said; a leader makes a drain of it.
+type DrainWish struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Id of this wish, 16 hex digits.
+	Id *string `protobuf:"bytes,1,opt,name=id" json:"id,omitempty"`
+	// Why.
+	Reason        *string `protobuf:"bytes,2,opt,name=reason" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainWish) Reset() {
+	*x = DrainWish{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainWish) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainWish) ProtoMessage() {}
+
+func (x *DrainWish) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainWish.ProtoReflect.Descriptor instead.
+func (*DrainWish) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *DrainWish) GetId() string {
+	if x != nil && x.Id != nil {
+		return *x.Id
+	}
+	return ""
+}
+
+func (x *DrainWish) GetReason() string {
+	if x != nil && x.Reason != nil {
+		return *x.Reason
+	}
+	return ""
 }
 
 // WorkerLoad is the queue of one worker; unset fields are unknown.
@@ -1116,7 +1181,7 @@ type WorkerLoad struct {
 
 func (x *WorkerLoad) Reset() {
 	*x = WorkerLoad{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[6]
+	mi := &file_waypost_v1_lane_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1128,7 +1193,7 @@ func (x *WorkerLoad) String() string {
 func (*WorkerLoad) ProtoMessage() {}
 
 func (x *WorkerLoad) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[6]
+	mi := &file_waypost_v1_lane_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1141,7 +1206,7 @@ func (x *WorkerLoad) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerLoad.ProtoReflect.Descriptor instead.
 func (*WorkerLoad) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{6}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *WorkerLoad) GetIndex() uint32 {
@@ -1379,7 +1444,7 @@ type WorkerAccuracy struct {
 
 func (x *WorkerAccuracy) Reset() {
 	*x = WorkerAccuracy{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[7]
+	mi := &file_waypost_v1_lane_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1391,7 +1456,7 @@ func (x *WorkerAccuracy) String() string {
 func (*WorkerAccuracy) ProtoMessage() {}
 
 func (x *WorkerAccuracy) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[7]
+	mi := &file_waypost_v1_lane_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1404,7 +1469,7 @@ func (x *WorkerAccuracy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerAccuracy.ProtoReflect.Descriptor instead.
 func (*WorkerAccuracy) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{7}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *WorkerAccuracy) GetOutcomes() float64 {
@@ -1450,7 +1515,7 @@ type IdleSlot struct {
 
 func (x *IdleSlot) Reset() {
 	*x = IdleSlot{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[8]
+	mi := &file_waypost_v1_lane_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1462,7 +1527,7 @@ func (x *IdleSlot) String() string {
 func (*IdleSlot) ProtoMessage() {}
 
 func (x *IdleSlot) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[8]
+	mi := &file_waypost_v1_lane_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1475,7 +1540,7 @@ func (x *IdleSlot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IdleSlot.ProtoReflect.Descriptor instead.
 func (*IdleSlot) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{8}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *IdleSlot) GetSlot() uint32 {
@@ -1512,7 +1577,7 @@ type Echo struct {
 
 func (x *Echo) Reset() {
 	*x = Echo{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[9]
+	mi := &file_waypost_v1_lane_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1524,7 +1589,7 @@ func (x *Echo) String() string {
 func (*Echo) ProtoMessage() {}
 
 func (x *Echo) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[9]
+	mi := &file_waypost_v1_lane_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1537,7 +1602,7 @@ func (x *Echo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Echo.ProtoReflect.Descriptor instead.
 func (*Echo) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{9}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Echo) GetCoordinator() uint64 {
@@ -1573,7 +1638,7 @@ type PrefixFrames struct {
 
 func (x *PrefixFrames) Reset() {
 	*x = PrefixFrames{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[10]
+	mi := &file_waypost_v1_lane_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1585,7 +1650,7 @@ func (x *PrefixFrames) String() string {
 func (*PrefixFrames) ProtoMessage() {}
 
 func (x *PrefixFrames) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[10]
+	mi := &file_waypost_v1_lane_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1598,7 +1663,7 @@ func (x *PrefixFrames) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrefixFrames.ProtoReflect.Descriptor instead.
 func (*PrefixFrames) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{10}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *PrefixFrames) GetIndex() uint32 {
@@ -1651,7 +1716,7 @@ type TokenizeReply struct {
 
 func (x *TokenizeReply) Reset() {
 	*x = TokenizeReply{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[11]
+	mi := &file_waypost_v1_lane_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1663,7 +1728,7 @@ func (x *TokenizeReply) String() string {
 func (*TokenizeReply) ProtoMessage() {}
 
 func (x *TokenizeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[11]
+	mi := &file_waypost_v1_lane_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1676,7 +1741,7 @@ func (x *TokenizeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenizeReply.ProtoReflect.Descriptor instead.
 func (*TokenizeReply) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{11}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *TokenizeReply) GetAskId() uint32 {
@@ -1715,7 +1780,7 @@ type HostReport struct {
 
 func (x *HostReport) Reset() {
 	*x = HostReport{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[12]
+	mi := &file_waypost_v1_lane_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1727,7 +1792,7 @@ func (x *HostReport) String() string {
 func (*HostReport) ProtoMessage() {}
 
 func (x *HostReport) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[12]
+	mi := &file_waypost_v1_lane_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1740,7 +1805,7 @@ func (x *HostReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostReport.ProtoReflect.Descriptor instead.
 func (*HostReport) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{12}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *HostReport) GetFacts() *HostFacts {
@@ -1790,7 +1855,7 @@ type CoordinatorHello struct {
 
 func (x *CoordinatorHello) Reset() {
 	*x = CoordinatorHello{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[13]
+	mi := &file_waypost_v1_lane_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1802,7 +1867,7 @@ func (x *CoordinatorHello) String() string {
 func (*CoordinatorHello) ProtoMessage() {}
 
 func (x *CoordinatorHello) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[13]
+	mi := &file_waypost_v1_lane_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1815,7 +1880,7 @@ func (x *CoordinatorHello) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoordinatorHello.ProtoReflect.Descriptor instead.
 func (*CoordinatorHello) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{13}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *CoordinatorHello) GetName() string {
@@ -1885,14 +1950,16 @@ type PolicyPush struct {
 	Coordinators []string `protobuf:"bytes,3,rep,name=coordinators" json:"coordinators,omitempty"`
 	// Milliseconds without a sign of life after which a worker with requests is
 	// stalled, above 0; unset: the agent's own.
-	NoProgressMs  *float64 `protobuf:"fixed64,4,opt,name=no_progress_ms,json=noProgressMs" json:"no_progress_ms,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	NoProgressMs *float64 `protobuf:"fixed64,4,opt,name=no_progress_ms,json=noProgressMs" json:"no_progress_ms,omitempty"`
+	// Id of the host's wish that was made a drain: it need not be said any more.
+	RecordedDrainWish *string `protobuf:"bytes,8,opt,name=recorded_drain_wish,json=recordedDrainWish" json:"recorded_drain_wish,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *PolicyPush) Reset() {
 	*x = PolicyPush{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[14]
+	mi := &file_waypost_v1_lane_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1904,7 +1971,7 @@ func (x *PolicyPush) String() string {
 func (*PolicyPush) ProtoMessage() {}
 
 func (x *PolicyPush) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[14]
+	mi := &file_waypost_v1_lane_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1917,7 +1984,7 @@ func (x *PolicyPush) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyPush.ProtoReflect.Descriptor instead.
 func (*PolicyPush) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{14}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *PolicyPush) GetPolicyVersion() uint32 {
@@ -1948,6 +2015,13 @@ func (x *PolicyPush) GetNoProgressMs() float64 {
 	return 0
 }
 
+func (x *PolicyPush) GetRecordedDrainWish() string {
+	if x != nil && x.RecordedDrainWish != nil {
+		return *x.RecordedDrainWish
+	}
+	return ""
+}
+
 // PrefixPull asks for the prefixes of one worker.
 type PrefixPull struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1969,7 +2043,7 @@ type PrefixPull struct {
 
 func (x *PrefixPull) Reset() {
 	*x = PrefixPull{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[15]
+	mi := &file_waypost_v1_lane_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1981,7 +2055,7 @@ func (x *PrefixPull) String() string {
 func (*PrefixPull) ProtoMessage() {}
 
 func (x *PrefixPull) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[15]
+	mi := &file_waypost_v1_lane_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1994,7 +2068,7 @@ func (x *PrefixPull) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrefixPull.ProtoReflect.Descriptor instead.
 func (*PrefixPull) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{15}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *PrefixPull) GetPullId() uint32 {
@@ -2060,7 +2134,7 @@ type ClaimFrame struct {
 
 func (x *ClaimFrame) Reset() {
 	*x = ClaimFrame{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[16]
+	mi := &file_waypost_v1_lane_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2072,7 +2146,7 @@ func (x *ClaimFrame) String() string {
 func (*ClaimFrame) ProtoMessage() {}
 
 func (x *ClaimFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[16]
+	mi := &file_waypost_v1_lane_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2085,7 +2159,7 @@ func (x *ClaimFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimFrame.ProtoReflect.Descriptor instead.
 func (*ClaimFrame) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{16}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ClaimFrame) GetCoordinator() uint64 {
@@ -2164,7 +2238,7 @@ type Claim struct {
 
 func (x *Claim) Reset() {
 	*x = Claim{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[17]
+	mi := &file_waypost_v1_lane_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2176,7 +2250,7 @@ func (x *Claim) String() string {
 func (*Claim) ProtoMessage() {}
 
 func (x *Claim) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[17]
+	mi := &file_waypost_v1_lane_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2189,7 +2263,7 @@ func (x *Claim) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Claim.ProtoReflect.Descriptor instead.
 func (*Claim) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{17}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Claim) GetSeq() uint64 {
@@ -2291,7 +2365,7 @@ type MarkFrame struct {
 
 func (x *MarkFrame) Reset() {
 	*x = MarkFrame{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[18]
+	mi := &file_waypost_v1_lane_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2303,7 +2377,7 @@ func (x *MarkFrame) String() string {
 func (*MarkFrame) ProtoMessage() {}
 
 func (x *MarkFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[18]
+	mi := &file_waypost_v1_lane_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2316,7 +2390,7 @@ func (x *MarkFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MarkFrame.ProtoReflect.Descriptor instead.
 func (*MarkFrame) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{18}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *MarkFrame) GetCoordinator() uint64 {
@@ -2359,7 +2433,7 @@ type Mark struct {
 
 func (x *Mark) Reset() {
 	*x = Mark{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[19]
+	mi := &file_waypost_v1_lane_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2371,7 +2445,7 @@ func (x *Mark) String() string {
 func (*Mark) ProtoMessage() {}
 
 func (x *Mark) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[19]
+	mi := &file_waypost_v1_lane_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2384,7 +2458,7 @@ func (x *Mark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mark.ProtoReflect.Descriptor instead.
 func (*Mark) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{19}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Mark) GetSeq() uint64 {
@@ -2438,7 +2512,7 @@ type OutcomeFrame struct {
 
 func (x *OutcomeFrame) Reset() {
 	*x = OutcomeFrame{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[20]
+	mi := &file_waypost_v1_lane_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2450,7 +2524,7 @@ func (x *OutcomeFrame) String() string {
 func (*OutcomeFrame) ProtoMessage() {}
 
 func (x *OutcomeFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[20]
+	mi := &file_waypost_v1_lane_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2463,7 +2537,7 @@ func (x *OutcomeFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutcomeFrame.ProtoReflect.Descriptor instead.
 func (*OutcomeFrame) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{20}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *OutcomeFrame) GetCoordinator() uint64 {
@@ -2502,7 +2576,7 @@ type TransferFrame struct {
 
 func (x *TransferFrame) Reset() {
 	*x = TransferFrame{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[21]
+	mi := &file_waypost_v1_lane_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2514,7 +2588,7 @@ func (x *TransferFrame) String() string {
 func (*TransferFrame) ProtoMessage() {}
 
 func (x *TransferFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[21]
+	mi := &file_waypost_v1_lane_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2527,7 +2601,7 @@ func (x *TransferFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferFrame.ProtoReflect.Descriptor instead.
 func (*TransferFrame) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{21}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *TransferFrame) GetCoordinator() uint64 {
@@ -2577,7 +2651,7 @@ type ObservedTransfer struct {
 
 func (x *ObservedTransfer) Reset() {
 	*x = ObservedTransfer{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[22]
+	mi := &file_waypost_v1_lane_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2589,7 +2663,7 @@ func (x *ObservedTransfer) String() string {
 func (*ObservedTransfer) ProtoMessage() {}
 
 func (x *ObservedTransfer) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[22]
+	mi := &file_waypost_v1_lane_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2602,7 +2676,7 @@ func (x *ObservedTransfer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObservedTransfer.ProtoReflect.Descriptor instead.
 func (*ObservedTransfer) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{22}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ObservedTransfer) GetFrom() string {
@@ -2684,7 +2758,7 @@ type ObservedOutcome struct {
 
 func (x *ObservedOutcome) Reset() {
 	*x = ObservedOutcome{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[23]
+	mi := &file_waypost_v1_lane_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2696,7 +2770,7 @@ func (x *ObservedOutcome) String() string {
 func (*ObservedOutcome) ProtoMessage() {}
 
 func (x *ObservedOutcome) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[23]
+	mi := &file_waypost_v1_lane_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2709,7 +2783,7 @@ func (x *ObservedOutcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObservedOutcome.ProtoReflect.Descriptor instead.
 func (*ObservedOutcome) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{23}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ObservedOutcome) GetEngineProcess() uint64 {
@@ -2778,7 +2852,7 @@ type TokenizeAsk struct {
 
 func (x *TokenizeAsk) Reset() {
 	*x = TokenizeAsk{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[24]
+	mi := &file_waypost_v1_lane_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2790,7 +2864,7 @@ func (x *TokenizeAsk) String() string {
 func (*TokenizeAsk) ProtoMessage() {}
 
 func (x *TokenizeAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[24]
+	mi := &file_waypost_v1_lane_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2803,7 +2877,7 @@ func (x *TokenizeAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenizeAsk.ProtoReflect.Descriptor instead.
 func (*TokenizeAsk) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{24}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *TokenizeAsk) GetAskId() uint32 {
@@ -2849,7 +2923,7 @@ type RenderAsk struct {
 
 func (x *RenderAsk) Reset() {
 	*x = RenderAsk{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[25]
+	mi := &file_waypost_v1_lane_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2861,7 +2935,7 @@ func (x *RenderAsk) String() string {
 func (*RenderAsk) ProtoMessage() {}
 
 func (x *RenderAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[25]
+	mi := &file_waypost_v1_lane_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2874,7 +2948,7 @@ func (x *RenderAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenderAsk.ProtoReflect.Descriptor instead.
 func (*RenderAsk) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{25}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *RenderAsk) GetAskId() uint32 {
@@ -2917,7 +2991,7 @@ type ExchangePlacementsRequest struct {
 
 func (x *ExchangePlacementsRequest) Reset() {
 	*x = ExchangePlacementsRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[26]
+	mi := &file_waypost_v1_lane_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2929,7 +3003,7 @@ func (x *ExchangePlacementsRequest) String() string {
 func (*ExchangePlacementsRequest) ProtoMessage() {}
 
 func (x *ExchangePlacementsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[26]
+	mi := &file_waypost_v1_lane_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2942,7 +3016,7 @@ func (x *ExchangePlacementsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExchangePlacementsRequest.ProtoReflect.Descriptor instead.
 func (*ExchangePlacementsRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{26}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ExchangePlacementsRequest) GetCoordinator() uint64 {
@@ -3003,7 +3077,7 @@ type MemoEntry struct {
 
 func (x *MemoEntry) Reset() {
 	*x = MemoEntry{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[27]
+	mi := &file_waypost_v1_lane_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3015,7 +3089,7 @@ func (x *MemoEntry) String() string {
 func (*MemoEntry) ProtoMessage() {}
 
 func (x *MemoEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[27]
+	mi := &file_waypost_v1_lane_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3028,7 +3102,7 @@ func (x *MemoEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoEntry.ProtoReflect.Descriptor instead.
 func (*MemoEntry) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{27}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *MemoEntry) GetPool() string {
@@ -3085,7 +3159,7 @@ type ExchangePlacementsResponse struct {
 
 func (x *ExchangePlacementsResponse) Reset() {
 	*x = ExchangePlacementsResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[28]
+	mi := &file_waypost_v1_lane_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3097,7 +3171,7 @@ func (x *ExchangePlacementsResponse) String() string {
 func (*ExchangePlacementsResponse) ProtoMessage() {}
 
 func (x *ExchangePlacementsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[28]
+	mi := &file_waypost_v1_lane_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3110,7 +3184,7 @@ func (x *ExchangePlacementsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExchangePlacementsResponse.ProtoReflect.Descriptor instead.
 func (*ExchangePlacementsResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{28}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ExchangePlacementsResponse) GetCoordinator() uint64 {
@@ -3141,7 +3215,7 @@ type PlaceFrame struct {
 
 func (x *PlaceFrame) Reset() {
 	*x = PlaceFrame{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[29]
+	mi := &file_waypost_v1_lane_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3153,7 +3227,7 @@ func (x *PlaceFrame) String() string {
 func (*PlaceFrame) ProtoMessage() {}
 
 func (x *PlaceFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[29]
+	mi := &file_waypost_v1_lane_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3166,7 +3240,7 @@ func (x *PlaceFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlaceFrame.ProtoReflect.Descriptor instead.
 func (*PlaceFrame) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{29}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *PlaceFrame) GetWorker() string {
@@ -3237,7 +3311,7 @@ type EvidenceAsk struct {
 
 func (x *EvidenceAsk) Reset() {
 	*x = EvidenceAsk{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[30]
+	mi := &file_waypost_v1_lane_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3249,7 +3323,7 @@ func (x *EvidenceAsk) String() string {
 func (*EvidenceAsk) ProtoMessage() {}
 
 func (x *EvidenceAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[30]
+	mi := &file_waypost_v1_lane_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3262,7 +3336,7 @@ func (x *EvidenceAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvidenceAsk.ProtoReflect.Descriptor instead.
 func (*EvidenceAsk) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{30}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *EvidenceAsk) GetAskId() uint32 {
@@ -3334,7 +3408,7 @@ type EvidencePoint struct {
 
 func (x *EvidencePoint) Reset() {
 	*x = EvidencePoint{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[31]
+	mi := &file_waypost_v1_lane_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3346,7 +3420,7 @@ func (x *EvidencePoint) String() string {
 func (*EvidencePoint) ProtoMessage() {}
 
 func (x *EvidencePoint) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[31]
+	mi := &file_waypost_v1_lane_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3359,7 +3433,7 @@ func (x *EvidencePoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvidencePoint.ProtoReflect.Descriptor instead.
 func (*EvidencePoint) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{31}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *EvidencePoint) GetDepth() uint32 {
@@ -3405,7 +3479,7 @@ type EvidenceReply struct {
 
 func (x *EvidenceReply) Reset() {
 	*x = EvidenceReply{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[32]
+	mi := &file_waypost_v1_lane_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3417,7 +3491,7 @@ func (x *EvidenceReply) String() string {
 func (*EvidenceReply) ProtoMessage() {}
 
 func (x *EvidenceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[32]
+	mi := &file_waypost_v1_lane_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3430,7 +3504,7 @@ func (x *EvidenceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvidenceReply.ProtoReflect.Descriptor instead.
 func (*EvidenceReply) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{32}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *EvidenceReply) GetAskId() uint32 {
@@ -3513,7 +3587,7 @@ type AskRecordsRequest struct {
 
 func (x *AskRecordsRequest) Reset() {
 	*x = AskRecordsRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[33]
+	mi := &file_waypost_v1_lane_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3525,7 +3599,7 @@ func (x *AskRecordsRequest) String() string {
 func (*AskRecordsRequest) ProtoMessage() {}
 
 func (x *AskRecordsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[33]
+	mi := &file_waypost_v1_lane_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3538,7 +3612,7 @@ func (x *AskRecordsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AskRecordsRequest.ProtoReflect.Descriptor instead.
 func (*AskRecordsRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{33}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *AskRecordsRequest) GetList() *ListPlacementsRequest {
@@ -3586,7 +3660,7 @@ type AskRecordsResponse struct {
 
 func (x *AskRecordsResponse) Reset() {
 	*x = AskRecordsResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[34]
+	mi := &file_waypost_v1_lane_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3598,7 +3672,7 @@ func (x *AskRecordsResponse) String() string {
 func (*AskRecordsResponse) ProtoMessage() {}
 
 func (x *AskRecordsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[34]
+	mi := &file_waypost_v1_lane_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3611,7 +3685,7 @@ func (x *AskRecordsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AskRecordsResponse.ProtoReflect.Descriptor instead.
 func (*AskRecordsResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{34}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *AskRecordsResponse) GetList() *ListPlacementsResponse {
@@ -3653,7 +3727,7 @@ type ForwardWriteRequest struct {
 
 func (x *ForwardWriteRequest) Reset() {
 	*x = ForwardWriteRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[35]
+	mi := &file_waypost_v1_lane_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3665,7 +3739,7 @@ func (x *ForwardWriteRequest) String() string {
 func (*ForwardWriteRequest) ProtoMessage() {}
 
 func (x *ForwardWriteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[35]
+	mi := &file_waypost_v1_lane_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3678,7 +3752,7 @@ func (x *ForwardWriteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForwardWriteRequest.ProtoReflect.Descriptor instead.
 func (*ForwardWriteRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{35}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ForwardWriteRequest) GetCommand() []byte {
@@ -3703,7 +3777,7 @@ type ForwardWriteResponse struct {
 
 func (x *ForwardWriteResponse) Reset() {
 	*x = ForwardWriteResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[36]
+	mi := &file_waypost_v1_lane_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3715,7 +3789,7 @@ func (x *ForwardWriteResponse) String() string {
 func (*ForwardWriteResponse) ProtoMessage() {}
 
 func (x *ForwardWriteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[36]
+	mi := &file_waypost_v1_lane_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3728,7 +3802,7 @@ func (x *ForwardWriteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForwardWriteResponse.ProtoReflect.Descriptor instead.
 func (*ForwardWriteResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{36}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ForwardWriteResponse) GetIndex() uint64 {
@@ -3773,7 +3847,7 @@ type JoinClusterRequest struct {
 
 func (x *JoinClusterRequest) Reset() {
 	*x = JoinClusterRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[37]
+	mi := &file_waypost_v1_lane_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3785,7 +3859,7 @@ func (x *JoinClusterRequest) String() string {
 func (*JoinClusterRequest) ProtoMessage() {}
 
 func (x *JoinClusterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[37]
+	mi := &file_waypost_v1_lane_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3798,7 +3872,7 @@ func (x *JoinClusterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinClusterRequest.ProtoReflect.Descriptor instead.
 func (*JoinClusterRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{37}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *JoinClusterRequest) GetId() string {
@@ -3856,7 +3930,7 @@ type JoinClusterResponse struct {
 
 func (x *JoinClusterResponse) Reset() {
 	*x = JoinClusterResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[38]
+	mi := &file_waypost_v1_lane_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3868,7 +3942,7 @@ func (x *JoinClusterResponse) String() string {
 func (*JoinClusterResponse) ProtoMessage() {}
 
 func (x *JoinClusterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[38]
+	mi := &file_waypost_v1_lane_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3881,7 +3955,7 @@ func (x *JoinClusterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinClusterResponse.ProtoReflect.Descriptor instead.
 func (*JoinClusterResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{38}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *JoinClusterResponse) GetNumber() uint32 {
@@ -3911,7 +3985,7 @@ type WaitAppliedRequest struct {
 
 func (x *WaitAppliedRequest) Reset() {
 	*x = WaitAppliedRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[39]
+	mi := &file_waypost_v1_lane_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3923,7 +3997,7 @@ func (x *WaitAppliedRequest) String() string {
 func (*WaitAppliedRequest) ProtoMessage() {}
 
 func (x *WaitAppliedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[39]
+	mi := &file_waypost_v1_lane_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3936,7 +4010,7 @@ func (x *WaitAppliedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitAppliedRequest.ProtoReflect.Descriptor instead.
 func (*WaitAppliedRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{39}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *WaitAppliedRequest) GetIndex() uint64 {
@@ -3966,7 +4040,7 @@ type WaitAppliedResponse struct {
 
 func (x *WaitAppliedResponse) Reset() {
 	*x = WaitAppliedResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[40]
+	mi := &file_waypost_v1_lane_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3978,7 +4052,7 @@ func (x *WaitAppliedResponse) String() string {
 func (*WaitAppliedResponse) ProtoMessage() {}
 
 func (x *WaitAppliedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[40]
+	mi := &file_waypost_v1_lane_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3991,7 +4065,7 @@ func (x *WaitAppliedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitAppliedResponse.ProtoReflect.Descriptor instead.
 func (*WaitAppliedResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{40}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *WaitAppliedResponse) GetAppliedIndex() uint64 {
@@ -4020,7 +4094,7 @@ type PeerInspectRequest struct {
 
 func (x *PeerInspectRequest) Reset() {
 	*x = PeerInspectRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[41]
+	mi := &file_waypost_v1_lane_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4032,7 +4106,7 @@ func (x *PeerInspectRequest) String() string {
 func (*PeerInspectRequest) ProtoMessage() {}
 
 func (x *PeerInspectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[41]
+	mi := &file_waypost_v1_lane_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4045,7 +4119,7 @@ func (x *PeerInspectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerInspectRequest.ProtoReflect.Descriptor instead.
 func (*PeerInspectRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{41}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *PeerInspectRequest) GetInspect() *InspectWorkerRequest {
@@ -4066,7 +4140,7 @@ type PeerInspectResponse struct {
 
 func (x *PeerInspectResponse) Reset() {
 	*x = PeerInspectResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[42]
+	mi := &file_waypost_v1_lane_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4078,7 +4152,7 @@ func (x *PeerInspectResponse) String() string {
 func (*PeerInspectResponse) ProtoMessage() {}
 
 func (x *PeerInspectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[42]
+	mi := &file_waypost_v1_lane_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4091,7 +4165,7 @@ func (x *PeerInspectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerInspectResponse.ProtoReflect.Descriptor instead.
 func (*PeerInspectResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{42}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *PeerInspectResponse) GetInspect() *InspectWorkerResponse {
@@ -4112,7 +4186,7 @@ type FetchPlacementRequest struct {
 
 func (x *FetchPlacementRequest) Reset() {
 	*x = FetchPlacementRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[43]
+	mi := &file_waypost_v1_lane_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4124,7 +4198,7 @@ func (x *FetchPlacementRequest) String() string {
 func (*FetchPlacementRequest) ProtoMessage() {}
 
 func (x *FetchPlacementRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[43]
+	mi := &file_waypost_v1_lane_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4137,7 +4211,7 @@ func (x *FetchPlacementRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchPlacementRequest.ProtoReflect.Descriptor instead.
 func (*FetchPlacementRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{43}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *FetchPlacementRequest) GetPlacementId() string {
@@ -4158,7 +4232,7 @@ type FetchPlacementResponse struct {
 
 func (x *FetchPlacementResponse) Reset() {
 	*x = FetchPlacementResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[44]
+	mi := &file_waypost_v1_lane_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4170,7 +4244,7 @@ func (x *FetchPlacementResponse) String() string {
 func (*FetchPlacementResponse) ProtoMessage() {}
 
 func (x *FetchPlacementResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[44]
+	mi := &file_waypost_v1_lane_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4183,7 +4257,7 @@ func (x *FetchPlacementResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchPlacementResponse.ProtoReflect.Descriptor instead.
 func (*FetchPlacementResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{44}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *FetchPlacementResponse) GetRecord() []byte {
@@ -4204,7 +4278,7 @@ type RelayOutcomeRequest struct {
 
 func (x *RelayOutcomeRequest) Reset() {
 	*x = RelayOutcomeRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[45]
+	mi := &file_waypost_v1_lane_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4216,7 +4290,7 @@ func (x *RelayOutcomeRequest) String() string {
 func (*RelayOutcomeRequest) ProtoMessage() {}
 
 func (x *RelayOutcomeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[45]
+	mi := &file_waypost_v1_lane_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4229,7 +4303,7 @@ func (x *RelayOutcomeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayOutcomeRequest.ProtoReflect.Descriptor instead.
 func (*RelayOutcomeRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{45}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *RelayOutcomeRequest) GetOutcome() *ReportOutcomeRequest {
@@ -4250,7 +4324,7 @@ type RelayOutcomeResponse struct {
 
 func (x *RelayOutcomeResponse) Reset() {
 	*x = RelayOutcomeResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[46]
+	mi := &file_waypost_v1_lane_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4262,7 +4336,7 @@ func (x *RelayOutcomeResponse) String() string {
 func (*RelayOutcomeResponse) ProtoMessage() {}
 
 func (x *RelayOutcomeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[46]
+	mi := &file_waypost_v1_lane_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4275,7 +4349,7 @@ func (x *RelayOutcomeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayOutcomeResponse.ProtoReflect.Descriptor instead.
 func (*RelayOutcomeResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{46}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *RelayOutcomeResponse) GetOutcome() *ReportOutcomeResponse {
@@ -4302,7 +4376,7 @@ type RelayReservationRequest struct {
 
 func (x *RelayReservationRequest) Reset() {
 	*x = RelayReservationRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[47]
+	mi := &file_waypost_v1_lane_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4314,7 +4388,7 @@ func (x *RelayReservationRequest) String() string {
 func (*RelayReservationRequest) ProtoMessage() {}
 
 func (x *RelayReservationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[47]
+	mi := &file_waypost_v1_lane_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4327,7 +4401,7 @@ func (x *RelayReservationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayReservationRequest.ProtoReflect.Descriptor instead.
 func (*RelayReservationRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{47}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *RelayReservationRequest) GetWhat() isRelayReservationRequest_What {
@@ -4389,7 +4463,7 @@ type RelayReservationResponse struct {
 
 func (x *RelayReservationResponse) Reset() {
 	*x = RelayReservationResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[48]
+	mi := &file_waypost_v1_lane_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4401,7 +4475,7 @@ func (x *RelayReservationResponse) String() string {
 func (*RelayReservationResponse) ProtoMessage() {}
 
 func (x *RelayReservationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[48]
+	mi := &file_waypost_v1_lane_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4414,7 +4488,7 @@ func (x *RelayReservationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayReservationResponse.ProtoReflect.Descriptor instead.
 func (*RelayReservationResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{48}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *RelayReservationResponse) GetWhat() isRelayReservationResponse_What {
@@ -4469,7 +4543,7 @@ type PeerMembersRequest struct {
 
 func (x *PeerMembersRequest) Reset() {
 	*x = PeerMembersRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[49]
+	mi := &file_waypost_v1_lane_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4481,7 +4555,7 @@ func (x *PeerMembersRequest) String() string {
 func (*PeerMembersRequest) ProtoMessage() {}
 
 func (x *PeerMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[49]
+	mi := &file_waypost_v1_lane_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4494,7 +4568,7 @@ func (x *PeerMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerMembersRequest.ProtoReflect.Descriptor instead.
 func (*PeerMembersRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{49}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{50}
 }
 
 // PeerMembersResponse is a coordinator's own view of the mesh.
@@ -4508,7 +4582,7 @@ type PeerMembersResponse struct {
 
 func (x *PeerMembersResponse) Reset() {
 	*x = PeerMembersResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[50]
+	mi := &file_waypost_v1_lane_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4520,7 +4594,7 @@ func (x *PeerMembersResponse) String() string {
 func (*PeerMembersResponse) ProtoMessage() {}
 
 func (x *PeerMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[50]
+	mi := &file_waypost_v1_lane_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4533,7 +4607,7 @@ func (x *PeerMembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerMembersResponse.ProtoReflect.Descriptor instead.
 func (*PeerMembersResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{50}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *PeerMembersResponse) GetMembers() *ListMembersResponse {
@@ -4556,7 +4630,7 @@ type CopyPrefixesRequest struct {
 
 func (x *CopyPrefixesRequest) Reset() {
 	*x = CopyPrefixesRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[51]
+	mi := &file_waypost_v1_lane_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4568,7 +4642,7 @@ func (x *CopyPrefixesRequest) String() string {
 func (*CopyPrefixesRequest) ProtoMessage() {}
 
 func (x *CopyPrefixesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[51]
+	mi := &file_waypost_v1_lane_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4581,7 +4655,7 @@ func (x *CopyPrefixesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyPrefixesRequest.ProtoReflect.Descriptor instead.
 func (*CopyPrefixesRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{51}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *CopyPrefixesRequest) GetWorker() string {
@@ -4611,7 +4685,7 @@ type CopyPrefixesResponse struct {
 
 func (x *CopyPrefixesResponse) Reset() {
 	*x = CopyPrefixesResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[52]
+	mi := &file_waypost_v1_lane_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4623,7 +4697,7 @@ func (x *CopyPrefixesResponse) String() string {
 func (*CopyPrefixesResponse) ProtoMessage() {}
 
 func (x *CopyPrefixesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[52]
+	mi := &file_waypost_v1_lane_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4636,7 +4710,7 @@ func (x *CopyPrefixesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyPrefixesResponse.ProtoReflect.Descriptor instead.
 func (*CopyPrefixesResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{52}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *CopyPrefixesResponse) GetFrames() [][]byte {
@@ -4664,7 +4738,7 @@ type RelayLearnRequest struct {
 
 func (x *RelayLearnRequest) Reset() {
 	*x = RelayLearnRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[53]
+	mi := &file_waypost_v1_lane_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4676,7 +4750,7 @@ func (x *RelayLearnRequest) String() string {
 func (*RelayLearnRequest) ProtoMessage() {}
 
 func (x *RelayLearnRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[53]
+	mi := &file_waypost_v1_lane_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4689,7 +4763,7 @@ func (x *RelayLearnRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayLearnRequest.ProtoReflect.Descriptor instead.
 func (*RelayLearnRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{53}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *RelayLearnRequest) GetLearn() *LearnTokensRequest {
@@ -4710,7 +4784,7 @@ type RelayLearnResponse struct {
 
 func (x *RelayLearnResponse) Reset() {
 	*x = RelayLearnResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[54]
+	mi := &file_waypost_v1_lane_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4722,7 +4796,7 @@ func (x *RelayLearnResponse) String() string {
 func (*RelayLearnResponse) ProtoMessage() {}
 
 func (x *RelayLearnResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[54]
+	mi := &file_waypost_v1_lane_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4735,7 +4809,7 @@ func (x *RelayLearnResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayLearnResponse.ProtoReflect.Descriptor instead.
 func (*RelayLearnResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{54}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *RelayLearnResponse) GetLearn() *LearnTokensResponse {
@@ -4754,7 +4828,7 @@ type CopyMemoRequest struct {
 
 func (x *CopyMemoRequest) Reset() {
 	*x = CopyMemoRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[55]
+	mi := &file_waypost_v1_lane_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4766,7 +4840,7 @@ func (x *CopyMemoRequest) String() string {
 func (*CopyMemoRequest) ProtoMessage() {}
 
 func (x *CopyMemoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[55]
+	mi := &file_waypost_v1_lane_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4779,7 +4853,7 @@ func (x *CopyMemoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyMemoRequest.ProtoReflect.Descriptor instead.
 func (*CopyMemoRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{55}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{56}
 }
 
 // CopyMemoResponse is a part of the entries.
@@ -4793,7 +4867,7 @@ type CopyMemoResponse struct {
 
 func (x *CopyMemoResponse) Reset() {
 	*x = CopyMemoResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[56]
+	mi := &file_waypost_v1_lane_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4805,7 +4879,7 @@ func (x *CopyMemoResponse) String() string {
 func (*CopyMemoResponse) ProtoMessage() {}
 
 func (x *CopyMemoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[56]
+	mi := &file_waypost_v1_lane_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4818,7 +4892,7 @@ func (x *CopyMemoResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyMemoResponse.ProtoReflect.Descriptor instead.
 func (*CopyMemoResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{56}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *CopyMemoResponse) GetEntries() []*MemoEntry {
@@ -4917,13 +4991,18 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\x11d1_ms_per_request\x18\x06 \x01(\x01R\x0ed1MsPerRequest\x12%\n" +
 	"\x0fd2_ms_per_token\x18\a \x01(\x01R\fd2MsPerToken\x12\x13\n" +
 	"\x05d3_ms\x18\b \x01(\x01R\x04d3Ms\x12\x16\n" +
-	"\x06source\x18\t \x01(\tR\x06source\"\xb9\x01\n" +
+	"\x06source\x18\t \x01(\tR\x06source\"\xef\x01\n" +
 	"\x04Load\x12#\n" +
 	"\ragent_process\x18\x01 \x01(\x06R\fagentProcess\x12\x19\n" +
 	"\bload_seq\x18\x02 \x01(\x06R\aloadSeq\x120\n" +
 	"\aworkers\x18\x03 \x03(\v2\x16.waypost.v1.WorkerLoadR\aworkers\x12\x18\n" +
 	"\acordons\x18\x04 \x03(\tR\acordons\x12%\n" +
-	"\x0epolicy_version\x18\x05 \x01(\rR\rpolicyVersion\"\xbc\b\n" +
+	"\x0epolicy_version\x18\x05 \x01(\rR\rpolicyVersion\x124\n" +
+	"\n" +
+	"drain_wish\x18\b \x01(\v2\x15.waypost.v1.DrainWishR\tdrainWish\"3\n" +
+	"\tDrainWish\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\"\xbc\b\n" +
 	"\n" +
 	"WorkerLoad\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12%\n" +
@@ -5001,13 +5080,14 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\x0eprefix_formats\x18\x06 \x03(\rR\rprefixFormats\x12\x18\n" +
 	"\arefused\x18\a \x01(\tR\arefused\x12\x1d\n" +
 	"\n" +
-	"session_up\x18\b \x01(\x06R\tsessionUp\"\xab\x01\n" +
+	"session_up\x18\b \x01(\x06R\tsessionUp\"\xdb\x01\n" +
 	"\n" +
 	"PolicyPush\x12%\n" +
 	"\x0epolicy_version\x18\x01 \x01(\rR\rpolicyVersion\x12,\n" +
 	"\acordons\x18\x02 \x03(\v2\x12.waypost.v1.CordonR\acordons\x12\"\n" +
 	"\fcoordinators\x18\x03 \x03(\tR\fcoordinators\x12$\n" +
-	"\x0eno_progress_ms\x18\x04 \x01(\x01R\fnoProgressMs\"\xab\x01\n" +
+	"\x0eno_progress_ms\x18\x04 \x01(\x01R\fnoProgressMs\x12.\n" +
+	"\x13recorded_drain_wish\x18\b \x01(\tR\x11recordedDrainWish\"\xab\x01\n" +
 	"\n" +
 	"PrefixPull\x12\x17\n" +
 	"\apull_id\x18\x01 \x01(\rR\x06pullId\x12\x14\n" +
@@ -5234,7 +5314,7 @@ func file_waypost_v1_lane_proto_rawDescGZIP() []byte {
 	return file_waypost_v1_lane_proto_rawDescData
 }
 
-var file_waypost_v1_lane_proto_msgTypes = make([]protoimpl.MessageInfo, 58)
+var file_waypost_v1_lane_proto_msgTypes = make([]protoimpl.MessageInfo, 59)
 var file_waypost_v1_lane_proto_goTypes = []any{
 	(*ConnectRequest)(nil),              // 0: waypost.v1.ConnectRequest
 	(*ConnectResponse)(nil),             // 1: waypost.v1.ConnectResponse
@@ -5242,176 +5322,178 @@ var file_waypost_v1_lane_proto_goTypes = []any{
 	(*WorkerFacts)(nil),                 // 3: waypost.v1.WorkerFacts
 	(*StepModel)(nil),                   // 4: waypost.v1.StepModel
 	(*Load)(nil),                        // 5: waypost.v1.Load
-	(*WorkerLoad)(nil),                  // 6: waypost.v1.WorkerLoad
-	(*WorkerAccuracy)(nil),              // 7: waypost.v1.WorkerAccuracy
-	(*IdleSlot)(nil),                    // 8: waypost.v1.IdleSlot
-	(*Echo)(nil),                        // 9: waypost.v1.Echo
-	(*PrefixFrames)(nil),                // 10: waypost.v1.PrefixFrames
-	(*TokenizeReply)(nil),               // 11: waypost.v1.TokenizeReply
-	(*HostReport)(nil),                  // 12: waypost.v1.HostReport
-	(*CoordinatorHello)(nil),            // 13: waypost.v1.CoordinatorHello
-	(*PolicyPush)(nil),                  // 14: waypost.v1.PolicyPush
-	(*PrefixPull)(nil),                  // 15: waypost.v1.PrefixPull
-	(*ClaimFrame)(nil),                  // 16: waypost.v1.ClaimFrame
-	(*Claim)(nil),                       // 17: waypost.v1.Claim
-	(*MarkFrame)(nil),                   // 18: waypost.v1.MarkFrame
-	(*Mark)(nil),                        // 19: waypost.v1.Mark
-	(*OutcomeFrame)(nil),                // 20: waypost.v1.OutcomeFrame
-	(*TransferFrame)(nil),               // 21: waypost.v1.TransferFrame
-	(*ObservedTransfer)(nil),            // 22: waypost.v1.ObservedTransfer
-	(*ObservedOutcome)(nil),             // 23: waypost.v1.ObservedOutcome
-	(*TokenizeAsk)(nil),                 // 24: waypost.v1.TokenizeAsk
-	(*RenderAsk)(nil),                   // 25: waypost.v1.RenderAsk
-	(*ExchangePlacementsRequest)(nil),   // 26: waypost.v1.ExchangePlacementsRequest
-	(*MemoEntry)(nil),                   // 27: waypost.v1.MemoEntry
-	(*ExchangePlacementsResponse)(nil),  // 28: waypost.v1.ExchangePlacementsResponse
-	(*PlaceFrame)(nil),                  // 29: waypost.v1.PlaceFrame
-	(*EvidenceAsk)(nil),                 // 30: waypost.v1.EvidenceAsk
-	(*EvidencePoint)(nil),               // 31: waypost.v1.EvidencePoint
-	(*EvidenceReply)(nil),               // 32: waypost.v1.EvidenceReply
-	(*AskRecordsRequest)(nil),           // 33: waypost.v1.AskRecordsRequest
-	(*AskRecordsResponse)(nil),          // 34: waypost.v1.AskRecordsResponse
-	(*ForwardWriteRequest)(nil),         // 35: waypost.v1.ForwardWriteRequest
-	(*ForwardWriteResponse)(nil),        // 36: waypost.v1.ForwardWriteResponse
-	(*JoinClusterRequest)(nil),          // 37: waypost.v1.JoinClusterRequest
-	(*JoinClusterResponse)(nil),         // 38: waypost.v1.JoinClusterResponse
-	(*WaitAppliedRequest)(nil),          // 39: waypost.v1.WaitAppliedRequest
-	(*WaitAppliedResponse)(nil),         // 40: waypost.v1.WaitAppliedResponse
-	(*PeerInspectRequest)(nil),          // 41: waypost.v1.PeerInspectRequest
-	(*PeerInspectResponse)(nil),         // 42: waypost.v1.PeerInspectResponse
-	(*FetchPlacementRequest)(nil),       // 43: waypost.v1.FetchPlacementRequest
-	(*FetchPlacementResponse)(nil),      // 44: waypost.v1.FetchPlacementResponse
-	(*RelayOutcomeRequest)(nil),         // 45: waypost.v1.RelayOutcomeRequest
-	(*RelayOutcomeResponse)(nil),        // 46: waypost.v1.RelayOutcomeResponse
-	(*RelayReservationRequest)(nil),     // 47: waypost.v1.RelayReservationRequest
-	(*RelayReservationResponse)(nil),    // 48: waypost.v1.RelayReservationResponse
-	(*PeerMembersRequest)(nil),          // 49: waypost.v1.PeerMembersRequest
-	(*PeerMembersResponse)(nil),         // 50: waypost.v1.PeerMembersResponse
-	(*CopyPrefixesRequest)(nil),         // 51: waypost.v1.CopyPrefixesRequest
-	(*CopyPrefixesResponse)(nil),        // 52: waypost.v1.CopyPrefixesResponse
-	(*RelayLearnRequest)(nil),           // 53: waypost.v1.RelayLearnRequest
-	(*RelayLearnResponse)(nil),          // 54: waypost.v1.RelayLearnResponse
-	(*CopyMemoRequest)(nil),             // 55: waypost.v1.CopyMemoRequest
-	(*CopyMemoResponse)(nil),            // 56: waypost.v1.CopyMemoResponse
-	nil,                                 // 57: waypost.v1.WorkerFacts.HeadersEntry
-	(*TransferFacts)(nil),               // 58: waypost.v1.TransferFacts
-	(*TermError)(nil),                   // 59: waypost.v1.TermError
-	(*HostFacts)(nil),                   // 60: waypost.v1.HostFacts
-	(*Gpu)(nil),                         // 61: waypost.v1.Gpu
-	(*Cordon)(nil),                      // 62: waypost.v1.Cordon
-	(*ListPlacementsRequest)(nil),       // 63: waypost.v1.ListPlacementsRequest
-	(*SummarizePlacementsRequest)(nil),  // 64: waypost.v1.SummarizePlacementsRequest
-	(*GetReuseRequest)(nil),             // 65: waypost.v1.GetReuseRequest
-	(*ExplainWorkerRequest)(nil),        // 66: waypost.v1.ExplainWorkerRequest
-	(*ListPlacementsResponse)(nil),      // 67: waypost.v1.ListPlacementsResponse
-	(*SummarizePlacementsResponse)(nil), // 68: waypost.v1.SummarizePlacementsResponse
-	(*GetReuseResponse)(nil),            // 69: waypost.v1.GetReuseResponse
-	(*ExplainWorkerResponse)(nil),       // 70: waypost.v1.ExplainWorkerResponse
-	(*InspectWorkerRequest)(nil),        // 71: waypost.v1.InspectWorkerRequest
-	(*InspectWorkerResponse)(nil),       // 72: waypost.v1.InspectWorkerResponse
-	(*ReportOutcomeRequest)(nil),        // 73: waypost.v1.ReportOutcomeRequest
-	(*ReportOutcomeResponse)(nil),       // 74: waypost.v1.ReportOutcomeResponse
-	(*RenewPlacementRequest)(nil),       // 75: waypost.v1.RenewPlacementRequest
-	(*ReleasePlacementRequest)(nil),     // 76: waypost.v1.ReleasePlacementRequest
-	(*RenewPlacementResponse)(nil),      // 77: waypost.v1.RenewPlacementResponse
-	(*ReleasePlacementResponse)(nil),    // 78: waypost.v1.ReleasePlacementResponse
-	(*ListMembersResponse)(nil),         // 79: waypost.v1.ListMembersResponse
-	(*LearnTokensRequest)(nil),          // 80: waypost.v1.LearnTokensRequest
-	(*LearnTokensResponse)(nil),         // 81: waypost.v1.LearnTokensResponse
+	(*DrainWish)(nil),                   // 6: waypost.v1.DrainWish
+	(*WorkerLoad)(nil),                  // 7: waypost.v1.WorkerLoad
+	(*WorkerAccuracy)(nil),              // 8: waypost.v1.WorkerAccuracy
+	(*IdleSlot)(nil),                    // 9: waypost.v1.IdleSlot
+	(*Echo)(nil),                        // 10: waypost.v1.Echo
+	(*PrefixFrames)(nil),                // 11: waypost.v1.PrefixFrames
+	(*TokenizeReply)(nil),               // 12: waypost.v1.TokenizeReply
+	(*HostReport)(nil),                  // 13: waypost.v1.HostReport
+	(*CoordinatorHello)(nil),            // 14: waypost.v1.CoordinatorHello
+	(*PolicyPush)(nil),                  // 15: waypost.v1.PolicyPush
+	(*PrefixPull)(nil),                  // 16: waypost.v1.PrefixPull
+	(*ClaimFrame)(nil),                  // 17: waypost.v1.ClaimFrame
+	(*Claim)(nil),                       // 18: waypost.v1.Claim
+	(*MarkFrame)(nil),                   // 19: waypost.v1.MarkFrame
+	(*Mark)(nil),                        // 20: waypost.v1.Mark
+	(*OutcomeFrame)(nil),                // 21: waypost.v1.OutcomeFrame
+	(*TransferFrame)(nil),               // 22: waypost.v1.TransferFrame
+	(*ObservedTransfer)(nil),            // 23: waypost.v1.ObservedTransfer
+	(*ObservedOutcome)(nil),             // 24: waypost.v1.ObservedOutcome
+	(*TokenizeAsk)(nil),                 // 25: waypost.v1.TokenizeAsk
+	(*RenderAsk)(nil),                   // 26: waypost.v1.RenderAsk
+	(*ExchangePlacementsRequest)(nil),   // 27: waypost.v1.ExchangePlacementsRequest
+	(*MemoEntry)(nil),                   // 28: waypost.v1.MemoEntry
+	(*ExchangePlacementsResponse)(nil),  // 29: waypost.v1.ExchangePlacementsResponse
+	(*PlaceFrame)(nil),                  // 30: waypost.v1.PlaceFrame
+	(*EvidenceAsk)(nil),                 // 31: waypost.v1.EvidenceAsk
+	(*EvidencePoint)(nil),               // 32: waypost.v1.EvidencePoint
+	(*EvidenceReply)(nil),               // 33: waypost.v1.EvidenceReply
+	(*AskRecordsRequest)(nil),           // 34: waypost.v1.AskRecordsRequest
+	(*AskRecordsResponse)(nil),          // 35: waypost.v1.AskRecordsResponse
+	(*ForwardWriteRequest)(nil),         // 36: waypost.v1.ForwardWriteRequest
+	(*ForwardWriteResponse)(nil),        // 37: waypost.v1.ForwardWriteResponse
+	(*JoinClusterRequest)(nil),          // 38: waypost.v1.JoinClusterRequest
+	(*JoinClusterResponse)(nil),         // 39: waypost.v1.JoinClusterResponse
+	(*WaitAppliedRequest)(nil),          // 40: waypost.v1.WaitAppliedRequest
+	(*WaitAppliedResponse)(nil),         // 41: waypost.v1.WaitAppliedResponse
+	(*PeerInspectRequest)(nil),          // 42: waypost.v1.PeerInspectRequest
+	(*PeerInspectResponse)(nil),         // 43: waypost.v1.PeerInspectResponse
+	(*FetchPlacementRequest)(nil),       // 44: waypost.v1.FetchPlacementRequest
+	(*FetchPlacementResponse)(nil),      // 45: waypost.v1.FetchPlacementResponse
+	(*RelayOutcomeRequest)(nil),         // 46: waypost.v1.RelayOutcomeRequest
+	(*RelayOutcomeResponse)(nil),        // 47: waypost.v1.RelayOutcomeResponse
+	(*RelayReservationRequest)(nil),     // 48: waypost.v1.RelayReservationRequest
+	(*RelayReservationResponse)(nil),    // 49: waypost.v1.RelayReservationResponse
+	(*PeerMembersRequest)(nil),          // 50: waypost.v1.PeerMembersRequest
+	(*PeerMembersResponse)(nil),         // 51: waypost.v1.PeerMembersResponse
+	(*CopyPrefixesRequest)(nil),         // 52: waypost.v1.CopyPrefixesRequest
+	(*CopyPrefixesResponse)(nil),        // 53: waypost.v1.CopyPrefixesResponse
+	(*RelayLearnRequest)(nil),           // 54: waypost.v1.RelayLearnRequest
+	(*RelayLearnResponse)(nil),          // 55: waypost.v1.RelayLearnResponse
+	(*CopyMemoRequest)(nil),             // 56: waypost.v1.CopyMemoRequest
+	(*CopyMemoResponse)(nil),            // 57: waypost.v1.CopyMemoResponse
+	nil,                                 // 58: waypost.v1.WorkerFacts.HeadersEntry
+	(*TransferFacts)(nil),               // 59: waypost.v1.TransferFacts
+	(*TermError)(nil),                   // 60: waypost.v1.TermError
+	(*HostFacts)(nil),                   // 61: waypost.v1.HostFacts
+	(*Gpu)(nil),                         // 62: waypost.v1.Gpu
+	(*Cordon)(nil),                      // 63: waypost.v1.Cordon
+	(*ListPlacementsRequest)(nil),       // 64: waypost.v1.ListPlacementsRequest
+	(*SummarizePlacementsRequest)(nil),  // 65: waypost.v1.SummarizePlacementsRequest
+	(*GetReuseRequest)(nil),             // 66: waypost.v1.GetReuseRequest
+	(*ExplainWorkerRequest)(nil),        // 67: waypost.v1.ExplainWorkerRequest
+	(*ListPlacementsResponse)(nil),      // 68: waypost.v1.ListPlacementsResponse
+	(*SummarizePlacementsResponse)(nil), // 69: waypost.v1.SummarizePlacementsResponse
+	(*GetReuseResponse)(nil),            // 70: waypost.v1.GetReuseResponse
+	(*ExplainWorkerResponse)(nil),       // 71: waypost.v1.ExplainWorkerResponse
+	(*InspectWorkerRequest)(nil),        // 72: waypost.v1.InspectWorkerRequest
+	(*InspectWorkerResponse)(nil),       // 73: waypost.v1.InspectWorkerResponse
+	(*ReportOutcomeRequest)(nil),        // 74: waypost.v1.ReportOutcomeRequest
+	(*ReportOutcomeResponse)(nil),       // 75: waypost.v1.ReportOutcomeResponse
+	(*RenewPlacementRequest)(nil),       // 76: waypost.v1.RenewPlacementRequest
+	(*ReleasePlacementRequest)(nil),     // 77: waypost.v1.ReleasePlacementRequest
+	(*RenewPlacementResponse)(nil),      // 78: waypost.v1.RenewPlacementResponse
+	(*ReleasePlacementResponse)(nil),    // 79: waypost.v1.ReleasePlacementResponse
+	(*ListMembersResponse)(nil),         // 80: waypost.v1.ListMembersResponse
+	(*LearnTokensRequest)(nil),          // 81: waypost.v1.LearnTokensRequest
+	(*LearnTokensResponse)(nil),         // 82: waypost.v1.LearnTokensResponse
 }
 var file_waypost_v1_lane_proto_depIdxs = []int32{
 	2,  // 0: waypost.v1.ConnectRequest.hello:type_name -> waypost.v1.AgentHello
 	5,  // 1: waypost.v1.ConnectRequest.load:type_name -> waypost.v1.Load
-	10, // 2: waypost.v1.ConnectRequest.prefixes:type_name -> waypost.v1.PrefixFrames
-	11, // 3: waypost.v1.ConnectRequest.tokenize_reply:type_name -> waypost.v1.TokenizeReply
-	12, // 4: waypost.v1.ConnectRequest.host:type_name -> waypost.v1.HostReport
-	32, // 5: waypost.v1.ConnectRequest.evidence:type_name -> waypost.v1.EvidenceReply
-	13, // 6: waypost.v1.ConnectResponse.hello:type_name -> waypost.v1.CoordinatorHello
-	14, // 7: waypost.v1.ConnectResponse.policy:type_name -> waypost.v1.PolicyPush
-	15, // 8: waypost.v1.ConnectResponse.pull:type_name -> waypost.v1.PrefixPull
-	16, // 9: waypost.v1.ConnectResponse.claims:type_name -> waypost.v1.ClaimFrame
-	18, // 10: waypost.v1.ConnectResponse.marks:type_name -> waypost.v1.MarkFrame
-	24, // 11: waypost.v1.ConnectResponse.tokenize:type_name -> waypost.v1.TokenizeAsk
-	25, // 12: waypost.v1.ConnectResponse.render:type_name -> waypost.v1.RenderAsk
-	30, // 13: waypost.v1.ConnectResponse.evidence:type_name -> waypost.v1.EvidenceAsk
-	20, // 14: waypost.v1.ConnectResponse.outcomes:type_name -> waypost.v1.OutcomeFrame
-	21, // 15: waypost.v1.ConnectResponse.transfers:type_name -> waypost.v1.TransferFrame
+	11, // 2: waypost.v1.ConnectRequest.prefixes:type_name -> waypost.v1.PrefixFrames
+	12, // 3: waypost.v1.ConnectRequest.tokenize_reply:type_name -> waypost.v1.TokenizeReply
+	13, // 4: waypost.v1.ConnectRequest.host:type_name -> waypost.v1.HostReport
+	33, // 5: waypost.v1.ConnectRequest.evidence:type_name -> waypost.v1.EvidenceReply
+	14, // 6: waypost.v1.ConnectResponse.hello:type_name -> waypost.v1.CoordinatorHello
+	15, // 7: waypost.v1.ConnectResponse.policy:type_name -> waypost.v1.PolicyPush
+	16, // 8: waypost.v1.ConnectResponse.pull:type_name -> waypost.v1.PrefixPull
+	17, // 9: waypost.v1.ConnectResponse.claims:type_name -> waypost.v1.ClaimFrame
+	19, // 10: waypost.v1.ConnectResponse.marks:type_name -> waypost.v1.MarkFrame
+	25, // 11: waypost.v1.ConnectResponse.tokenize:type_name -> waypost.v1.TokenizeAsk
+	26, // 12: waypost.v1.ConnectResponse.render:type_name -> waypost.v1.RenderAsk
+	31, // 13: waypost.v1.ConnectResponse.evidence:type_name -> waypost.v1.EvidenceAsk
+	21, // 14: waypost.v1.ConnectResponse.outcomes:type_name -> waypost.v1.OutcomeFrame
+	22, // 15: waypost.v1.ConnectResponse.transfers:type_name -> waypost.v1.TransferFrame
 	3,  // 16: waypost.v1.AgentHello.workers:type_name -> waypost.v1.WorkerFacts
-	57, // 17: waypost.v1.WorkerFacts.headers:type_name -> waypost.v1.WorkerFacts.HeadersEntry
+	58, // 17: waypost.v1.WorkerFacts.headers:type_name -> waypost.v1.WorkerFacts.HeadersEntry
 	4,  // 18: waypost.v1.WorkerFacts.step_model:type_name -> waypost.v1.StepModel
-	58, // 19: waypost.v1.WorkerFacts.transfer:type_name -> waypost.v1.TransferFacts
-	6,  // 20: waypost.v1.Load.workers:type_name -> waypost.v1.WorkerLoad
-	9,  // 21: waypost.v1.WorkerLoad.echo:type_name -> waypost.v1.Echo
-	7,  // 22: waypost.v1.WorkerLoad.accuracy:type_name -> waypost.v1.WorkerAccuracy
-	22, // 23: waypost.v1.WorkerLoad.transfers:type_name -> waypost.v1.ObservedTransfer
-	8,  // 24: waypost.v1.WorkerLoad.idle_slots:type_name -> waypost.v1.IdleSlot
-	59, // 25: waypost.v1.WorkerAccuracy.errors:type_name -> waypost.v1.TermError
-	60, // 26: waypost.v1.HostReport.facts:type_name -> waypost.v1.HostFacts
-	61, // 27: waypost.v1.HostReport.gpus:type_name -> waypost.v1.Gpu
-	62, // 28: waypost.v1.PolicyPush.cordons:type_name -> waypost.v1.Cordon
-	17, // 29: waypost.v1.ClaimFrame.claims:type_name -> waypost.v1.Claim
-	19, // 30: waypost.v1.MarkFrame.marks:type_name -> waypost.v1.Mark
-	23, // 31: waypost.v1.OutcomeFrame.outcomes:type_name -> waypost.v1.ObservedOutcome
-	22, // 32: waypost.v1.TransferFrame.transfers:type_name -> waypost.v1.ObservedTransfer
-	29, // 33: waypost.v1.ExchangePlacementsRequest.places:type_name -> waypost.v1.PlaceFrame
-	27, // 34: waypost.v1.ExchangePlacementsRequest.memo:type_name -> waypost.v1.MemoEntry
-	17, // 35: waypost.v1.PlaceFrame.claim:type_name -> waypost.v1.Claim
-	31, // 36: waypost.v1.EvidenceAsk.expected:type_name -> waypost.v1.EvidencePoint
-	31, // 37: waypost.v1.EvidenceAsk.tip:type_name -> waypost.v1.EvidencePoint
-	31, // 38: waypost.v1.EvidenceAsk.unsalted:type_name -> waypost.v1.EvidencePoint
-	63, // 39: waypost.v1.AskRecordsRequest.list:type_name -> waypost.v1.ListPlacementsRequest
-	64, // 40: waypost.v1.AskRecordsRequest.summarize:type_name -> waypost.v1.SummarizePlacementsRequest
-	65, // 41: waypost.v1.AskRecordsRequest.reuse:type_name -> waypost.v1.GetReuseRequest
-	66, // 42: waypost.v1.AskRecordsRequest.worker:type_name -> waypost.v1.ExplainWorkerRequest
-	67, // 43: waypost.v1.AskRecordsResponse.list:type_name -> waypost.v1.ListPlacementsResponse
-	68, // 44: waypost.v1.AskRecordsResponse.summarize:type_name -> waypost.v1.SummarizePlacementsResponse
-	69, // 45: waypost.v1.AskRecordsResponse.reuse:type_name -> waypost.v1.GetReuseResponse
-	70, // 46: waypost.v1.AskRecordsResponse.worker:type_name -> waypost.v1.ExplainWorkerResponse
-	71, // 47: waypost.v1.PeerInspectRequest.inspect:type_name -> waypost.v1.InspectWorkerRequest
-	72, // 48: waypost.v1.PeerInspectResponse.inspect:type_name -> waypost.v1.InspectWorkerResponse
-	73, // 49: waypost.v1.RelayOutcomeRequest.outcome:type_name -> waypost.v1.ReportOutcomeRequest
-	74, // 50: waypost.v1.RelayOutcomeResponse.outcome:type_name -> waypost.v1.ReportOutcomeResponse
-	75, // 51: waypost.v1.RelayReservationRequest.renew:type_name -> waypost.v1.RenewPlacementRequest
-	76, // 52: waypost.v1.RelayReservationRequest.release:type_name -> waypost.v1.ReleasePlacementRequest
-	77, // 53: waypost.v1.RelayReservationResponse.renew:type_name -> waypost.v1.RenewPlacementResponse
-	78, // 54: waypost.v1.RelayReservationResponse.release:type_name -> waypost.v1.ReleasePlacementResponse
-	79, // 55: waypost.v1.PeerMembersResponse.members:type_name -> waypost.v1.ListMembersResponse
-	80, // 56: waypost.v1.RelayLearnRequest.learn:type_name -> waypost.v1.LearnTokensRequest
-	81, // 57: waypost.v1.RelayLearnResponse.learn:type_name -> waypost.v1.LearnTokensResponse
-	27, // 58: waypost.v1.CopyMemoResponse.entries:type_name -> waypost.v1.MemoEntry
-	0,  // 59: waypost.v1.LaneService.Connect:input_type -> waypost.v1.ConnectRequest
-	26, // 60: waypost.v1.PeerService.ExchangePlacements:input_type -> waypost.v1.ExchangePlacementsRequest
-	35, // 61: waypost.v1.PeerService.ForwardWrite:input_type -> waypost.v1.ForwardWriteRequest
-	37, // 62: waypost.v1.PeerService.JoinCluster:input_type -> waypost.v1.JoinClusterRequest
-	39, // 63: waypost.v1.PeerService.WaitApplied:input_type -> waypost.v1.WaitAppliedRequest
-	41, // 64: waypost.v1.PeerService.PeerInspect:input_type -> waypost.v1.PeerInspectRequest
-	43, // 65: waypost.v1.PeerService.FetchPlacement:input_type -> waypost.v1.FetchPlacementRequest
-	45, // 66: waypost.v1.PeerService.RelayOutcome:input_type -> waypost.v1.RelayOutcomeRequest
-	47, // 67: waypost.v1.PeerService.RelayReservation:input_type -> waypost.v1.RelayReservationRequest
-	33, // 68: waypost.v1.PeerService.AskRecords:input_type -> waypost.v1.AskRecordsRequest
-	49, // 69: waypost.v1.PeerService.PeerMembers:input_type -> waypost.v1.PeerMembersRequest
-	51, // 70: waypost.v1.PeerService.CopyPrefixes:input_type -> waypost.v1.CopyPrefixesRequest
-	53, // 71: waypost.v1.PeerService.RelayLearn:input_type -> waypost.v1.RelayLearnRequest
-	55, // 72: waypost.v1.PeerService.CopyMemo:input_type -> waypost.v1.CopyMemoRequest
-	1,  // 73: waypost.v1.LaneService.Connect:output_type -> waypost.v1.ConnectResponse
-	28, // 74: waypost.v1.PeerService.ExchangePlacements:output_type -> waypost.v1.ExchangePlacementsResponse
-	36, // 75: waypost.v1.PeerService.ForwardWrite:output_type -> waypost.v1.ForwardWriteResponse
-	38, // 76: waypost.v1.PeerService.JoinCluster:output_type -> waypost.v1.JoinClusterResponse
-	40, // 77: waypost.v1.PeerService.WaitApplied:output_type -> waypost.v1.WaitAppliedResponse
-	42, // 78: waypost.v1.PeerService.PeerInspect:output_type -> waypost.v1.PeerInspectResponse
-	44, // 79: waypost.v1.PeerService.FetchPlacement:output_type -> waypost.v1.FetchPlacementResponse
-	46, // 80: waypost.v1.PeerService.RelayOutcome:output_type -> waypost.v1.RelayOutcomeResponse
-	48, // 81: waypost.v1.PeerService.RelayReservation:output_type -> waypost.v1.RelayReservationResponse
-	34, // 82: waypost.v1.PeerService.AskRecords:output_type -> waypost.v1.AskRecordsResponse
-	50, // 83: waypost.v1.PeerService.PeerMembers:output_type -> waypost.v1.PeerMembersResponse
-	52, // 84: waypost.v1.PeerService.CopyPrefixes:output_type -> waypost.v1.CopyPrefixesResponse
-	54, // 85: waypost.v1.PeerService.RelayLearn:output_type -> waypost.v1.RelayLearnResponse
-	56, // 86: waypost.v1.PeerService.CopyMemo:output_type -> waypost.v1.CopyMemoResponse
-	73, // [73:87] is the sub-list for method output_type
-	59, // [59:73] is the sub-list for method input_type
-	59, // [59:59] is the sub-list for extension type_name
-	59, // [59:59] is the sub-list for extension extendee
-	0,  // [0:59] is the sub-list for field type_name
+	59, // 19: waypost.v1.WorkerFacts.transfer:type_name -> waypost.v1.TransferFacts
+	7,  // 20: waypost.v1.Load.workers:type_name -> waypost.v1.WorkerLoad
+	6,  // 21: waypost.v1.Load.drain_wish:type_name -> waypost.v1.DrainWish
+	10, // 22: waypost.v1.WorkerLoad.echo:type_name -> waypost.v1.Echo
+	8,  // 23: waypost.v1.WorkerLoad.accuracy:type_name -> waypost.v1.WorkerAccuracy
+	23, // 24: waypost.v1.WorkerLoad.transfers:type_name -> waypost.v1.ObservedTransfer
+	9,  // 25: waypost.v1.WorkerLoad.idle_slots:type_name -> waypost.v1.IdleSlot
+	60, // 26: waypost.v1.WorkerAccuracy.errors:type_name -> waypost.v1.TermError
+	61, // 27: waypost.v1.HostReport.facts:type_name -> waypost.v1.HostFacts
+	62, // 28: waypost.v1.HostReport.gpus:type_name -> waypost.v1.Gpu
+	63, // 29: waypost.v1.PolicyPush.cordons:type_name -> waypost.v1.Cordon
+	18, // 30: waypost.v1.ClaimFrame.claims:type_name -> waypost.v1.Claim
+	20, // 31: waypost.v1.MarkFrame.marks:type_name -> waypost.v1.Mark
+	24, // 32: waypost.v1.OutcomeFrame.outcomes:type_name -> waypost.v1.ObservedOutcome
+	23, // 33: waypost.v1.TransferFrame.transfers:type_name -> waypost.v1.ObservedTransfer
+	30, // 34: waypost.v1.ExchangePlacementsRequest.places:type_name -> waypost.v1.PlaceFrame
+	28, // 35: waypost.v1.ExchangePlacementsRequest.memo:type_name -> waypost.v1.MemoEntry
+	18, // 36: waypost.v1.PlaceFrame.claim:type_name -> waypost.v1.Claim
+	32, // 37: waypost.v1.EvidenceAsk.expected:type_name -> waypost.v1.EvidencePoint
+	32, // 38: waypost.v1.EvidenceAsk.tip:type_name -> waypost.v1.EvidencePoint
+	32, // 39: waypost.v1.EvidenceAsk.unsalted:type_name -> waypost.v1.EvidencePoint
+	64, // 40: waypost.v1.AskRecordsRequest.list:type_name -> waypost.v1.ListPlacementsRequest
+	65, // 41: waypost.v1.AskRecordsRequest.summarize:type_name -> waypost.v1.SummarizePlacementsRequest
+	66, // 42: waypost.v1.AskRecordsRequest.reuse:type_name -> waypost.v1.GetReuseRequest
+	67, // 43: waypost.v1.AskRecordsRequest.worker:type_name -> waypost.v1.ExplainWorkerRequest
+	68, // 44: waypost.v1.AskRecordsResponse.list:type_name -> waypost.v1.ListPlacementsResponse
+	69, // 45: waypost.v1.AskRecordsResponse.summarize:type_name -> waypost.v1.SummarizePlacementsResponse
+	70, // 46: waypost.v1.AskRecordsResponse.reuse:type_name -> waypost.v1.GetReuseResponse
+	71, // 47: waypost.v1.AskRecordsResponse.worker:type_name -> waypost.v1.ExplainWorkerResponse
+	72, // 48: waypost.v1.PeerInspectRequest.inspect:type_name -> waypost.v1.InspectWorkerRequest
+	73, // 49: waypost.v1.PeerInspectResponse.inspect:type_name -> waypost.v1.InspectWorkerResponse
+	74, // 50: waypost.v1.RelayOutcomeRequest.outcome:type_name -> waypost.v1.ReportOutcomeRequest
+	75, // 51: waypost.v1.RelayOutcomeResponse.outcome:type_name -> waypost.v1.ReportOutcomeResponse
+	76, // 52: waypost.v1.RelayReservationRequest.renew:type_name -> waypost.v1.RenewPlacementRequest
+	77, // 53: waypost.v1.RelayReservationRequest.release:type_name -> waypost.v1.ReleasePlacementRequest
+	78, // 54: waypost.v1.RelayReservationResponse.renew:type_name -> waypost.v1.RenewPlacementResponse
+	79, // 55: waypost.v1.RelayReservationResponse.release:type_name -> waypost.v1.ReleasePlacementResponse
+	80, // 56: waypost.v1.PeerMembersResponse.members:type_name -> waypost.v1.ListMembersResponse
+	81, // 57: waypost.v1.RelayLearnRequest.learn:type_name -> waypost.v1.LearnTokensRequest
+	82, // 58: waypost.v1.RelayLearnResponse.learn:type_name -> waypost.v1.LearnTokensResponse
+	28, // 59: waypost.v1.CopyMemoResponse.entries:type_name -> waypost.v1.MemoEntry
+	0,  // 60: waypost.v1.LaneService.Connect:input_type -> waypost.v1.ConnectRequest
+	27, // 61: waypost.v1.PeerService.ExchangePlacements:input_type -> waypost.v1.ExchangePlacementsRequest
+	36, // 62: waypost.v1.PeerService.ForwardWrite:input_type -> waypost.v1.ForwardWriteRequest
+	38, // 63: waypost.v1.PeerService.JoinCluster:input_type -> waypost.v1.JoinClusterRequest
+	40, // 64: waypost.v1.PeerService.WaitApplied:input_type -> waypost.v1.WaitAppliedRequest
+	42, // 65: waypost.v1.PeerService.PeerInspect:input_type -> waypost.v1.PeerInspectRequest
+	44, // 66: waypost.v1.PeerService.FetchPlacement:input_type -> waypost.v1.FetchPlacementRequest
+	46, // 67: waypost.v1.PeerService.RelayOutcome:input_type -> waypost.v1.RelayOutcomeRequest
+	48, // 68: waypost.v1.PeerService.RelayReservation:input_type -> waypost.v1.RelayReservationRequest
+	34, // 69: waypost.v1.PeerService.AskRecords:input_type -> waypost.v1.AskRecordsRequest
+	50, // 70: waypost.v1.PeerService.PeerMembers:input_type -> waypost.v1.PeerMembersRequest
+	52, // 71: waypost.v1.PeerService.CopyPrefixes:input_type -> waypost.v1.CopyPrefixesRequest
+	54, // 72: waypost.v1.PeerService.RelayLearn:input_type -> waypost.v1.RelayLearnRequest
+	56, // 73: waypost.v1.PeerService.CopyMemo:input_type -> waypost.v1.CopyMemoRequest
+	1,  // 74: waypost.v1.LaneService.Connect:output_type -> waypost.v1.ConnectResponse
+	29, // 75: waypost.v1.PeerService.ExchangePlacements:output_type -> waypost.v1.ExchangePlacementsResponse
+	37, // 76: waypost.v1.PeerService.ForwardWrite:output_type -> waypost.v1.ForwardWriteResponse
+	39, // 77: waypost.v1.PeerService.JoinCluster:output_type -> waypost.v1.JoinClusterResponse
+	41, // 78: waypost.v1.PeerService.WaitApplied:output_type -> waypost.v1.WaitAppliedResponse
+	43, // 79: waypost.v1.PeerService.PeerInspect:output_type -> waypost.v1.PeerInspectResponse
+	45, // 80: waypost.v1.PeerService.FetchPlacement:output_type -> waypost.v1.FetchPlacementResponse
+	47, // 81: waypost.v1.PeerService.RelayOutcome:output_type -> waypost.v1.RelayOutcomeResponse
+	49, // 82: waypost.v1.PeerService.RelayReservation:output_type -> waypost.v1.RelayReservationResponse
+	35, // 83: waypost.v1.PeerService.AskRecords:output_type -> waypost.v1.AskRecordsResponse
+	51, // 84: waypost.v1.PeerService.PeerMembers:output_type -> waypost.v1.PeerMembersResponse
+	53, // 85: waypost.v1.PeerService.CopyPrefixes:output_type -> waypost.v1.CopyPrefixesResponse
+	55, // 86: waypost.v1.PeerService.RelayLearn:output_type -> waypost.v1.RelayLearnResponse
+	57, // 87: waypost.v1.PeerService.CopyMemo:output_type -> waypost.v1.CopyMemoResponse
+	74, // [74:88] is the sub-list for method output_type
+	60, // [60:74] is the sub-list for method input_type
+	60, // [60:60] is the sub-list for extension type_name
+	60, // [60:60] is the sub-list for extension extendee
+	0,  // [0:60] is the sub-list for field type_name
 }
 
 func init() { file_waypost_v1_lane_proto_init() }
@@ -5441,11 +5523,11 @@ func file_waypost_v1_lane_proto_init() {
 		(*ConnectResponse_Outcomes)(nil),
 		(*ConnectResponse_Transfers)(nil),
 	}
-	file_waypost_v1_lane_proto_msgTypes[47].OneofWrappers = []any{
+	file_waypost_v1_lane_proto_msgTypes[48].OneofWrappers = []any{
 		(*RelayReservationRequest_Renew)(nil),
 		(*RelayReservationRequest_Release)(nil),
 	}
-	file_waypost_v1_lane_proto_msgTypes[48].OneofWrappers = []any{
+	file_waypost_v1_lane_proto_msgTypes[49].OneofWrappers = []any{
 		(*RelayReservationResponse_Renew)(nil),
 		(*RelayReservationResponse_Release)(nil),
 	}
@@ -5455,7 +5537,7 @@ func file_waypost_v1_lane_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_waypost_v1_lane_proto_rawDesc), len(file_waypost_v1_lane_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   58,
+			NumMessages:   59,
 			NumExtensions: 0,
 			NumServices:   2,
 		},
