@@ -343,6 +343,9 @@ func (s *search) findBestOwn() {
 	least := slack(s.bestOwn)
 	for _, i := range s.holders {
 		if s.owns[i] <= least && s.open(int(i)) {
+			if key := s.twinKey(int(i)); key != 0 && s.hasTwin(key) {
+				continue
+			}
 			s.evaluate(int(i))
 			least = slack(s.bestOwn)
 		}
@@ -384,6 +387,9 @@ func (s *search) findTotals() {
 	bound := s.totalBound()
 	for _, i := range s.holders {
 		if s.totals[i] <= bound && s.open(int(i)) {
+			if key := s.twinKey(int(i)); key != 0 && s.twin(key, int(i), false) {
+				continue
+			}
 			s.evaluate(int(i))
 			bound = s.totalBound()
 		}

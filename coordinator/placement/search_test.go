@@ -533,3 +533,43 @@ func BenchmarkBoardSet(b *testing.B) {
 		i++
 	}
 }
+
+// Holders that cost the same are judged by their hashes alone, and only those:
+// how long a match is, whether a claim stands behind it, and how much it is
+// doubted set them apart.
+func TestTwinHoldersDecideAsRows(t *testing.T) {
+	priced, holders := 0, 0
+	for seed := range uint64(600) {
+		r := rand.New(rand.NewPCG(seed, 21))
+		w := newBoardWorld(r, 20+r.IntN(180), mix{alike: 1, same: true, idle: []float64{.7, 1}[seed%2], matched: []float64{.3, 1}[seed/2%2], far: float64(seed / 4 % 2)})
+		w.policy.TieMs = 0
+		lengths := []int{r.IntN(w.req.PromptTokens + 50), r.IntN(w.req.PromptTokens + 50)}
+		for i := range w.query.Matches {
+			w.query.Matches[i].Tokens = lengths[r.IntN(len(lengths))]
+		}
+		for i, worker := range w.workers {
+			// In some worlds the views differ, in trust or in age.
+			if seed%3 > 0 && r.IntN(2) == 0 {
+				worker.View.Trust = []float64{.5, .9}[r.IntN(2)]
+			}
+			if seed%3 > 1 && r.IntN(2) == 0 {
+				worker.View.AtMs = worldNowMs - 20_000
+			}
+			w.board.Set(w.workers[i])
+		}
+		var full, bounded Decision
+		all := w.all()
+		if err := Decide(&w.req, all, &w.policy, w.sit, &full); err != nil {
+			t.Fatal(err)
+		}
+		candidates := w.decide(t, nil, &bounded)
+		if got, want := verdict(&bounded, candidates), verdict(&full, all); got != want {
+			t.Fatalf("seed %d: of %d workers, %d priced:\n got %s\nwant %s", seed, len(all), len(candidates), got, want)
+		}
+		priced, holders = priced+len(candidates), holders+len(w.query.Matches)
+	}
+	if priced*2 > holders {
+		t.Errorf("%d priced, %d holders: twins among them do not help", priced, holders)
+	}
+	t.Logf("%d priced, %d holders", priced, holders)
+}
