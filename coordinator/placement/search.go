@@ -343,9 +343,6 @@ func (s *search) findBestOwn() {
 	least := slack(s.bestOwn)
 	for _, i := range s.holders {
 		if s.owns[i] <= least && s.open(int(i)) {
-			if key := s.twinKey(int(i)); key != 0 && s.hasTwin(key) {
-				continue
-			}
 			s.evaluate(int(i))
 			least = slack(s.bestOwn)
 		}
@@ -387,9 +384,6 @@ func (s *search) findTotals() {
 	bound := s.totalBound()
 	for _, i := range s.holders {
 		if s.totals[i] <= bound && s.open(int(i)) {
-			if key := s.twinKey(int(i)); key != 0 && s.twin(key, int(i), false) {
-				continue
-			}
 			s.evaluate(int(i))
 			bound = s.totalBound()
 		}

@@ -17,24 +17,13 @@ type twinGroup struct {
 	}
 }
 
-// twinKey is equal for positions that cost the same, what they hold of the
-// prompt included; 0: it has no twin.
+// twinKey is equal for positions that cost the same; 0: it has no twin.
 func (s *search) twinKey(i int) uint64 {
 	c := &s.board.cold[i]
-	if c.twin == 0 || !(s.p.sit.NowMs >= c.idleMs) || !(s.p.sit.NowMs-c.loadMs <= s.p.policy.FreshMs) {
+	if c.twin == 0 || s.matchOf[i] != 0 || !(s.p.sit.NowMs >= c.idleMs) || !(s.p.sit.NowMs-c.loadMs <= s.p.policy.FreshMs) {
 		return 0
 	}
 	key := c.twin
-	if m := s.matchOf[i]; m > 0 {
-		// Of a match the price sees its length, what kind it is, and the doubt
-		// whether it is still there.
-		match := &s.q.Matches[m-1]
-		kind := uint64(match.Tokens) << 1
-		if match.Predicted {
-			kind |= 1
-		}
-		key = rendezvous(rendezvous(key, kind), math.Float64bits(s.p.stillThere(s.board.workers[i], match.Predicted))) | 1
-	}
 	if id := s.board.rows[i].id; int(id) < len(s.q.Ways) {
 		way := &s.q.Ways[id]
 		key = rendezvous(key, math.Float64bits(way.RoundTripMs)) + rendezvous(3, math.Float64bits(way.SurchargeMs)) | 1
