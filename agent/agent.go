@@ -84,6 +84,7 @@ type Agent struct {
 	local    *localServer
 	metrics  *metricsServer
 	learnt   *learnt
+	wish     *drainWish
 	// framesRefused counts frames of coordinators that were refused.
 	framesRefused *prometheus.CounterVec
 
@@ -130,6 +131,7 @@ func New(opt Options) (*Agent, error) {
 	}
 	a.ctx, a.cancel = context.WithCancel(context.Background())
 	a.lanes, a.learnt, a.truth = newLanes(a), newLearnt(opt.Config.StateDir), newGPUTruth("")
+	a.wish = newDrainWish(opt.Config.StateDir, a.log, func() { a.dialer.Kick() })
 	a.framesRefused = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "waypost_lane_frames_refused_total", Help: "Frames from coordinators that were refused."}, []string{"kind"})
 	if err := a.readKeys(); err != nil {
 		return nil, err
@@ -345,6 +347,9 @@ func (a *Agent) Start() error {
 	// What is known now is in the first word to coordinators.
 	a.discovery.look(time.Now())
 	a.loadLearnt()
+	if err := a.wish.read(); err != nil {
+		a.log.Error("whether this host is to be drained is not known; say it again with: waypost drain --local", "event", "drain_wish_failed", "error", err)
+	}
 	if err := a.mesh.Start(); err != nil {
 		return fmt.Errorf("agent: mesh: %w", err)
 	}

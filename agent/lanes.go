@@ -168,6 +168,7 @@ func (h *lanes) enlist(make func() *rank) *rank {
 // takePolicy keeps the newest policy and dials the coordinators it names.
 func (h *lanes) takePolicy(p *waypostv1.PolicyPush) {
 	h.mu.Lock()
+	h.a.wish.recorded(p.GetRecordedDrainWish())
 	newer := h.policy == nil || p.GetPolicyVersion() >= h.policy.GetPolicyVersion()
 	if newer {
 		h.policy = p
@@ -230,7 +231,7 @@ func (h *lanes) load(l *lane.Lane) *waypostv1.Load {
 	policy := h.policy
 	told := h.told[l]
 	h.mu.Unlock()
-	out := &waypostv1.Load{AgentProcess: &h.a.process, LoadSeq: &seq}
+	out := &waypostv1.Load{AgentProcess: &h.a.process, LoadSeq: &seq, DrainWish: h.a.wish.proto()}
 	if policy != nil {
 		out.PolicyVersion = policy.PolicyVersion
 		for _, c := range policy.GetCordons() {

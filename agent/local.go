@@ -42,11 +42,20 @@ func (s *localServer) ListMembers(_ context.Context, req *waypostv1.ListMembersR
 	return &waypostv1.ListMembersResponse{Members: s.a.members(), AnsweredBy: &s.a.name}, nil
 }
 
-// elsewhere answers every call but the member list and the doctor: where to ask.
+// elsewhere answers every call but the member list, the doctor and those about
+// this host's own drain: where to ask.
 func (s *localServer) elsewhere(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
-	switch info.FullMethod {
-	case waypostv1.OperatorService_ListMembers_FullMethodName, waypostv1.OperatorService_Doctor_FullMethodName:
+	switch r := req.(type) {
+	case *waypostv1.ListMembersRequest, *waypostv1.DoctorRequest:
 		return next(ctx, req)
+	case *waypostv1.CordonTargetRequest:
+		if r.GetSelector() == "" {
+			return next(ctx, req)
+		}
+	case *waypostv1.UncordonTargetRequest:
+		if r.GetSelector() == "" {
+			return next(ctx, req)
+		}
 	}
 	return nil, s.needsCoordinator(info.FullMethod)
 }

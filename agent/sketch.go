@@ -103,6 +103,9 @@ func (h *lanes) cordonedHere() func(engineName string, number int) bool {
 		selectors[c.GetSelector()] = true
 	}
 	host := h.a.name
+	if h.a.wish.proto() != nil {
+		selectors[host] = true
+	}
 	return func(engineName string, number int) bool {
 		name := host + "/" + engineName
 		return selectors[host] || selectors[name] || selectors[name+"/"+strconv.Itoa(number)]

@@ -204,6 +204,7 @@ func (h *lanes) takeLoad(hl *hostLane, s *lane.Session, load *waypostv1.Load, se
 	hl.mu.Unlock()
 	r := fleet.Report{
 		AgentProcess: load.GetAgentProcess(), LoadSeq: load.GetLoadSeq(), SentMonoNs: sentMonoNs, PolicyVersion: uint64(load.GetPolicyVersion()), Cordons: load.GetCordons(),
+		Wish: fleet.DrainWish{ID: load.GetDrainWish().GetId(), Reason: load.GetDrainWish().GetReason()},
 	}
 	for _, w := range load.GetWorkers() {
 		l := lane.LoadOf(w)
@@ -282,6 +283,9 @@ func (h *lanes) sendPolicy(s *lane.Session, state *registry.State) {
 		PolicyVersion: proto.Uint32(uint32(state.Revision())), NoProgressMs: finite(ms(h.c.fleetFile.Load().Policy.NoProgressFor.Value)),
 		Gpu:        gpuPolicyProto(h.c.fleetFile.Load()),
 		WallUnixMs: proto.Float64(float64(time.Now().UnixMilli())),
+	}
+	if id := h.c.drains.recorded(s.Host()); id != "" {
+		p.RecordedDrainWish = &id
 	}
 	for _, c := range state.Cordons() {
 		if mayName(c.Selector, s.Host()) {

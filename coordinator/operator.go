@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -75,7 +76,11 @@ func (c *Coordinator) workerProto(w *fleet.WorkerInfo, state *registry.State) *w
 	if f.Coverage != "full" && f.CoverageHint != "" {
 		out.ViewHint = &f.CoverageHint
 	}
-	if cs := state.CordonsFor(w.Name, f.Model, f.GPUUUIDs); len(cs) > 0 {
+	cs := state.CordonsFor(w.Name, f.Model, f.GPUUUIDs)
+	if w.Wish.ID != "" && !slices.ContainsFunc(cs, func(k registry.Cordon) bool { return k.Drain }) {
+		cs = append([]registry.Cordon{wishDrain(w.Host, w.Wish)}, cs...)
+	}
+	if len(cs) > 0 {
 		out.Cordon = cordonProto(cs[0])
 		out.State = proto.String(c.shownState(w, cs, time.Now()))
 	}
@@ -105,7 +110,11 @@ func positive(n int) *uint32 {
 }
 
 func cordonProto(c registry.Cordon) *waypostv1.Cordon {
-	return &waypostv1.Cordon{Selector: &c.Selector, By: &c.By, At: proto.String(c.At().Format(time.RFC3339)), Reason: &c.Reason, Drain: &c.Drain}
+	out := &waypostv1.Cordon{Selector: &c.Selector, By: &c.By, Reason: &c.Reason, Drain: &c.Drain}
+	if c.AtMs != 0 {
+		out.At = proto.String(c.At().Format(time.RFC3339))
+	}
+	return out
 }
 
 // ListHosts implements the operator service.

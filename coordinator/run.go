@@ -34,6 +34,7 @@ func (c *Coordinator) Start() error {
 	}
 	c.tasks.Go(c.tick)
 	c.tasks.Go(c.judgeBoundaries)
+	c.tasks.Go(c.recordWishes)
 	c.tasks.Go(c.cases.run)
 	c.tasks.Go(c.memos.ask.run)
 	c.tasks.Go(c.shipping)

@@ -3,7 +3,9 @@ package coordinator
 import (
 	"context"
 	"fmt"
+	"maps"
 	"math"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -244,6 +246,10 @@ func (o *operators) GetStatus(context.Context, *waypostv1.GetStatusRequest) (*wa
 	}
 	for _, k := range state.Cordons() {
 		out.Cordons = append(out.Cordons, cordonProto(k))
+	}
+	wishes := unrecorded(c.fleet.DrainWishes(), state)
+	for _, host := range slices.Sorted(maps.Keys(wishes)) {
+		out.Cordons = append(out.Cordons, cordonProto(wishDrain(host, wishes[host])))
 	}
 	out.Problems, out.Checks = p.sorted(), proto.Uint32(uint32(p.checked))
 	return out, nil

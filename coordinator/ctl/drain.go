@@ -20,14 +20,20 @@ var drainLookEvery = 300 * time.Millisecond
 
 func drainCommand(f *flags) *cobra.Command {
 	var reason string
-	var dryRun, noWait bool
+	var dryRun, noWait, local bool
 	c := &cobra.Command{
-		Use: "drain TARGET", Short: "Stop new placements on a target and wait until nothing runs there", Args: cobra.ExactArgs(1),
+		Use: "drain TARGET", Short: "Stop new placements on a target and wait until nothing runs there", Args: func(cmd *cobra.Command, args []string) error {
+			return targetOrLocal(local, args)
+		},
 		Long: "Stop new placements on a host, engine, worker or GPU and wait until nothing runs there. With --timeout the wait ends after that time with exit code 7; " +
-			"without it, it ends when nothing runs. The drain stays either way, until waypost uncordon.",
-		Example:           "  waypost drain gpu-02 --reason \"fan swap INC-431\" --timeout 10m\n  waypost drain gpu-02/vllm-8000/0 --reason test --no-wait",
+			"without it, it ends when nothing runs. The drain stays either way, until waypost uncordon.\n\n" +
+			"With --local the agent of this host asks for it: every coordinator it reaches obeys, without a leader, and the next leader makes a drain of it.",
+		Example:           "  waypost drain gpu-02 --reason \"fan swap INC-431\" --timeout 10m\n  waypost drain gpu-02/vllm-8000/0 --reason test --no-wait\n  sudo waypost drain --local",
 		ValidArgsFunction: completeWorkers(f),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if local {
+				return drainLocal(cmd, f, reason, dryRun)
+			}
 			if strings.TrimSpace(reason) == "" {
 				return Usage("--reason is required: the next person asks why")
 			}
@@ -45,7 +51,7 @@ func drainCommand(f *flags) *cobra.Command {
 				return operator(c).CordonTarget
 			})
 			if err != nil {
-				return noLeader(err)
+				return noLeader(err, args[0])
 			}
 			out := cmd.OutOrStdout()
 			switch {
@@ -70,7 +76,55 @@ func drainCommand(f *flags) *cobra.Command {
 	c.Flags().StringVar(&reason, "reason", "", "why; required")
 	c.Flags().BoolVar(&dryRun, "dry-run", false, "only say what would change")
 	c.Flags().BoolVar(&noWait, "no-wait", false, "do not wait for what runs")
+	c.Flags().BoolVar(&local, "local", false, "this host, by its agent's own wish: needs no leader")
 	return c
+}
+
+// targetOrLocal wants a target, or none with --local.
+func targetOrLocal(local bool, args []string) error {
+	switch {
+	case local && len(args) > 0:
+		return Usage("--local means this host; leave %q out", args[0])
+	case !local && len(args) != 1:
+		return Usage("accepts 1 arg(s), received %d", len(args))
+	}
+	return nil
+}
+
+// onAgent asks the agent of this host, unless an address is given.
+func onAgent(f *flags) {
+	if f.addr == "" {
+		f.addr = "unix:" + AgentSocket
+	}
+}
+
+// drainLocal has this host's agent wish for a drain.
+func drainLocal(cmd *cobra.Command, f *flags, reason string, dryRun bool) error {
+	onAgent(f)
+	if strings.TrimSpace(reason) == "" {
+		reason = "waypost drain --local"
+	}
+	resp, err := ask(cmd, f, &waypostv1.CordonTargetRequest{Reason: &reason, DryRun: &dryRun, Drain: proto.Bool(true)}, func(c *grpc.ClientConn) func(context.Context, *waypostv1.CordonTargetRequest, ...grpc.CallOption) (*waypostv1.CordonTargetResponse, error) {
+		return operator(c).CordonTarget
+	})
+	if err != nil {
+		return err
+	}
+	out, host := cmd.OutOrStdout(), resp.GetCordon().GetSelector()
+	if f.asJSON() {
+		return printJSON(out, resp)
+	}
+	heard := "no coordinator hears it; each will when it does"
+	if n := len(resp.GetPendingOn()); n > 0 {
+		heard = "told to " + strings.Join(resp.GetPendingOn(), ", ")
+	}
+	if dryRun {
+		fmt.Fprintf(out, "%s: would ask for no new placements on %s\n", host, whom(resp.GetWorkers()))
+		return nil
+	}
+	fmt.Fprintf(out, "%s: asks for no new placements (%s)\n", host, heard)
+	fmt.Fprintf(out, "Kept over restarts; a leader makes a drain of it. See: waypost workers --state draining. Undo: waypost uncordon --local before, waypost uncordon %s after\n", host)
+	return nil
 }
 
 // awaitDrained shows what still runs on the workers until nothing does, the

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 
+	"waypost/coordinator/api"
 	waypostv1 "waypost/proto/waypost/v1"
 )
 
@@ -102,6 +103,63 @@ func TestDrainShowsWhatStillRuns(t *testing.T) {
 			}
 			if r := d.asked.Load(); r != nil && !r.GetDrain() {
 				t.Error("a cordon was set, not a drain")
+			}
+		})
+	}
+}
+
+// wishing is an agent's local socket.
+type wishing struct {
+	fleet
+	lanes []string
+	none  bool
+}
+
+func (w wishing) CordonTarget(_ context.Context, r *waypostv1.CordonTargetRequest) (*waypostv1.CordonTargetResponse, error) {
+	if r.GetSelector() != "" {
+		return nil, api.Unavailable("no leader")
+	}
+	return &waypostv1.CordonTargetResponse{Cordon: &waypostv1.Cordon{Selector: proto.String("gpu-02"), Reason: r.Reason, Drain: r.Drain}, Workers: []string{"gpu-02/vllm-8000/0"}, PendingOn: w.lanes}, nil
+}
+
+func (w wishing) UncordonTarget(context.Context, *waypostv1.UncordonTargetRequest) (*waypostv1.UncordonTargetResponse, error) {
+	return &waypostv1.UncordonTargetResponse{Removed: proto.Bool(!w.none), Workers: []string{"gpu-02/vllm-8000/0"}}, nil
+}
+
+func TestDrainWithoutLeader(t *testing.T) {
+	const after = "Kept over restarts; a leader makes a drain of it. See: waypost workers --state draining. Undo: waypost uncordon --local before, waypost uncordon gpu-02 after\n"
+	for args, c := range map[string]struct {
+		agent wishing
+		code  int
+		want  string
+	}{
+		"drain --local":                         {agent: wishing{lanes: []string{"c-gpu-01", "c-gpu-02"}}, want: "gpu-02: asks for no new placements (told to c-gpu-01, c-gpu-02)\n" + after},
+		"drain --local --reason fan":            {want: "gpu-02: asks for no new placements (no coordinator hears it; each will when it does)\n" + after},
+		"drain --local --dry-run":               {want: "gpu-02: would ask for no new placements on gpu-02/vllm-8000/0\n"},
+		"drain --local gpu-03":                  {code: ExitUsage, want: "waypost drain: --local means this host; leave \"gpu-03\" out\n"},
+		"uncordon --local":                      {want: "no longer asks to be drained: gpu-02/vllm-8000/0\n"},
+		"uncordon --local --reason x":           {agent: wishing{none: true}, code: ExitUsage, want: "waypost uncordon: this host's agent does not ask to be drained; a drain that a leader made of it ends with: waypost uncordon HOST\n"},
+		"drain gpu-02/vllm-8000/0 --reason fan": {code: ExitUnreachable, want: "waypost drain: no leader; on gpu-02 itself: waypost drain --local\n"},
+		"drain GPU-1 --reason fan":              {code: ExitUnreachable, want: "waypost drain: no leader\n"},
+	} {
+		t.Run(args, func(t *testing.T) {
+			t.Parallel()
+			c.agent.t = t
+			l, err := net.Listen("tcp", "127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			s := grpc.NewServer()
+			waypostv1.RegisterOperatorServiceServer(s, c.agent)
+			done := make(chan error, 1)
+			go func() { done <- s.Serve(l) }()
+			t.Cleanup(func() {
+				s.Stop()
+				<-done
+			})
+			stdout, stderr, code := run(t, nil, append(strings.Fields(args), "--addr", l.Addr().String())...)
+			if stdout+stderr != c.want || code != c.code {
+				t.Errorf("exit %d, want %d\n%s%s", code, c.code, stdout, stderr)
 			}
 		})
 	}

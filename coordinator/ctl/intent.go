@@ -32,7 +32,7 @@ func cordonCommand(f *flags) *cobra.Command {
 				return operator(c).CordonTarget
 			})
 			if err != nil {
-				return noLeader(err)
+				return noLeader(err, "")
 			}
 			if f.asJSON() {
 				return printJSON(cmd.OutOrStdout(), resp)
@@ -71,44 +71,61 @@ func whom(workers []string) string {
 
 func uncordonCommand(f *flags) *cobra.Command {
 	var reason string
-	var dryRun bool
+	var dryRun, local bool
 	c := &cobra.Command{
-		Use: "uncordon TARGET", Short: "Take a cordon back", Args: cobra.ExactArgs(1),
-		Example:           "  waypost uncordon gpu-02",
+		Use: "uncordon TARGET", Short: "Take a cordon back", Args: func(cmd *cobra.Command, args []string) error {
+			return targetOrLocal(local, args)
+		},
+		Example:           "  waypost uncordon gpu-02\n  sudo waypost uncordon --local",
 		ValidArgsFunction: completeWorkers(f),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			req := &waypostv1.UncordonTargetRequest{Selector: &args[0], Reason: optional(reason), DryRun: &dryRun}
+			req, target := &waypostv1.UncordonTargetRequest{Reason: optional(reason), DryRun: &dryRun}, ""
+			if local {
+				onAgent(f)
+			} else {
+				target = args[0]
+				req.Selector = &target
+			}
 			resp, err := ask(cmd, f, req, func(c *grpc.ClientConn) func(context.Context, *waypostv1.UncordonTargetRequest, ...grpc.CallOption) (*waypostv1.UncordonTargetResponse, error) {
 				return operator(c).UncordonTarget
 			})
 			if err != nil {
-				return noLeader(err)
+				return noLeader(err, "")
 			}
 			if f.asJSON() {
 				return printJSON(cmd.OutOrStdout(), resp)
 			}
 			switch {
+			case !resp.GetRemoved() && local:
+				return Usage("this host's agent does not ask to be drained; a drain that a leader made of it ends with: waypost uncordon HOST")
 			case !resp.GetRemoved():
-				return Usage("no cordon on %q; see: waypost status", args[0])
+				return Usage("no cordon on %q; see: waypost status", target)
+			case local:
+				fmt.Fprintf(cmd.OutOrStdout(), "no longer asks to be drained: %s\n", whom(resp.GetWorkers()))
 			case dryRun:
-				fmt.Fprintf(cmd.OutOrStdout(), "%s: would allow placements on %s again\n", args[0], whom(resp.GetWorkers()))
+				fmt.Fprintf(cmd.OutOrStdout(), "%s: would allow placements on %s again\n", target, whom(resp.GetWorkers()))
 			default:
-				fmt.Fprintf(cmd.OutOrStdout(), "%s: placements on %s allowed again\n", args[0], whom(resp.GetWorkers()))
+				fmt.Fprintf(cmd.OutOrStdout(), "%s: placements on %s allowed again\n", target, whom(resp.GetWorkers()))
 			}
 			return nil
 		},
 	}
 	c.Flags().StringVar(&reason, "reason", "", "why")
 	c.Flags().BoolVar(&dryRun, "dry-run", false, "only say what would change")
+	c.Flags().BoolVar(&local, "local", false, "this host's own wish, as long as no leader has made a drain of it")
 	return c
 }
 
-// noLeader adds what can still be done when nobody leads.
-func noLeader(err error) error {
-	if status.Code(err) == codes.Unavailable {
+// noLeader adds what can still be done when nobody leads, to drain a target.
+func noLeader(err error, target string) error {
+	if status.Code(err) != codes.Unavailable {
+		return err
+	}
+	host, _, _ := strings.Cut(target, "/")
+	if host == "" || strings.HasPrefix(host, "GPU-") || strings.HasPrefix(host, "MIG-") || !strings.Contains(Message(err), "no leader") {
 		return failed(ExitUnreachable, "%s", Message(err))
 	}
-	return err
+	return failed(ExitUnreachable, "%s; on %s itself: waypost drain --local", Message(err), host)
 }
 
 func fleetCommand(f *flags) *cobra.Command {
@@ -195,7 +212,7 @@ func putFleet(cmd *cobra.Command, f *flags, path string, hasBase bool, base uint
 		return operator(c).PutFleet
 	})
 	if err != nil {
-		return noLeader(err)
+		return noLeader(err, "")
 	}
 	if f.asJSON() {
 		return printJSON(cmd.OutOrStdout(), resp)

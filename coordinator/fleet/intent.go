@@ -118,6 +118,9 @@ func (f *Fleet) assign(w *worker) {
 // have stays as it was told, on both sides of a partition.
 func (w *worker) cordon(ownVersion uint64) (bool, string) {
 	h := w.host
+	if h.wish.ID != "" && !(h.policyVersion <= ownVersion && w.assigned.Cordoned) {
+		return true, "by the host itself (drain --local): " + h.wish.Reason
+	}
 	if h.policyVersion <= ownVersion {
 		return w.assigned.Cordoned, w.assigned.Why
 	}

@@ -246,6 +246,10 @@ type host struct {
 
 	policyVersion uint64
 	cordons       []string // selectors the host obeys
+	// wish is the host's own, known since wishedMs. It outlives the agent that
+	// told it until the next one tells its own.
+	wish     DrainWish
+	wishedMs float64
 }
 
 // OpenLane takes a host's introduction and makes this lane the host's. A

@@ -21,8 +21,16 @@ type Report struct {
 	// was told.
 	PolicyVersion uint64
 	Cordons       []string
+	// Wish is what the host wants for itself.
+	Wish DrainWish
 	// Workers are the loads by index.
 	Workers []WorkerLoad
+}
+
+// DrainWish is a host's own wish for no new placements; the zero value is none.
+type DrainWish struct {
+	// ID tells it from others, at most 64 bytes; Reason says why, at most 512.
+	ID, Reason string
 }
 
 // WorkerLoad is the load of the worker with an index.
@@ -34,6 +42,7 @@ type WorkerLoad struct {
 const (
 	maxCordons       = 4096
 	maxSelectorBytes = 512
+	maxWishIDBytes   = 64
 )
 
 // Claims that a report does not speak of stay on top of it until the report
@@ -53,6 +62,9 @@ func (r *Report) validate() error {
 		if len(selector) > maxSelectorBytes {
 			return fmt.Errorf("%w: cordons[%d]: %d bytes are more than %d", ErrReport, i, len(selector), maxSelectorBytes)
 		}
+	}
+	if w := &r.Wish; len(w.ID) > maxWishIDBytes || len(w.Reason) > maxSelectorBytes {
+		return fmt.Errorf("%w: drain_wish: id of %d and reason of %d bytes are more than %d and %d", ErrReport, len(w.ID), len(w.Reason), maxWishIDBytes, maxSelectorBytes)
 	}
 	if len(r.Workers) > maxWorkersPerHost {
 		return fmt.Errorf("%w: workers: %d are more than %d", ErrReport, len(r.Workers), maxWorkersPerHost)
@@ -91,6 +103,9 @@ func (f *Fleet) Load(now time.Time, host string, lane Lane, report Report) (Chan
 	told := h.policyVersion != report.PolicyVersion || !slices.Equal(h.cordons, report.Cordons)
 	if told {
 		h.policyVersion, h.cordons = report.PolicyVersion, slices.Clone(report.Cordons)
+	}
+	if h.wish != report.Wish {
+		told, h.wish, h.wishedMs = true, report.Wish, nowMs
 	}
 	for i := range report.Workers {
 		load := &report.Workers[i]

@@ -26,6 +26,9 @@ type WorkerInfo struct {
 	Pool, Zone, Rack string
 	// State is the state word, StateWhy says more.
 	State, StateWhy string
+	// Wish is what its host wants for itself, known for WishMs.
+	Wish   DrainWish
+	WishMs float64
 	// Facts are as the agent told them.
 	Facts Facts
 	// WaitMs is the expected wait of a new request; unknown while no report
@@ -227,7 +230,7 @@ func (w *worker) info(nowMs float64) WorkerInfo {
 	info := WorkerInfo{
 		ID: w.id, Name: w.name, Host: w.host.name, Process: w.process, KnownMs: nowMs - w.addedMs,
 		Pool: w.assigned.Pool, Zone: w.assigned.Zone, Rack: w.assigned.Rack,
-		State: w.state.word, StateWhy: w.state.why, Facts: copyFacts(&w.facts),
+		State: w.state.word, StateWhy: w.state.why, Facts: copyFacts(&w.facts), Wish: w.host.wish, WishMs: nowMs - w.host.wishedMs,
 		WaitMs: math.NaN(), Running: r.running, Waiting: r.waiting, KVUsedRatio: r.kvUsedRatio,
 		Live: s.Live, OpenClaims: w.own(), PendingClaims: s.OpenClaims, SpeedSource: w.model.Source, QueueBasis: r.basis, StepMs: r.gapMs, CachedBlocks: r.cachedBlocks,
 		ErrorMs: s.ErrorMs, View: w.view.Kind, ViewAgeMs: nowMs - w.view.AtMs, Trust: w.view.Trust,
@@ -254,4 +257,17 @@ func (w *worker) info(nowMs float64) WorkerInfo {
 		info.PrefillTokensPerSec = math.NaN()
 	}
 	return info
+}
+
+// DrainWishes are the hosts that want no new placements for themselves.
+func (f *Fleet) DrainWishes() map[string]DrainWish {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	out := map[string]DrainWish{}
+	for name, h := range f.hosts {
+		if h.wish.ID != "" {
+			out[name] = h.wish
+		}
+	}
+	return out
 }

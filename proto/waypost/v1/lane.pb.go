@@ -1215,6 +1215,8 @@ type Load struct {
 	Cordons []string `protobuf:"bytes,4,rep,name=cordons" json:"cordons,omitempty"`
 	// Policy version obeyed.
 	PolicyVersion *uint32 `protobuf:"varint,5,opt,name=policy_version,json=policyVersion" json:"policy_version,omitempty"`
+	// What this host wants for itself; unset: nothing.
+	DrainWish     *DrainWish `protobuf:"bytes,8,opt,name=drain_wish,json=drainWish" json:"drain_wish,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1282,6 +1284,69 @@ func (x *Load) GetPolicyVersion() uint32 {
 		return *x.PolicyVersion
 	}
 	return 0
+}
+
+func (x *Load) GetDrainWish() *DrainWish {
+	if x != nil {
+		return x.DrainWish
+	}
+	return nil
+}
+
+// DrainWish asks for no new placements on the host that says it. It is obeyed
+// while it is said; a leader makes a drain of it.
+type DrainWish struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Id of this wish, 16 hex digits.
+	Id *string `protobuf:"bytes,1,opt,name=id" json:"id,omitempty"`
+	// Why.
+	Reason        *string `protobuf:"bytes,2,opt,name=reason" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainWish) Reset() {
+	*x = DrainWish{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainWish) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainWish) ProtoMessage() {}
+
+func (x *DrainWish) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainWish.ProtoReflect.Descriptor instead.
+func (*DrainWish) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *DrainWish) GetId() string {
+	if x != nil && x.Id != nil {
+		return *x.Id
+	}
+	return ""
+}
+
+func (x *DrainWish) GetReason() string {
+	if x != nil && x.Reason != nil {
+		return *x.Reason
+	}
+	return ""
 }
 
 // WorkerLoad is the queue of one worker; unset fields are unknown.
@@ -1358,7 +1423,7 @@ type WorkerLoad struct {
 
 func (x *WorkerLoad) Reset() {
 	*x = WorkerLoad{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[8]
+	mi := &file_waypost_v1_lane_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1370,7 +1435,7 @@ func (x *WorkerLoad) String() string {
 func (*WorkerLoad) ProtoMessage() {}
 
 func (x *WorkerLoad) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[8]
+	mi := &file_waypost_v1_lane_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1383,7 +1448,7 @@ func (x *WorkerLoad) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerLoad.ProtoReflect.Descriptor instead.
 func (*WorkerLoad) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{8}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *WorkerLoad) GetIndex() uint32 {
@@ -1621,7 +1686,7 @@ type WorkerAccuracy struct {
 
 func (x *WorkerAccuracy) Reset() {
 	*x = WorkerAccuracy{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[9]
+	mi := &file_waypost_v1_lane_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1633,7 +1698,7 @@ func (x *WorkerAccuracy) String() string {
 func (*WorkerAccuracy) ProtoMessage() {}
 
 func (x *WorkerAccuracy) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[9]
+	mi := &file_waypost_v1_lane_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1646,7 +1711,7 @@ func (x *WorkerAccuracy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerAccuracy.ProtoReflect.Descriptor instead.
 func (*WorkerAccuracy) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{9}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *WorkerAccuracy) GetOutcomes() float64 {
@@ -1692,7 +1757,7 @@ type IdleSlot struct {
 
 func (x *IdleSlot) Reset() {
 	*x = IdleSlot{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[10]
+	mi := &file_waypost_v1_lane_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1704,7 +1769,7 @@ func (x *IdleSlot) String() string {
 func (*IdleSlot) ProtoMessage() {}
 
 func (x *IdleSlot) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[10]
+	mi := &file_waypost_v1_lane_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1717,7 +1782,7 @@ func (x *IdleSlot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IdleSlot.ProtoReflect.Descriptor instead.
 func (*IdleSlot) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{10}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *IdleSlot) GetSlot() uint32 {
@@ -1754,7 +1819,7 @@ type Echo struct {
 
 func (x *Echo) Reset() {
 	*x = Echo{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[11]
+	mi := &file_waypost_v1_lane_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1766,7 +1831,7 @@ func (x *Echo) String() string {
 func (*Echo) ProtoMessage() {}
 
 func (x *Echo) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[11]
+	mi := &file_waypost_v1_lane_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1779,7 +1844,7 @@ func (x *Echo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Echo.ProtoReflect.Descriptor instead.
 func (*Echo) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{11}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Echo) GetCoordinator() uint64 {
@@ -1815,7 +1880,7 @@ type PrefixFrames struct {
 
 func (x *PrefixFrames) Reset() {
 	*x = PrefixFrames{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[12]
+	mi := &file_waypost_v1_lane_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1827,7 +1892,7 @@ func (x *PrefixFrames) String() string {
 func (*PrefixFrames) ProtoMessage() {}
 
 func (x *PrefixFrames) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[12]
+	mi := &file_waypost_v1_lane_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1840,7 +1905,7 @@ func (x *PrefixFrames) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrefixFrames.ProtoReflect.Descriptor instead.
 func (*PrefixFrames) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{12}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *PrefixFrames) GetIndex() uint32 {
@@ -1893,7 +1958,7 @@ type TokenizeReply struct {
 
 func (x *TokenizeReply) Reset() {
 	*x = TokenizeReply{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[13]
+	mi := &file_waypost_v1_lane_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1905,7 +1970,7 @@ func (x *TokenizeReply) String() string {
 func (*TokenizeReply) ProtoMessage() {}
 
 func (x *TokenizeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[13]
+	mi := &file_waypost_v1_lane_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1918,7 +1983,7 @@ func (x *TokenizeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenizeReply.ProtoReflect.Descriptor instead.
 func (*TokenizeReply) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{13}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *TokenizeReply) GetAskId() uint32 {
@@ -1957,7 +2022,7 @@ type StoredPrompt struct {
 
 func (x *StoredPrompt) Reset() {
 	*x = StoredPrompt{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[14]
+	mi := &file_waypost_v1_lane_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1969,7 +2034,7 @@ func (x *StoredPrompt) String() string {
 func (*StoredPrompt) ProtoMessage() {}
 
 func (x *StoredPrompt) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[14]
+	mi := &file_waypost_v1_lane_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1982,7 +2047,7 @@ func (x *StoredPrompt) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredPrompt.ProtoReflect.Descriptor instead.
 func (*StoredPrompt) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{14}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *StoredPrompt) GetSession() string {
@@ -2029,7 +2094,7 @@ type HostReport struct {
 
 func (x *HostReport) Reset() {
 	*x = HostReport{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[15]
+	mi := &file_waypost_v1_lane_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2041,7 +2106,7 @@ func (x *HostReport) String() string {
 func (*HostReport) ProtoMessage() {}
 
 func (x *HostReport) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[15]
+	mi := &file_waypost_v1_lane_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2054,7 +2119,7 @@ func (x *HostReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostReport.ProtoReflect.Descriptor instead.
 func (*HostReport) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{15}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *HostReport) GetFacts() *HostFacts {
@@ -2132,7 +2197,7 @@ type CoordinatorHello struct {
 
 func (x *CoordinatorHello) Reset() {
 	*x = CoordinatorHello{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[16]
+	mi := &file_waypost_v1_lane_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2144,7 +2209,7 @@ func (x *CoordinatorHello) String() string {
 func (*CoordinatorHello) ProtoMessage() {}
 
 func (x *CoordinatorHello) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[16]
+	mi := &file_waypost_v1_lane_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2157,7 +2222,7 @@ func (x *CoordinatorHello) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoordinatorHello.ProtoReflect.Descriptor instead.
 func (*CoordinatorHello) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{16}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *CoordinatorHello) GetName() string {
@@ -2228,6 +2293,8 @@ type PolicyPush struct {
 	// Milliseconds without a sign of life after which a worker with requests is
 	// stalled, above 0; unset: the agent's own.
 	NoProgressMs *float64 `protobuf:"fixed64,4,opt,name=no_progress_ms,json=noProgressMs" json:"no_progress_ms,omitempty"`
+	// Id of the host's wish that was made a drain: it need not be said any more.
+	RecordedDrainWish *string `protobuf:"bytes,8,opt,name=recorded_drain_wish,json=recordedDrainWish" json:"recorded_drain_wish,omitempty"`
 	// What the fleet makes of conditions of GPUs; unset: this coordinator does not
 	// say.
 	Gpu *GpuPolicy `protobuf:"bytes,60,opt,name=gpu" json:"gpu,omitempty"`
@@ -2239,7 +2306,7 @@ type PolicyPush struct {
 
 func (x *PolicyPush) Reset() {
 	*x = PolicyPush{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[17]
+	mi := &file_waypost_v1_lane_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2251,7 +2318,7 @@ func (x *PolicyPush) String() string {
 func (*PolicyPush) ProtoMessage() {}
 
 func (x *PolicyPush) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[17]
+	mi := &file_waypost_v1_lane_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2264,7 +2331,7 @@ func (x *PolicyPush) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyPush.ProtoReflect.Descriptor instead.
 func (*PolicyPush) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{17}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *PolicyPush) GetPolicyVersion() uint32 {
@@ -2293,6 +2360,13 @@ func (x *PolicyPush) GetNoProgressMs() float64 {
 		return *x.NoProgressMs
 	}
 	return 0
+}
+
+func (x *PolicyPush) GetRecordedDrainWish() string {
+	if x != nil && x.RecordedDrainWish != nil {
+		return *x.RecordedDrainWish
+	}
+	return ""
 }
 
 func (x *PolicyPush) GetGpu() *GpuPolicy {
@@ -2325,7 +2399,7 @@ type GpuPolicy struct {
 
 func (x *GpuPolicy) Reset() {
 	*x = GpuPolicy{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[18]
+	mi := &file_waypost_v1_lane_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2337,7 +2411,7 @@ func (x *GpuPolicy) String() string {
 func (*GpuPolicy) ProtoMessage() {}
 
 func (x *GpuPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[18]
+	mi := &file_waypost_v1_lane_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2350,7 +2424,7 @@ func (x *GpuPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GpuPolicy.ProtoReflect.Descriptor instead.
 func (*GpuPolicy) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{18}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *GpuPolicy) GetExclude() []string {
@@ -2395,7 +2469,7 @@ type AckGpu struct {
 
 func (x *AckGpu) Reset() {
 	*x = AckGpu{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[19]
+	mi := &file_waypost_v1_lane_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2407,7 +2481,7 @@ func (x *AckGpu) String() string {
 func (*AckGpu) ProtoMessage() {}
 
 func (x *AckGpu) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[19]
+	mi := &file_waypost_v1_lane_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2420,7 +2494,7 @@ func (x *AckGpu) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AckGpu.ProtoReflect.Descriptor instead.
 func (*AckGpu) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{19}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *AckGpu) GetAskId() uint32 {
@@ -2485,7 +2559,7 @@ type AckGpuReply struct {
 
 func (x *AckGpuReply) Reset() {
 	*x = AckGpuReply{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[20]
+	mi := &file_waypost_v1_lane_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2497,7 +2571,7 @@ func (x *AckGpuReply) String() string {
 func (*AckGpuReply) ProtoMessage() {}
 
 func (x *AckGpuReply) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[20]
+	mi := &file_waypost_v1_lane_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2510,7 +2584,7 @@ func (x *AckGpuReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AckGpuReply.ProtoReflect.Descriptor instead.
 func (*AckGpuReply) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{20}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *AckGpuReply) GetAskId() uint32 {
@@ -2564,7 +2638,7 @@ type BoundaryAsk struct {
 
 func (x *BoundaryAsk) Reset() {
 	*x = BoundaryAsk{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[21]
+	mi := &file_waypost_v1_lane_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2576,7 +2650,7 @@ func (x *BoundaryAsk) String() string {
 func (*BoundaryAsk) ProtoMessage() {}
 
 func (x *BoundaryAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[21]
+	mi := &file_waypost_v1_lane_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2589,7 +2663,7 @@ func (x *BoundaryAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BoundaryAsk.ProtoReflect.Descriptor instead.
 func (*BoundaryAsk) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{21}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *BoundaryAsk) GetIndex() uint32 {
@@ -2634,7 +2708,7 @@ type PrefixPull struct {
 
 func (x *PrefixPull) Reset() {
 	*x = PrefixPull{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[22]
+	mi := &file_waypost_v1_lane_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2646,7 +2720,7 @@ func (x *PrefixPull) String() string {
 func (*PrefixPull) ProtoMessage() {}
 
 func (x *PrefixPull) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[22]
+	mi := &file_waypost_v1_lane_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2659,7 +2733,7 @@ func (x *PrefixPull) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrefixPull.ProtoReflect.Descriptor instead.
 func (*PrefixPull) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{22}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *PrefixPull) GetPullId() uint32 {
@@ -2725,7 +2799,7 @@ type ClaimFrame struct {
 
 func (x *ClaimFrame) Reset() {
 	*x = ClaimFrame{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[23]
+	mi := &file_waypost_v1_lane_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2737,7 +2811,7 @@ func (x *ClaimFrame) String() string {
 func (*ClaimFrame) ProtoMessage() {}
 
 func (x *ClaimFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[23]
+	mi := &file_waypost_v1_lane_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2750,7 +2824,7 @@ func (x *ClaimFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimFrame.ProtoReflect.Descriptor instead.
 func (*ClaimFrame) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{23}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ClaimFrame) GetCoordinator() uint64 {
@@ -2832,7 +2906,7 @@ type Claim struct {
 
 func (x *Claim) Reset() {
 	*x = Claim{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[24]
+	mi := &file_waypost_v1_lane_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2844,7 +2918,7 @@ func (x *Claim) String() string {
 func (*Claim) ProtoMessage() {}
 
 func (x *Claim) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[24]
+	mi := &file_waypost_v1_lane_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2857,7 +2931,7 @@ func (x *Claim) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Claim.ProtoReflect.Descriptor instead.
 func (*Claim) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{24}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Claim) GetSeq() uint64 {
@@ -2966,7 +3040,7 @@ type MarkFrame struct {
 
 func (x *MarkFrame) Reset() {
 	*x = MarkFrame{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[25]
+	mi := &file_waypost_v1_lane_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2978,7 +3052,7 @@ func (x *MarkFrame) String() string {
 func (*MarkFrame) ProtoMessage() {}
 
 func (x *MarkFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[25]
+	mi := &file_waypost_v1_lane_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2991,7 +3065,7 @@ func (x *MarkFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MarkFrame.ProtoReflect.Descriptor instead.
 func (*MarkFrame) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{25}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *MarkFrame) GetCoordinator() uint64 {
@@ -3034,7 +3108,7 @@ type Mark struct {
 
 func (x *Mark) Reset() {
 	*x = Mark{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[26]
+	mi := &file_waypost_v1_lane_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3046,7 +3120,7 @@ func (x *Mark) String() string {
 func (*Mark) ProtoMessage() {}
 
 func (x *Mark) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[26]
+	mi := &file_waypost_v1_lane_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3059,7 +3133,7 @@ func (x *Mark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mark.ProtoReflect.Descriptor instead.
 func (*Mark) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{26}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Mark) GetSeq() uint64 {
@@ -3113,7 +3187,7 @@ type OutcomeFrame struct {
 
 func (x *OutcomeFrame) Reset() {
 	*x = OutcomeFrame{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[27]
+	mi := &file_waypost_v1_lane_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3125,7 +3199,7 @@ func (x *OutcomeFrame) String() string {
 func (*OutcomeFrame) ProtoMessage() {}
 
 func (x *OutcomeFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[27]
+	mi := &file_waypost_v1_lane_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3138,7 +3212,7 @@ func (x *OutcomeFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutcomeFrame.ProtoReflect.Descriptor instead.
 func (*OutcomeFrame) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{27}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *OutcomeFrame) GetCoordinator() uint64 {
@@ -3177,7 +3251,7 @@ type TransferFrame struct {
 
 func (x *TransferFrame) Reset() {
 	*x = TransferFrame{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[28]
+	mi := &file_waypost_v1_lane_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3189,7 +3263,7 @@ func (x *TransferFrame) String() string {
 func (*TransferFrame) ProtoMessage() {}
 
 func (x *TransferFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[28]
+	mi := &file_waypost_v1_lane_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3202,7 +3276,7 @@ func (x *TransferFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferFrame.ProtoReflect.Descriptor instead.
 func (*TransferFrame) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{28}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *TransferFrame) GetCoordinator() uint64 {
@@ -3252,7 +3326,7 @@ type ObservedTransfer struct {
 
 func (x *ObservedTransfer) Reset() {
 	*x = ObservedTransfer{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[29]
+	mi := &file_waypost_v1_lane_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3264,7 +3338,7 @@ func (x *ObservedTransfer) String() string {
 func (*ObservedTransfer) ProtoMessage() {}
 
 func (x *ObservedTransfer) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[29]
+	mi := &file_waypost_v1_lane_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3277,7 +3351,7 @@ func (x *ObservedTransfer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObservedTransfer.ProtoReflect.Descriptor instead.
 func (*ObservedTransfer) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{29}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ObservedTransfer) GetFrom() string {
@@ -3359,7 +3433,7 @@ type ObservedOutcome struct {
 
 func (x *ObservedOutcome) Reset() {
 	*x = ObservedOutcome{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[30]
+	mi := &file_waypost_v1_lane_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3371,7 +3445,7 @@ func (x *ObservedOutcome) String() string {
 func (*ObservedOutcome) ProtoMessage() {}
 
 func (x *ObservedOutcome) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[30]
+	mi := &file_waypost_v1_lane_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3384,7 +3458,7 @@ func (x *ObservedOutcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObservedOutcome.ProtoReflect.Descriptor instead.
 func (*ObservedOutcome) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{30}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ObservedOutcome) GetEngineProcess() uint64 {
@@ -3453,7 +3527,7 @@ type TokenizeAsk struct {
 
 func (x *TokenizeAsk) Reset() {
 	*x = TokenizeAsk{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[31]
+	mi := &file_waypost_v1_lane_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3465,7 +3539,7 @@ func (x *TokenizeAsk) String() string {
 func (*TokenizeAsk) ProtoMessage() {}
 
 func (x *TokenizeAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[31]
+	mi := &file_waypost_v1_lane_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3478,7 +3552,7 @@ func (x *TokenizeAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenizeAsk.ProtoReflect.Descriptor instead.
 func (*TokenizeAsk) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{31}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *TokenizeAsk) GetAskId() uint32 {
@@ -3524,7 +3598,7 @@ type RenderAsk struct {
 
 func (x *RenderAsk) Reset() {
 	*x = RenderAsk{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[32]
+	mi := &file_waypost_v1_lane_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3536,7 +3610,7 @@ func (x *RenderAsk) String() string {
 func (*RenderAsk) ProtoMessage() {}
 
 func (x *RenderAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[32]
+	mi := &file_waypost_v1_lane_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3549,7 +3623,7 @@ func (x *RenderAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenderAsk.ProtoReflect.Descriptor instead.
 func (*RenderAsk) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{32}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *RenderAsk) GetAskId() uint32 {
@@ -3592,7 +3666,7 @@ type ExchangePlacementsRequest struct {
 
 func (x *ExchangePlacementsRequest) Reset() {
 	*x = ExchangePlacementsRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[33]
+	mi := &file_waypost_v1_lane_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3604,7 +3678,7 @@ func (x *ExchangePlacementsRequest) String() string {
 func (*ExchangePlacementsRequest) ProtoMessage() {}
 
 func (x *ExchangePlacementsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[33]
+	mi := &file_waypost_v1_lane_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3617,7 +3691,7 @@ func (x *ExchangePlacementsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExchangePlacementsRequest.ProtoReflect.Descriptor instead.
 func (*ExchangePlacementsRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{33}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ExchangePlacementsRequest) GetCoordinator() uint64 {
@@ -3678,7 +3752,7 @@ type MemoEntry struct {
 
 func (x *MemoEntry) Reset() {
 	*x = MemoEntry{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[34]
+	mi := &file_waypost_v1_lane_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3690,7 +3764,7 @@ func (x *MemoEntry) String() string {
 func (*MemoEntry) ProtoMessage() {}
 
 func (x *MemoEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[34]
+	mi := &file_waypost_v1_lane_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3703,7 +3777,7 @@ func (x *MemoEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoEntry.ProtoReflect.Descriptor instead.
 func (*MemoEntry) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{34}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *MemoEntry) GetPool() string {
@@ -3760,7 +3834,7 @@ type ExchangePlacementsResponse struct {
 
 func (x *ExchangePlacementsResponse) Reset() {
 	*x = ExchangePlacementsResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[35]
+	mi := &file_waypost_v1_lane_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3772,7 +3846,7 @@ func (x *ExchangePlacementsResponse) String() string {
 func (*ExchangePlacementsResponse) ProtoMessage() {}
 
 func (x *ExchangePlacementsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[35]
+	mi := &file_waypost_v1_lane_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3785,7 +3859,7 @@ func (x *ExchangePlacementsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExchangePlacementsResponse.ProtoReflect.Descriptor instead.
 func (*ExchangePlacementsResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{35}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ExchangePlacementsResponse) GetCoordinator() uint64 {
@@ -3816,7 +3890,7 @@ type PlaceFrame struct {
 
 func (x *PlaceFrame) Reset() {
 	*x = PlaceFrame{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[36]
+	mi := &file_waypost_v1_lane_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3828,7 +3902,7 @@ func (x *PlaceFrame) String() string {
 func (*PlaceFrame) ProtoMessage() {}
 
 func (x *PlaceFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[36]
+	mi := &file_waypost_v1_lane_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3841,7 +3915,7 @@ func (x *PlaceFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlaceFrame.ProtoReflect.Descriptor instead.
 func (*PlaceFrame) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{36}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *PlaceFrame) GetWorker() string {
@@ -3912,7 +3986,7 @@ type EvidenceAsk struct {
 
 func (x *EvidenceAsk) Reset() {
 	*x = EvidenceAsk{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[37]
+	mi := &file_waypost_v1_lane_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3924,7 +3998,7 @@ func (x *EvidenceAsk) String() string {
 func (*EvidenceAsk) ProtoMessage() {}
 
 func (x *EvidenceAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[37]
+	mi := &file_waypost_v1_lane_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3937,7 +4011,7 @@ func (x *EvidenceAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvidenceAsk.ProtoReflect.Descriptor instead.
 func (*EvidenceAsk) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{37}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *EvidenceAsk) GetAskId() uint32 {
@@ -4009,7 +4083,7 @@ type EvidencePoint struct {
 
 func (x *EvidencePoint) Reset() {
 	*x = EvidencePoint{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[38]
+	mi := &file_waypost_v1_lane_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4021,7 +4095,7 @@ func (x *EvidencePoint) String() string {
 func (*EvidencePoint) ProtoMessage() {}
 
 func (x *EvidencePoint) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[38]
+	mi := &file_waypost_v1_lane_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4034,7 +4108,7 @@ func (x *EvidencePoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvidencePoint.ProtoReflect.Descriptor instead.
 func (*EvidencePoint) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{38}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *EvidencePoint) GetDepth() uint32 {
@@ -4080,7 +4154,7 @@ type EvidenceReply struct {
 
 func (x *EvidenceReply) Reset() {
 	*x = EvidenceReply{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[39]
+	mi := &file_waypost_v1_lane_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4092,7 +4166,7 @@ func (x *EvidenceReply) String() string {
 func (*EvidenceReply) ProtoMessage() {}
 
 func (x *EvidenceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[39]
+	mi := &file_waypost_v1_lane_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4105,7 +4179,7 @@ func (x *EvidenceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvidenceReply.ProtoReflect.Descriptor instead.
 func (*EvidenceReply) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{39}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *EvidenceReply) GetAskId() uint32 {
@@ -4188,7 +4262,7 @@ type AskRecordsRequest struct {
 
 func (x *AskRecordsRequest) Reset() {
 	*x = AskRecordsRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[40]
+	mi := &file_waypost_v1_lane_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4200,7 +4274,7 @@ func (x *AskRecordsRequest) String() string {
 func (*AskRecordsRequest) ProtoMessage() {}
 
 func (x *AskRecordsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[40]
+	mi := &file_waypost_v1_lane_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4213,7 +4287,7 @@ func (x *AskRecordsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AskRecordsRequest.ProtoReflect.Descriptor instead.
 func (*AskRecordsRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{40}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *AskRecordsRequest) GetList() *ListPlacementsRequest {
@@ -4261,7 +4335,7 @@ type AskRecordsResponse struct {
 
 func (x *AskRecordsResponse) Reset() {
 	*x = AskRecordsResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[41]
+	mi := &file_waypost_v1_lane_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4273,7 +4347,7 @@ func (x *AskRecordsResponse) String() string {
 func (*AskRecordsResponse) ProtoMessage() {}
 
 func (x *AskRecordsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[41]
+	mi := &file_waypost_v1_lane_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4286,7 +4360,7 @@ func (x *AskRecordsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AskRecordsResponse.ProtoReflect.Descriptor instead.
 func (*AskRecordsResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{41}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *AskRecordsResponse) GetList() *ListPlacementsResponse {
@@ -4328,7 +4402,7 @@ type ForwardWriteRequest struct {
 
 func (x *ForwardWriteRequest) Reset() {
 	*x = ForwardWriteRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[42]
+	mi := &file_waypost_v1_lane_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4340,7 +4414,7 @@ func (x *ForwardWriteRequest) String() string {
 func (*ForwardWriteRequest) ProtoMessage() {}
 
 func (x *ForwardWriteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[42]
+	mi := &file_waypost_v1_lane_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4353,7 +4427,7 @@ func (x *ForwardWriteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForwardWriteRequest.ProtoReflect.Descriptor instead.
 func (*ForwardWriteRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{42}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ForwardWriteRequest) GetCommand() []byte {
@@ -4378,7 +4452,7 @@ type ForwardWriteResponse struct {
 
 func (x *ForwardWriteResponse) Reset() {
 	*x = ForwardWriteResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[43]
+	mi := &file_waypost_v1_lane_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4390,7 +4464,7 @@ func (x *ForwardWriteResponse) String() string {
 func (*ForwardWriteResponse) ProtoMessage() {}
 
 func (x *ForwardWriteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[43]
+	mi := &file_waypost_v1_lane_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4403,7 +4477,7 @@ func (x *ForwardWriteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForwardWriteResponse.ProtoReflect.Descriptor instead.
 func (*ForwardWriteResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{43}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ForwardWriteResponse) GetIndex() uint64 {
@@ -4448,7 +4522,7 @@ type JoinClusterRequest struct {
 
 func (x *JoinClusterRequest) Reset() {
 	*x = JoinClusterRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[44]
+	mi := &file_waypost_v1_lane_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4460,7 +4534,7 @@ func (x *JoinClusterRequest) String() string {
 func (*JoinClusterRequest) ProtoMessage() {}
 
 func (x *JoinClusterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[44]
+	mi := &file_waypost_v1_lane_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4473,7 +4547,7 @@ func (x *JoinClusterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinClusterRequest.ProtoReflect.Descriptor instead.
 func (*JoinClusterRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{44}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *JoinClusterRequest) GetId() string {
@@ -4531,7 +4605,7 @@ type JoinClusterResponse struct {
 
 func (x *JoinClusterResponse) Reset() {
 	*x = JoinClusterResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[45]
+	mi := &file_waypost_v1_lane_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4543,7 +4617,7 @@ func (x *JoinClusterResponse) String() string {
 func (*JoinClusterResponse) ProtoMessage() {}
 
 func (x *JoinClusterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[45]
+	mi := &file_waypost_v1_lane_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4556,7 +4630,7 @@ func (x *JoinClusterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinClusterResponse.ProtoReflect.Descriptor instead.
 func (*JoinClusterResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{45}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *JoinClusterResponse) GetNumber() uint32 {
@@ -4586,7 +4660,7 @@ type WaitAppliedRequest struct {
 
 func (x *WaitAppliedRequest) Reset() {
 	*x = WaitAppliedRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[46]
+	mi := &file_waypost_v1_lane_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4598,7 +4672,7 @@ func (x *WaitAppliedRequest) String() string {
 func (*WaitAppliedRequest) ProtoMessage() {}
 
 func (x *WaitAppliedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[46]
+	mi := &file_waypost_v1_lane_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4611,7 +4685,7 @@ func (x *WaitAppliedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitAppliedRequest.ProtoReflect.Descriptor instead.
 func (*WaitAppliedRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{46}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *WaitAppliedRequest) GetIndex() uint64 {
@@ -4641,7 +4715,7 @@ type WaitAppliedResponse struct {
 
 func (x *WaitAppliedResponse) Reset() {
 	*x = WaitAppliedResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[47]
+	mi := &file_waypost_v1_lane_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4653,7 +4727,7 @@ func (x *WaitAppliedResponse) String() string {
 func (*WaitAppliedResponse) ProtoMessage() {}
 
 func (x *WaitAppliedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[47]
+	mi := &file_waypost_v1_lane_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4666,7 +4740,7 @@ func (x *WaitAppliedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitAppliedResponse.ProtoReflect.Descriptor instead.
 func (*WaitAppliedResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{47}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *WaitAppliedResponse) GetAppliedIndex() uint64 {
@@ -4695,7 +4769,7 @@ type PeerInspectRequest struct {
 
 func (x *PeerInspectRequest) Reset() {
 	*x = PeerInspectRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[48]
+	mi := &file_waypost_v1_lane_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4707,7 +4781,7 @@ func (x *PeerInspectRequest) String() string {
 func (*PeerInspectRequest) ProtoMessage() {}
 
 func (x *PeerInspectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[48]
+	mi := &file_waypost_v1_lane_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4720,7 +4794,7 @@ func (x *PeerInspectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerInspectRequest.ProtoReflect.Descriptor instead.
 func (*PeerInspectRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{48}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *PeerInspectRequest) GetInspect() *InspectWorkerRequest {
@@ -4741,7 +4815,7 @@ type PeerInspectResponse struct {
 
 func (x *PeerInspectResponse) Reset() {
 	*x = PeerInspectResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[49]
+	mi := &file_waypost_v1_lane_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4753,7 +4827,7 @@ func (x *PeerInspectResponse) String() string {
 func (*PeerInspectResponse) ProtoMessage() {}
 
 func (x *PeerInspectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[49]
+	mi := &file_waypost_v1_lane_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4766,7 +4840,7 @@ func (x *PeerInspectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerInspectResponse.ProtoReflect.Descriptor instead.
 func (*PeerInspectResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{49}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *PeerInspectResponse) GetInspect() *InspectWorkerResponse {
@@ -4787,7 +4861,7 @@ type FetchPlacementRequest struct {
 
 func (x *FetchPlacementRequest) Reset() {
 	*x = FetchPlacementRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[50]
+	mi := &file_waypost_v1_lane_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4799,7 +4873,7 @@ func (x *FetchPlacementRequest) String() string {
 func (*FetchPlacementRequest) ProtoMessage() {}
 
 func (x *FetchPlacementRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[50]
+	mi := &file_waypost_v1_lane_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4812,7 +4886,7 @@ func (x *FetchPlacementRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchPlacementRequest.ProtoReflect.Descriptor instead.
 func (*FetchPlacementRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{50}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *FetchPlacementRequest) GetPlacementId() string {
@@ -4833,7 +4907,7 @@ type FetchPlacementResponse struct {
 
 func (x *FetchPlacementResponse) Reset() {
 	*x = FetchPlacementResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[51]
+	mi := &file_waypost_v1_lane_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4845,7 +4919,7 @@ func (x *FetchPlacementResponse) String() string {
 func (*FetchPlacementResponse) ProtoMessage() {}
 
 func (x *FetchPlacementResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[51]
+	mi := &file_waypost_v1_lane_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4858,7 +4932,7 @@ func (x *FetchPlacementResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchPlacementResponse.ProtoReflect.Descriptor instead.
 func (*FetchPlacementResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{51}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *FetchPlacementResponse) GetRecord() []byte {
@@ -4879,7 +4953,7 @@ type RelayOutcomeRequest struct {
 
 func (x *RelayOutcomeRequest) Reset() {
 	*x = RelayOutcomeRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[52]
+	mi := &file_waypost_v1_lane_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4891,7 +4965,7 @@ func (x *RelayOutcomeRequest) String() string {
 func (*RelayOutcomeRequest) ProtoMessage() {}
 
 func (x *RelayOutcomeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[52]
+	mi := &file_waypost_v1_lane_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4904,7 +4978,7 @@ func (x *RelayOutcomeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayOutcomeRequest.ProtoReflect.Descriptor instead.
 func (*RelayOutcomeRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{52}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *RelayOutcomeRequest) GetOutcome() *ReportOutcomeRequest {
@@ -4925,7 +4999,7 @@ type RelayOutcomeResponse struct {
 
 func (x *RelayOutcomeResponse) Reset() {
 	*x = RelayOutcomeResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[53]
+	mi := &file_waypost_v1_lane_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4937,7 +5011,7 @@ func (x *RelayOutcomeResponse) String() string {
 func (*RelayOutcomeResponse) ProtoMessage() {}
 
 func (x *RelayOutcomeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[53]
+	mi := &file_waypost_v1_lane_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4950,7 +5024,7 @@ func (x *RelayOutcomeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayOutcomeResponse.ProtoReflect.Descriptor instead.
 func (*RelayOutcomeResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{53}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *RelayOutcomeResponse) GetOutcome() *ReportOutcomeResponse {
@@ -4977,7 +5051,7 @@ type RelayReservationRequest struct {
 
 func (x *RelayReservationRequest) Reset() {
 	*x = RelayReservationRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[54]
+	mi := &file_waypost_v1_lane_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4989,7 +5063,7 @@ func (x *RelayReservationRequest) String() string {
 func (*RelayReservationRequest) ProtoMessage() {}
 
 func (x *RelayReservationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[54]
+	mi := &file_waypost_v1_lane_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5002,7 +5076,7 @@ func (x *RelayReservationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayReservationRequest.ProtoReflect.Descriptor instead.
 func (*RelayReservationRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{54}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *RelayReservationRequest) GetWhat() isRelayReservationRequest_What {
@@ -5064,7 +5138,7 @@ type RelayReservationResponse struct {
 
 func (x *RelayReservationResponse) Reset() {
 	*x = RelayReservationResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[55]
+	mi := &file_waypost_v1_lane_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5076,7 +5150,7 @@ func (x *RelayReservationResponse) String() string {
 func (*RelayReservationResponse) ProtoMessage() {}
 
 func (x *RelayReservationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[55]
+	mi := &file_waypost_v1_lane_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5089,7 +5163,7 @@ func (x *RelayReservationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayReservationResponse.ProtoReflect.Descriptor instead.
 func (*RelayReservationResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{55}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *RelayReservationResponse) GetWhat() isRelayReservationResponse_What {
@@ -5144,7 +5218,7 @@ type PeerMembersRequest struct {
 
 func (x *PeerMembersRequest) Reset() {
 	*x = PeerMembersRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[56]
+	mi := &file_waypost_v1_lane_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5156,7 +5230,7 @@ func (x *PeerMembersRequest) String() string {
 func (*PeerMembersRequest) ProtoMessage() {}
 
 func (x *PeerMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[56]
+	mi := &file_waypost_v1_lane_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5169,7 +5243,7 @@ func (x *PeerMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerMembersRequest.ProtoReflect.Descriptor instead.
 func (*PeerMembersRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{56}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{57}
 }
 
 // PeerMembersResponse is a coordinator's own view of the mesh.
@@ -5183,7 +5257,7 @@ type PeerMembersResponse struct {
 
 func (x *PeerMembersResponse) Reset() {
 	*x = PeerMembersResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[57]
+	mi := &file_waypost_v1_lane_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5195,7 +5269,7 @@ func (x *PeerMembersResponse) String() string {
 func (*PeerMembersResponse) ProtoMessage() {}
 
 func (x *PeerMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[57]
+	mi := &file_waypost_v1_lane_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5208,7 +5282,7 @@ func (x *PeerMembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerMembersResponse.ProtoReflect.Descriptor instead.
 func (*PeerMembersResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{57}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *PeerMembersResponse) GetMembers() *ListMembersResponse {
@@ -5231,7 +5305,7 @@ type CopyPrefixesRequest struct {
 
 func (x *CopyPrefixesRequest) Reset() {
 	*x = CopyPrefixesRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[58]
+	mi := &file_waypost_v1_lane_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5243,7 +5317,7 @@ func (x *CopyPrefixesRequest) String() string {
 func (*CopyPrefixesRequest) ProtoMessage() {}
 
 func (x *CopyPrefixesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[58]
+	mi := &file_waypost_v1_lane_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5256,7 +5330,7 @@ func (x *CopyPrefixesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyPrefixesRequest.ProtoReflect.Descriptor instead.
 func (*CopyPrefixesRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{58}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *CopyPrefixesRequest) GetWorker() string {
@@ -5286,7 +5360,7 @@ type CopyPrefixesResponse struct {
 
 func (x *CopyPrefixesResponse) Reset() {
 	*x = CopyPrefixesResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[59]
+	mi := &file_waypost_v1_lane_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5298,7 +5372,7 @@ func (x *CopyPrefixesResponse) String() string {
 func (*CopyPrefixesResponse) ProtoMessage() {}
 
 func (x *CopyPrefixesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[59]
+	mi := &file_waypost_v1_lane_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5311,7 +5385,7 @@ func (x *CopyPrefixesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyPrefixesResponse.ProtoReflect.Descriptor instead.
 func (*CopyPrefixesResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{59}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *CopyPrefixesResponse) GetFrames() [][]byte {
@@ -5339,7 +5413,7 @@ type RelayLearnRequest struct {
 
 func (x *RelayLearnRequest) Reset() {
 	*x = RelayLearnRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[60]
+	mi := &file_waypost_v1_lane_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5351,7 +5425,7 @@ func (x *RelayLearnRequest) String() string {
 func (*RelayLearnRequest) ProtoMessage() {}
 
 func (x *RelayLearnRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[60]
+	mi := &file_waypost_v1_lane_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5364,7 +5438,7 @@ func (x *RelayLearnRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayLearnRequest.ProtoReflect.Descriptor instead.
 func (*RelayLearnRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{60}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *RelayLearnRequest) GetLearn() *LearnTokensRequest {
@@ -5385,7 +5459,7 @@ type RelayLearnResponse struct {
 
 func (x *RelayLearnResponse) Reset() {
 	*x = RelayLearnResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[61]
+	mi := &file_waypost_v1_lane_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5397,7 +5471,7 @@ func (x *RelayLearnResponse) String() string {
 func (*RelayLearnResponse) ProtoMessage() {}
 
 func (x *RelayLearnResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[61]
+	mi := &file_waypost_v1_lane_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5410,7 +5484,7 @@ func (x *RelayLearnResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayLearnResponse.ProtoReflect.Descriptor instead.
 func (*RelayLearnResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{61}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *RelayLearnResponse) GetLearn() *LearnTokensResponse {
@@ -5429,7 +5503,7 @@ type CopyMemoRequest struct {
 
 func (x *CopyMemoRequest) Reset() {
 	*x = CopyMemoRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[62]
+	mi := &file_waypost_v1_lane_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5441,7 +5515,7 @@ func (x *CopyMemoRequest) String() string {
 func (*CopyMemoRequest) ProtoMessage() {}
 
 func (x *CopyMemoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[62]
+	mi := &file_waypost_v1_lane_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5454,7 +5528,7 @@ func (x *CopyMemoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyMemoRequest.ProtoReflect.Descriptor instead.
 func (*CopyMemoRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{62}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{63}
 }
 
 // CopyMemoResponse is a part of the entries.
@@ -5468,7 +5542,7 @@ type CopyMemoResponse struct {
 
 func (x *CopyMemoResponse) Reset() {
 	*x = CopyMemoResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[63]
+	mi := &file_waypost_v1_lane_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5480,7 +5554,7 @@ func (x *CopyMemoResponse) String() string {
 func (*CopyMemoResponse) ProtoMessage() {}
 
 func (x *CopyMemoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[63]
+	mi := &file_waypost_v1_lane_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5493,7 +5567,7 @@ func (x *CopyMemoResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyMemoResponse.ProtoReflect.Descriptor instead.
 func (*CopyMemoResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{63}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *CopyMemoResponse) GetEntries() []*MemoEntry {
@@ -5611,13 +5685,18 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\x11d1_ms_per_request\x18\x06 \x01(\x01R\x0ed1MsPerRequest\x12%\n" +
 	"\x0fd2_ms_per_token\x18\a \x01(\x01R\fd2MsPerToken\x12\x13\n" +
 	"\x05d3_ms\x18\b \x01(\x01R\x04d3Ms\x12\x16\n" +
-	"\x06source\x18\t \x01(\tR\x06source\"\xb9\x01\n" +
+	"\x06source\x18\t \x01(\tR\x06source\"\xef\x01\n" +
 	"\x04Load\x12#\n" +
 	"\ragent_process\x18\x01 \x01(\x06R\fagentProcess\x12\x19\n" +
 	"\bload_seq\x18\x02 \x01(\x06R\aloadSeq\x120\n" +
 	"\aworkers\x18\x03 \x03(\v2\x16.waypost.v1.WorkerLoadR\aworkers\x12\x18\n" +
 	"\acordons\x18\x04 \x03(\tR\acordons\x12%\n" +
-	"\x0epolicy_version\x18\x05 \x01(\rR\rpolicyVersion\"\xbc\b\n" +
+	"\x0epolicy_version\x18\x05 \x01(\rR\rpolicyVersion\x124\n" +
+	"\n" +
+	"drain_wish\x18\b \x01(\v2\x15.waypost.v1.DrainWishR\tdrainWish\"3\n" +
+	"\tDrainWish\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\"\xbc\b\n" +
 	"\n" +
 	"WorkerLoad\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12%\n" +
@@ -5704,13 +5783,14 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\x0eprefix_formats\x18\x06 \x03(\rR\rprefixFormats\x12\x18\n" +
 	"\arefused\x18\a \x01(\tR\arefused\x12\x1d\n" +
 	"\n" +
-	"session_up\x18\b \x01(\x06R\tsessionUp\"\xf6\x01\n" +
+	"session_up\x18\b \x01(\x06R\tsessionUp\"\xa6\x02\n" +
 	"\n" +
 	"PolicyPush\x12%\n" +
 	"\x0epolicy_version\x18\x01 \x01(\rR\rpolicyVersion\x12,\n" +
 	"\acordons\x18\x02 \x03(\v2\x12.waypost.v1.CordonR\acordons\x12\"\n" +
 	"\fcoordinators\x18\x03 \x03(\tR\fcoordinators\x12$\n" +
-	"\x0eno_progress_ms\x18\x04 \x01(\x01R\fnoProgressMs\x12'\n" +
+	"\x0eno_progress_ms\x18\x04 \x01(\x01R\fnoProgressMs\x12.\n" +
+	"\x13recorded_drain_wish\x18\b \x01(\tR\x11recordedDrainWish\x12'\n" +
 	"\x03gpu\x18< \x01(\v2\x15.waypost.v1.GpuPolicyR\x03gpu\x12 \n" +
 	"\fwall_unix_ms\x18= \x01(\x01R\n" +
 	"wallUnixMs\"S\n" +
@@ -5962,7 +6042,7 @@ func file_waypost_v1_lane_proto_rawDescGZIP() []byte {
 	return file_waypost_v1_lane_proto_rawDescData
 }
 
-var file_waypost_v1_lane_proto_msgTypes = make([]protoimpl.MessageInfo, 65)
+var file_waypost_v1_lane_proto_msgTypes = make([]protoimpl.MessageInfo, 66)
 var file_waypost_v1_lane_proto_goTypes = []any{
 	(*ConnectRequest)(nil),              // 0: waypost.v1.ConnectRequest
 	(*ConnectResponse)(nil),             // 1: waypost.v1.ConnectResponse
@@ -5972,190 +6052,192 @@ var file_waypost_v1_lane_proto_goTypes = []any{
 	(*WorkerFacts)(nil),                 // 5: waypost.v1.WorkerFacts
 	(*StepModel)(nil),                   // 6: waypost.v1.StepModel
 	(*Load)(nil),                        // 7: waypost.v1.Load
-	(*WorkerLoad)(nil),                  // 8: waypost.v1.WorkerLoad
-	(*WorkerAccuracy)(nil),              // 9: waypost.v1.WorkerAccuracy
-	(*IdleSlot)(nil),                    // 10: waypost.v1.IdleSlot
-	(*Echo)(nil),                        // 11: waypost.v1.Echo
-	(*PrefixFrames)(nil),                // 12: waypost.v1.PrefixFrames
-	(*TokenizeReply)(nil),               // 13: waypost.v1.TokenizeReply
-	(*StoredPrompt)(nil),                // 14: waypost.v1.StoredPrompt
-	(*HostReport)(nil),                  // 15: waypost.v1.HostReport
-	(*CoordinatorHello)(nil),            // 16: waypost.v1.CoordinatorHello
-	(*PolicyPush)(nil),                  // 17: waypost.v1.PolicyPush
-	(*GpuPolicy)(nil),                   // 18: waypost.v1.GpuPolicy
-	(*AckGpu)(nil),                      // 19: waypost.v1.AckGpu
-	(*AckGpuReply)(nil),                 // 20: waypost.v1.AckGpuReply
-	(*BoundaryAsk)(nil),                 // 21: waypost.v1.BoundaryAsk
-	(*PrefixPull)(nil),                  // 22: waypost.v1.PrefixPull
-	(*ClaimFrame)(nil),                  // 23: waypost.v1.ClaimFrame
-	(*Claim)(nil),                       // 24: waypost.v1.Claim
-	(*MarkFrame)(nil),                   // 25: waypost.v1.MarkFrame
-	(*Mark)(nil),                        // 26: waypost.v1.Mark
-	(*OutcomeFrame)(nil),                // 27: waypost.v1.OutcomeFrame
-	(*TransferFrame)(nil),               // 28: waypost.v1.TransferFrame
-	(*ObservedTransfer)(nil),            // 29: waypost.v1.ObservedTransfer
-	(*ObservedOutcome)(nil),             // 30: waypost.v1.ObservedOutcome
-	(*TokenizeAsk)(nil),                 // 31: waypost.v1.TokenizeAsk
-	(*RenderAsk)(nil),                   // 32: waypost.v1.RenderAsk
-	(*ExchangePlacementsRequest)(nil),   // 33: waypost.v1.ExchangePlacementsRequest
-	(*MemoEntry)(nil),                   // 34: waypost.v1.MemoEntry
-	(*ExchangePlacementsResponse)(nil),  // 35: waypost.v1.ExchangePlacementsResponse
-	(*PlaceFrame)(nil),                  // 36: waypost.v1.PlaceFrame
-	(*EvidenceAsk)(nil),                 // 37: waypost.v1.EvidenceAsk
-	(*EvidencePoint)(nil),               // 38: waypost.v1.EvidencePoint
-	(*EvidenceReply)(nil),               // 39: waypost.v1.EvidenceReply
-	(*AskRecordsRequest)(nil),           // 40: waypost.v1.AskRecordsRequest
-	(*AskRecordsResponse)(nil),          // 41: waypost.v1.AskRecordsResponse
-	(*ForwardWriteRequest)(nil),         // 42: waypost.v1.ForwardWriteRequest
-	(*ForwardWriteResponse)(nil),        // 43: waypost.v1.ForwardWriteResponse
-	(*JoinClusterRequest)(nil),          // 44: waypost.v1.JoinClusterRequest
-	(*JoinClusterResponse)(nil),         // 45: waypost.v1.JoinClusterResponse
-	(*WaitAppliedRequest)(nil),          // 46: waypost.v1.WaitAppliedRequest
-	(*WaitAppliedResponse)(nil),         // 47: waypost.v1.WaitAppliedResponse
-	(*PeerInspectRequest)(nil),          // 48: waypost.v1.PeerInspectRequest
-	(*PeerInspectResponse)(nil),         // 49: waypost.v1.PeerInspectResponse
-	(*FetchPlacementRequest)(nil),       // 50: waypost.v1.FetchPlacementRequest
-	(*FetchPlacementResponse)(nil),      // 51: waypost.v1.FetchPlacementResponse
-	(*RelayOutcomeRequest)(nil),         // 52: waypost.v1.RelayOutcomeRequest
-	(*RelayOutcomeResponse)(nil),        // 53: waypost.v1.RelayOutcomeResponse
-	(*RelayReservationRequest)(nil),     // 54: waypost.v1.RelayReservationRequest
-	(*RelayReservationResponse)(nil),    // 55: waypost.v1.RelayReservationResponse
-	(*PeerMembersRequest)(nil),          // 56: waypost.v1.PeerMembersRequest
-	(*PeerMembersResponse)(nil),         // 57: waypost.v1.PeerMembersResponse
-	(*CopyPrefixesRequest)(nil),         // 58: waypost.v1.CopyPrefixesRequest
-	(*CopyPrefixesResponse)(nil),        // 59: waypost.v1.CopyPrefixesResponse
-	(*RelayLearnRequest)(nil),           // 60: waypost.v1.RelayLearnRequest
-	(*RelayLearnResponse)(nil),          // 61: waypost.v1.RelayLearnResponse
-	(*CopyMemoRequest)(nil),             // 62: waypost.v1.CopyMemoRequest
-	(*CopyMemoResponse)(nil),            // 63: waypost.v1.CopyMemoResponse
-	nil,                                 // 64: waypost.v1.WorkerFacts.HeadersEntry
-	(*TransferFacts)(nil),               // 65: waypost.v1.TransferFacts
-	(*TermError)(nil),                   // 66: waypost.v1.TermError
-	(*HostFacts)(nil),                   // 67: waypost.v1.HostFacts
-	(*Gpu)(nil),                         // 68: waypost.v1.Gpu
-	(*Check)(nil),                       // 69: waypost.v1.Check
-	(*Cordon)(nil),                      // 70: waypost.v1.Cordon
-	(*ListPlacementsRequest)(nil),       // 71: waypost.v1.ListPlacementsRequest
-	(*SummarizePlacementsRequest)(nil),  // 72: waypost.v1.SummarizePlacementsRequest
-	(*GetReuseRequest)(nil),             // 73: waypost.v1.GetReuseRequest
-	(*ExplainWorkerRequest)(nil),        // 74: waypost.v1.ExplainWorkerRequest
-	(*ListPlacementsResponse)(nil),      // 75: waypost.v1.ListPlacementsResponse
-	(*SummarizePlacementsResponse)(nil), // 76: waypost.v1.SummarizePlacementsResponse
-	(*GetReuseResponse)(nil),            // 77: waypost.v1.GetReuseResponse
-	(*ExplainWorkerResponse)(nil),       // 78: waypost.v1.ExplainWorkerResponse
-	(*InspectWorkerRequest)(nil),        // 79: waypost.v1.InspectWorkerRequest
-	(*InspectWorkerResponse)(nil),       // 80: waypost.v1.InspectWorkerResponse
-	(*ReportOutcomeRequest)(nil),        // 81: waypost.v1.ReportOutcomeRequest
-	(*ReportOutcomeResponse)(nil),       // 82: waypost.v1.ReportOutcomeResponse
-	(*RenewPlacementRequest)(nil),       // 83: waypost.v1.RenewPlacementRequest
-	(*ReleasePlacementRequest)(nil),     // 84: waypost.v1.ReleasePlacementRequest
-	(*RenewPlacementResponse)(nil),      // 85: waypost.v1.RenewPlacementResponse
-	(*ReleasePlacementResponse)(nil),    // 86: waypost.v1.ReleasePlacementResponse
-	(*ListMembersResponse)(nil),         // 87: waypost.v1.ListMembersResponse
-	(*LearnTokensRequest)(nil),          // 88: waypost.v1.LearnTokensRequest
-	(*LearnTokensResponse)(nil),         // 89: waypost.v1.LearnTokensResponse
+	(*DrainWish)(nil),                   // 8: waypost.v1.DrainWish
+	(*WorkerLoad)(nil),                  // 9: waypost.v1.WorkerLoad
+	(*WorkerAccuracy)(nil),              // 10: waypost.v1.WorkerAccuracy
+	(*IdleSlot)(nil),                    // 11: waypost.v1.IdleSlot
+	(*Echo)(nil),                        // 12: waypost.v1.Echo
+	(*PrefixFrames)(nil),                // 13: waypost.v1.PrefixFrames
+	(*TokenizeReply)(nil),               // 14: waypost.v1.TokenizeReply
+	(*StoredPrompt)(nil),                // 15: waypost.v1.StoredPrompt
+	(*HostReport)(nil),                  // 16: waypost.v1.HostReport
+	(*CoordinatorHello)(nil),            // 17: waypost.v1.CoordinatorHello
+	(*PolicyPush)(nil),                  // 18: waypost.v1.PolicyPush
+	(*GpuPolicy)(nil),                   // 19: waypost.v1.GpuPolicy
+	(*AckGpu)(nil),                      // 20: waypost.v1.AckGpu
+	(*AckGpuReply)(nil),                 // 21: waypost.v1.AckGpuReply
+	(*BoundaryAsk)(nil),                 // 22: waypost.v1.BoundaryAsk
+	(*PrefixPull)(nil),                  // 23: waypost.v1.PrefixPull
+	(*ClaimFrame)(nil),                  // 24: waypost.v1.ClaimFrame
+	(*Claim)(nil),                       // 25: waypost.v1.Claim
+	(*MarkFrame)(nil),                   // 26: waypost.v1.MarkFrame
+	(*Mark)(nil),                        // 27: waypost.v1.Mark
+	(*OutcomeFrame)(nil),                // 28: waypost.v1.OutcomeFrame
+	(*TransferFrame)(nil),               // 29: waypost.v1.TransferFrame
+	(*ObservedTransfer)(nil),            // 30: waypost.v1.ObservedTransfer
+	(*ObservedOutcome)(nil),             // 31: waypost.v1.ObservedOutcome
+	(*TokenizeAsk)(nil),                 // 32: waypost.v1.TokenizeAsk
+	(*RenderAsk)(nil),                   // 33: waypost.v1.RenderAsk
+	(*ExchangePlacementsRequest)(nil),   // 34: waypost.v1.ExchangePlacementsRequest
+	(*MemoEntry)(nil),                   // 35: waypost.v1.MemoEntry
+	(*ExchangePlacementsResponse)(nil),  // 36: waypost.v1.ExchangePlacementsResponse
+	(*PlaceFrame)(nil),                  // 37: waypost.v1.PlaceFrame
+	(*EvidenceAsk)(nil),                 // 38: waypost.v1.EvidenceAsk
+	(*EvidencePoint)(nil),               // 39: waypost.v1.EvidencePoint
+	(*EvidenceReply)(nil),               // 40: waypost.v1.EvidenceReply
+	(*AskRecordsRequest)(nil),           // 41: waypost.v1.AskRecordsRequest
+	(*AskRecordsResponse)(nil),          // 42: waypost.v1.AskRecordsResponse
+	(*ForwardWriteRequest)(nil),         // 43: waypost.v1.ForwardWriteRequest
+	(*ForwardWriteResponse)(nil),        // 44: waypost.v1.ForwardWriteResponse
+	(*JoinClusterRequest)(nil),          // 45: waypost.v1.JoinClusterRequest
+	(*JoinClusterResponse)(nil),         // 46: waypost.v1.JoinClusterResponse
+	(*WaitAppliedRequest)(nil),          // 47: waypost.v1.WaitAppliedRequest
+	(*WaitAppliedResponse)(nil),         // 48: waypost.v1.WaitAppliedResponse
+	(*PeerInspectRequest)(nil),          // 49: waypost.v1.PeerInspectRequest
+	(*PeerInspectResponse)(nil),         // 50: waypost.v1.PeerInspectResponse
+	(*FetchPlacementRequest)(nil),       // 51: waypost.v1.FetchPlacementRequest
+	(*FetchPlacementResponse)(nil),      // 52: waypost.v1.FetchPlacementResponse
+	(*RelayOutcomeRequest)(nil),         // 53: waypost.v1.RelayOutcomeRequest
+	(*RelayOutcomeResponse)(nil),        // 54: waypost.v1.RelayOutcomeResponse
+	(*RelayReservationRequest)(nil),     // 55: waypost.v1.RelayReservationRequest
+	(*RelayReservationResponse)(nil),    // 56: waypost.v1.RelayReservationResponse
+	(*PeerMembersRequest)(nil),          // 57: waypost.v1.PeerMembersRequest
+	(*PeerMembersResponse)(nil),         // 58: waypost.v1.PeerMembersResponse
+	(*CopyPrefixesRequest)(nil),         // 59: waypost.v1.CopyPrefixesRequest
+	(*CopyPrefixesResponse)(nil),        // 60: waypost.v1.CopyPrefixesResponse
+	(*RelayLearnRequest)(nil),           // 61: waypost.v1.RelayLearnRequest
+	(*RelayLearnResponse)(nil),          // 62: waypost.v1.RelayLearnResponse
+	(*CopyMemoRequest)(nil),             // 63: waypost.v1.CopyMemoRequest
+	(*CopyMemoResponse)(nil),            // 64: waypost.v1.CopyMemoResponse
+	nil,                                 // 65: waypost.v1.WorkerFacts.HeadersEntry
+	(*TransferFacts)(nil),               // 66: waypost.v1.TransferFacts
+	(*TermError)(nil),                   // 67: waypost.v1.TermError
+	(*HostFacts)(nil),                   // 68: waypost.v1.HostFacts
+	(*Gpu)(nil),                         // 69: waypost.v1.Gpu
+	(*Check)(nil),                       // 70: waypost.v1.Check
+	(*Cordon)(nil),                      // 71: waypost.v1.Cordon
+	(*ListPlacementsRequest)(nil),       // 72: waypost.v1.ListPlacementsRequest
+	(*SummarizePlacementsRequest)(nil),  // 73: waypost.v1.SummarizePlacementsRequest
+	(*GetReuseRequest)(nil),             // 74: waypost.v1.GetReuseRequest
+	(*ExplainWorkerRequest)(nil),        // 75: waypost.v1.ExplainWorkerRequest
+	(*ListPlacementsResponse)(nil),      // 76: waypost.v1.ListPlacementsResponse
+	(*SummarizePlacementsResponse)(nil), // 77: waypost.v1.SummarizePlacementsResponse
+	(*GetReuseResponse)(nil),            // 78: waypost.v1.GetReuseResponse
+	(*ExplainWorkerResponse)(nil),       // 79: waypost.v1.ExplainWorkerResponse
+	(*InspectWorkerRequest)(nil),        // 80: waypost.v1.InspectWorkerRequest
+	(*InspectWorkerResponse)(nil),       // 81: waypost.v1.InspectWorkerResponse
+	(*ReportOutcomeRequest)(nil),        // 82: waypost.v1.ReportOutcomeRequest
+	(*ReportOutcomeResponse)(nil),       // 83: waypost.v1.ReportOutcomeResponse
+	(*RenewPlacementRequest)(nil),       // 84: waypost.v1.RenewPlacementRequest
+	(*ReleasePlacementRequest)(nil),     // 85: waypost.v1.ReleasePlacementRequest
+	(*RenewPlacementResponse)(nil),      // 86: waypost.v1.RenewPlacementResponse
+	(*ReleasePlacementResponse)(nil),    // 87: waypost.v1.ReleasePlacementResponse
+	(*ListMembersResponse)(nil),         // 88: waypost.v1.ListMembersResponse
+	(*LearnTokensRequest)(nil),          // 89: waypost.v1.LearnTokensRequest
+	(*LearnTokensResponse)(nil),         // 90: waypost.v1.LearnTokensResponse
 }
 var file_waypost_v1_lane_proto_depIdxs = []int32{
 	2,  // 0: waypost.v1.ConnectRequest.hello:type_name -> waypost.v1.AgentHello
 	7,  // 1: waypost.v1.ConnectRequest.load:type_name -> waypost.v1.Load
-	12, // 2: waypost.v1.ConnectRequest.prefixes:type_name -> waypost.v1.PrefixFrames
-	13, // 3: waypost.v1.ConnectRequest.tokenize_reply:type_name -> waypost.v1.TokenizeReply
-	15, // 4: waypost.v1.ConnectRequest.host:type_name -> waypost.v1.HostReport
-	39, // 5: waypost.v1.ConnectRequest.evidence:type_name -> waypost.v1.EvidenceReply
-	20, // 6: waypost.v1.ConnectRequest.ack_gpu:type_name -> waypost.v1.AckGpuReply
-	14, // 7: waypost.v1.ConnectRequest.stored_prompt:type_name -> waypost.v1.StoredPrompt
-	16, // 8: waypost.v1.ConnectResponse.hello:type_name -> waypost.v1.CoordinatorHello
-	17, // 9: waypost.v1.ConnectResponse.policy:type_name -> waypost.v1.PolicyPush
-	22, // 10: waypost.v1.ConnectResponse.pull:type_name -> waypost.v1.PrefixPull
-	23, // 11: waypost.v1.ConnectResponse.claims:type_name -> waypost.v1.ClaimFrame
-	25, // 12: waypost.v1.ConnectResponse.marks:type_name -> waypost.v1.MarkFrame
-	31, // 13: waypost.v1.ConnectResponse.tokenize:type_name -> waypost.v1.TokenizeAsk
-	32, // 14: waypost.v1.ConnectResponse.render:type_name -> waypost.v1.RenderAsk
-	37, // 15: waypost.v1.ConnectResponse.evidence:type_name -> waypost.v1.EvidenceAsk
-	27, // 16: waypost.v1.ConnectResponse.outcomes:type_name -> waypost.v1.OutcomeFrame
-	28, // 17: waypost.v1.ConnectResponse.transfers:type_name -> waypost.v1.TransferFrame
-	19, // 18: waypost.v1.ConnectResponse.ack_gpu:type_name -> waypost.v1.AckGpu
-	21, // 19: waypost.v1.ConnectResponse.boundary:type_name -> waypost.v1.BoundaryAsk
+	13, // 2: waypost.v1.ConnectRequest.prefixes:type_name -> waypost.v1.PrefixFrames
+	14, // 3: waypost.v1.ConnectRequest.tokenize_reply:type_name -> waypost.v1.TokenizeReply
+	16, // 4: waypost.v1.ConnectRequest.host:type_name -> waypost.v1.HostReport
+	40, // 5: waypost.v1.ConnectRequest.evidence:type_name -> waypost.v1.EvidenceReply
+	21, // 6: waypost.v1.ConnectRequest.ack_gpu:type_name -> waypost.v1.AckGpuReply
+	15, // 7: waypost.v1.ConnectRequest.stored_prompt:type_name -> waypost.v1.StoredPrompt
+	17, // 8: waypost.v1.ConnectResponse.hello:type_name -> waypost.v1.CoordinatorHello
+	18, // 9: waypost.v1.ConnectResponse.policy:type_name -> waypost.v1.PolicyPush
+	23, // 10: waypost.v1.ConnectResponse.pull:type_name -> waypost.v1.PrefixPull
+	24, // 11: waypost.v1.ConnectResponse.claims:type_name -> waypost.v1.ClaimFrame
+	26, // 12: waypost.v1.ConnectResponse.marks:type_name -> waypost.v1.MarkFrame
+	32, // 13: waypost.v1.ConnectResponse.tokenize:type_name -> waypost.v1.TokenizeAsk
+	33, // 14: waypost.v1.ConnectResponse.render:type_name -> waypost.v1.RenderAsk
+	38, // 15: waypost.v1.ConnectResponse.evidence:type_name -> waypost.v1.EvidenceAsk
+	28, // 16: waypost.v1.ConnectResponse.outcomes:type_name -> waypost.v1.OutcomeFrame
+	29, // 17: waypost.v1.ConnectResponse.transfers:type_name -> waypost.v1.TransferFrame
+	20, // 18: waypost.v1.ConnectResponse.ack_gpu:type_name -> waypost.v1.AckGpu
+	22, // 19: waypost.v1.ConnectResponse.boundary:type_name -> waypost.v1.BoundaryAsk
 	5,  // 20: waypost.v1.AgentHello.workers:type_name -> waypost.v1.WorkerFacts
 	3,  // 21: waypost.v1.AgentHello.boundaries:type_name -> waypost.v1.EngineBoundary
 	4,  // 22: waypost.v1.EngineBoundary.probes:type_name -> waypost.v1.MeasuredProbe
-	64, // 23: waypost.v1.WorkerFacts.headers:type_name -> waypost.v1.WorkerFacts.HeadersEntry
+	65, // 23: waypost.v1.WorkerFacts.headers:type_name -> waypost.v1.WorkerFacts.HeadersEntry
 	6,  // 24: waypost.v1.WorkerFacts.step_model:type_name -> waypost.v1.StepModel
-	65, // 25: waypost.v1.WorkerFacts.transfer:type_name -> waypost.v1.TransferFacts
-	8,  // 26: waypost.v1.Load.workers:type_name -> waypost.v1.WorkerLoad
-	11, // 27: waypost.v1.WorkerLoad.echo:type_name -> waypost.v1.Echo
-	9,  // 28: waypost.v1.WorkerLoad.accuracy:type_name -> waypost.v1.WorkerAccuracy
-	29, // 29: waypost.v1.WorkerLoad.transfers:type_name -> waypost.v1.ObservedTransfer
-	10, // 30: waypost.v1.WorkerLoad.idle_slots:type_name -> waypost.v1.IdleSlot
-	66, // 31: waypost.v1.WorkerAccuracy.errors:type_name -> waypost.v1.TermError
-	67, // 32: waypost.v1.HostReport.facts:type_name -> waypost.v1.HostFacts
-	68, // 33: waypost.v1.HostReport.gpus:type_name -> waypost.v1.Gpu
-	69, // 34: waypost.v1.HostReport.checks:type_name -> waypost.v1.Check
-	70, // 35: waypost.v1.PolicyPush.cordons:type_name -> waypost.v1.Cordon
-	18, // 36: waypost.v1.PolicyPush.gpu:type_name -> waypost.v1.GpuPolicy
-	24, // 37: waypost.v1.ClaimFrame.claims:type_name -> waypost.v1.Claim
-	26, // 38: waypost.v1.MarkFrame.marks:type_name -> waypost.v1.Mark
-	30, // 39: waypost.v1.OutcomeFrame.outcomes:type_name -> waypost.v1.ObservedOutcome
-	29, // 40: waypost.v1.TransferFrame.transfers:type_name -> waypost.v1.ObservedTransfer
-	36, // 41: waypost.v1.ExchangePlacementsRequest.places:type_name -> waypost.v1.PlaceFrame
-	34, // 42: waypost.v1.ExchangePlacementsRequest.memo:type_name -> waypost.v1.MemoEntry
-	24, // 43: waypost.v1.PlaceFrame.claim:type_name -> waypost.v1.Claim
-	38, // 44: waypost.v1.EvidenceAsk.expected:type_name -> waypost.v1.EvidencePoint
-	38, // 45: waypost.v1.EvidenceAsk.tip:type_name -> waypost.v1.EvidencePoint
-	38, // 46: waypost.v1.EvidenceAsk.unsalted:type_name -> waypost.v1.EvidencePoint
-	71, // 47: waypost.v1.AskRecordsRequest.list:type_name -> waypost.v1.ListPlacementsRequest
-	72, // 48: waypost.v1.AskRecordsRequest.summarize:type_name -> waypost.v1.SummarizePlacementsRequest
-	73, // 49: waypost.v1.AskRecordsRequest.reuse:type_name -> waypost.v1.GetReuseRequest
-	74, // 50: waypost.v1.AskRecordsRequest.worker:type_name -> waypost.v1.ExplainWorkerRequest
-	75, // 51: waypost.v1.AskRecordsResponse.list:type_name -> waypost.v1.ListPlacementsResponse
-	76, // 52: waypost.v1.AskRecordsResponse.summarize:type_name -> waypost.v1.SummarizePlacementsResponse
-	77, // 53: waypost.v1.AskRecordsResponse.reuse:type_name -> waypost.v1.GetReuseResponse
-	78, // 54: waypost.v1.AskRecordsResponse.worker:type_name -> waypost.v1.ExplainWorkerResponse
-	79, // 55: waypost.v1.PeerInspectRequest.inspect:type_name -> waypost.v1.InspectWorkerRequest
-	80, // 56: waypost.v1.PeerInspectResponse.inspect:type_name -> waypost.v1.InspectWorkerResponse
-	81, // 57: waypost.v1.RelayOutcomeRequest.outcome:type_name -> waypost.v1.ReportOutcomeRequest
-	82, // 58: waypost.v1.RelayOutcomeResponse.outcome:type_name -> waypost.v1.ReportOutcomeResponse
-	83, // 59: waypost.v1.RelayReservationRequest.renew:type_name -> waypost.v1.RenewPlacementRequest
-	84, // 60: waypost.v1.RelayReservationRequest.release:type_name -> waypost.v1.ReleasePlacementRequest
-	85, // 61: waypost.v1.RelayReservationResponse.renew:type_name -> waypost.v1.RenewPlacementResponse
-	86, // 62: waypost.v1.RelayReservationResponse.release:type_name -> waypost.v1.ReleasePlacementResponse
-	87, // 63: waypost.v1.PeerMembersResponse.members:type_name -> waypost.v1.ListMembersResponse
-	88, // 64: waypost.v1.RelayLearnRequest.learn:type_name -> waypost.v1.LearnTokensRequest
-	89, // 65: waypost.v1.RelayLearnResponse.learn:type_name -> waypost.v1.LearnTokensResponse
-	34, // 66: waypost.v1.CopyMemoResponse.entries:type_name -> waypost.v1.MemoEntry
-	0,  // 67: waypost.v1.LaneService.Connect:input_type -> waypost.v1.ConnectRequest
-	33, // 68: waypost.v1.PeerService.ExchangePlacements:input_type -> waypost.v1.ExchangePlacementsRequest
-	42, // 69: waypost.v1.PeerService.ForwardWrite:input_type -> waypost.v1.ForwardWriteRequest
-	44, // 70: waypost.v1.PeerService.JoinCluster:input_type -> waypost.v1.JoinClusterRequest
-	46, // 71: waypost.v1.PeerService.WaitApplied:input_type -> waypost.v1.WaitAppliedRequest
-	48, // 72: waypost.v1.PeerService.PeerInspect:input_type -> waypost.v1.PeerInspectRequest
-	50, // 73: waypost.v1.PeerService.FetchPlacement:input_type -> waypost.v1.FetchPlacementRequest
-	52, // 74: waypost.v1.PeerService.RelayOutcome:input_type -> waypost.v1.RelayOutcomeRequest
-	54, // 75: waypost.v1.PeerService.RelayReservation:input_type -> waypost.v1.RelayReservationRequest
-	40, // 76: waypost.v1.PeerService.AskRecords:input_type -> waypost.v1.AskRecordsRequest
-	56, // 77: waypost.v1.PeerService.PeerMembers:input_type -> waypost.v1.PeerMembersRequest
-	58, // 78: waypost.v1.PeerService.CopyPrefixes:input_type -> waypost.v1.CopyPrefixesRequest
-	60, // 79: waypost.v1.PeerService.RelayLearn:input_type -> waypost.v1.RelayLearnRequest
-	62, // 80: waypost.v1.PeerService.CopyMemo:input_type -> waypost.v1.CopyMemoRequest
-	1,  // 81: waypost.v1.LaneService.Connect:output_type -> waypost.v1.ConnectResponse
-	35, // 82: waypost.v1.PeerService.ExchangePlacements:output_type -> waypost.v1.ExchangePlacementsResponse
-	43, // 83: waypost.v1.PeerService.ForwardWrite:output_type -> waypost.v1.ForwardWriteResponse
-	45, // 84: waypost.v1.PeerService.JoinCluster:output_type -> waypost.v1.JoinClusterResponse
-	47, // 85: waypost.v1.PeerService.WaitApplied:output_type -> waypost.v1.WaitAppliedResponse
-	49, // 86: waypost.v1.PeerService.PeerInspect:output_type -> waypost.v1.PeerInspectResponse
-	51, // 87: waypost.v1.PeerService.FetchPlacement:output_type -> waypost.v1.FetchPlacementResponse
-	53, // 88: waypost.v1.PeerService.RelayOutcome:output_type -> waypost.v1.RelayOutcomeResponse
-	55, // 89: waypost.v1.PeerService.RelayReservation:output_type -> waypost.v1.RelayReservationResponse
-	41, // 90: waypost.v1.PeerService.AskRecords:output_type -> waypost.v1.AskRecordsResponse
-	57, // 91: waypost.v1.PeerService.PeerMembers:output_type -> waypost.v1.PeerMembersResponse
-	59, // 92: waypost.v1.PeerService.CopyPrefixes:output_type -> waypost.v1.CopyPrefixesResponse
-	61, // 93: waypost.v1.PeerService.RelayLearn:output_type -> waypost.v1.RelayLearnResponse
-	63, // 94: waypost.v1.PeerService.CopyMemo:output_type -> waypost.v1.CopyMemoResponse
-	81, // [81:95] is the sub-list for method output_type
-	67, // [67:81] is the sub-list for method input_type
-	67, // [67:67] is the sub-list for extension type_name
-	67, // [67:67] is the sub-list for extension extendee
-	0,  // [0:67] is the sub-list for field type_name
+	66, // 25: waypost.v1.WorkerFacts.transfer:type_name -> waypost.v1.TransferFacts
+	9,  // 26: waypost.v1.Load.workers:type_name -> waypost.v1.WorkerLoad
+	8,  // 27: waypost.v1.Load.drain_wish:type_name -> waypost.v1.DrainWish
+	12, // 28: waypost.v1.WorkerLoad.echo:type_name -> waypost.v1.Echo
+	10, // 29: waypost.v1.WorkerLoad.accuracy:type_name -> waypost.v1.WorkerAccuracy
+	30, // 30: waypost.v1.WorkerLoad.transfers:type_name -> waypost.v1.ObservedTransfer
+	11, // 31: waypost.v1.WorkerLoad.idle_slots:type_name -> waypost.v1.IdleSlot
+	67, // 32: waypost.v1.WorkerAccuracy.errors:type_name -> waypost.v1.TermError
+	68, // 33: waypost.v1.HostReport.facts:type_name -> waypost.v1.HostFacts
+	69, // 34: waypost.v1.HostReport.gpus:type_name -> waypost.v1.Gpu
+	70, // 35: waypost.v1.HostReport.checks:type_name -> waypost.v1.Check
+	71, // 36: waypost.v1.PolicyPush.cordons:type_name -> waypost.v1.Cordon
+	19, // 37: waypost.v1.PolicyPush.gpu:type_name -> waypost.v1.GpuPolicy
+	25, // 38: waypost.v1.ClaimFrame.claims:type_name -> waypost.v1.Claim
+	27, // 39: waypost.v1.MarkFrame.marks:type_name -> waypost.v1.Mark
+	31, // 40: waypost.v1.OutcomeFrame.outcomes:type_name -> waypost.v1.ObservedOutcome
+	30, // 41: waypost.v1.TransferFrame.transfers:type_name -> waypost.v1.ObservedTransfer
+	37, // 42: waypost.v1.ExchangePlacementsRequest.places:type_name -> waypost.v1.PlaceFrame
+	35, // 43: waypost.v1.ExchangePlacementsRequest.memo:type_name -> waypost.v1.MemoEntry
+	25, // 44: waypost.v1.PlaceFrame.claim:type_name -> waypost.v1.Claim
+	39, // 45: waypost.v1.EvidenceAsk.expected:type_name -> waypost.v1.EvidencePoint
+	39, // 46: waypost.v1.EvidenceAsk.tip:type_name -> waypost.v1.EvidencePoint
+	39, // 47: waypost.v1.EvidenceAsk.unsalted:type_name -> waypost.v1.EvidencePoint
+	72, // 48: waypost.v1.AskRecordsRequest.list:type_name -> waypost.v1.ListPlacementsRequest
+	73, // 49: waypost.v1.AskRecordsRequest.summarize:type_name -> waypost.v1.SummarizePlacementsRequest
+	74, // 50: waypost.v1.AskRecordsRequest.reuse:type_name -> waypost.v1.GetReuseRequest
+	75, // 51: waypost.v1.AskRecordsRequest.worker:type_name -> waypost.v1.ExplainWorkerRequest
+	76, // 52: waypost.v1.AskRecordsResponse.list:type_name -> waypost.v1.ListPlacementsResponse
+	77, // 53: waypost.v1.AskRecordsResponse.summarize:type_name -> waypost.v1.SummarizePlacementsResponse
+	78, // 54: waypost.v1.AskRecordsResponse.reuse:type_name -> waypost.v1.GetReuseResponse
+	79, // 55: waypost.v1.AskRecordsResponse.worker:type_name -> waypost.v1.ExplainWorkerResponse
+	80, // 56: waypost.v1.PeerInspectRequest.inspect:type_name -> waypost.v1.InspectWorkerRequest
+	81, // 57: waypost.v1.PeerInspectResponse.inspect:type_name -> waypost.v1.InspectWorkerResponse
+	82, // 58: waypost.v1.RelayOutcomeRequest.outcome:type_name -> waypost.v1.ReportOutcomeRequest
+	83, // 59: waypost.v1.RelayOutcomeResponse.outcome:type_name -> waypost.v1.ReportOutcomeResponse
+	84, // 60: waypost.v1.RelayReservationRequest.renew:type_name -> waypost.v1.RenewPlacementRequest
+	85, // 61: waypost.v1.RelayReservationRequest.release:type_name -> waypost.v1.ReleasePlacementRequest
+	86, // 62: waypost.v1.RelayReservationResponse.renew:type_name -> waypost.v1.RenewPlacementResponse
+	87, // 63: waypost.v1.RelayReservationResponse.release:type_name -> waypost.v1.ReleasePlacementResponse
+	88, // 64: waypost.v1.PeerMembersResponse.members:type_name -> waypost.v1.ListMembersResponse
+	89, // 65: waypost.v1.RelayLearnRequest.learn:type_name -> waypost.v1.LearnTokensRequest
+	90, // 66: waypost.v1.RelayLearnResponse.learn:type_name -> waypost.v1.LearnTokensResponse
+	35, // 67: waypost.v1.CopyMemoResponse.entries:type_name -> waypost.v1.MemoEntry
+	0,  // 68: waypost.v1.LaneService.Connect:input_type -> waypost.v1.ConnectRequest
+	34, // 69: waypost.v1.PeerService.ExchangePlacements:input_type -> waypost.v1.ExchangePlacementsRequest
+	43, // 70: waypost.v1.PeerService.ForwardWrite:input_type -> waypost.v1.ForwardWriteRequest
+	45, // 71: waypost.v1.PeerService.JoinCluster:input_type -> waypost.v1.JoinClusterRequest
+	47, // 72: waypost.v1.PeerService.WaitApplied:input_type -> waypost.v1.WaitAppliedRequest
+	49, // 73: waypost.v1.PeerService.PeerInspect:input_type -> waypost.v1.PeerInspectRequest
+	51, // 74: waypost.v1.PeerService.FetchPlacement:input_type -> waypost.v1.FetchPlacementRequest
+	53, // 75: waypost.v1.PeerService.RelayOutcome:input_type -> waypost.v1.RelayOutcomeRequest
+	55, // 76: waypost.v1.PeerService.RelayReservation:input_type -> waypost.v1.RelayReservationRequest
+	41, // 77: waypost.v1.PeerService.AskRecords:input_type -> waypost.v1.AskRecordsRequest
+	57, // 78: waypost.v1.PeerService.PeerMembers:input_type -> waypost.v1.PeerMembersRequest
+	59, // 79: waypost.v1.PeerService.CopyPrefixes:input_type -> waypost.v1.CopyPrefixesRequest
+	61, // 80: waypost.v1.PeerService.RelayLearn:input_type -> waypost.v1.RelayLearnRequest
+	63, // 81: waypost.v1.PeerService.CopyMemo:input_type -> waypost.v1.CopyMemoRequest
+	1,  // 82: waypost.v1.LaneService.Connect:output_type -> waypost.v1.ConnectResponse
+	36, // 83: waypost.v1.PeerService.ExchangePlacements:output_type -> waypost.v1.ExchangePlacementsResponse
+	44, // 84: waypost.v1.PeerService.ForwardWrite:output_type -> waypost.v1.ForwardWriteResponse
+	46, // 85: waypost.v1.PeerService.JoinCluster:output_type -> waypost.v1.JoinClusterResponse
+	48, // 86: waypost.v1.PeerService.WaitApplied:output_type -> waypost.v1.WaitAppliedResponse
+	50, // 87: waypost.v1.PeerService.PeerInspect:output_type -> waypost.v1.PeerInspectResponse
+	52, // 88: waypost.v1.PeerService.FetchPlacement:output_type -> waypost.v1.FetchPlacementResponse
+	54, // 89: waypost.v1.PeerService.RelayOutcome:output_type -> waypost.v1.RelayOutcomeResponse
+	56, // 90: waypost.v1.PeerService.RelayReservation:output_type -> waypost.v1.RelayReservationResponse
+	42, // 91: waypost.v1.PeerService.AskRecords:output_type -> waypost.v1.AskRecordsResponse
+	58, // 92: waypost.v1.PeerService.PeerMembers:output_type -> waypost.v1.PeerMembersResponse
+	60, // 93: waypost.v1.PeerService.CopyPrefixes:output_type -> waypost.v1.CopyPrefixesResponse
+	62, // 94: waypost.v1.PeerService.RelayLearn:output_type -> waypost.v1.RelayLearnResponse
+	64, // 95: waypost.v1.PeerService.CopyMemo:output_type -> waypost.v1.CopyMemoResponse
+	82, // [82:96] is the sub-list for method output_type
+	68, // [68:82] is the sub-list for method input_type
+	68, // [68:68] is the sub-list for extension type_name
+	68, // [68:68] is the sub-list for extension extendee
+	0,  // [0:68] is the sub-list for field type_name
 }
 
 func init() { file_waypost_v1_lane_proto_init() }
@@ -6189,11 +6271,11 @@ func file_waypost_v1_lane_proto_init() {
 		(*ConnectResponse_AckGpu)(nil),
 		(*ConnectResponse_Boundary)(nil),
 	}
-	file_waypost_v1_lane_proto_msgTypes[54].OneofWrappers = []any{
+	file_waypost_v1_lane_proto_msgTypes[55].OneofWrappers = []any{
 		(*RelayReservationRequest_Renew)(nil),
 		(*RelayReservationRequest_Release)(nil),
 	}
-	file_waypost_v1_lane_proto_msgTypes[55].OneofWrappers = []any{
+	file_waypost_v1_lane_proto_msgTypes[56].OneofWrappers = []any{
 		(*RelayReservationResponse_Renew)(nil),
 		(*RelayReservationResponse_Release)(nil),
 	}
@@ -6203,7 +6285,7 @@ func file_waypost_v1_lane_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_waypost_v1_lane_proto_rawDesc), len(file_waypost_v1_lane_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   65,
+			NumMessages:   66,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

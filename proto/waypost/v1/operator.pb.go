@@ -4783,7 +4783,8 @@ func (x *Cordon) GetDrain() bool {
 // CordonTargetRequest sets a cordon.
 type CordonTargetRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// host, host/engine, host/engine/rank or a GPU UUID.
+	// host, host/engine, host/engine/rank or a GPU UUID. Empty, and to an agent
+	// on its local socket only: its own host, without a leader.
 	Selector *string `protobuf:"bytes,1,opt,name=selector" json:"selector,omitempty"`
 	// Why; required.
 	Reason *string `protobuf:"bytes,2,opt,name=reason" json:"reason,omitempty"`
@@ -4939,7 +4940,8 @@ func (x *CordonTargetResponse) GetPendingOn() []string {
 // UncordonTargetRequest takes a cordon back.
 type UncordonTargetRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The selector of the cordon.
+	// The selector of the cordon. Empty, and to an agent on its local socket only:
+	// its own wish, as long as no leader has made a drain of it.
 	Selector *string `protobuf:"bytes,1,opt,name=selector" json:"selector,omitempty"`
 	// Why.
 	Reason *string `protobuf:"bytes,2,opt,name=reason" json:"reason,omitempty"`

@@ -188,11 +188,14 @@ func (r *rig) serve(phase string, c *engines.Chat, q *engines.Request) engines.R
 // this gives up soon.
 func (r *rig) settle(tokens []uint32) {
 	want := (len(tokens) - 1) / 16 * 16
-	for range 100 {
+	for range 400 {
 		if r.Expects(r.t.Context(), tokens, "") >= want {
 			return
 		}
 		time.Sleep(10 * time.Millisecond)
+	}
+	if os.Getenv("WAYPOST_TEST_VERBOSE") != "" {
+		r.t.Logf("%sr-%d: what it left is not expected", r.name, r.n)
 	}
 }
 
