@@ -32,11 +32,12 @@ const (
 )
 
 // A segment is resized when more than maxLoad of its slots are in use, to
-// growLoad, or fewer than minLoad. Growing in small steps keeps it full.
+// growLoad, or fewer than minLoad. Fuller ones would take less memory, but each
+// change moves a slot or two in these and five in segments that are full to 0.88.
 const (
-	maxLoad  = 0.88
-	growLoad = 0.86
-	minLoad  = 0.72
+	maxLoad  = 0.75
+	growLoad = 0.70
+	minLoad  = 0.55
 	minSlots = 4
 )
 
