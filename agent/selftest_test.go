@@ -188,7 +188,6 @@ func TestSelfTestDoesNotDisturbTheQueue(t *testing.T) {
 	type seen struct {
 		queueMs, foreign float64
 		output, finish   float64
-		samples          int
 	}
 	watch := func(with bool) (out seen) {
 		synctest.Test(t, func(t *testing.T) {
