@@ -7,6 +7,7 @@ import (
 	"hash/fnv"
 	"log/slog"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -33,6 +34,7 @@ type testedEngine struct {
 	requests int
 	cached   [][]uint32
 	// prompts and finished are the engine's counters.
+	mu                sync.Mutex
 	prompts, finished float64
 }
 
@@ -54,7 +56,9 @@ func (e *testedEngine) Complete(_ context.Context, prompt string) (engine.Usage,
 		}
 	}
 	e.cached = append(e.cached, ids)
+	e.mu.Lock()
 	e.prompts, e.finished = e.prompts+float64(len(ids)), e.finished+1
+	e.mu.Unlock()
 	if e.untold {
 		u.CachedTokens = -1
 	}
@@ -81,7 +85,9 @@ func bytesOf(ids []uint32) []byte {
 // load is a reading of the engine's counters with so many requests running.
 func (e *testedEngine) load(running int) engine.Load {
 	waiting := 0
+	e.mu.Lock()
 	prompts, finished := e.prompts, e.finished
+	e.mu.Unlock()
 	return engine.Load{At: time.Now(), Running: &running, Waiting: &waiting, PromptTokens: &prompts, FirstTokens: &finished, Finished: &finished}
 }
 
