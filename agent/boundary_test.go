@@ -43,6 +43,8 @@ type textEngine struct {
 	noTools, noSystem bool
 
 	asked atomic.Int64
+	// revised moves the ids as revision does, while the engine is asked.
+	revised atomic.Int64
 }
 
 type chat struct {
@@ -53,7 +55,7 @@ type chat struct {
 func (e *textEngine) tokens(text string, special bool) (ids []uint32) {
 	id := func(s string) uint32 {
 		h := fnv.New32a()
-		_, _ = fmt.Fprintf(h, "%d %s", e.revision, s)
+		_, _ = fmt.Fprintf(h, "%d %s", int64(e.revision)+e.revised.Load(), s)
 		return h.Sum32()
 	}
 	if special && e.bos {
@@ -397,9 +399,9 @@ func TestProberAsksAtMostOnceASecond(t *testing.T) {
 		if n := e.asked.Load() - quiet; n < 3 || n > 30 {
 			t.Errorf("%d questions in 10 quiet minutes", n)
 		}
-		mark.Store(2)
-		e.revision = 7
 		before := p.vector()
+		e.revised.Store(7)
+		mark.Store(2)
 		time.Sleep(15 * time.Second)
 		if r, d := boundary.Compare(before, p.vector()); r != boundary.Differ || d.Part != boundary.PartRaw {
 			t.Errorf("the next life: %v %v", r, d)

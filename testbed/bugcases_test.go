@@ -10,9 +10,9 @@ import (
 
 // faults are the faults of comparable systems about load, hot spots, workers,
 // GPUs, topology, tenants, events, the truth of a view, the identity of blocks and
-// discovery, by
-// the names that they are listed under, and the tests that show what is done
-// about each. IDN-02 (a block size that is configured and not used) cannot be:
+// tokens and discovery, by the names that they are listed under, and the tests
+// that show what is done about each. IDN-02 (a block size that is configured and
+// not used) cannot be:
 // only the engine tells it.
 var faults = []struct {
 	name string
@@ -66,7 +66,7 @@ var faults = []struct {
 	{"TEN-02", [][2]string{{"testbed/cluster", "TestSaltsAndAdaptersAreDomainsOfTheirOwn"}, {"coordinator/registry", "TestSaltsBelongToTheirTenant"}}},
 	{"TEN-03", [][2]string{{"agent/engine/kvevents", "TestExtraKeys"}}},
 	{"TEN-04", [][2]string{{"coordinator/placement", "TestTranscripts"}}},
-	{"TEN-06", [][2]string{{"agent/engine/kvevents", "TestExtraKeys"}}},
+	{"TEN-06", [][2]string{{"agent/engine/kvevents", "TestExtraKeys"}, {"gossip/boundary", "TestRule"}}},
 	{"EVT-01", [][2]string{{"agent/engine/kvevents", "TestEVT01RestartBeginsAgain"}, {"agent/engine/vllm", "TestRestartWithEqualHashes"}, {"testbed/cluster", "TestEngineRestart"}}},
 	{"EVT-02", [][2]string{{"agent/engine/kvevents", "TestReplayRequestsAreBounded"}}},
 	{"EVT-03", [][2]string{{"agent/engine/kvevents", "TestEVT03OneLostBatch"}, {"testbed/cluster", "TestLostEvents"}}},
@@ -89,7 +89,7 @@ var faults = []struct {
 	{"IDN-01", [][2]string{{"agent/blocktable", "TestIDN01TokensNotBlocks"}}},
 	{"IDN-03", [][2]string{{"agent/engine/vllm", "TestIDN03SilentRanks"}, {"agent/engine/kvevents", "TestWrongRank"}}},
 	{"IDN-04", [][2]string{{"agent/engine/vllm", "TestTwoRanksAreTwoWorkers"}, {"testbed/cluster", "TestTwoRanksBehindOnePortAreTwoWorkers"}}},
-	{"IDN-05", [][2]string{{"agent/discover", "TestWrongFlagsAreNamedWithTheFix"}, {"agent/engine/vllm", "TestNoEventsIsSaid"}, {"agent/engine/kvevents", "TestWorkWithoutEvents"}}},
+	{"IDN-05", [][2]string{{"agent/discover", "TestWrongFlagsAreNamedWithTheFix"}, {"agent/engine/vllm", "TestNoEventsIsSaid"}, {"agent/engine/kvevents", "TestWorkWithoutEvents"}, {"agent", "TestSelfTest"}, {"testbed/cluster", "TestSelfTestOnConnect"}}},
 	{"IDN-06", [][2]string{{"agent/engine/kvevents", "TestIDN06TakenPort"}}},
 	{"IDN-07", [][2]string{{"agent/blocktable", "TestIDN07BlockSizesOfTiersAreNotAdded"}}},
 	{"DSC-01", [][2]string{{"coordinator/fleet", "TestDSC01MissedDeparture"}, {"coordinator/fleet", "TestWorkersThatAreListedNoMore"}}},
@@ -99,6 +99,10 @@ var faults = []struct {
 	{"DSC-05", [][2]string{{"testbed/cluster", "TestDSC05StoppedAgentComesBackAsItself"}}},
 	{"DSC-08", [][2]string{{"coordinator/registry", "TestDSC08SilenceShorterThanTheRhythm"}}},
 	{"IDN-11", [][2]string{{"agent/engine/kvevents", "TestIDN11OddMessages"}}},
+	{"TOK-01", [][2]string{{"agent", "TestBoundaryDifferencesAreNamed"}, {"coordinator", "TestAnotherBoundaryEarnsNoCredit"}}},
+	{"TOK-02", [][2]string{{"coordinator", "TestPromptAndMessagesAreDifferentRenderings"}, {"coordinator", "TestTextIsUnknownUntilItIsTaught"}}},
+	{"TOK-03", [][2]string{{"agent/blocktable", "TestTOK03PromptsShorterThanABlock"}}},
+	{"TOK-04", [][2]string{{"agent/blocktable", "TestTOK04SmallestCacheableUnit"}}},
 }
 
 // Each fault that is listed has the tests that are named for it.
@@ -137,7 +141,7 @@ func TestEveryListedFaultHasItsTest(t *testing.T) {
 	// A test that bears the name of a fault is listed under it.
 	for dir, names := range tests {
 		for name := range names {
-			m := regexp.MustCompile(`^Test(LOD|HOT|WRK|TOP|TEN|EVT|TRU|IDN|DSC|GPU)(\d\d)`).FindStringSubmatch(name)
+			m := regexp.MustCompile(`^Test(LOD|HOT|WRK|TOP|TEN|EVT|TRU|IDN|TOK|DSC|GPU)(\d\d)`).FindStringSubmatch(name)
 			if m != nil && !listed[strings.Join(m[1:], "-")] {
 				t.Errorf("%s in %s is not listed", name, dir)
 			}
