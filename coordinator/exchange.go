@@ -63,8 +63,10 @@ type link struct {
 
 	mu    sync.Mutex
 	queue []placeOut
-	// memo waits too; allowance is how many bytes of it may, since allowedAt.
+	// memo waits too, memoBytes of it; allowance is how many bytes more may come,
+	// since allowedAt.
 	memo      []*waypostv1.MemoEntry
+	memoBytes float64
 	allowance float64
 	allowedAt time.Time
 	up        bool

@@ -73,6 +73,7 @@ type taughtPrompt struct {
 	given     memo.Prediction
 
 	worker string
+	domain prefix.Domain // of its cache
 
 	mu     sync.Mutex
 	done   string // what its prompt was learnt from; empty: it was not
@@ -103,6 +104,7 @@ type text struct {
 	// session says that the client names a session of its own, asked that the
 	// worker's agent was asked to tell what is stored.
 	session, asked bool
+	domain         prefix.Domain
 }
 
 func newMemos(c *Coordinator) *memos {
@@ -270,7 +272,7 @@ func (m *memos) remember(w *work, placement string, now time.Time) {
 	if t.request == nil {
 		return
 	}
-	tp := &taughtPrompt{placement: placement, at: now, pool: t.pool, name: t.name, request: t.request, given: t.given, worker: t.worker}
+	tp := &taughtPrompt{placement: placement, at: now, pool: t.pool, name: t.name, request: t.request, given: t.given, worker: t.worker, domain: t.domain}
 	if t.learnt {
 		q := t.question()
 		tp.done = q.source()
@@ -364,6 +366,7 @@ func (m *memos) teach(placement string, prompt, output []uint32, message string)
 	if len(prompt) > 0 {
 		if learnt, reason = m.learn(tp, prompt, fromEngine); learnt || tp.upgrade() {
 			tp.pool.taughtBy(true)
+			m.extend(tp, prompt)
 		}
 		m.keep(tp, prompt)
 	}
@@ -386,6 +389,28 @@ func (m *memos) teach(placement string, prompt, output []uint32, message string)
 	m.forgetLocked(tp)
 	m.mu.Unlock()
 	return true, ""
+}
+
+// extend predicts of a placement's worker what it will hold of the prompt, now
+// that its ids are known: a request that follows at once is sent there.
+func (m *memos) extend(tp *taughtPrompt, ids []uint32) {
+	claim, open := m.c.fleet.Open(tp.placement)
+	if !open || claim.Decode != nil {
+		return
+	}
+	w, err := m.c.fleet.Worker(time.Now(), tp.worker)
+	if err != nil {
+		return // it is gone, and so is what it holds
+	}
+	keyer := m.c.keyers.of(tp.domain)
+	var p prompt
+	if err := p.ofTokens("prompt_token_ids", ids, keyer); err != nil {
+		return // it is longer than prompts are
+	}
+	p.probe.ResetTokens(ids, keyer)
+	held := min(claim.ReusedTokens(), len(ids))
+	keys, depths := p.newPart(held, w.Facts.BlockTokens, nil, nil)
+	m.c.fleet.Extend(tp.placement, uint64(p.after(held)), keys, depths)
 }
 
 // keep holds a prompt's ids until its answer comes.

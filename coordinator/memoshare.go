@@ -20,6 +20,8 @@ const (
 	maxSharedBytes    = 16 << 10
 	sharedBytesPerSec = 2 << 20
 	sharedBurst       = 4 << 20
+	// maxMemoWaiting bounds what waits for a peer that reads slowly.
+	maxMemoWaiting = 4 << 20
 	// memoSnapshotBytes bounds what a coordinator that starts is told of a pool.
 	memoSnapshotBytes = 4 << 20
 	memoPart          = 256
@@ -61,11 +63,12 @@ func (l *link) pushMemo(now time.Time, entries []*waypostv1.MemoEntry) {
 	l.allowedAt = now
 	for _, e := range entries {
 		n := float64(memoEntryBytes(e))
-		if n > l.allowance || !l.up {
+		if n > l.allowance || n > maxMemoWaiting-l.memoBytes || !l.up {
 			l.x.c.metrics.memoEntries.WithLabelValues("lost").Inc()
 			continue
 		}
 		l.allowance -= n
+		l.memoBytes += n
 		l.memo = append(l.memo, e)
 	}
 	if len(l.memo) > 0 {
@@ -81,7 +84,7 @@ func (l *link) takeMemo() []*waypostv1.MemoEntry {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	out := l.memo
-	l.memo = nil
+	l.memo, l.memoBytes = nil, 0
 	return out
 }
 
@@ -106,8 +109,12 @@ func (l *link) writeMemo(s placesStream) error {
 // stream.
 func (m *memos) take(entries []*waypostv1.MemoEntry) {
 	for _, e := range entries {
-		p := m.of(e.GetPool())
-		if p == nil || len(e.GetPool()) > maxNameLen || e.GetAnswer() > 255 {
+		// What is refused must not take the place of a pool.
+		var p *poolMemo
+		if len(e.GetPool()) <= maxNameLen && e.GetAnswer() <= 255 {
+			p = m.of(e.GetPool())
+		}
+		if p == nil {
 			m.c.metrics.memoEntries.WithLabelValues("refused").Inc()
 			continue
 		}

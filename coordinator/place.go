@@ -111,11 +111,12 @@ func (p *placements) place(w *work, req *waypostv1.PlaceRequest) (*waypostv1.Pla
 	if err != nil {
 		return nil, pool, err
 	}
-	keyer := c.keyers.of(prefix.Domain{Model: c.modelOf(pool), Adapter: req.GetAdapter(), Salt: req.GetCacheSalt()})
+	domain := prefix.Domain{Model: c.modelOf(pool), Adapter: req.GetAdapter(), Salt: req.GetCacheSalt()}
+	keyer := c.keyers.of(domain)
 	if w.tokens, err = w.prompt.read(req.GetInput(), keyer, c.prefixKey.ID(), w.tokens); err != nil {
 		return nil, pool, err
 	}
-	w.text.request, w.text.learnt = nil, false
+	w.text.request, w.text.learnt, w.text.domain = nil, false, domain
 	if w.prompt.text {
 		if _, err := w.text.readText(req.GetInput()); err != nil {
 			return nil, pool, err

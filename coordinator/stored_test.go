@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"waypost/gossip/lane"
+	"waypost/gossip/ledger"
 	"waypost/gossip/prefix"
 	waypostv1 "waypost/proto/waypost/v1"
 )
@@ -139,4 +140,55 @@ func someIDs(first uint32, n int) []uint32 {
 		ids[i] = first + uint32(i)
 	}
 	return ids
+}
+
+// The ids that come at the first chunk are credited to the worker at once: what
+// follows the same text is expected to find it there, though the worker's events,
+// if it has any, have not told yet. When the request has ended, a worker with
+// events is believed again.
+func TestIDsExtendTheClaim(t *testing.T) {
+	for _, coverage := range []string{"none", "full"} {
+		o := startOne(t)
+		w := newTextWorker(0)
+		w.facts = func(f *waypostv1.WorkerFacts) { f.Coverage = &coverage }
+		w.state = func(_ int, l *ledger.Load) { l.Coverage = coverage }
+		w.connect(t, o)
+		eventually(t, "a worker is ready", func() bool {
+			ws, err := waypostv1.NewOperatorServiceClient(o.conn).ListWorkers(t.Context(), &waypostv1.ListWorkersRequest{})
+			return err == nil && len(ws.GetWorkers()) == 1 && ws.GetWorkers()[0].GetState() == "ready" && o.Joined()
+		})
+		body := chatOf(message{"system", prose(41, 1500)}, message{"user", "hello"})
+		ids := rendered([]byte(body))
+		req := noBudget(bodyInput(body))
+		req.CacheSalt = new("s")
+		p := o.place(t, req)
+		heldBy := func(salt string) int {
+			resp, err := waypostv1.NewPlacementServiceClient(o.conn).Place(t.Context(), &waypostv1.PlaceRequest{
+				Input: &waypostv1.Input{TokenIds: append(ids[:len(ids):len(ids)], 1)}, CacheSalt: &salt, Explain: new("terms"), Reserve: new(false),
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return int(resp.GetPlacement().GetTerms()[0].GetReuseTokens())
+		}
+		if n := heldBy("s"); n != 0 {
+			t.Errorf("%s: %d tokens are predicted of a text that nobody knows", coverage, n)
+		}
+		if r := o.learn(t, p.GetPlacementId(), ids, nil, ""); !r.GetLearnt() {
+			t.Fatal(r.GetReason())
+		}
+		if n := heldBy("s"); n != len(ids)/16*16 {
+			t.Errorf("%s: %d tokens are predicted, want %d", coverage, n, len(ids)/16*16)
+		}
+		if n := heldBy(""); n != 0 {
+			t.Errorf("%s: %d tokens are predicted of another salt", coverage, n)
+		}
+		report := &waypostv1.ReportOutcomeRequest{PlacementId: p.PlacementId, Result: new("done")}
+		if _, err := waypostv1.NewPlacementServiceClient(o.conn).ReportOutcome(t.Context(), report); err != nil {
+			t.Fatal(err)
+		}
+		if n := heldBy("s"); (n > 0) != (coverage == "none") {
+			t.Errorf("%s: %d tokens are predicted when the request has ended", coverage, n)
+		}
+	}
 }

@@ -2,6 +2,7 @@ package coordinator
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -215,7 +216,7 @@ func (a *tokenizing) next(now time.Time) (*waitingText, time.Duration) {
 		}
 		next := a.waiting[i]
 		a.bytes -= len(next.ask.text)
-		a.waiting = append(a.waiting[:i], a.waiting[i+1:]...)
+		a.waiting = slices.Delete(a.waiting, i, i+1) // which clears the text behind
 		return &next, 0
 	}
 	return nil, wait

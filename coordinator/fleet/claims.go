@@ -8,6 +8,7 @@ import (
 
 	"waypost/coordinator/placement"
 	"waypost/gossip/ledger"
+	"waypost/gossip/prefix"
 )
 
 // maxExcluded bounds the engine lives that the attempts of one request
@@ -356,6 +357,25 @@ func (f *Fleet) add(workers []*worker, n *NewClaim, excluded []uint64, nowMs flo
 		pool.claimed(&c.Claim)
 	}
 	return c
+}
+
+// Extend predicts more of the worker that prefills an open claim: the keys of the
+// part of its prompt that was not expected to be cached, not all of which were
+// known when it was made. keys and depths are as those of a claim, and replace
+// them. Its size stands, and the worker's agent is not told again. It reports
+// false if no such claim is open, or if the worker's agent follows its cache
+// itself.
+func (f *Fleet) Extend(placementID string, afterKey uint64, keys []prefix.Key, depths []uint32) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	c := f.claims.byPlacement[placementID]
+	if c == nil || c.parts[0].w.facts.followed() || len(keys) > ledger.MaxClaimKeys {
+		return false
+	}
+	p := c.parts[0]
+	p.extended = true
+	f.options.Predicted.AddPredicted(p.w.id, c.Number, afterKey, slices.Clone(keys), slices.Clone(depths))
+	return true
 }
 
 // Ended tells how a placement's claim ended; ok is false if it is open or

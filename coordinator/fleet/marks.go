@@ -122,7 +122,7 @@ func (f *Fleet) end(c *claim, how EndReason, nowMs float64, changes *Changes) {
 	for _, p := range c.parts {
 		w := p.w
 		w.open = slices.DeleteFunc(w.open, func(other *part) bool { return other == p })
-		if len(p.Keys) > 0 {
+		if len(p.Keys) > 0 || p.extended {
 			f.options.Predicted.RemovePredicted(w.id, c.Number)
 		}
 		if p.waits() {

@@ -27,6 +27,7 @@ type part struct {
 	folded    bool    // it is in the base, for the bound
 	echoed    bool    // an agent took it in: it is not offered again
 	offeredMs float64 // when it was last offered
+	extended  bool    // more is predicted of it than its keys
 }
 
 // pending reports whether it counts on top of the report.

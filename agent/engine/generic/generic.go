@@ -172,7 +172,8 @@ func (p *poller) read(ctx context.Context) error {
 		return err
 	}
 	told := scan(p.buf.Bytes())
-	if mark := told.startMark(); mark != p.mark {
+	// A page without the mark says nothing of the process.
+	if mark := told.startMark(); mark != 0 && mark != p.mark {
 		restarted := p.mark != 0
 		p.mark, p.factsAt = mark, time.Time{}
 		if restarted && p.known {

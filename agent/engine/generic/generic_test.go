@@ -171,3 +171,37 @@ func TestEngineWithoutCounters(t *testing.T) {
 		}
 	})
 }
+
+// A page without the time of the process's start says nothing of a restart.
+func TestPageWithoutAStartIsNoRestart(t *testing.T) {
+	const started = "process_start_time_seconds 1.7e9\n"
+	pages := []string{started, "num_requests_running 1\n", started, "process_start_time_seconds 1.8e9\n"}
+	asked := 0
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/v1/models" {
+			fmt.Fprint(w, `{"data":[{"id":"m"}]}`)
+			return
+		}
+		fmt.Fprint(w, pages[asked])
+		asked++
+	}))
+	defer srv.Close()
+	a, err := New(Options{Options: engine.Options{Target: engine.Target{Name: "x", URL: srv.URL}, PageTimeout: patience, Logger: slog.New(slog.DiscardHandler)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.client.Close()
+	s := &sink{}
+	p := &poller{a: a, sink: s}
+	for i, want := range []int{0, 0, 0, 1} {
+		p.poll(t.Context())
+		if len(s.resets) != want {
+			t.Errorf("after page %d: resets %v, want %d", i, s.resets, want)
+		}
+	}
+	for _, f := range s.facts[:len(s.facts)-1] {
+		if f.StartMark != s.facts[0].StartMark {
+			t.Errorf("the mark changed to %x without a restart", f.StartMark)
+		}
+	}
+}
