@@ -322,7 +322,7 @@ func (r *rig) agentDies(chats []*engines.Chat) {
 	if err := r.agent.Kill(); err != nil {
 		r.t.Fatal(err)
 	}
-	r.waitDown()
+	r.waitBlind()
 	r.startAgent()
 	r.some(phaseAgent, chats, 25)
 }
