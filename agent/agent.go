@@ -35,6 +35,8 @@ const (
 	// second costs least, and a view a second old costs nothing measurable.
 	defaultDeltaEvery = time.Second
 	hostEvery         = 10 * time.Second
+	// hostAtMost is how often host and GPU facts are told at most.
+	hostAtMost = 100 * time.Millisecond
 )
 
 // Options wires an Agent.
@@ -169,7 +171,10 @@ func (a *Agent) readKeys() error {
 
 // watch prepares the adapter of one engine.
 func (a *Agent) watch(e EngineConfig) (*watched, error) {
-	target := engine.Target{Name: e.Name, Kind: string(e.Kind), URL: e.URL, Events: e.KVEvents, Replay: e.KVReplay}
+	target := engine.Target{Name: e.Name, Kind: string(e.Kind), URL: e.URL, Events: e.KVEvents, Replay: e.KVReplay, KVBytesPerToken: e.KVBytes}
+	if e.HostCacheMiB.Set {
+		target.HostCacheMiB = &e.HostCacheMiB.Value
+	}
 	if e.APIKeyFile != "" {
 		b, err := os.ReadFile(e.APIKeyFile)
 		if err != nil {
@@ -192,6 +197,14 @@ func (a *Agent) watch(e EngineConfig) (*watched, error) {
 	w.prober = newProber(proberOptions{
 		tokenizer: tokenizer, declared: e.Boundary, hasher: boundary.NewHasher(a.prefixKeys[0]), state: w.state, changed: w.changed, log: a.log.With("engine", e.Name),
 	})
+	completer, able := adapter.(engine.Completer)
+	if e.SelfTest && able && tokenizer != nil {
+		w.selfTester = &selfTester{
+			tokenizer: tokenizer, completer: completer, rank: w.onlyRank, done: a.learnt.selfTestOf, save: a.saveLearnt, changed: w.changed, log: a.log.With("engine", e.Name),
+		}
+	} else if e.SelfTest {
+		a.log.Warn("self-test not run: an engine of this kind tells no token ids", "engine", e.Name, "kind", e.Kind)
+	}
 	return w, nil
 }
 

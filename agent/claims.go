@@ -124,6 +124,9 @@ func (r *rank) takeClaims(f *ledger.ClaimFrame) (due bool, err error) {
 		// Nothing was reported of this worker yet, so nothing can be meant.
 		return false, nil
 	}
+	if len(f.Offers) > 0 {
+		r.endHold()
+	}
 	now := time.Now()
 	in, err := r.estimate.Claims(now, f)
 	if err != nil {
@@ -131,6 +134,7 @@ func (r *rank) takeClaims(f *ledger.ClaimFrame) (due bool, err error) {
 	}
 	if in.Taken > 0 {
 		r.followClaims(now, f)
+		r.wanted.claims(f)
 	}
 	return r.estimate.Due(now) || in.Taken+in.Fenced > 0, nil
 }
@@ -161,7 +165,7 @@ func (r *rank) due() bool {
 // lock is held.
 func (r *rank) evidence(b *engine.Batch) {
 	stores := r.recorder.Take()
-	if b.Replayed || r.estimate == nil {
+	if b.Replayed || r.estimate == nil || r.holding {
 		return
 	}
 	at, tokens := b.Received.Add(-b.Age), 0

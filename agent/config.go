@@ -100,14 +100,16 @@ func (Kind) Allowed() []string { return kinds() }
 
 // EngineConfig is one engine to watch.
 type EngineConfig struct {
-	Name       string `toml:"name" help:"name on this host; empty: <kind>-<port>"`
-	Kind       Kind   `toml:"kind" help:"engine kind"`
-	URL        string `toml:"url" help:"where the agent reaches the engine"`
-	Advertise  string `toml:"advertise_url" help:"where callers reach it; empty: url with this host's address"`
-	KVEvents   string `toml:"kv_events" help:"ZeroMQ endpoint of KV events of rank 0, other ranks count on; tcp://*:port listens; empty: the engine is asked"`
-	KVReplay   string `toml:"kv_replay" help:"ZeroMQ endpoint of their replay; empty: the engine is asked"`
-	APIKeyFile string `toml:"api_key_file" help:"key of an engine that needs one"`
-	Boundary   string `toml:"boundary" help:"for an engine that tells no token ids: a word, equal on engines that make the same tokens of the same text; empty: its model's name"`
+	Name         string             `toml:"name" help:"name on this host; empty: <kind>-<port>"`
+	Kind         Kind               `toml:"kind" help:"engine kind"`
+	URL          string             `toml:"url" help:"where the agent reaches the engine"`
+	Advertise    string             `toml:"advertise_url" help:"where callers reach it; empty: url with this host's address"`
+	KVEvents     string             `toml:"kv_events" help:"ZeroMQ endpoint of KV events of rank 0, other ranks count on; tcp://*:port listens; empty: the engine is asked"`
+	KVReplay     string             `toml:"kv_replay" help:"ZeroMQ endpoint of their replay; empty: the engine is asked"`
+	APIKeyFile   string             `toml:"api_key_file" help:"key of an engine that needs one"`
+	HostCacheMiB daemon.OptionalInt `toml:"host_cache_mib" help:"llama.cpp's --cache-ram, MiB; -1: no limit, 0: off; unset: read from its command line, or learnt"`
+	Boundary     string             `toml:"boundary" help:"for an engine that tells no token ids: a word, equal on engines that make the same tokens of the same text; empty: its model's name"`
+	SelfTest     bool               `toml:"self_test" help:"run one tiny prompt twice when the engine comes up and has no requests, and compare what it reuses with what its events say"`
 	// The rest says how saved KV may travel; what is empty is asked of the
 	// engine.
 	Role          Role            `toml:"role" help:"part of each request that the engine serves, prefill or decode; empty: all of it, or what the engine says"`
@@ -135,10 +137,12 @@ func (Tier) Allowed() []string { return []string{"gpu", "host"} }
 const (
 	maxKVText          = 256
 	maxKVBytesPerToken = 1e9
+	// maxHostCacheMiB is 64 TiB.
+	maxHostCacheMiB = 1 << 26
 )
 
-// validateTransfer names the first key about transfers that cannot be used.
-func (e *EngineConfig) validateTransfer(key func(string) string) error {
+// validateKV names the first key about KV that cannot be used.
+func (e *EngineConfig) validateKV(key func(string) string) error {
 	for _, f := range []struct{ key, value string }{{"kv_connector", e.KVConnector}, {"kv_fingerprint", e.KVFingerprint}} {
 		if len(f.value) > maxKVText || strings.ContainsAny(f.value, "\n\r\t") {
 			return bad(key(f.key), "%.40q must be one line of at most %d bytes", f.value, maxKVText)
@@ -146,6 +150,9 @@ func (e *EngineConfig) validateTransfer(key func(string) string) error {
 	}
 	if !(e.KVBytes >= 0 && e.KVBytes <= maxKVBytesPerToken) {
 		return bad(key("kv_bytes_per_token"), "%v: use 0 to %g bytes; 0 asks the engine", e.KVBytes, float64(maxKVBytesPerToken))
+	}
+	if n := e.HostCacheMiB; n.Set && (n.Value < -1 || n.Value > maxHostCacheMiB) {
+		return bad(key("host_cache_mib"), "%d: use 1 to %d MiB, 0 if it is off or -1 if it has no limit", n.Value, maxHostCacheMiB)
 	}
 	return nil
 }
@@ -269,7 +276,7 @@ func (c *Config) validateEngines() error {
 			return bad(key("name"), "%q is used twice", e.Name)
 		}
 		seen[e.Name] = true
-		if err := e.validateTransfer(key); err != nil {
+		if err := e.validateKV(key); err != nil {
 			return err
 		}
 		if len(e.Boundary) > boundary.MaxTextBytes || strings.ContainsAny(e.Boundary, "\n\r\t") {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"waypost/agent/engine"
 	"waypost/nvml"
 	"waypost/systemd/daemon"
 	"waypost/testbed/emulator"
@@ -162,6 +163,25 @@ func TestDSC02EngineMovesToAnotherPort(t *testing.T) {
 	waitHello(t, a, "vllm-"+portOfAddress(t, e2.Address())+"/0 "+e2.URL())
 	if n := len(a.watching()); n != 1 {
 		t.Errorf("%d engines are watched, want the one that is there", n)
+	}
+}
+
+// Two engines whose processes began alike, as in two containers, are two lives.
+func TestDSC03ProcessMarksOfEqualLives(t *testing.T) {
+	e1, e2, p := startEmulator(t), startEmulator(t), &procTable{}
+	p.set(serving(t, 41, e1), serving(t, 42, e2))
+	a := discovering(t, p, nil)
+	a.started.Store(false)
+	a.discovery.look(time.Now())
+	marks := map[uint64]bool{}
+	for _, w := range a.watching() {
+		w.Facts(engine.Facts{Model: "m", StartMark: 1, BlockTokens: 16})
+	}
+	for _, w := range a.lanes.hello().GetWorkers() {
+		marks[w.GetEngineProcess()] = true
+	}
+	if len(marks) != 2 {
+		t.Errorf("%d lives, want 2", len(marks))
 	}
 }
 

@@ -106,7 +106,8 @@ func TestDoctorBelievesTheStream(t *testing.T) {
 		{"wrong flags", wrong, engine.CoverageNone, "no event publisher answers", "engine-events", doctor.Problem, []string{"dials tcp://127.0.0.1:5557", `"endpoint":"tcp://*:5557"`}, false},
 		{
 			"silent", right, engine.CoverageNone, "no event came while the engine computed prompts: check that prefix caching is on", "engine-events", doctor.Problem,
-			[]string{"no event of the engine's cache arrives", "check that prefix caching is on"}, false,
+			[]string{"no event of the engine's cache arrives", "check that prefix caching is on"},
+			false,
 		},
 		{"replay lost", right, engine.CoveragePartial, "earlier events are gone: raise buffer_steps in --kv-events-config", "engine-replay", doctor.Problem, []string{"raise buffer_steps"}, false},
 		{"catching up", right, engine.CoveragePartial, "reading the engine's history of events", "engine-events", doctor.Unknown, []string{"history"}, true},

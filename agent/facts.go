@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"errors"
+	"path/filepath"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -16,7 +17,10 @@ import (
 // wireFacts prepares the readers of GPUs and host.
 func (a *Agent) wireFacts() error {
 	if a.cfg.GPU.Enabled != "off" {
-		client, err := nvml.New(nvml.Options{Logger: a.log, Registerer: a.opt.Registerer, Executable: a.cfg.GPU.Helper, Poll: time.Duration(a.cfg.GPU.Poll)})
+		client, err := nvml.New(nvml.Options{
+			Logger: a.log, Registerer: a.opt.Registerer, Executable: a.cfg.GPU.Helper, Poll: time.Duration(a.cfg.GPU.Poll),
+			KernelLog: "/dev/kmsg", StateFile: filepath.Join(a.cfg.StateDir, "gpus.json"),
+		})
 		if err != nil {
 			return err
 		}
@@ -77,6 +81,11 @@ func (a *Agent) reportHost() {
 		a.lookAtGPUs()
 		for _, l := range a.dialer.Lanes() {
 			a.sendHostReport(l)
+		}
+		// A flood of GPU errors must not keep the agent busy.
+		select {
+		case <-a.ctx.Done():
+		case <-time.After(hostAtMost):
 		}
 	}
 }

@@ -36,7 +36,9 @@ type learnt struct {
 	// replace replaces a file at once; tests have slow disks.
 	replace func(file string, data []byte) error
 
-	// mu is not held while the disk is waited for: workers that come up ask.
+	// writing is held while the file is written; mu is not: workers that come up
+	// ask.
+	writing sync.Mutex
 	mu      sync.Mutex
 	workers map[string]learntWorker
 	written []byte
@@ -59,6 +61,9 @@ type learntWorker struct {
 	Accuracy accuracy.State `json:"accuracy"`
 	// Transfers are the newest transfers of saved KV to this worker.
 	Transfers transferLog `json:"transfers"`
+	// SelfTest is what the self-test of this engine life found, after
+	// selfTestBegun; empty: there was none.
+	SelfTest []string `json:"selfTest,omitempty"`
 }
 
 func newLearnt(stateDir string) *learnt {
@@ -132,6 +137,18 @@ func (l *learnt) accuracyOf(name string, process uint64) (accuracy.State, bool) 
 	return w.Accuracy, known && w.Process == markHex(process)
 }
 
+// selfTestOf is what the self-test of an engine life found; false: there was
+// none.
+func (l *learnt) selfTestOf(name string, process uint64) (engine.Capability, bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	w, known := l.workers[name]
+	if !known || w.Process != markHex(process) || len(w.SelfTest) == 0 {
+		return 0, false
+	}
+	return engine.CapabilityOf(w.SelfTest) & (selfTestBits | engine.ReportsCachedTokens), true
+}
+
 // transfersTo are the transfers to a worker that were kept.
 func (l *learnt) transfersTo(name string) transferLog {
 	l.mu.Lock()
@@ -139,9 +156,10 @@ func (l *learnt) transfersTo(name string) transferLog {
 	return l.workers[name].Transfers
 }
 
-// write replaces the file at once if something was learnt since. It is called
-// by one goroutine at a time.
+// write replaces the file at once if something was learnt since.
 func (l *learnt) write(now map[string]learntWorker) error {
+	l.writing.Lock()
+	defer l.writing.Unlock()
 	data, err := l.merge(now)
 	if err != nil || data == nil {
 		return err
@@ -212,10 +230,14 @@ func (r *rank) export() (w learntWorker, ok bool) {
 	if r.estimate == nil {
 		return w, false
 	}
-	return learntWorker{
+	w = learntWorker{
 		Process: markHex(r.process), Model: r.facts.Model, EngineVersion: r.facts.Version, State: r.estimate.Export(),
 		Accuracy: r.accuracyNow().Export(r.ms(time.Now())), Transfers: r.transferLog().export(r.ms(time.Now())),
-	}, true
+	}
+	if r.selfTestOf == r.process && r.selfTestOf != 0 {
+		w.SelfTest = append([]string{selfTestBegun}, r.selfTest.Names()...)
+	}
+	return w, true
 }
 
 // local is the name of a worker on its host.

@@ -70,6 +70,8 @@ type rank struct {
 	// claims on it; nil: its events are mirrored.
 	follow   engine.Mirror
 	estimate *queue.Estimator
+	// wanted are the prompts of which coordinators want to hear what is stored.
+	wanted wantedPrompts
 	// noProgressAfter is the fleet's bound for a worker without progress; 0:
 	// the estimate's own.
 	noProgressAfter time.Duration
@@ -86,6 +88,13 @@ type rank struct {
 	// read again because a coordinator was wrong about it.
 	lostAt, resyncedAt time.Time
 	asks               limiter
+	// latest is the newest reading of the counters. While holding is set a
+	// self-test runs, and the estimate is told of neither counters nor events.
+	latest  engine.Load
+	holding bool
+	// selfTest is what the self-test of the engine life selfTestOf found.
+	selfTest   engine.Capability
+	selfTestOf uint64
 }
 
 func newRank(index uint32, kind, engineName, endpoint string, number int, keys []prefix.ClusterKey, maxBlocks int) *rank {
@@ -102,7 +111,10 @@ func (r *rank) setFacts(f engine.Facts) {
 	defer r.mu.Unlock()
 	newModel := !r.known || f.Model != r.facts.Model
 	r.facts, r.known = f, true
-	r.process = processMark(r.endpoint, r.number, f.StartMark, r.process)
+	former := r.process
+	if r.process = processMark(r.endpoint, r.number, f.StartMark, r.process); r.process != former {
+		r.latest, r.holding = engine.Load{}, false
+	}
 	if newModel {
 		r.mirror(r.newTable())
 	}
@@ -148,7 +160,8 @@ func (r *rank) mirror(t *blocktable.Table) {
 func (r *rank) setLoad(l engine.Load) (due bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.estimate == nil {
+	r.latest = l
+	if r.estimate == nil || r.holding {
 		return false
 	}
 	r.estimate.Sample(queue.Sample(l))
@@ -190,6 +203,7 @@ func (r *rank) apply(b engine.Batch) bool {
 	}
 	table.History().SetNow(r.ms(b.Received.Add(-b.Age)))
 	table.ApplyAll(b.Events)
+	r.wanted.stored(table, &b)
 	r.evidence(&b)
 	return !table.OverPool()
 }
@@ -354,5 +368,9 @@ type rankFacts struct {
 func (r *rank) identity() rankFacts {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return rankFacts{r.index, r.engine, r.number, r.facts, r.known, r.process, r.coverage, r.hint, r.stepModel()}
+	facts := r.facts
+	if r.selfTestOf == r.process {
+		facts.Capabilities |= r.selfTest
+	}
+	return rankFacts{r.index, r.engine, r.number, facts, r.known, r.process, r.coverage, r.hint, r.stepModel()}
 }

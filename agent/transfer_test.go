@@ -10,6 +10,7 @@ import (
 
 	"waypost/agent/engine"
 	waypostv1 "waypost/proto/waypost/v1"
+	"waypost/systemd/daemon"
 )
 
 // What the configuration says goes before what the engine says, rank by rank.
@@ -66,6 +67,7 @@ func TestTransferConfigIsChecked(t *testing.T) {
 		"engine[0].kv_connector: ":       {KVConnector: strings.Repeat("x", 257)},
 		"engine[0].kv_fingerprint: ":     {KVFingerprint: "a\nb"},
 		"engine[0].kv_bytes_per_token: ": {KVBytes: -1},
+		"engine[0].host_cache_mib: -2: ": {HostCacheMiB: daemon.OptionalInt{Value: -2, Set: true}},
 	} {
 		e.URL, e.Kind = "http://127.0.0.1:8000", "vllm"
 		c := Config{Engines: []EngineConfig{e}}

@@ -28,6 +28,8 @@ type watched struct {
 	newRank     func(engineName string, number int) *rank
 	// prober measures the hashing boundary.
 	prober *prober
+	// selfTester tests it when it comes up; nil: it is not to be tested.
+	selfTester *selfTester
 	// changed tells that what the hello says has changed; dirty that a load
 	// report is worth sending at once.
 	changed func()
@@ -65,6 +67,9 @@ func (w *watched) start(ctx context.Context, tasks *sync.WaitGroup) {
 		defer probing.Wait()
 		if w.prober != nil {
 			probing.Go(func() { w.prober.run(ctx) })
+		}
+		if w.selfTester != nil {
+			probing.Go(func() { w.selfTester.run(ctx) })
 		}
 		w.run(ctx)
 	})
@@ -177,6 +182,7 @@ func (w *watched) Batch(number int, b engine.Batch) {
 		return
 	}
 	whole := r.apply(b)
+	w.tellStored(r)
 	if !b.Replayed && r.due() {
 		w.dirty()
 	}

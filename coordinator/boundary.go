@@ -253,6 +253,9 @@ func (o *operators) GetBoundary(_ context.Context, req *waypostv1.GetBoundaryReq
 func workerBoundary(w *fleet.WorkerInfo, v *boundary.Verdict) *waypostv1.WorkerBoundary {
 	out := &waypostv1.WorkerBoundary{Worker: &w.Name, State: proto.String(string(boundary.StateUnknown)), Boundary: proto.String(shortHash(w.Facts.Boundary)), Credited: proto.Bool(true)}
 	if vector := vectorOf(&w.Facts); vector != nil {
+		if vector.Declared != "" {
+			out.Boundary = &vector.Declared
+		}
 		for _, set := range vector.Sets {
 			out.Sets = append(out.Sets, uint32(set))
 		}

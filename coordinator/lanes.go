@@ -179,6 +179,8 @@ func (h *lanes) Frame(s *lane.Session, f *waypostv1.ConnectRequest, late time.Du
 		h.c.cases.answered(fr.Evidence)
 	case *waypostv1.ConnectRequest_TokenizeReply:
 		h.c.memos.ask.answered(fr.TokenizeReply)
+	case *waypostv1.ConnectRequest_StoredPrompt:
+		h.c.memos.stored(s.Host(), fr.StoredPrompt)
 	}
 }
 

@@ -72,10 +72,14 @@ type taughtPrompt struct {
 	request   *memo.Request
 	given     memo.Prediction
 
+	worker string
+
 	mu     sync.Mutex
-	done   bool // its prompt was learnt
-	closed bool // nothing more is taught
+	done   string // what its prompt was learnt from; empty: it was not
+	closed bool   // nothing more is taught
 	ids    []uint32
+	// points are what an engine stored of it: chain values.
+	points []prefix.Chain
 }
 
 // text is a prompt given as text, while it is placed.
@@ -96,6 +100,9 @@ type text struct {
 	// chosen.
 	learnt bool
 	worker string
+	// session says that the client names a session of its own, asked that the
+	// worker's agent was asked to tell what is stored.
+	session, asked bool
 }
 
 func newMemos(c *Coordinator) *memos {
@@ -133,7 +140,7 @@ func (t *text) forget() { t.body, t.prompt, t.request, t.pool = "", "", nil, nil
 
 // readText takes the text of an input in; ok is false if it is none.
 func (t *text) readText(in *waypostv1.Input) (ok bool, err error) {
-	t.body, t.prompt, t.ordered, t.chat, t.special = "", "", true, false, true
+	t.body, t.prompt, t.ordered, t.chat, t.special, t.session = "", "", true, false, true, false
 	switch {
 	case in.GetBodyJson() != "":
 		return true, t.readBody(in.GetBodyJson())
@@ -184,11 +191,12 @@ func (t *text) readBody(body string) error {
 		Messages json.RawMessage `json:"messages"`
 		Prompt   json.RawMessage `json:"prompt"`
 		Special  *bool           `json:"add_special_tokens"`
+		Session  json.RawMessage `json:"session_id"`
 	}
 	if err := json.Unmarshal([]byte(body), &top); err != nil {
 		return api.BadField("input.body_json", "not the JSON body of a request")
 	}
-	t.body, t.chat = body, top.Messages != nil
+	t.body, t.chat, t.session = body, top.Messages != nil, top.Session != nil
 	if top.Special != nil {
 		t.special = *top.Special
 	}
@@ -262,7 +270,11 @@ func (m *memos) remember(w *work, placement string, now time.Time) {
 	if t.request == nil {
 		return
 	}
-	tp := &taughtPrompt{placement: placement, at: now, pool: t.pool, name: t.name, request: t.request, given: t.given, done: t.learnt}
+	tp := &taughtPrompt{placement: placement, at: now, pool: t.pool, name: t.name, request: t.request, given: t.given, worker: t.worker}
+	if t.learnt {
+		q := t.question()
+		tp.done = q.source()
+	}
 	tp.given.Chains, tp.given.Points = slices.Clone(t.given.Chains), slices.Clone(t.given.Points)
 	m.mu.Lock()
 	m.taught[placement] = tp
@@ -286,8 +298,8 @@ func (m *memos) forgetLocked(tp *taughtPrompt) {
 		delete(m.taught, tp.placement)
 	}
 	tp.mu.Lock()
-	m.tokens -= len(tp.ids)
-	tp.ids, tp.closed = nil, true
+	m.tokens -= len(tp.ids) + len(tp.points)*idsPerPoint
+	tp.ids, tp.points, tp.closed = nil, nil, true
 	tp.mu.Unlock()
 }
 
@@ -295,6 +307,7 @@ func (m *memos) forgetLocked(tp *taughtPrompt) {
 const (
 	fromEngine   = "engine"
 	fromRender   = "render"
+	fromEvents   = "events"
 	fromTokenize = "tokenize"
 )
 
@@ -304,19 +317,24 @@ func (m *memos) learn(tp *taughtPrompt, ids []uint32, source string) (bool, stri
 	if len(ids) == 0 {
 		return false, "no prompt token ids"
 	}
+	return m.learnFrom(tp, source, len(ids), func(mm *memo.Memo) memo.Learnt { return mm.Learn(tp.request, ids, &tp.given) })
+}
+
+// learnFrom teaches the memo a prompt of so many tokens.
+func (m *memos) learnFrom(tp *taughtPrompt, source string, tokens int, learn func(*memo.Memo) memo.Learnt) (bool, string) {
 	tp.mu.Lock()
-	if tp.done || tp.closed {
+	if tp.done != "" || tp.closed {
 		tp.mu.Unlock()
 		return false, "the prompt was learnt before"
 	}
-	tp.done = true
+	tp.done = source
 	tp.mu.Unlock()
 	p := tp.pool
 	p.mu.Lock()
-	got := p.memo.Learn(tp.request, ids, &tp.given)
+	got := learn(p.memo)
 	p.learnt[source]++
 	if n := tp.request.TextBytes(); n > 0 && !tp.request.Opaque() {
-		p.perByte += lengthRate * (float64(len(ids))/float64(n) - p.perByte)
+		p.perByte += lengthRate * (float64(tokens)/float64(n) - p.perByte)
 	}
 	open, share, _ := p.memo.Breaker()
 	entries, epoch := p.memo.Share(m.key, maxSharedBytes, true), p.memo.Epoch()
@@ -344,7 +362,7 @@ func (m *memos) teach(placement string, prompt, output []uint32, message string)
 	}
 	learnt, reason := false, ""
 	if len(prompt) > 0 {
-		if learnt, reason = m.learn(tp, prompt, fromEngine); learnt {
+		if learnt, reason = m.learn(tp, prompt, fromEngine); learnt || tp.upgrade() {
 			tp.pool.taughtBy(true)
 		}
 		m.keep(tp, prompt)
@@ -385,11 +403,22 @@ func (m *memos) keep(tp *taughtPrompt, ids []uint32) {
 	}
 }
 
-// ended says that nothing more comes for a placement.
-func (m *memos) ended(placement string) {
+// ended says that nothing more comes for a placement, and how long its prompt
+// was; -1: that was not told.
+func (m *memos) ended(placement string, promptTokens int) {
+	m.mu.Lock()
+	tp := m.taught[placement]
+	m.mu.Unlock()
+	if tp == nil {
+		return
+	}
+	m.learnStored(tp, promptTokens)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if tp := m.taught[placement]; tp != nil && tp.ids != nil {
+	tp.mu.Lock()
+	held := tp.ids != nil || tp.points != nil
+	tp.mu.Unlock()
+	if held {
 		m.forgetLocked(tp)
 	}
 }

@@ -87,7 +87,7 @@ func (p *placements) ReportOutcome(ctx context.Context, req *waypostv1.ReportOut
 		// That a text is not remembered any more is no fault of the report.
 		_, _ = c.memos.teach(req.GetPlacementId(), req.GetPromptTokenIds(), req.GetOutputTokenIds(), req.GetMessageJson())
 	}
-	c.memos.ended(req.GetPlacementId())
+	c.memos.ended(req.GetPlacementId(), out.PromptTokens)
 	resp := &waypostv1.ReportOutcomeResponse{Joined: proto.Bool(joined != nil)}
 	if joined != nil {
 		resp.ReuseClass = proto.String(string(joined.Class))

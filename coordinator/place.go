@@ -199,12 +199,13 @@ func (p *placements) decide(w *work, req *waypostv1.PlaceRequest, request *place
 		slot = c.slots.choose(chosen.ID, held, w.prompt.probe.At)
 		pinSlot(answer.GetWorker(), slot)
 	}
+	session := c.sessionFor(w, &chosen, terms, answer)
 	claim, stored, changes, err := c.fleet.Claim(now, fleet.NewClaim{
 		Key: key, Attempt: req.GetAttempt(), Placement: answer.GetPlacementId(), Worker: chosen.ID,
 		Claim: ledger.Claim{
 			EngineProcess: chosen.Process, PromptTokens: request.PromptTokens + request.GeneratedTokens, UncachedTokens: terms.UncachedTokens,
 			OutputTokens: c.expectedOutput(request, sit), Sequences: 1, Keys: slices.Clone(w.keys), KeyDepths: slices.Clone(w.depths), AfterKey: uint64(w.prompt.after(held)),
-			Points: points, Slot: slot,
+			Points: points, Slot: slot, Session: session,
 		},
 		Decode:          decodeClaim(&chosen, terms, request, c.expectedOutput(request, sit)),
 		ExpectedFirstMs: d.FirstTokenMs, Answer: resp,

@@ -69,8 +69,13 @@ func pinSlot(ref *waypostv1.WorkerRef, slot *uint32) {
 	if slot == nil {
 		return
 	}
+	patchBody(ref, "id_slot", structpb.NewNumberValue(float64(*slot)))
+}
+
+// patchBody sets a field of the request at a worker.
+func patchBody(ref *waypostv1.WorkerRef, field string, value *structpb.Value) {
 	if ref.BodyPatch == nil {
 		ref.BodyPatch = &structpb.Struct{Fields: map[string]*structpb.Value{}}
 	}
-	ref.BodyPatch.GetFields()["id_slot"] = structpb.NewNumberValue(float64(*slot))
+	ref.BodyPatch.GetFields()[field] = value
 }

@@ -29,7 +29,8 @@ const (
 	maxTextsWaiting  = 256
 	maxBytesWaiting  = 16 << 20
 	byEngineLearning = .1
-	// teachWait is how long the ids of a pool's engines are waited for.
+	// teachWait is how long better sources are waited for: the ids of a pool's
+	// engines, and events of what is stored.
 	teachWait = 2 * time.Second
 )
 
@@ -135,7 +136,7 @@ func (a *tokenizing) anyWorker(pool string) string {
 }
 
 // later has a text tokenised in the background if much of it is unknown. Where
-// engines' ids are taught, these are waited for first.
+// engines' ids are taught, or events come, these are waited for first.
 func (a *tokenizing) later(tp *taughtPrompt, t *text, now time.Time) {
 	if t.learnt || !t.ordered || tp.request.Opaque() || tp.given.BehindTokens <= tokenizeAbove {
 		return
@@ -143,7 +144,7 @@ func (a *tokenizing) later(tp *taughtPrompt, t *text, now time.Time) {
 	tp.pool.mu.Lock()
 	taught := tp.pool.byEngine >= byEngineLearning
 	tp.pool.mu.Unlock()
-	if taught {
+	if taught || t.asked {
 		now = now.Add(teachWait)
 	}
 	a.mu.Lock()
@@ -179,10 +180,7 @@ func (a *tokenizing) run() {
 			}
 			continue
 		}
-		next.tp.mu.Lock()
-		done := next.tp.done || next.tp.closed
-		next.tp.mu.Unlock()
-		if done {
+		if a.m.learnStored(next.tp, -1); next.tp.over() {
 			continue
 		}
 		select {

@@ -60,7 +60,8 @@ func (o *operators) GetTopology(_ context.Context, req *waypostv1.GetTopologyReq
 		m := &waypostv1.TopologyHost{Name: &h.Name, Zone: &place.Zone, Rack: &place.Rack, Source: proto.String(string(place.Source))}
 		hl := c.lanes.host(h.Name)
 		hl.mu.Lock()
-		m.Numa = proto.String(numaNote(hl.report))
+		notes := slices.DeleteFunc([]string{waysNote(hl.report), numaNote(hl.report)}, func(s string) bool { return s == "" })
+		m.Numa = proto.String(strings.Join(notes, "; "))
 		hl.mu.Unlock()
 		for _, w := range workers {
 			if hostOf(w.Name) == h.Name && w.Transfer != nil && w.Transfer.Connector != "" {
@@ -255,6 +256,45 @@ func selected(workers []*placement.Worker, name string) (out []*placement.Worker
 	}
 	return out
 }
+
+// waysNote says how the GPUs of a host reach each other, as far as is known. What
+// is unknown is left out: it is no sign of a fast link.
+func waysNote(r *waypostv1.HostReport) string {
+	var order []string
+	pairs, all := map[string][]string{}, 0
+	for _, g := range r.GetGpus() {
+		for _, way := range g.GetWays() {
+			if way.GetTo() <= g.GetIndex() {
+				continue
+			}
+			all++
+			if way.GetWay() == "unknown" {
+				continue
+			}
+			if pairs[way.GetWay()] == nil {
+				order = append(order, way.GetWay())
+			}
+			pairs[way.GetWay()] = append(pairs[way.GetWay()], fmt.Sprintf("%d-%d", g.GetIndex(), way.GetTo()))
+		}
+	}
+	var parts []string
+	for _, way := range order {
+		between := strings.Join(pairs[way], " ")
+		if len(pairs[way]) == all {
+			between = "all"
+		} else if n := len(pairs[way]); n > maxNotedPairs {
+			between = fmt.Sprintf("%d of %d pairs", n, all)
+		}
+		parts = append(parts, way+" between "+between)
+	}
+	if len(parts) == 0 {
+		return ""
+	}
+	return "GPUs: " + strings.Join(parts, ", ")
+}
+
+// maxNotedPairs is how many pairs of GPUs a note names one by one.
+const maxNotedPairs = 8
 
 // numaNote says where GPUs and network cards hang within a host. No price rests
 // on it: what pairs of workers reach is measured, and a node that is not known

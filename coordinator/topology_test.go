@@ -90,3 +90,40 @@ func TestTOP04NUMANote(t *testing.T) {
 		t.Errorf("of a host that reported nothing: %q", got)
 	}
 }
+
+// How GPUs reach each other is told as far as it is known; unknown is left out.
+func TestWaysNote(t *testing.T) {
+	report := func(n uint32, way func(a, b uint32) string) *waypostv1.HostReport {
+		r := &waypostv1.HostReport{}
+		for a := range n {
+			g := &waypostv1.Gpu{Index: &a}
+			for b := range n {
+				if a != b {
+					g.Ways = append(g.Ways, &waypostv1.GpuWay{To: &b, Way: proto.String(way(a, b))})
+				}
+			}
+			r.Gpus = append(r.Gpus, g)
+		}
+		return r
+	}
+	pairs := func(a, b uint32) string {
+		if a/2 == b/2 {
+			return "nvlink"
+		}
+		return "pcie (system)"
+	}
+	for want, r := range map[string]*waypostv1.HostReport{
+		"":                         report(1, pairs),
+		"GPUs: nvlink between all": report(8, func(uint32, uint32) string { return "nvlink" }),
+		"GPUs: nvlink between 0-1 2-3, pcie (system) between 0-2 0-3 1-2 1-3":        report(4, pairs),
+		"GPUs: nvlink between 0-1 2-3 4-5 6-7, pcie (system) between 24 of 28 pairs": report(8, pairs),
+		"GPUs: nvlink between 0-1": report(3, func(a, b uint32) string { return map[bool]string{true: "nvlink", false: "unknown"}[a+b == 1] }),
+	} {
+		if got := waysNote(r); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+	if got := waysNote(report(2, func(uint32, uint32) string { return "unknown" })) + waysNote(nil); got != "" {
+		t.Errorf("where nothing is known: %q", got)
+	}
+}

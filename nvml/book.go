@@ -16,6 +16,14 @@ type book struct {
 	at       time.Time        // when snapshot arrived
 	devices  map[string]*seen // by UUID, at most maxGPUs
 	early    []XidEvent       // events before any GPU was known, at most maxXidNumbers
+	earlyLog []earlyLogXid    // of the kernel's log, of devices not known yet, at most maxXidNumbers
+	restored map[string][]xidRecord
+	changed  bool // what is kept over a restart differs from when it was taken
+}
+
+type earlyLogXid struct {
+	logXid
+	at time.Time
 }
 
 // seen is one GPU over time.
@@ -33,7 +41,13 @@ type xidRecord struct {
 	count uint64
 	at    time.Time
 	acked bool
+	// logAt is the time of an event that the kernel's log told and the library
+	// has not yet; zero: there is none.
+	logAt time.Time
 }
+
+// sameXid is how far apart library and kernel's log may tell of one error.
+const sameXid = 5 * time.Second
 
 // readings are what a working GPU never repeats for long: above all the power
 // draw, which is given in thousandths of a watt.
@@ -80,6 +94,11 @@ func (b *book) takeSnapshot(s *Snapshot, now time.Time) {
 	if len(b.devices) > 0 {
 		b.early = nil
 	}
+	early := b.earlyLog
+	b.earlyLog = nil
+	for _, e := range early {
+		b.takeLogXid(e.logXid, e.at)
+	}
 }
 
 // nameByIndex gives a GPU that the driver cannot name any more the UUID of the
@@ -106,7 +125,8 @@ func (b *book) takeGPU(g *GPU, now time.Time) {
 		if len(b.devices) >= maxGPUs {
 			return
 		}
-		d = &seen{movedAt: now}
+		d = &seen{movedAt: now, xids: b.restored[g.UUID]}
+		delete(b.restored, g.UUID)
 		b.devices[g.UUID] = d
 	}
 	old := d.gpu
@@ -153,6 +173,7 @@ func (g *GPU) fixedOnly(why string) GPU {
 // put down to all of them, because any may be the broken one. Events are kept per
 // number, so that a flood of one cannot push out another.
 func (b *book) takeXid(e XidEvent, now time.Time) {
+	b.changed = true
 	if d := b.devices[e.UUID]; d != nil {
 		d.takeXid(e.Xid, now)
 		return
@@ -168,6 +189,10 @@ func (b *book) takeXid(e XidEvent, now time.Time) {
 func (d *seen) takeXid(xid uint32, now time.Time) {
 	record := xidRecord{xid: xid}
 	if i := slices.IndexFunc(d.xids, func(r xidRecord) bool { return r.xid == xid }); i >= 0 {
+		if log := d.xids[i].logAt; !log.IsZero() && now.Sub(log).Abs() <= sameXid {
+			d.xids[i].logAt = time.Time{}
+			return // the kernel's log told it before
+		}
 		record.count = d.xids[i].count
 		d.xids = slices.Delete(d.xids, i, i+1)
 	} else if len(d.xids) >= maxXidNumbers {
@@ -176,6 +201,34 @@ func (d *seen) takeXid(xid uint32, now time.Time) {
 	record.count++
 	record.at = now
 	d.xids = append(d.xids, record)
+}
+
+// takeLogXid takes in an error that the kernel logged at some time; false: it is
+// known. The log is read from its beginning at each start, so what is not newer
+// than what is known of a number is the same: two errors of one number within
+// sameXid count once.
+func (b *book) takeLogXid(x logXid, at time.Time) (isNew bool) {
+	for _, d := range b.devices {
+		if !samePCI(d.gpu.PCIBusID, x.pciBusID) {
+			continue
+		}
+		i := slices.IndexFunc(d.xids, func(r xidRecord) bool { return r.xid == x.xid })
+		if i >= 0 && at.Sub(d.xids[i].at) <= sameXid {
+			return false
+		}
+		if i >= 0 {
+			d.xids[i].logAt = time.Time{}
+		}
+		d.takeXid(x.xid, at)
+		d.xids[len(d.xids)-1].logAt = at
+		slices.SortStableFunc(d.xids, func(a, b xidRecord) int { return a.at.Compare(b.at) })
+		b.changed = true
+		return true
+	}
+	if len(b.earlyLog) < maxXidNumbers {
+		b.earlyLog = append(b.earlyLog, earlyLogXid{x, at})
+	}
+	return false
 }
 
 // acknowledge marks the events of a GPU so far as dealt with; false: no such GPU.
@@ -187,6 +240,7 @@ func (b *book) acknowledge(uuid string) bool {
 	for i := range d.xids {
 		d.xids[i].acked = true
 	}
+	b.changed = true
 	return true
 }
 

@@ -53,6 +53,12 @@ type Options struct {
 	// BlockedAfterPolls is how many polls may pass within one driver call, or
 	// without a word from the child; 0: 5.
 	BlockedAfterPolls int
+	// KernelLog is the kernel's log to read Xid errors from as well, /dev/kmsg for
+	// example; empty: none.
+	KernelLog string
+	// StateFile keeps the errors of this boot and what was acknowledged over a
+	// restart of the program; empty: they are not kept.
+	StateFile string
 	// FrozenAfter is how long all readings of a GPU may stand still; 0: 1 min.
 	FrozenAfter time.Duration
 }
@@ -64,8 +70,14 @@ type Client struct {
 	start   func() (process, error) // nil: this binary has no child to start
 	changed chan struct{}
 	metrics *metrics
+	// uptime and boot tell how long the system is up, 0: unknown, and which life
+	// of it this is.
+	uptime func() time.Duration
+	boot   func() string
+	keep   chan struct{} // there is something to write to the state file
 
 	mu         sync.Mutex // guards what follows
+	kernelLog  string
 	book       book
 	status     Status
 	since      time.Time
@@ -97,6 +109,9 @@ func New(options Options) (*Client, error) {
 		options: options,
 		blocked: time.Duration(options.BlockedAfterPolls) * options.Poll,
 		changed: make(chan struct{}, 1),
+		keep:    make(chan struct{}, 1),
+		uptime:  sinceBoot,
+		boot:    bootID,
 		status:  Status{StateStarting, "NVML is starting"},
 		since:   time.Now(),
 	}
@@ -146,7 +161,11 @@ func (c *Client) View() View {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	now := time.Now()
-	v := View{Status: c.status, Since: now.Sub(c.since), XidState: c.xidState}
+	v := View{Status: c.status, Since: now.Sub(c.since), XidState: c.xidState, KernelLogState: c.kernelLog}
+	if c.kernelLog == "ok" && c.xidState != "" && c.xidState != "ok" {
+		// They arrive, if by another way.
+		v.XidState, v.KernelLogState = "ok", "ok; the driver library tells no errors: "+c.xidState
+	}
 	if c.book.snapshot != nil {
 		v.Age = new(now.Sub(c.book.at))
 		v.Driver = c.book.snapshot.Driver
@@ -168,6 +187,7 @@ func (c *Client) Acknowledge(uuid string) bool {
 	ok := c.book.acknowledge(uuid)
 	c.mu.Unlock()
 	c.signal()
+	c.keepSoon()
 	return ok
 }
 
@@ -177,6 +197,15 @@ func (c *Client) Run(ctx context.Context) error {
 	if c.start == nil {
 		<-ctx.Done()
 		return nil
+	}
+	var beside sync.WaitGroup
+	defer beside.Wait()
+	if c.options.StateFile != "" {
+		c.restore()
+		beside.Go(func() { c.keepState(ctx) })
+	}
+	if c.options.KernelLog != "" {
+		beside.Go(func() { c.followKernelLog(ctx) })
 	}
 	for attempt := 0; ; attempt++ {
 		began := time.Now()
@@ -257,6 +286,12 @@ func (c *Client) setStatus(s Status) {
 }
 
 func (c *Client) signal() {
+	c.mu.Lock()
+	changed := c.book.changed
+	c.mu.Unlock()
+	if changed {
+		c.keepSoon()
+	}
 	select {
 	case c.changed <- struct{}{}:
 	default:
@@ -268,9 +303,14 @@ func (c *Client) take(m *message) {
 	switch {
 	case m.Snapshot != nil:
 		c.mu.Lock()
+		before := c.book.changed
 		c.book.takeSnapshot(m.Snapshot, time.Now())
+		news := c.book.changed && !before // errors told before their GPU was known
 		c.xidState = m.Snapshot.XidState
 		c.mu.Unlock()
+		if news {
+			c.signal()
+		}
 		c.metrics.addCalls(m.Snapshot.Calls)
 		if len(m.Snapshot.GPUs) == 0 {
 			c.setStatus(Status{StateNoGPUs, "no GPUs"})
@@ -281,11 +321,7 @@ func (c *Client) take(m *message) {
 		c.mu.Lock()
 		c.book.takeXid(*m.Xid, time.Now())
 		c.mu.Unlock()
-		class, words := DescribeXid(m.Xid.Xid)
-		c.metrics.xids.WithLabelValues(string(class)).Inc()
-		c.options.Logger.Warn("GPU reported an error",
-			"xid", m.Xid.Xid, "class", string(class), "means", words, "uuid", m.Xid.UUID)
-		c.signal()
+		c.noteXid(m.Xid.Xid, "uuid", m.Xid.UUID)
 	case m.Status != nil:
 		c.setStatus(*m.Status)
 	}

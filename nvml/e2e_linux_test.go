@@ -280,7 +280,7 @@ func TestRealBindingXid(t *testing.T) {
 
 // A library with the functions of an old driver: what it lacks is unknown and
 // says so; nothing that it lacks is called, for that would end the process.
-func TestRealBindingOldDriver(t *testing.T) {
+func TestGPU11OldDriver(t *testing.T) {
 	b := needTools(t)
 	d := startDriver(t, b.child, b.old, twoGPUs, Options{})
 	g := d.until("readings", inState(StateOK)).Devices[0].GPU
@@ -384,7 +384,7 @@ func TestRealBindingInitFails(t *testing.T) {
 }
 
 // On most hosts without a GPU the loader finds no library at all.
-func TestRealBindingNoLibrary(t *testing.T) {
+func TestGPU04WithoutLibrary(t *testing.T) {
 	b := needTools(t)
 	d := startDriver(t, b.child, "", "", Options{})
 	v := d.until("state", func(v View) bool { return v.Status.Code != StateStarting })
@@ -396,7 +396,7 @@ func TestRealBindingNoLibrary(t *testing.T) {
 	}
 }
 
-func TestRealBindingLateAtBoot(t *testing.T) {
+func TestGPU09DriverLateAtBoot(t *testing.T) {
 	b := needTools(t)
 	d := startDriver(t, b.child, b.library, "fail nvmlInit_v2 9\n", Options{})
 	d.until("state", inState(StateDriverNotLoaded))

@@ -1,10 +1,12 @@
 package nvml
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -242,4 +244,72 @@ func TestTopologyFacts(t *testing.T) {
 	if f := down.Devices[0].Fabric; f.State != FabricInProgress || f.ClusterUUID != "" || f.Clique != nil {
 		t.Errorf("fabric in progress %+v", f)
 	}
+}
+
+// The kernel's log tells of an error where the driver library tells none, and
+// says so; a client ends while it waits for the log.
+func TestKernelLogBesideTheLibrary(t *testing.T) {
+	log := filepath.Join(t.TempDir(), "kmsg")
+	if err := syscall.Mkfifo(log, 0o600); err != nil {
+		t.Skip(err)
+	}
+	writer, err := os.OpenFile(log, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer writer.Close()
+	d := play(t, "no-xid-events", Options{KernelLog: log})
+	d.until("errors that arrive by the log alone", func(v View) bool {
+		return summary(&v) == "ok ok ok" && strings.HasPrefix(v.KernelLogState, "ok; ")
+	})
+	uptime := sinceBoot()
+	if uptime <= 0 {
+		t.Skip("no /proc/uptime here")
+	}
+	fmt.Fprintf(writer, "4,1,%d,-;NVRM: Xid (PCI:0000:1c:00): 79, pid=1, GPU has fallen off the bus.\n", uptime.Microseconds())
+	v := d.untilGives("ok ok exclude:xid_79")
+	if !strings.HasPrefix(v.KernelLogState, "ok; ") || v.Devices[1].Xids[0].Age > time.Hour {
+		t.Errorf("log %q, errors %+v", v.KernelLogState, v.Devices[1].Xids)
+	}
+}
+
+// Readings that stand still are unknown and say since when; the GPU is not ok.
+func TestGPU03FrozenReadingsAreNotCurrent(t *testing.T) {
+	v := play(t, "frozen", Options{FrozenAfter: 200 * time.Millisecond}).untilGives("ok price:readings_frozen price:readings_frozen")
+	for i := range v.Devices {
+		d := &v.Devices[i]
+		if d.FrozenFor < 200*time.Millisecond || d.PowerWatts != nil || d.MemoryUsedBytes != nil || d.Missing["values"] != "readings stand still" {
+			t.Errorf("GPU %d: frozen for %v, %+v", i, d.FrozenFor, d.GPU)
+		}
+	}
+}
+
+// A driver that was upgraded under the agent is a state with a name and the fix;
+// engines that still run stay eligible unless policy says else.
+func TestGPU05VersionMismatchIsNamed(t *testing.T) {
+	v := play(t, "version-mismatch", Options{}).untilGives("version_mismatch")
+	if v.Status.Text != "driver/library version mismatch: reload the NVIDIA driver or reboot" {
+		t.Errorf("text %q", v.Status.Text)
+	}
+	d := play(t, "driver-upgraded", Options{})
+	d.untilGives("ok ok ok")
+	d.at(time.Hour)
+	v = d.untilGives("version_mismatch ok+version_mismatch ok+version_mismatch")
+	strict, err := ParsePolicy([]string{"version_mismatch"}, nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := v.Judge(strict, []string{uuid(0)}).String(); got != "exclude:version_mismatch(gpu_0)" {
+		t.Errorf("by a policy that excludes it: %s", got)
+	}
+}
+
+// Corrected errors are a note whatever their number; one that was not corrected
+// and a row that cannot be replaced exclude.
+func TestGPU06CorrectedErrorsAreNotFatal(t *testing.T) {
+	v := play(t, "ecc-corrected", Options{}).untilGives("ok ok+ecc_corrected ok")
+	if n := v.Devices[0].ECCCorrected; n == nil || *n != 10000 {
+		t.Errorf("corrected %v", n)
+	}
+	play(t, "row-remap-failed", Options{}).untilGives("ok exclude:row_remap_failed+ecc_uncorrected ok")
 }

@@ -245,8 +245,8 @@ type View struct {
 	Age *time.Duration
 	// Driver is the driver as last seen.
 	Driver Driver
-	// XidState is "ok" when Xid events arrive from the driver library, or why
-	// they do not.
+	// XidState is "ok" when Xid errors arrive, from the driver library or the
+	// kernel's log, or why the library tells none.
 	XidState string
 	// KernelLogState is "ok" when Xid errors in the kernel's log are read, or why
 	// they are not.

@@ -9,7 +9,8 @@ import (
 )
 
 // faults are the faults of comparable systems about load, hot spots, workers,
-// topology, tenants, events, the truth of a view and the identity of blocks, by
+// GPUs, topology, tenants, events, the truth of a view, the identity of blocks and
+// discovery, by
 // the names that they are listed under, and the tests that show what is done
 // about each. IDN-02 (a block size that is configured and not used) cannot be:
 // only the engine tells it.
@@ -49,6 +50,17 @@ var faults = []struct {
 	{"TOP-02", [][2]string{{"coordinator/placement", "TestPriceTransfer"}}},
 	{"TOP-03", [][2]string{{"coordinator/placement", "TestTOP03SwitchPoint"}}},
 	{"TOP-04", [][2]string{{"agent/host", "TestTOP04UnknownNUMANodes"}, {"coordinator", "TestTOP04NUMANote"}}},
+	{"GPU-01", [][2]string{{"nvml", "TestGPU01UnifiedMemoryIsUnknown"}, {"agent", "TestForeignMemoryAndHeadroom"}}},
+	{"GPU-02", [][2]string{{"agent", "TestGPU02VerdictMetricFades"}, {"nvml", "TestXidsOutliveTheAgentNotTheBoot"}, {"testbed/cluster", "TestGPU02XidsDecideAndAreAcknowledged"}}},
+	{"GPU-03", [][2]string{{"nvml", "TestGPU03FrozenReadingsAreNotCurrent"}, {"nvml", "TestViewStale"}}},
+	{"GPU-04", [][2]string{{"nvml", "TestGPU04WithoutLibrary"}, {"nvml", "TestPlainBuild"}}},
+	{"GPU-05", [][2]string{{"nvml", "TestGPU05VersionMismatchIsNamed"}}},
+	{"GPU-06", [][2]string{{"nvml", "TestGPU06CorrectedErrorsAreNotFatal"}}},
+	{"GPU-07", [][2]string{{"nvml", "TestGPU07VirtualMachine"}}},
+	{"GPU-08", [][2]string{{"nvml", "TestRealBindingHungCall"}, {"nvml", "TestClientUnkillableChild"}, {"testbed/cluster", "TestGPU08HungDriverStopsNothing"}}},
+	{"GPU-09", [][2]string{{"nvml", "TestGPU09DriverLateAtBoot"}}},
+	{"GPU-10", [][2]string{{"nvml", "TestGPU10MIGInstancesAreListed"}}},
+	{"GPU-11", [][2]string{{"nvml", "TestGPU11OldDriver"}}},
 	{"TOP-06", [][2]string{{"coordinator/placement", "TestTOP06SlowPairCostsMore"}}},
 	{"TEN-01", [][2]string{{"testbed/cluster", "TestSaltsAndAdaptersAreDomainsOfTheirOwn"}}},
 	{"TEN-02", [][2]string{{"testbed/cluster", "TestSaltsAndAdaptersAreDomainsOfTheirOwn"}, {"coordinator/registry", "TestSaltsBelongToTheirTenant"}}},
@@ -77,9 +89,15 @@ var faults = []struct {
 	{"IDN-01", [][2]string{{"agent/blocktable", "TestIDN01TokensNotBlocks"}}},
 	{"IDN-03", [][2]string{{"agent/engine/vllm", "TestIDN03SilentRanks"}, {"agent/engine/kvevents", "TestWrongRank"}}},
 	{"IDN-04", [][2]string{{"agent/engine/vllm", "TestTwoRanksAreTwoWorkers"}, {"testbed/cluster", "TestTwoRanksBehindOnePortAreTwoWorkers"}}},
-	{"IDN-05", [][2]string{{"agent/engine/vllm", "TestNoEventsIsSaid"}, {"agent/engine/kvevents", "TestWorkWithoutEvents"}}},
+	{"IDN-05", [][2]string{{"agent/discover", "TestWrongFlagsAreNamedWithTheFix"}, {"agent/engine/vllm", "TestNoEventsIsSaid"}, {"agent/engine/kvevents", "TestWorkWithoutEvents"}}},
 	{"IDN-06", [][2]string{{"agent/engine/kvevents", "TestIDN06TakenPort"}}},
 	{"IDN-07", [][2]string{{"agent/blocktable", "TestIDN07BlockSizesOfTiersAreNotAdded"}}},
+	{"DSC-01", [][2]string{{"coordinator/fleet", "TestDSC01MissedDeparture"}, {"coordinator/fleet", "TestWorkersThatAreListedNoMore"}}},
+	{"DSC-02", [][2]string{{"agent", "TestDSC02EngineMovesToAnotherPort"}}},
+	{"DSC-03", [][2]string{{"agent/discover", "TestDSC03TwoContainersBothProcessOne"}, {"agent", "TestDSC03ProcessMarksOfEqualLives"}}},
+	{"DSC-04", [][2]string{{"testbed/cluster", "TestCoordinatorRestart"}, {"testbed/cluster", "TestProcessesSurviveTheirLeader"}}},
+	{"DSC-05", [][2]string{{"testbed/cluster", "TestDSC05StoppedAgentComesBackAsItself"}}},
+	{"DSC-08", [][2]string{{"coordinator/registry", "TestDSC08SilenceShorterThanTheRhythm"}}},
 	{"IDN-11", [][2]string{{"agent/engine/kvevents", "TestIDN11OddMessages"}}},
 }
 
@@ -119,7 +137,7 @@ func TestEveryListedFaultHasItsTest(t *testing.T) {
 	// A test that bears the name of a fault is listed under it.
 	for dir, names := range tests {
 		for name := range names {
-			m := regexp.MustCompile(`^Test(LOD|HOT|WRK|TOP|TEN|EVT|TRU|IDN)(\d\d)`).FindStringSubmatch(name)
+			m := regexp.MustCompile(`^Test(LOD|HOT|WRK|TOP|TEN|EVT|TRU|IDN|DSC|GPU)(\d\d)`).FindStringSubmatch(name)
 			if m != nil && !listed[strings.Join(m[1:], "-")] {
 				t.Errorf("%s in %s is not listed", name, dir)
 			}

@@ -79,6 +79,9 @@ type Event struct {
 	Adapter string
 	// Salt is the cache salt of a prompt, told with its first block.
 	Salt string
+	// Session is the name that the request which stored gave itself; empty:
+	// none. It is no part of a block's identity: the table leaves it alone.
+	Session string
 	// Marks holds one value per hash, or is empty. A value other than 0 is a
 	// digest of what the block's identity holds besides tokens, adapter and
 	// salt (an image, embeddings, an adapter that the event does not name).

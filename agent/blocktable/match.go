@@ -64,6 +64,17 @@ func (t *Table) PointOf(id uint32) prefix.Chain {
 	return prefix.Point(n.chain, t.gather(id, from))
 }
 
+// PromptTo gives the tokens of the prompt that ends with a block, by the
+// engine's hash of it; nil: it is not attached. They are valid until the next
+// call.
+func (t *Table) PromptTo(hash uint64) []uint32 {
+	id := t.findHash(hash)
+	if id == 0 || t.nodes.at(id).flags&flagAttached == 0 {
+		return nil
+	}
+	return t.gather(id, 0)
+}
+
 // CheckpointsIn appends the checkpoints inside an attached block or at its end.
 func (t *Table) CheckpointsIn(id uint32, dst []summary.Checkpoint) []summary.Checkpoint {
 	n := t.nodes.at(id)

@@ -1,6 +1,9 @@
 package engine
 
-import "strings"
+import (
+	"slices"
+	"strings"
+)
 
 // Capability is a set of things that an engine was seen to do, or that it
 // leaves out. Zero is none known.
@@ -38,12 +41,25 @@ const (
 	// WantsClaimPoints: the engine publishes nothing, and the agent follows its
 	// cache by claims, which carry a point every 16 tokens for it.
 	WantsClaimPoints
+	// SelfTestEvents: a probe prompt's blocks were told. SelfTestKeys: under the
+	// keys that coordinators make of it. SelfTestReuse: run again, the engine
+	// reported as many cached tokens as that predicts. SelfTestFailed: one of
+	// these was tried and is not so.
+	SelfTestEvents
+	SelfTestKeys
+	SelfTestReuse
+	SelfTestFailed
+	// NamesSessions: events of stored blocks name the session that the request
+	// which stored them gave itself.
+	NamesSessions
 )
 
 // capabilityNames are the names that operators and coordinators see, in the
 // order of the bits.
 var capabilityNames = [...]string{
 	"cached-tokens", "cached-tokens-if-any", "kv-events", "kv-replay", "late-stores", "omits-adapters", "omits-salts", "tokenize", "render", "slots", "recomputes-last-block", "claim-points",
+	"self-test-events", "self-test-keys", "self-test-reuse", "self-test-failed",
+	"event-sessions",
 }
 
 // Has says whether all of some capabilities are among c.
@@ -65,6 +81,17 @@ func (c Capability) Names() (names []string) {
 		}
 	}
 	return names
+}
+
+// CapabilityOf is the set of some names; those that are not known count for
+// nothing.
+func CapabilityOf(names []string) (c Capability) {
+	for i, name := range capabilityNames {
+		if slices.Contains(names, name) {
+			c |= 1 << i
+		}
+	}
+	return c
 }
 
 // String names the capabilities.

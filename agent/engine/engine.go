@@ -26,6 +26,11 @@ type Target struct {
 	Replay string
 	// APIKey authorises requests to the engine; empty: none.
 	APIKey string
+	// HostCacheMiB is the engine's cache in host memory, as its own flag has
+	// it: -1: no limit in bytes, 0: none; nil: not known.
+	HostCacheMiB *int
+	// KVBytesPerToken is the KV of one token; 0: not known.
+	KVBytesPerToken float64
 }
 
 // The bounds of what is believed of an engine. Beyond them a number is unknown.
@@ -306,4 +311,19 @@ type Tokenizer interface {
 type RenderCoster interface {
 	// RenderRequests is how many it takes.
 	RenderRequests() int
+}
+
+// Completer is an Adapter of an engine that can be asked for one token.
+type Completer interface {
+	// Complete runs a prompt, special tokens added as the engine does it, for
+	// one token.
+	Complete(ctx context.Context, prompt string) (Usage, error)
+}
+
+// Usage is what an engine says of one request.
+type Usage struct {
+	// PromptTokens is the length of the prompt; 0: not told.
+	PromptTokens int
+	// CachedTokens is how many of them were reused; -1: not told.
+	CachedTokens int
 }

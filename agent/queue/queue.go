@@ -341,6 +341,14 @@ func (e *Estimator) Sample(s Sample) {
 	}
 }
 
+// Rebase takes a reading as the one that the next is compared with. What
+// happened before it teaches nothing.
+func (e *Estimator) Rebase(s Sample) {
+	e.clean(&s)
+	e.last, e.lastMs, e.busySince = s, e.ms(s.At), time.Time{}
+	e.formerMs = e.lastMs
+}
+
 // clean takes values that no engine can mean as unknown.
 func (e *Estimator) clean(s *Sample) {
 	for _, count := range [...]**int{&s.Running, &s.Waiting} {

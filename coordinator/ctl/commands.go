@@ -30,7 +30,7 @@ func Commands(opt Options) []*cobra.Command {
 	cmds := []*cobra.Command{
 		statusCommand(f), workersCommand(f), membersCommand(f), placeCommand(f), outcomeCommand(f), explainCommand(f), whyCommand(f), reuseCommand(f),
 		cordonCommand(f), uncordonCommand(f), drainCommand(f), fleetCommand(f), coordinatorsCommand(f), hostsCommand(f), gpusCommand(f), ackCommand(f), doctorCommand(f),
-		inspectCommand(f), topologyCommand(f), eventsCommand(f),
+		inspectCommand(f), topologyCommand(f), eventsCommand(f), boundaryCommand(f),
 	}
 	for _, c := range cmds {
 		f.register(c)

@@ -117,6 +117,20 @@ func (f fleet) InspectWorker(_ context.Context, r *waypostv1.InspectWorkerReques
 	return m, nil
 }
 
+func (f fleet) GetBoundary(_ context.Context, r *waypostv1.GetBoundaryRequest) (*waypostv1.GetBoundaryResponse, error) {
+	all := load(f, "boundary", &waypostv1.GetBoundaryResponse{})
+	out := &waypostv1.GetBoundaryResponse{}
+	for _, p := range all.GetPools() {
+		if r.Pool == nil || r.GetPool() == p.GetPool() {
+			out.Pools = append(out.Pools, p)
+		}
+	}
+	if r.Pool != nil && len(out.GetPools()) == 0 {
+		return nil, api.NotFound("pool", "no pool of that name; see: waypost status")
+	}
+	return out, nil
+}
+
 func (f fleet) GetTopology(_ context.Context, r *waypostv1.GetTopologyRequest) (*waypostv1.GetTopologyResponse, error) {
 	if r.From == nil {
 		return load(f, "topology", &waypostv1.GetTopologyResponse{}), nil

@@ -89,6 +89,10 @@ type Facts struct {
 // nobody else, and what was placed is not kept.
 const CapabilityClaimPoints = "claim-points"
 
+// CapabilitySessions is that of a worker whose events name the session of the
+// request that stored.
+const CapabilitySessions = "event-sessions"
+
 // followed says that the worker's agent follows its cache by claims.
 func (w *Facts) followed() bool { return slices.Contains(w.Capabilities, CapabilityClaimPoints) }
 

@@ -243,6 +243,35 @@ func TestWorkersThatAreListedNoMore(t *testing.T) {
 	}
 }
 
+// The word that a worker is gone was missed: it gets no placements once it is in
+// no report any more for as long as a host may be silent.
+func TestDSC01MissedDeparture(t *testing.T) {
+	r := newRig(t, 0)
+	r.open(0, hello("gpu-00", 2))
+	r.load(0, "gpu-00", idle(1000), func(p *Report) { p.Workers = append(p.Workers, WorkerLoad{Index: 1, Load: idle(1001)}) })
+	if got := r.state(0, "gpu-00/vllm-8001/0"); got != "ready" {
+		t.Fatalf("state %q while it is reported", got)
+	}
+	for ms := 1000.0; ms <= 40_000; ms += 1000 {
+		r.load(ms, "gpu-00", idle(1000)) // of the first worker alone
+	}
+	policy := placement.DefaultPolicy()
+	for i := range 20 {
+		candidates, sit, err := r.f.Candidates(at(40_000), Query{}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var d placement.Decision
+		req := placement.Request{ID: fmt.Sprint(i), PromptTokens: 100}
+		if err := placement.Decide(&req, candidates, &policy, sit, &d); err != nil {
+			t.Fatal(err)
+		}
+		if got := candidates[d.Chosen].Name; got != worker0 {
+			t.Fatalf("%s is chosen, whose agent says nothing of it", got)
+		}
+	}
+}
+
 func TestAway(t *testing.T) {
 	r := newRig(t, 2)
 	r.loadAll(1000)

@@ -216,6 +216,15 @@ func (f *Fleet) Followed(id WorkerID) bool {
 	return w != nil && w.facts.followed()
 }
 
+// NamesSessions says whether a worker's events name the session of the request
+// that stored.
+func (f *Fleet) NamesSessions(id WorkerID) bool {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	w := f.worker(id)
+	return w != nil && slices.Contains(w.facts.Capabilities, CapabilitySessions)
+}
+
 // Reusable takes back the matches of which a worker's engine reuses nothing:
 // too small a share of the prompt was found, or what was found has just been
 // given to another request that the worker's report does not tell of yet. keyAt

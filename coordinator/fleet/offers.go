@@ -179,7 +179,7 @@ func (f *Fleet) TakeOutgoing(now time.Time) Outgoing {
 	f.outbox = f.outbox[:0]
 	for _, p := range f.claims.places {
 		offer := p.p.offer(nowMs)
-		offer.Points = nil // they are for the worker's agent
+		offer.Points, offer.Session = nil, "" // they are for the worker's agent
 		out.Places = append(out.Places, ledger.Placed{
 			Worker: p.p.w.name, Tenant: p.tenant, RequestID: p.id, Attempt: p.attempt, Placement: p.placement, Offer: offer,
 		})

@@ -37,18 +37,38 @@ func (m *Memo) Learn(r *Request, ids []uint32, given *Prediction) (out Learnt) {
 		return out
 	}
 	m.tape.reset(ids)
+	return m.learn(r, given)
+}
+
+// LearnStored takes the chain values of a request's prompt at each
+// prefix.PointTokens tokens instead, as far as an engine's events show it: its
+// last tokens may be missing, fewer than the engine keeps together. What is
+// known of its continuations is the less.
+func (m *Memo) LearnStored(r *Request, values []prefix.Chain, given *Prediction) Learnt {
+	if len(values) == 0 {
+		return Learnt{}
+	}
+	m.tape.told(values)
+	// What was given beyond the values cannot be judged.
+	if given != nil && given.Tokens > m.tape.tokens {
+		given = nil
+	}
+	return m.learn(r, given)
+}
+
+func (m *Memo) learn(r *Request, given *Prediction) (out Learnt) {
 	clear(m.lcp)
 	if given != nil && given.Tokens > 0 && given.epoch == m.epoch {
 		m.judge(given, &out)
 	}
 	m.stats.Learnt++
-	m.stats.PromptTokens += uint64(len(ids))
+	m.stats.PromptTokens += uint64(m.tape.tokens)
 	if r.epoch != m.epoch {
 		return out
 	}
-	m.raise(r, float64(len(ids)))
+	m.raise(r, float64(m.tape.tokens))
 	out.KnownTokens = m.records.known(&m.tape)
-	rec := m.records.add(&m.tape, len(ids))
+	rec := m.records.add(&m.tape, m.tape.tokens)
 	for j := range r.units {
 		if r.units[j].opaque {
 			break
@@ -119,7 +139,7 @@ func (m *Memo) common(rec int32) int {
 // in common with the prompt.
 func (m *Memo) learnUnit(r *Request, j int, rec int32) (known int) {
 	u := &r.units[j]
-	n := float64(len(m.tape.ids))
+	n := float64(m.tape.tokens)
 	fromEnd := n - endTokens - u.behind*m.scale
 	if r.Opaque() {
 		fromEnd = 0
@@ -135,6 +155,7 @@ func (m *Memo) learnUnit(r *Request, j int, rec int32) (known int) {
 	if open := m.byKey[keyOf(u, false)]; open != 0 {
 		known = m.common(m.nodes[open].record)
 		switch o := &m.nodes[open]; {
+		case m.ends(known, o):
 		case o.answer != same:
 			if next != 0 {
 				m.note(u.classOf(o.answer, u.closed, r.tools), known, int(o.tokens))
@@ -163,6 +184,9 @@ func (m *Memo) learnUnit(r *Request, j int, rec int32) (known int) {
 	nd := &m.nodes[id]
 	common := m.common(nd.record)
 	known = max(known, common)
+	if m.ends(common, nd) {
+		return known
+	}
 	m.note(u.classOf(same, u.closed, r.tools), common, int(nd.tokens))
 	l := float64(common)
 	switch {
@@ -183,6 +207,12 @@ func (m *Memo) learnUnit(r *Request, j int, rec int32) (known int) {
 	}
 	m.move(id, rec)
 	return known
+}
+
+// ends says that a prompt of which the end was not told agrees with a node as
+// far as it goes, which is less than the node knows: it says nothing of it.
+func (m *Memo) ends(common int, n *node) bool {
+	return m.tape.ids == nil && common == m.tape.tokens && common < int(n.tokens)
 }
 
 // place rounds a bound down to what a record holds: a point, or for a unit

@@ -407,7 +407,11 @@ func TestAnyOrder(t *testing.T) {
 					rt.Fatalf("the value at the end, %d tokens, is missing", p.Tokens)
 				}
 			}
-			m.Learn(q, ids, &p)
+			if rapid.Bool().Draw(rt, "by blocks") {
+				m.LearnStored(q, prefix.PointsOf(nil, ids[:len(ids)/64*64]), &p)
+			} else {
+				m.Learn(q, ids, &p)
+			}
 			for _, c := range mine.chains {
 				seen[c] = true
 			}

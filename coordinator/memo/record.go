@@ -39,20 +39,40 @@ type record struct {
 	older, newer int32
 }
 
-// tape computes the chain values of token ids, as they are asked for.
+// tape has the chain values of a prompt: computed of its token ids as they are
+// asked for, or told.
 type tape struct {
+	tokens int
 	ids    []uint32
 	chains []prefix.Chain
 	points [][]prefix.Chain // of chunk i; nil: not computed
 }
 
 func (t *tape) reset(ids []uint32) {
-	t.ids, t.chains = ids, t.chains[:0]
+	t.tokens, t.ids, t.chains = len(ids), ids, t.chains[:0]
 	var c prefix.Chain
 	for i := prefix.ChunkTokens; i <= len(ids); i += prefix.ChunkTokens {
 		c = prefix.Next(c, ids[i-prefix.ChunkTokens:i])
 		t.chains = append(t.chains, c)
 	}
+	t.clear()
+}
+
+// told is a prompt of which the values at each pointTokens tokens are known.
+func (t *tape) told(values []prefix.Chain) {
+	const perChunk = chunkPoints + 1
+	t.tokens, t.ids, t.chains = len(values)*pointTokens, nil, t.chains[:0]
+	for i := perChunk; i <= len(values); i += perChunk {
+		t.chains = append(t.chains, values[i-1])
+	}
+	t.clear()
+	for i := 0; i*perChunk < len(values); i++ {
+		t.points[i] = append(t.points[i], values[i*perChunk:min(i*perChunk+chunkPoints, len(values))]...)
+	}
+}
+
+// clear forgets the points of a former prompt.
+func (t *tape) clear() {
 	n := len(t.chains) + 1
 	for len(t.points) < n {
 		t.points = append(t.points, nil)
@@ -74,7 +94,7 @@ func (t *tape) chain(i int) prefix.Chain {
 // be partial.
 func (t *tape) pointsOf(i int) []prefix.Chain {
 	from := i * prefix.ChunkTokens
-	n := min(chunkPoints, (len(t.ids)-from)/pointTokens)
+	n := min(chunkPoints, (t.tokens-from)/pointTokens)
 	if len(t.points[i]) >= n {
 		return t.points[i][:n]
 	}
@@ -88,12 +108,15 @@ func (t *tape) pointsOf(i int) []prefix.Chain {
 
 // at is the value at a depth that is a multiple of pointTokens.
 func (t *tape) at(depth int) (prefix.Chain, bool) {
-	if depth > len(t.ids) {
+	if depth > t.tokens {
 		return 0, false
 	}
 	i, o := depth/prefix.ChunkTokens, depth%prefix.ChunkTokens
 	if o == 0 {
 		return t.chain(i), true
+	}
+	if t.ids == nil {
+		return t.points[i][o/pointTokens-1], true
 	}
 	return prefix.Point(t.chain(i), t.ids[i*prefix.ChunkTokens:depth]), true
 }

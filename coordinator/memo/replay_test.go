@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"waypost/gossip/prefix"
 )
 
 // request is one request of a replayed workload.
@@ -59,6 +61,8 @@ type replay struct {
 	answers bool
 	above   int
 	delay   int
+	// block > 0: what an engine with blocks of so many tokens stores is learnt.
+	block int
 }
 
 // result is what a replay measured, in tokens.
@@ -138,7 +142,11 @@ func (p *replay) run(t testing.TB, work []request) (out result) {
 		}
 		out.learnt++
 		learn := func() {
-			m.Learn(q, r.ids, given)
+			if p.block > 0 {
+				m.LearnStored(q, prefix.PointsOf(nil, r.ids[:len(r.ids)/p.block*p.block]), given)
+			} else {
+				m.Learn(q, r.ids, given)
+			}
 			if p.answers && r.message != nil {
 				if err := m.Answer(q, r.answerIDs, r.message); err != nil {
 					t.Fatal(err)

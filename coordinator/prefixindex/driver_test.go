@@ -50,6 +50,7 @@ var steps = []struct {
 	{"store", (*driver).store},
 	{"store", (*driver).store},
 	{"evict", (*driver).evict},
+	{"trim", (*driver).trim},
 	{"list twice", (*driver).listTwice},
 	{"extent", (*driver).extent},
 	{"claim", (*driver).claimText},
@@ -106,8 +107,33 @@ func (d *driver) evict(id WorkerID) {
 	if len(all) == 0 {
 		return
 	}
+	s.Begin()
+	d.unlistFrom(s, w, all, all[d.intn(len(all))])
+	s.End()
+}
+
+// trim takes out a listed text with all behind it, and lists a shorter one in its
+// place.
+func (d *driver) trim(id WorkerID) {
+	s, w := d.sink(id), d.m.worker(id)
+	all := sorted(w.listed)
+	if len(all) == 0 {
+		return
+	}
 	from := all[d.intn(len(all))]
 	s.Begin()
+	d.unlistFrom(s, w, all, from)
+	if n := int(from.depth) / step; n > 1 {
+		for _, k := range from.at(step * uint32(1+d.intn(n-1))).known() {
+			if w.listed[k] == 0 {
+				d.list(s, w, k)
+			}
+		}
+	}
+	s.End()
+}
+
+func (d *driver) unlistFrom(s *Sink, w *modelWorker, all []text, from text) {
 	for _, k := range slices.Backward(all) {
 		if from.isPrefixOf(k) {
 			for ; w.listed[k] > 0; w.listed[k]-- {
@@ -117,7 +143,6 @@ func (d *driver) evict(id WorkerID) {
 			delete(w.extents, k)
 		}
 	}
-	s.End()
 }
 
 func (d *driver) unlist(s *Sink, k text) {

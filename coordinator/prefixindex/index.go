@@ -42,8 +42,9 @@ type Index struct {
 	writer  sync.Mutex
 	workers map[WorkerID]*worker
 	sweep   sweep
-	buffers sync.Pool // *[]op
+	buffers sync.Pool // *calls
 	ahead   ahead
+	holding *segment // see hold
 
 	searchers sync.Pool // *Searcher
 }
@@ -77,7 +78,7 @@ func New(o Options) *Index {
 	x.root.resize()
 	x.rootWord = x.held.block(entry{})
 	x.root.put(x.rootWord)
-	x.buffers.New = func() any { return new([]op) }
+	x.buffers.New = func() any { return new(calls) }
 	x.searchers.New = func() any { return x.NewSearcher() }
 	return x
 }

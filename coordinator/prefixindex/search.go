@@ -83,7 +83,9 @@ func (s *Searcher) search(p *prefix.Probe) {
 	s.reset(p)
 	s.ends()
 	s.bisect()
-	s.nest()
+	for s.nest() { // levels that seemed equal are not
+		s.bisect()
+	}
 	s.settle()
 	if s.outOfOrder {
 		slices.SortStableFunc(s.groups, func(a, b Group) int { return int(b.Tokens) - int(a.Tokens) })
@@ -246,12 +248,15 @@ func (s *Searcher) gap(i int) (a, b int, ok bool) {
 }
 
 // nest takes out of each level who is not in the one before, which changes made
-// during the search can cause.
-func (s *Searcher) nest() {
+// during the search can cause, and reports whether there was anybody.
+func (s *Searcher) nest() (any bool) {
 	for i := 1; i < len(s.order); i++ {
 		l := &s.levels[s.order[i]]
-		l.n = l.set.intersect(&s.levels[s.order[i-1]].set)
+		n := l.set.intersect(&s.levels[s.order[i-1]].set)
+		any = any || n != l.n
+		l.n = n
 	}
+	return any
 }
 
 // settle finds the match of every worker, deep ones first. Workers with the
@@ -272,6 +277,7 @@ func (s *Searcher) settle() {
 			s.left.difference(&l.set, &next.set)
 			s.settleGroup(l, l.n-next.n, first || s.Exact)
 			first = false
+			s.checkStill(next)
 		}
 	}
 }
@@ -298,12 +304,23 @@ func (s *Searcher) settleGroup(l *level, n int, all bool) {
 		n -= r.n
 		s.emit(&s.hit, pt, likely, r)
 		if n == 0 {
-			return
+			break
 		}
 	}
-	if l.chunk > 0 {
+	s.checkStill(l)
+	if n > 0 && l.chunk > 0 {
 		depth := uint32(l.chunk * prefix.ChunkTokens)
 		s.emit(&s.left, &point{depth, s.spot(l.chunk)}, max(likely, depth), l.read)
+	}
+}
+
+// checkStill repeats the search if what was read of a level may have changed.
+// Who is found at no point of a chunk, nor at the next checkpoint, is said to hold
+// no more than was true at one moment: else a new end listed after the one was
+// read, and an old one taken out before the other was, would both be missed.
+func (s *Searcher) checkStill(l *level) {
+	if !s.segmentAfter(l).stable(l.seq) {
+		s.again = true
 	}
 }
 
@@ -334,10 +351,7 @@ func (s *Searcher) readItems(l *level, all bool) {
 		s.readInfo(l.info, all)
 		return
 	}
-	seg := &s.x.root
-	if l.chunk > 0 {
-		seg = &s.x.held.dir[s.spot(l.chunk).segment]
-	}
+	seg := s.segmentAfter(l)
 	for tries := 0; ; tries++ {
 		seq, v, ok := seg.steady()
 		if !ok {
@@ -350,9 +364,20 @@ func (s *Searcher) readItems(l *level, all bool) {
 		}
 		s.readInfo(s.x.full.entryOf(word).info, all)
 		if seg.stable(seq) {
+			if l.chunk == 0 {
+				l.seq = seq
+			}
 			return
 		}
 	}
+}
+
+// segmentAfter is where the known points after a level are listed.
+func (s *Searcher) segmentAfter(l *level) *segment {
+	if l.chunk == 0 {
+		return &s.x.root
+	}
+	return &s.x.held.dir[s.spot(l.chunk).segment]
 }
 
 func (s *Searcher) readInfo(info uint32, all bool) {

@@ -21,7 +21,8 @@ type segment struct {
 	seq    atomic.Uint32
 	slots  atomic.Uint32
 	first  atomic.Pointer[uint64] // of slots*stride words; nil: no slots
-	stride uint32
+	stride uint16
+	held   bool   // the writer's: a change goes on until letGo
 	used   uint32 // the writer's
 }
 
@@ -77,8 +78,24 @@ func pause(tries int) {
 }
 
 // begin and end enclose each change of the words, or of what they lead to.
-func (s *segment) begin() { s.seq.Store(s.seq.Load() + 1) }
-func (s *segment) end()   { s.seq.Store(s.seq.Load() + 1) }
+func (s *segment) begin() {
+	if !s.held {
+		s.seq.Store(s.seq.Load() + 1)
+	}
+}
+
+func (s *segment) end() { s.begin() }
+
+// hold and letGo make one of all changes between.
+func (s *segment) hold() {
+	s.begin()
+	s.held = true
+}
+
+func (s *segment) letGo() {
+	s.held = false
+	s.end()
+}
 
 // home is the index of the slot at which the search for a first word starts.
 func (v *view) home(word uint64) int {
@@ -191,7 +208,7 @@ func (s *segment) isSparse() bool {
 	if slots <= 4*minSlots || float32(s.used) >= minLoad*float32(slots) {
 		return false
 	}
-	words := int(slots * s.stride)
+	words := int(slots) * int(s.stride)
 	return words <= largeWords || s.fitting()*int(s.stride) <= words-largeStep
 }
 

@@ -16,9 +16,9 @@ func (x *Index) WorkerSink(id WorkerID) *Sink {
 
 // Sink takes in one worker's stream; it is a summary.IndexSink.
 type Sink struct {
-	x   *Index
-	w   *worker
-	ops *[]op // between Begin and End
+	x     *Index
+	w     *worker
+	frame *calls // between Begin and End
 }
 
 var _ summary.IndexSink = (*Sink)(nil)
@@ -44,17 +44,17 @@ const batchOps = 256
 
 // Begin implements summary.IndexSink.
 func (s *Sink) Begin() {
-	if s.ops == nil {
-		s.ops = s.x.buffers.Get().(*[]op)
+	if s.frame == nil {
+		s.frame = s.x.buffers.Get().(*calls)
 	}
 }
 
 // End implements summary.IndexSink.
 func (s *Sink) End() {
-	if s.ops == nil {
+	if s.frame == nil {
 		return
 	}
-	for ops := *s.ops; len(ops) > 0; {
+	for ops := s.frame.arrange(); len(ops) > 0; {
 		n := min(batchOps, len(ops))
 		for n < len(ops) && ops[n].kind == opExtent { // belongs to the call before it
 			n++
@@ -62,11 +62,11 @@ func (s *Sink) End() {
 		s.x.apply(s.w, ops[:n])
 		ops = ops[n:]
 	}
-	if cap(*s.ops) <= 64*batchOps { // a large snapshot's are not kept
-		*s.ops = (*s.ops)[:0]
-		s.x.buffers.Put(s.ops)
+	if cap(s.frame.ops) <= 64*batchOps { // a large snapshot's are not kept
+		s.frame.ops = s.frame.ops[:0]
+		s.x.buffers.Put(s.frame)
 	}
-	s.ops = nil
+	s.frame = nil
 }
 
 // AddCheckpoint implements summary.IndexSink.
@@ -102,11 +102,11 @@ func (s *Sink) SetExtent(key, checkpoint summary.IndexKey, depthTokens uint32, e
 func (s *Sink) Reset() { s.do(op{kind: opReset}) }
 
 func (s *Sink) do(o op) {
-	if s.ops == nil {
+	if s.frame == nil {
 		s.x.apply(s.w, []op{o})
 		return
 	}
-	*s.ops = append(*s.ops, o)
+	s.frame.ops = append(s.frame.ops, o)
 }
 
 // apply makes changes in order.
@@ -124,6 +124,7 @@ func (x *Index) apply(w *worker, ops []op) {
 			n -= done
 		}
 	}
+	x.hold(nil)
 	x.sweepSome()
 }
 
@@ -147,8 +148,14 @@ func (x *Index) applyNext(w *worker, ops []op) int {
 	o := &ops[0]
 	switch {
 	case o.kind == opReset:
+		x.hold(nil)
 		x.clear(w)
+		return 1
 	case !o.isValid():
+		return 1
+	}
+	x.hold(&x.held.dir[x.spot(&o.name).segment])
+	switch {
 	case o.kind == opRemove:
 		x.unlist(w, &o.name)
 	case o.kind == opExtent:
@@ -160,6 +167,20 @@ func (x *Index) applyNext(w *worker, ops []op) int {
 		x.list(w, &o.name, nil)
 	}
 	return 1
+}
+
+// hold makes all changes of a segment visible at once, until another one is
+// held, or none.
+func (x *Index) hold(s *segment) {
+	if x.holding == s {
+		return
+	}
+	if x.holding != nil {
+		x.holding.letGo()
+	}
+	if x.holding = s; s != nil {
+		s.hold()
+	}
 }
 
 // clear takes back all that a worker's stream listed, and what is retained: the

@@ -2,6 +2,7 @@ package prefixindex
 
 import (
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -70,6 +71,74 @@ func TestExtentsComeAndGoWithTheirKey(t *testing.T) {
 			t.Errorf("found %+v", groups)
 		}
 	})
+}
+
+// TestTrimsDoNotBlink: while a run is cut and grown again, in the chunk of its end
+// or over several, the shorter of its ends is found at least.
+func TestTrimsDoNotBlink(t *testing.T) {
+	for _, ends := range [][2]uint32{{704, 800}, {320, 480}, {1200, 2800}, {1024, 1600}} {
+		x := New(Options{})
+		s, short, long := x.WorkerSink(1), line(ends[0]), line(ends[1])
+		add(s, long)
+		isPoint := short.depth%prefix.ChunkTokens != 0
+		tail := long.known()[len(short.known())-1:]
+		if !isPoint {
+			tail = tail[1:]
+		}
+		beside(t, x, long, 50_000, func(i int) {
+			s.Begin()
+			if i%2 == 0 { // as a TRIM is told
+				for _, k := range slices.Backward(tail) {
+					removeOne(s, k)
+				}
+				if isPoint {
+					addOne(s, short)
+				}
+			} else { // the oldest known point makes room
+				if isPoint {
+					removeOne(s, short)
+				}
+				for _, k := range tail {
+					addOne(s, k)
+				}
+			}
+			s.End()
+		}, func(groups []Group) {
+			if len(groups) != 1 || groups[0].Tokens < short.depth {
+				t.Errorf("ends at %v: found %+v", ends, groups)
+			}
+		})
+	}
+}
+
+// TestListingsDoNotBlink: while what a claim predicts becomes the start of what
+// the stream lists, usable less far there but farther in all, and back, nobody
+// finds less than the claim predicts.
+func TestListingsDoNotBlink(t *testing.T) {
+	for _, ends := range [][2]uint32{{512, 800}, {1008, 1600}, {1008, 3000}} {
+		x := New(Options{})
+		s, claimed, long := x.WorkerSink(1), line(ends[0]), line(ends[1])
+		x.claim(1, 1, claimed)
+		beside(t, x, long, 50_000, func(i int) {
+			s.Begin()
+			if i%2 == 0 {
+				for _, k := range long.known() {
+					addOne(s, k)
+					n := k.name()
+					s.SetExtent(n.key, n.parent, n.depth, summary.Extent{UsableTokens: k.depth / 96 * 96})
+				}
+			} else {
+				for _, k := range slices.Backward(long.known()) {
+					removeOne(s, k)
+				}
+			}
+			s.End()
+		}, func(groups []Group) {
+			if len(groups) != 1 || groups[0].Tokens < claimed.depth {
+				t.Errorf("claim of %d, stream of %d: found %+v", ends[0], ends[1], groups)
+			}
+		})
+	}
 }
 
 // TestPredictionsAreNeverListed: nobody sees a claim as something a stream says.

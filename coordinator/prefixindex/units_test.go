@@ -14,7 +14,7 @@ import (
 func TestSegmentIsAMap(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		stride := rapid.SampledFrom([]int{1, 3}).Draw(t, "stride")
-		s := &segment{stride: uint32(stride)}
+		s := &segment{stride: uint16(stride)}
 		mask := tagMask
 		if stride == 3 {
 			mask = allBits
@@ -68,7 +68,7 @@ func TestSegmentIsAMap(t *testing.T) {
 // TestSparseSegmentsShrink: who is told to resize gets a smaller segment, else
 // each further removal would copy all for nothing.
 func TestSparseSegmentsShrink(t *testing.T) {
-	for _, stride := range []uint32{1, detailStride} {
+	for _, stride := range []uint16{1, detailStride} {
 		s := segment{stride: stride}
 		slot, shrunk := make([]uint64, stride), 0
 		for n := range uint64(20_000) {

@@ -87,7 +87,7 @@ func readPolicy(s *section) Policy {
 	choose(s, "if_infeasible", &p.IfInfeasible, BestEffort, Reject, RetryAfter)
 	parse(s, "own_delay_limit", "50% + 200ms", &p.OwnDelayLimit, parseDelayLimit)
 	after := s.table("unplaceable_after")
-	parse(after, "agent_silent", "30s", &p.AgentSilentFor, parsePositive)
+	parse(after, "agent_silent", "30s", &p.AgentSilentFor, parseSilence)
 	parse(after, "no_progress", "10s", &p.NoProgressFor, parsePositive)
 	after.done(fleetKeys)
 	gpu := s.table("gpu")
@@ -352,6 +352,23 @@ func parsePositive(s string) (time.Duration, error) {
 	d, err := parseDuration(s)
 	if err == nil && d == 0 {
 		err = fmt.Errorf("%q is not above 0", clip(s, 40))
+	}
+	return d, err
+}
+
+// What a lane does of itself: a host that has something to say reports every
+// reportEvery, and a lane that cannot write for writeStall is closed.
+const (
+	reportEvery = 200 * time.Millisecond
+	writeStall  = 2 * time.Second
+)
+
+// parseSilence reads how long a host may be silent. Less than a lane may stall
+// would take healthy hosts for silent ones.
+func parseSilence(s string) (time.Duration, error) {
+	d, err := parsePositive(s)
+	if err == nil && d < writeStall {
+		err = fmt.Errorf("%q is too short: hosts report every %s, and a lane may stall for %s; use at least %s", clip(s, 40), reportEvery, writeStall, writeStall)
 	}
 	return d, err
 }

@@ -59,6 +59,9 @@ func claimOf(o *ledger.Offer) *waypostv1.Claim {
 		c.Keys = append(c.Keys, uint64(k))
 	}
 	c.Slot = o.Slot
+	if o.Session != "" {
+		c.Session = &o.Session
+	}
 	for _, k := range o.Points {
 		c.Points = append(c.Points, uint64(k))
 	}
@@ -76,6 +79,7 @@ func offerOf(c *waypostv1.Claim) ledger.Offer {
 	if c.Slot != nil {
 		o.Slot = new(c.GetSlot())
 	}
+	o.Session = c.GetSession()
 	for _, k := range c.GetPoints() {
 		o.Points = append(o.Points, prefix.Key(k))
 	}

@@ -43,7 +43,13 @@ type Claim struct {
 	Points []prefix.Key
 	// Slot is the slot that the request names; nil: none.
 	Slot *uint32
+	// Session is the name that the request gives itself, by which the worker's
+	// agent shall tell what the engine stores of the prompt; empty: it shall not.
+	Session string
 }
+
+// MaxSessionBytes bounds the name of a session.
+const MaxSessionBytes = 64
 
 // IdleSlot is a slot of an engine that serves nobody, and the longest prefix
 // that it is known to hold.

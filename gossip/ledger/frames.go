@@ -74,6 +74,8 @@ func (c *Claim) Fault() (field, detail string) {
 		return "keyDepths", fmt.Sprintf("%d depths for %d keys", len(c.KeyDepths), len(c.Keys))
 	case len(c.Points) > c.PromptTokens/PointTokens:
 		return "points", fmt.Sprintf("%d are more than a prompt of %d tokens has", len(c.Points), c.PromptTokens)
+	case len(c.Session) > MaxSessionBytes:
+		return "session", fmt.Sprintf("%d bytes are more than %d", len(c.Session), MaxSessionBytes)
 	case len(c.Keys) > MaxClaimKeys:
 		return "keys", fmt.Sprintf("%d are more than %d", len(c.Keys), MaxClaimKeys)
 	}

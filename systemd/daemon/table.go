@@ -49,6 +49,8 @@ type field struct {
 var (
 	textType = reflect.TypeFor[encoding.TextUnmarshaler]()
 	sizeType = reflect.TypeFor[Size]()
+
+	optionalIntType = reflect.TypeFor[OptionalInt]()
 )
 
 // isText says whether values of t are written as text by their own rule.
@@ -126,8 +128,11 @@ func setValue(v reflect.Value, in any) error {
 		return nil
 	}
 	s, isString := in.(string)
-	if n, ok := in.(int64); ok && v.Type() == sizeType {
-		s, isString = strconv.FormatInt(n, 10), true // a plain number of bytes
+	if n, ok := in.(int64); ok && (v.Type() == sizeType || v.Type() == optionalIntType) {
+		s, isString = strconv.FormatInt(n, 10), true // a plain number
+	}
+	if v.Type() == optionalIntType && !isString {
+		return fmt.Errorf("want a whole number, have %s", describe(in))
 	}
 	if isText(v.Type()) || v.Kind() == reflect.String {
 		if !isString {
@@ -251,6 +256,9 @@ func show(v reflect.Value) string {
 			items[i] = show(v.Index(i))
 		}
 		return "[" + strings.Join(items, ", ") + "]"
+	}
+	if n, ok := v.Interface().(OptionalInt); ok && n.Set {
+		return strconv.Itoa(n.Value)
 	}
 	if m, ok := v.Interface().(encoding.TextMarshaler); ok {
 		if text, err := m.MarshalText(); err == nil {

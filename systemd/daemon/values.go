@@ -163,6 +163,35 @@ func (l *OptionalListen) UnmarshalText(b []byte) error {
 	return nil
 }
 
+// OptionalInt is a whole number that may be left out, where 0 means something.
+type OptionalInt struct {
+	Value int
+	// Set says that there is one.
+	Set bool
+}
+
+// UnmarshalText implements encoding.TextUnmarshaler. An empty text is no number.
+func (o *OptionalInt) UnmarshalText(b []byte) error {
+	if len(b) == 0 {
+		*o = OptionalInt{}
+		return nil
+	}
+	n, err := strconv.ParseInt(string(b), 10, 64)
+	if err != nil {
+		return fmt.Errorf("want a whole number, have %.80q", b)
+	}
+	*o = OptionalInt{Value: int(n), Set: true}
+	return nil
+}
+
+// MarshalText implements encoding.TextMarshaler.
+func (o OptionalInt) MarshalText() ([]byte, error) {
+	if !o.Set {
+		return nil, nil
+	}
+	return strconv.AppendInt(nil, int64(o.Value), 10), nil
+}
+
 // HostPort is an address to dial: "gpu-01:7711", "10.0.0.11:7710".
 type HostPort string
 

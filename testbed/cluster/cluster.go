@@ -38,6 +38,11 @@ type Options struct {
 	// LateAgents leaves the agents to the caller to start, and does not wait for
 	// their workers.
 	LateAgents bool
+	// ChangeAgent changes the configuration of the agent of an engine; nil:
+	// nothing.
+	ChangeAgent func(i int, cfg *agent.Config)
+	// SelfTest has agents test their engines when these come up.
+	SelfTest bool
 	// Coordinators is the number of coordinators; 1, 3 or 5 of them vote.
 	Coordinators int
 	// APIAddress is where the first coordinator's API is, if the port is
@@ -262,7 +267,7 @@ func (c *Cluster) AgentConfig(i int) agent.Config {
 		return cfg
 	}
 	e := c.Engines[i]
-	cfg.Engines = []agent.EngineConfig{{Name: EngineName, Kind: "vllm", URL: e.URL(), KVEvents: e.EventsEndpoint(), KVReplay: e.ReplayEndpoint()}}
+	cfg.Engines = []agent.EngineConfig{{Name: EngineName, Kind: "vllm", URL: e.URL(), KVEvents: e.EventsEndpoint(), KVReplay: e.ReplayEndpoint(), SelfTest: c.opt.SelfTest}}
 	if e.Options().Transfer != nil {
 		// Its cache is all the memory that an emulated engine has.
 		cfg.Engines[0].KVExported = "gpu"
@@ -273,8 +278,12 @@ func (c *Cluster) AgentConfig(i int) agent.Config {
 // StartAgent starts the agent of an engine.
 func (c *Cluster) StartAgent(i int) error {
 	series := prometheus.NewRegistry()
+	cfg := c.AgentConfig(i)
+	if c.opt.ChangeAgent != nil {
+		c.opt.ChangeAgent(i, &cfg)
+	}
 	a, err := agent.New(agent.Options{
-		Config: c.AgentConfig(i), Version: c.opt.Version, Process: rand.Uint64() | 1, DeltaEvery: c.opt.DeltaEvery, PageTimeout: c.opt.PageTimeout, Logger: c.opt.Logger,
+		Config: cfg, Version: c.opt.Version, Process: rand.Uint64() | 1, DeltaEvery: c.opt.DeltaEvery, PageTimeout: c.opt.PageTimeout, Logger: c.opt.Logger,
 		Registerer: series, Gatherer: series,
 	})
 	if err != nil {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -22,6 +23,13 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	if options := os.Getenv(engineProcessEnv); options != "" {
+		if err := runEngineProcess(options); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	flag.Parse()
 	// These tests mostly wait: for elections, reports and time-outs. What runs
 	// at once is bounded by slots.
@@ -32,7 +40,7 @@ func TestMain(m *testing.M) {
 	}
 	goleak.VerifyTestMain(m,
 		goleak.Cleanup(func(code int) {
-			if err := os.RemoveAll(binaryDir); err != nil {
+			if err := errors.Join(os.RemoveAll(binaryDir), os.RemoveAll(driverDir)); err != nil {
 				fmt.Fprintln(os.Stderr, err)
 				code = 1
 			}

@@ -149,7 +149,11 @@ func startLife(e *Engine, sockets opened) (*life, error) {
 	}
 	l.serveSides(sockets.sides)
 	l.listener = track(sockets.http)
-	l.server = &http.Server{Handler: l.counted(l.routes()), ReadHeaderTimeout: 30 * time.Second}
+	routes := l.routes()
+	if o.Wrap != nil {
+		routes = o.Wrap(routes)
+	}
+	l.server = &http.Server{Handler: l.counted(routes), ReadHeaderTimeout: 30 * time.Second}
 	l.wg.Go(func() { _ = l.server.Serve(l.listener) })
 	return l, nil
 }

@@ -5,11 +5,13 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
 	"strconv"
 	"time"
 
 	"waypost/testbed/emulator/core"
 	"waypost/testbed/emulator/internal/kvevent"
+	"waypost/testbed/emulator/wire"
 )
 
 // Options configures an engine. Zero values take the defaults.
@@ -92,6 +94,11 @@ type Options struct {
 	GaugeLag time.Duration
 	// AdminPath serves faults at POST /emulator/fault.
 	AdminPath bool
+
+	// Tap sees the event batches of every rank on their way out, Wrap the HTTP
+	// routes; nil: nobody.
+	Tap  wire.Tap
+	Wrap func(http.Handler) http.Handler
 
 	// Clock is the engine's time; default the machine's. Network deadlines do
 	// not use it.

@@ -8,6 +8,7 @@ import (
 	"waypost/testbed/emulator/core"
 	"waypost/testbed/emulator/internal/kvevent"
 	"waypost/testbed/emulator/internal/zmtp"
+	"waypost/testbed/emulator/wire"
 )
 
 // DropMode says how an event batch gets lost.
@@ -32,6 +33,7 @@ type publisher struct {
 	topic        []byte
 	rank         int
 	withoutTopic bool
+	tap          wire.Tap // nil: none
 	pub          *zmtp.Pub
 	router       *zmtp.Router // nil without replay
 
@@ -46,7 +48,7 @@ type publisher struct {
 
 func newPublisher(o Options, rank int, log *slog.Logger) *publisher {
 	p := &publisher{
-		topic: []byte(o.Topic), rank: rank, withoutTopic: o.ReplayWithoutTopic, keep: o.BufferBatches,
+		topic: []byte(o.Topic), rank: rank, tap: o.Tap, withoutTopic: o.ReplayWithoutTopic, keep: o.BufferBatches,
 		encoder: kvevent.Encoder{Form: o.eventForm(), Bytes: o.DigestHashes, BlockTokens: o.BlockTokens},
 		pub:     zmtp.NewPub(o.HighWater, log),
 	}
@@ -60,19 +62,37 @@ func newPublisher(o Options, rank int, log *slog.Logger) *publisher {
 func (p *publisher) publish(events []core.Event, seconds float64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	b := wire.Batch{Rank: p.rank, Payload: p.encoder.Append(nil, events, seconds, p.rank)}
+	if p.tap != nil {
+		p.tap(&b)
+	}
+	for i := range b.Others {
+		p.pub.Send(p.topic, binary.BigEndian.AppendUint64(nil, b.Others[i].Seq), b.Others[i].Payload)
+	}
+	p.next += b.Skip
+	for range 1 + b.Copies {
+		p.number(&b)
+	}
+}
+
+// number gives a batch its number, keeps and sends it.
+func (p *publisher) number(b *wire.Batch) {
 	seq := p.next
 	p.next++
 	if p.drop[DropForever] > 0 {
 		p.drop[DropForever]--
 		return
 	}
-	payload := p.encoder.Append(nil, events, seconds, p.rank)
-	p.remember(numbered{seq, payload})
+	if !b.Unkept {
+		p.remember(numbered{seq, b.Payload})
+	}
 	if p.drop[DropLive] > 0 {
 		p.drop[DropLive]--
 		return
 	}
-	p.pub.Send(p.topic, binary.BigEndian.AppendUint64(nil, seq), payload)
+	if !b.Unsent {
+		p.pub.Send(p.topic, binary.BigEndian.AppendUint64(nil, seq), b.Payload)
+	}
 }
 
 func (p *publisher) remember(b numbered) {

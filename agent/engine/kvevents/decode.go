@@ -323,6 +323,7 @@ const (
 	fieldLocality
 	fieldSalt
 	fieldItems
+	fieldSession
 )
 
 var (
@@ -402,6 +403,8 @@ func fieldOf(key []byte) uint8 {
 		return fieldSalt
 	case "mm_keys":
 		return fieldItems
+	case "session_id":
+		return fieldSession
 	}
 	return fieldNone
 }
@@ -465,6 +468,8 @@ func (d *Decoder) field(c *cursor, field uint8, f *fields) (ok bool) {
 		e.Salt, ok = d.name(c)
 	case fieldItems:
 		f.items, ok = c.raw()
+	case fieldSession:
+		e.Session, ok = readSession(c)
 	default:
 		ok = c.skip()
 	}

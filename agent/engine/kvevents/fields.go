@@ -32,6 +32,20 @@ func (d *Decoder) name(c *cursor) (string, bool) {
 	return d.intern(v), true
 }
 
+// maxSession bounds the name of a session: one of ours is shorter.
+const maxSession = 64
+
+// readSession reads the name that a request gave itself. Each request has
+// another one, so they are not kept; what is no name of ours is none.
+func readSession(c *cursor) (string, bool) {
+	start := c.i
+	if v, ok := c.text(); ok && len(v) <= maxSession {
+		return string(v), true
+	}
+	c.i = start
+	return "", c.skip()
+}
+
 func (d *Decoder) intern(v []byte) string {
 	if s, ok := d.names[string(v)]; ok {
 		return s

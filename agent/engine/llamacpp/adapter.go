@@ -15,14 +15,16 @@ import (
 	"waypost/agent/engine"
 	"waypost/agent/engine/enginehttp"
 	"waypost/agent/engine/llamacpp/slots"
+	"waypost/agent/engine/process"
 )
 
 var (
 	_ engine.Adapter   = (*Adapter)(nil)
 	_ engine.Tokenizer = (*Adapter)(nil)
+	_ engine.Completer = (*Adapter)(nil)
 
 	_ engine.RenderCoster = (*Adapter)(nil)
-	_ engine.Mirror    = (*slots.Replay)(nil)
+	_ engine.Mirror       = (*slots.Replay)(nil)
 )
 
 // Options configures an adapter. Zero values are the defaults.
@@ -38,10 +40,6 @@ const (
 	// to have ended, errorsToDown after how many errors it does not serve.
 	refusalsToGone = 2
 	errorsToDown   = 5
-	// hostTokens is the first guess of what the host cache holds, which is told
-	// by nobody: 8 GiB, the default, of 256 KiB a token, which is the KV of a
-	// model of about 30 billion parameters.
-	hostTokens = 32768
 )
 
 // The hints that go with the coverage.
@@ -55,6 +53,8 @@ type Adapter struct {
 	o      Options
 	log    *slog.Logger
 	client *enginehttp.Client
+	// find finds the process that listens on a port of this host.
+	find func(port int) (process.Process, bool)
 }
 
 // New makes an adapter; Run starts it.
@@ -67,7 +67,7 @@ func New(o Options) (*Adapter, error) {
 	if err != nil {
 		return nil, fmt.Errorf("llamacpp: %w", err)
 	}
-	return &Adapter{o: o, log: o.Logger, client: c}, nil
+	return &Adapter{o: o, log: o.Logger, client: c, find: func(port int) (process.Process, bool) { return process.Listening("", port) }}, nil
 }
 
 // Tokenize asks the server for the token ids of a prompt, special tokens in the
@@ -108,6 +108,12 @@ func (a *Adapter) Render(ctx context.Context, chatJSON []byte) ([]uint32, error)
 	return a.Tokenize(ctx, *answer.Prompt, true)
 }
 
+// Complete implements engine.Completer.
+func (a *Adapter) Complete(ctx context.Context, prompt string) (u engine.Usage, err error) {
+	u.PromptTokens, u.CachedTokens, err = a.client.Complete(ctx, "", prompt)
+	return u, err
+}
+
 // RenderRequests implements engine.RenderCoster: the template and the tokens are
 // asked for one after the other.
 func (a *Adapter) RenderRequests() int { return 2 }
@@ -144,6 +150,10 @@ type poller struct {
 	mark    uint64
 	// replay is the mirror that the sink drives; nil: none.
 	replay *slots.Replay
+	// host is what is known of this life's host cache, replaying what the
+	// replay was made with.
+	host      hostCache
+	replaying slots.Options
 	// noMetrics and noSlots say that the server was started without.
 	noMetrics, noSlots bool
 	sleeping           bool
@@ -294,18 +304,23 @@ func (p *poller) learn(ctx context.Context) error {
 	if p.sleeping {
 		p.sink.Load(0, engine.Load{At: p.factsAt, Sleeping: &p.sleeping})
 	}
-	p.follow(&f, &former)
+	p.follow(&f, &former, told.Model)
 	return nil
 }
 
 // follow gives the sink a mirror when there is none yet that fits.
-func (p *poller) follow(f, former *engine.Facts) {
+func (p *poller) follow(f, former *engine.Facts, modelPath string) {
 	hint := hintNoSlots
 	if f.Capabilities.Has(engine.WantsClaimPoints) {
 		hint = hintFollowed
-		if p.replay == nil || f.MaxRunning != former.MaxRunning || f.Model != former.Model {
-			// Slots of one buffer have all of its tokens each.
-			p.replay = slots.New(slots.Options{Slots: f.MaxRunning, HostTokens: max(f.MaxModelTokens, hostTokens), HostTokensOwn: f.MaxModelTokens * f.MaxRunning})
+		if p.replay == nil || f.StartMark != former.StartMark || f.MaxRunning != former.MaxRunning || f.Model != former.Model {
+			// How it was started is another matter in each life.
+			p.host = readHostCache(p.a.o.Target, modelPath, p.a.find)
+		}
+		if o := p.host.options(f); p.replay == nil || o != p.replaying || f.Model != former.Model {
+			p.a.log.Info("cache is followed", "slots", o.Slots, "host_cache_mib", p.host.mib, "known", o.HostKnown, "kv_bytes_per_token", p.host.bytesPerToken, "host_tokens", o.HostTokens)
+			p.replaying = o
+			p.replay = slots.New(o)
 			p.mirrors.Mirror(0, p.replay)
 		}
 	}

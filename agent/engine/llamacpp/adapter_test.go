@@ -156,12 +156,19 @@ func (s *sink) eventually(t *testing.T, what string, fn func() bool) {
 // run reads a fake server until the test ends.
 func run(t *testing.T, f *fake) (*sink, *Adapter, *httptest.Server) {
 	t.Helper()
+	return runWith(t, f, func(*Adapter) {})
+}
+
+// runWith runs an adapter that change has changed.
+func runWith(t *testing.T, f *fake, change func(*Adapter)) (*sink, *Adapter, *httptest.Server) {
+	t.Helper()
 	f.asked = map[string]int{}
 	server := httptest.NewServer(f)
 	a, err := New(Options{engine.Options{Target: engine.Target{Name: "llamacpp-1", URL: server.URL}, Logger: slog.New(slog.DiscardHandler), FactsEvery: time.Hour, PageTimeout: patience}})
 	if err != nil {
 		t.Fatal(err)
 	}
+	change(a)
 	s := &sink{counts: map[string]int{}}
 	ctx, cancel := context.WithCancel(t.Context())
 	var done sync.WaitGroup

@@ -126,6 +126,7 @@ func startMark(header string) uint64 {
 type props struct {
 	Slots    *int64 `json:"total_slots"`
 	Build    string `json:"build_info"`
+	Model    string `json:"model_path"`
 	Sleeping bool   `json:"is_sleeping"`
 	Settings struct {
 		Context *int64 `json:"n_ctx"`

@@ -15,6 +15,7 @@ import (
 var (
 	_ engine.Adapter   = (*Adapter)(nil)
 	_ engine.Tokenizer = (*Adapter)(nil)
+	_ engine.Completer = (*Adapter)(nil)
 	_ engine.Resyncer  = (*Adapter)(nil)
 )
 
@@ -60,6 +61,16 @@ func New(o Options) (*Adapter, error) {
 // Tokenize asks the engine for the token ids of a prompt.
 func (a *Adapter) Tokenize(ctx context.Context, prompt string, addSpecialTokens bool) ([]uint32, error) {
 	return a.tokenize(ctx, map[string]any{"prompt": prompt, "add_special_tokens": addSpecialTokens})
+}
+
+// Complete implements engine.Completer.
+func (a *Adapter) Complete(ctx context.Context, prompt string) (u engine.Usage, err error) {
+	model := ""
+	if m := a.source.model.Load(); m != nil {
+		model = *m
+	}
+	u.PromptTokens, u.CachedTokens, err = a.source.Complete(ctx, model, prompt)
+	return u, err
 }
 
 // templateFields are the fields of a chat request that decide its rendering and

@@ -15,6 +15,7 @@ import (
 var (
 	_ engine.Adapter   = (*Adapter)(nil)
 	_ engine.Tokenizer = (*Adapter)(nil)
+	_ engine.Completer = (*Adapter)(nil)
 	_ engine.Resyncer  = (*Adapter)(nil)
 )
 
@@ -69,6 +70,12 @@ func (a *Adapter) Render(ctx context.Context, chatJSON []byte) ([]uint32, error)
 	return a.client.tokenize(ctx, body)
 }
 
+// Complete implements engine.Completer.
+func (a *Adapter) Complete(ctx context.Context, prompt string) (u engine.Usage, err error) {
+	u.PromptTokens, u.CachedTokens, err = a.client.Complete(ctx, "", prompt)
+	return u, err
+}
+
 // source asks one vLLM server.
 type source struct {
 	client  client
@@ -120,6 +127,7 @@ func (s *source) Facts(ctx context.Context, latest *poller.Counters) (poller.Kno
 	k.facts.BlockTokens = s.page.blockTokens()
 	k.facts.PoolBlocks = s.page.usableBlocks()
 	k.facts.Capabilities |= engine.TokenizesText | engine.TokenizesChats
+	k.facts.Capabilities = k.facts.Capabilities.With(engine.NamesSessions, namesSessions(k.facts.Version))
 	if ranks > 1 {
 		k.facts.RankHeader = "X-data-parallel-rank"
 	}
@@ -135,6 +143,16 @@ func (s *source) Facts(ctx context.Context, latest *poller.Counters) (poller.Kno
 		out.Plans = append(out.Plans, plan)
 	}
 	return out, nil
+}
+
+// namesSessions says whether a version's events name sessions: 0.32 was seen to;
+// which earlier one did first is not known.
+func namesSessions(version string) bool {
+	var major, minor int
+	if _, err := fmt.Sscanf(version, "%d.%d.", &major, &minor); err != nil {
+		return false
+	}
+	return major > 0 || minor >= 32
 }
 
 const hintNoCache = "the engine keeps no prefixes: start it with --enable-prefix-caching"

@@ -48,7 +48,7 @@ func TestFactsAndLoad(t *testing.T) {
 	want := engine.Facts{
 		Version: "0.32.0", Model: "tiny", Aliases: []string{"sql"}, Ranks: 1, BlockTokens: 2, PoolBlocks: 100,
 		MaxModelTokens: 2048, MaxRunning: 16, StepTokens: 2048, StartMark: m.Known.StartMark, Transfer: engine.Transfer{Connector: "NixlConnector", ExportedTier: "gpu"},
-		Capabilities: engine.TokenizesText | engine.TokenizesChats | engine.ReplaysEvents,
+		Capabilities: engine.TokenizesText | engine.TokenizesChats | engine.ReplaysEvents | engine.NamesSessions,
 	}
 	if diff := cmp.Diff(want, m.Known); diff != "" || m.Known.StartMark == 0 {
 		t.Errorf("start mark %d; %s", m.Known.StartMark, diff)

@@ -128,3 +128,12 @@ func TestLies(t *testing.T) {
 		t.Errorf("%+v", l)
 	}
 }
+
+// Requests are named only where events then say the name.
+func TestVersionsThatNameSessions(t *testing.T) {
+	for version, want := range map[string]bool{"": false, "dev": false, "0.11.2": false, "0.31.9": false, "0.32.0": true, "0.32.1rc2.dev9+g1": true, "1.0.0": true} {
+		if namesSessions(version) != want {
+			t.Errorf("version %q: want %v", version, want)
+		}
+	}
+}

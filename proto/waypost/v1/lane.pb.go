@@ -41,6 +41,7 @@ type ConnectRequest struct {
 	//	*ConnectRequest_Host
 	//	*ConnectRequest_Evidence
 	//	*ConnectRequest_AckGpu
+	//	*ConnectRequest_StoredPrompt
 	Frame         isConnectRequest_Frame `protobuf_oneof:"frame"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -153,6 +154,15 @@ func (x *ConnectRequest) GetAckGpu() *AckGpuReply {
 	return nil
 }
 
+func (x *ConnectRequest) GetStoredPrompt() *StoredPrompt {
+	if x != nil {
+		if x, ok := x.Frame.(*ConnectRequest_StoredPrompt); ok {
+			return x.StoredPrompt
+		}
+	}
+	return nil
+}
+
 type isConnectRequest_Frame interface {
 	isConnectRequest_Frame()
 }
@@ -192,6 +202,11 @@ type ConnectRequest_AckGpu struct {
 	AckGpu *AckGpuReply `protobuf:"bytes,60,opt,name=ack_gpu,json=ackGpu,oneof"`
 }
 
+type ConnectRequest_StoredPrompt struct {
+	// What an engine stored of a prompt whose ids its coordinator does not know.
+	StoredPrompt *StoredPrompt `protobuf:"bytes,21,opt,name=stored_prompt,json=storedPrompt,oneof"`
+}
+
 func (*ConnectRequest_Hello) isConnectRequest_Frame() {}
 
 func (*ConnectRequest_Load) isConnectRequest_Frame() {}
@@ -205,6 +220,8 @@ func (*ConnectRequest_Host) isConnectRequest_Frame() {}
 func (*ConnectRequest_Evidence) isConnectRequest_Frame() {}
 
 func (*ConnectRequest_AckGpu) isConnectRequest_Frame() {}
+
+func (*ConnectRequest_StoredPrompt) isConnectRequest_Frame() {}
 
 // ConnectResponse is one frame from a coordinator.
 type ConnectResponse struct {
@@ -1925,6 +1942,70 @@ func (x *TokenizeReply) GetError() string {
 	return ""
 }
 
+// StoredPrompt is the beginning of a prompt as an engine stored it.
+type StoredPrompt struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Session of the claim.
+	Session *string `protobuf:"bytes,1,opt,name=session" json:"session,omitempty"`
+	// Id of the prefix cluster key that masks the values, 8 hex digits.
+	KeyId *string `protobuf:"bytes,2,opt,name=key_id,json=keyId" json:"key_id,omitempty"`
+	// Chain values at 16 tokens, 32 and so on, masked.
+	Values        []uint64 `protobuf:"fixed64,3,rep,packed,name=values" json:"values,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StoredPrompt) Reset() {
+	*x = StoredPrompt{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StoredPrompt) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StoredPrompt) ProtoMessage() {}
+
+func (x *StoredPrompt) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StoredPrompt.ProtoReflect.Descriptor instead.
+func (*StoredPrompt) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *StoredPrompt) GetSession() string {
+	if x != nil && x.Session != nil {
+		return *x.Session
+	}
+	return ""
+}
+
+func (x *StoredPrompt) GetKeyId() string {
+	if x != nil && x.KeyId != nil {
+		return *x.KeyId
+	}
+	return ""
+}
+
+func (x *StoredPrompt) GetValues() []uint64 {
+	if x != nil {
+		return x.Values
+	}
+	return nil
+}
+
 // HostReport is host and GPU facts, sent on change and every 10 s.
 type HostReport struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1948,7 +2029,7 @@ type HostReport struct {
 
 func (x *HostReport) Reset() {
 	*x = HostReport{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[14]
+	mi := &file_waypost_v1_lane_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1960,7 +2041,7 @@ func (x *HostReport) String() string {
 func (*HostReport) ProtoMessage() {}
 
 func (x *HostReport) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[14]
+	mi := &file_waypost_v1_lane_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1973,7 +2054,7 @@ func (x *HostReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostReport.ProtoReflect.Descriptor instead.
 func (*HostReport) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{14}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *HostReport) GetFacts() *HostFacts {
@@ -2051,7 +2132,7 @@ type CoordinatorHello struct {
 
 func (x *CoordinatorHello) Reset() {
 	*x = CoordinatorHello{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[15]
+	mi := &file_waypost_v1_lane_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2063,7 +2144,7 @@ func (x *CoordinatorHello) String() string {
 func (*CoordinatorHello) ProtoMessage() {}
 
 func (x *CoordinatorHello) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[15]
+	mi := &file_waypost_v1_lane_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2076,7 +2157,7 @@ func (x *CoordinatorHello) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoordinatorHello.ProtoReflect.Descriptor instead.
 func (*CoordinatorHello) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{15}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *CoordinatorHello) GetName() string {
@@ -2158,7 +2239,7 @@ type PolicyPush struct {
 
 func (x *PolicyPush) Reset() {
 	*x = PolicyPush{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[16]
+	mi := &file_waypost_v1_lane_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2170,7 +2251,7 @@ func (x *PolicyPush) String() string {
 func (*PolicyPush) ProtoMessage() {}
 
 func (x *PolicyPush) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[16]
+	mi := &file_waypost_v1_lane_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2183,7 +2264,7 @@ func (x *PolicyPush) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyPush.ProtoReflect.Descriptor instead.
 func (*PolicyPush) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{16}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *PolicyPush) GetPolicyVersion() uint32 {
@@ -2244,7 +2325,7 @@ type GpuPolicy struct {
 
 func (x *GpuPolicy) Reset() {
 	*x = GpuPolicy{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[17]
+	mi := &file_waypost_v1_lane_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2256,7 +2337,7 @@ func (x *GpuPolicy) String() string {
 func (*GpuPolicy) ProtoMessage() {}
 
 func (x *GpuPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[17]
+	mi := &file_waypost_v1_lane_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2269,7 +2350,7 @@ func (x *GpuPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GpuPolicy.ProtoReflect.Descriptor instead.
 func (*GpuPolicy) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{17}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *GpuPolicy) GetExclude() []string {
@@ -2314,7 +2395,7 @@ type AckGpu struct {
 
 func (x *AckGpu) Reset() {
 	*x = AckGpu{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[18]
+	mi := &file_waypost_v1_lane_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2326,7 +2407,7 @@ func (x *AckGpu) String() string {
 func (*AckGpu) ProtoMessage() {}
 
 func (x *AckGpu) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[18]
+	mi := &file_waypost_v1_lane_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2339,7 +2420,7 @@ func (x *AckGpu) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AckGpu.ProtoReflect.Descriptor instead.
 func (*AckGpu) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{18}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *AckGpu) GetAskId() uint32 {
@@ -2404,7 +2485,7 @@ type AckGpuReply struct {
 
 func (x *AckGpuReply) Reset() {
 	*x = AckGpuReply{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[19]
+	mi := &file_waypost_v1_lane_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2416,7 +2497,7 @@ func (x *AckGpuReply) String() string {
 func (*AckGpuReply) ProtoMessage() {}
 
 func (x *AckGpuReply) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[19]
+	mi := &file_waypost_v1_lane_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2429,7 +2510,7 @@ func (x *AckGpuReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AckGpuReply.ProtoReflect.Descriptor instead.
 func (*AckGpuReply) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{19}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *AckGpuReply) GetAskId() uint32 {
@@ -2483,7 +2564,7 @@ type BoundaryAsk struct {
 
 func (x *BoundaryAsk) Reset() {
 	*x = BoundaryAsk{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[20]
+	mi := &file_waypost_v1_lane_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2495,7 +2576,7 @@ func (x *BoundaryAsk) String() string {
 func (*BoundaryAsk) ProtoMessage() {}
 
 func (x *BoundaryAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[20]
+	mi := &file_waypost_v1_lane_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2508,7 +2589,7 @@ func (x *BoundaryAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BoundaryAsk.ProtoReflect.Descriptor instead.
 func (*BoundaryAsk) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{20}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *BoundaryAsk) GetIndex() uint32 {
@@ -2553,7 +2634,7 @@ type PrefixPull struct {
 
 func (x *PrefixPull) Reset() {
 	*x = PrefixPull{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[21]
+	mi := &file_waypost_v1_lane_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2565,7 +2646,7 @@ func (x *PrefixPull) String() string {
 func (*PrefixPull) ProtoMessage() {}
 
 func (x *PrefixPull) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[21]
+	mi := &file_waypost_v1_lane_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2578,7 +2659,7 @@ func (x *PrefixPull) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrefixPull.ProtoReflect.Descriptor instead.
 func (*PrefixPull) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{21}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *PrefixPull) GetPullId() uint32 {
@@ -2644,7 +2725,7 @@ type ClaimFrame struct {
 
 func (x *ClaimFrame) Reset() {
 	*x = ClaimFrame{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[22]
+	mi := &file_waypost_v1_lane_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2656,7 +2737,7 @@ func (x *ClaimFrame) String() string {
 func (*ClaimFrame) ProtoMessage() {}
 
 func (x *ClaimFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[22]
+	mi := &file_waypost_v1_lane_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2669,7 +2750,7 @@ func (x *ClaimFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimFrame.ProtoReflect.Descriptor instead.
 func (*ClaimFrame) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{22}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ClaimFrame) GetCoordinator() uint64 {
@@ -2741,14 +2822,17 @@ type Claim struct {
 	// with the capability claim-points; its agent follows the cache by them.
 	Points []uint64 `protobuf:"fixed64,20,rep,packed,name=points" json:"points,omitempty"`
 	// Slot that the request names; unset: none.
-	Slot          *uint32 `protobuf:"varint,21,opt,name=slot" json:"slot,omitempty"`
+	Slot *uint32 `protobuf:"varint,21,opt,name=slot" json:"slot,omitempty"`
+	// Session that the request names, by which the engine's events tell what it
+	// stored: the coordinator wants to hear of it; empty: it does not.
+	Session       *string `protobuf:"bytes,22,opt,name=session" json:"session,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Claim) Reset() {
 	*x = Claim{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[23]
+	mi := &file_waypost_v1_lane_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2760,7 +2844,7 @@ func (x *Claim) String() string {
 func (*Claim) ProtoMessage() {}
 
 func (x *Claim) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[23]
+	mi := &file_waypost_v1_lane_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2773,7 +2857,7 @@ func (x *Claim) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Claim.ProtoReflect.Descriptor instead.
 func (*Claim) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{23}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Claim) GetSeq() uint64 {
@@ -2860,6 +2944,13 @@ func (x *Claim) GetSlot() uint32 {
 	return 0
 }
 
+func (x *Claim) GetSession() string {
+	if x != nil && x.Session != nil {
+		return *x.Session
+	}
+	return ""
+}
+
 // MarkFrame is marks of one coordinator on its claims.
 type MarkFrame struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2875,7 +2966,7 @@ type MarkFrame struct {
 
 func (x *MarkFrame) Reset() {
 	*x = MarkFrame{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[24]
+	mi := &file_waypost_v1_lane_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2887,7 +2978,7 @@ func (x *MarkFrame) String() string {
 func (*MarkFrame) ProtoMessage() {}
 
 func (x *MarkFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[24]
+	mi := &file_waypost_v1_lane_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2900,7 +2991,7 @@ func (x *MarkFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MarkFrame.ProtoReflect.Descriptor instead.
 func (*MarkFrame) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{24}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *MarkFrame) GetCoordinator() uint64 {
@@ -2943,7 +3034,7 @@ type Mark struct {
 
 func (x *Mark) Reset() {
 	*x = Mark{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[25]
+	mi := &file_waypost_v1_lane_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2955,7 +3046,7 @@ func (x *Mark) String() string {
 func (*Mark) ProtoMessage() {}
 
 func (x *Mark) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[25]
+	mi := &file_waypost_v1_lane_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2968,7 +3059,7 @@ func (x *Mark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mark.ProtoReflect.Descriptor instead.
 func (*Mark) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{25}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Mark) GetSeq() uint64 {
@@ -3022,7 +3113,7 @@ type OutcomeFrame struct {
 
 func (x *OutcomeFrame) Reset() {
 	*x = OutcomeFrame{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[26]
+	mi := &file_waypost_v1_lane_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3034,7 +3125,7 @@ func (x *OutcomeFrame) String() string {
 func (*OutcomeFrame) ProtoMessage() {}
 
 func (x *OutcomeFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[26]
+	mi := &file_waypost_v1_lane_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3047,7 +3138,7 @@ func (x *OutcomeFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutcomeFrame.ProtoReflect.Descriptor instead.
 func (*OutcomeFrame) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{26}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *OutcomeFrame) GetCoordinator() uint64 {
@@ -3086,7 +3177,7 @@ type TransferFrame struct {
 
 func (x *TransferFrame) Reset() {
 	*x = TransferFrame{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[27]
+	mi := &file_waypost_v1_lane_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3098,7 +3189,7 @@ func (x *TransferFrame) String() string {
 func (*TransferFrame) ProtoMessage() {}
 
 func (x *TransferFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[27]
+	mi := &file_waypost_v1_lane_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3111,7 +3202,7 @@ func (x *TransferFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferFrame.ProtoReflect.Descriptor instead.
 func (*TransferFrame) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{27}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *TransferFrame) GetCoordinator() uint64 {
@@ -3161,7 +3252,7 @@ type ObservedTransfer struct {
 
 func (x *ObservedTransfer) Reset() {
 	*x = ObservedTransfer{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[28]
+	mi := &file_waypost_v1_lane_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3173,7 +3264,7 @@ func (x *ObservedTransfer) String() string {
 func (*ObservedTransfer) ProtoMessage() {}
 
 func (x *ObservedTransfer) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[28]
+	mi := &file_waypost_v1_lane_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3186,7 +3277,7 @@ func (x *ObservedTransfer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObservedTransfer.ProtoReflect.Descriptor instead.
 func (*ObservedTransfer) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{28}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ObservedTransfer) GetFrom() string {
@@ -3268,7 +3359,7 @@ type ObservedOutcome struct {
 
 func (x *ObservedOutcome) Reset() {
 	*x = ObservedOutcome{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[29]
+	mi := &file_waypost_v1_lane_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3280,7 +3371,7 @@ func (x *ObservedOutcome) String() string {
 func (*ObservedOutcome) ProtoMessage() {}
 
 func (x *ObservedOutcome) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[29]
+	mi := &file_waypost_v1_lane_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3293,7 +3384,7 @@ func (x *ObservedOutcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObservedOutcome.ProtoReflect.Descriptor instead.
 func (*ObservedOutcome) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{29}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ObservedOutcome) GetEngineProcess() uint64 {
@@ -3362,7 +3453,7 @@ type TokenizeAsk struct {
 
 func (x *TokenizeAsk) Reset() {
 	*x = TokenizeAsk{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[30]
+	mi := &file_waypost_v1_lane_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3374,7 +3465,7 @@ func (x *TokenizeAsk) String() string {
 func (*TokenizeAsk) ProtoMessage() {}
 
 func (x *TokenizeAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[30]
+	mi := &file_waypost_v1_lane_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3387,7 +3478,7 @@ func (x *TokenizeAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenizeAsk.ProtoReflect.Descriptor instead.
 func (*TokenizeAsk) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{30}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *TokenizeAsk) GetAskId() uint32 {
@@ -3433,7 +3524,7 @@ type RenderAsk struct {
 
 func (x *RenderAsk) Reset() {
 	*x = RenderAsk{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[31]
+	mi := &file_waypost_v1_lane_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3445,7 +3536,7 @@ func (x *RenderAsk) String() string {
 func (*RenderAsk) ProtoMessage() {}
 
 func (x *RenderAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[31]
+	mi := &file_waypost_v1_lane_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3458,7 +3549,7 @@ func (x *RenderAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenderAsk.ProtoReflect.Descriptor instead.
 func (*RenderAsk) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{31}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *RenderAsk) GetAskId() uint32 {
@@ -3501,7 +3592,7 @@ type ExchangePlacementsRequest struct {
 
 func (x *ExchangePlacementsRequest) Reset() {
 	*x = ExchangePlacementsRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[32]
+	mi := &file_waypost_v1_lane_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3513,7 +3604,7 @@ func (x *ExchangePlacementsRequest) String() string {
 func (*ExchangePlacementsRequest) ProtoMessage() {}
 
 func (x *ExchangePlacementsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[32]
+	mi := &file_waypost_v1_lane_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3526,7 +3617,7 @@ func (x *ExchangePlacementsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExchangePlacementsRequest.ProtoReflect.Descriptor instead.
 func (*ExchangePlacementsRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{32}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ExchangePlacementsRequest) GetCoordinator() uint64 {
@@ -3587,7 +3678,7 @@ type MemoEntry struct {
 
 func (x *MemoEntry) Reset() {
 	*x = MemoEntry{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[33]
+	mi := &file_waypost_v1_lane_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3599,7 +3690,7 @@ func (x *MemoEntry) String() string {
 func (*MemoEntry) ProtoMessage() {}
 
 func (x *MemoEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[33]
+	mi := &file_waypost_v1_lane_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3612,7 +3703,7 @@ func (x *MemoEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoEntry.ProtoReflect.Descriptor instead.
 func (*MemoEntry) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{33}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *MemoEntry) GetPool() string {
@@ -3669,7 +3760,7 @@ type ExchangePlacementsResponse struct {
 
 func (x *ExchangePlacementsResponse) Reset() {
 	*x = ExchangePlacementsResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[34]
+	mi := &file_waypost_v1_lane_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3681,7 +3772,7 @@ func (x *ExchangePlacementsResponse) String() string {
 func (*ExchangePlacementsResponse) ProtoMessage() {}
 
 func (x *ExchangePlacementsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[34]
+	mi := &file_waypost_v1_lane_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3694,7 +3785,7 @@ func (x *ExchangePlacementsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExchangePlacementsResponse.ProtoReflect.Descriptor instead.
 func (*ExchangePlacementsResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{34}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ExchangePlacementsResponse) GetCoordinator() uint64 {
@@ -3725,7 +3816,7 @@ type PlaceFrame struct {
 
 func (x *PlaceFrame) Reset() {
 	*x = PlaceFrame{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[35]
+	mi := &file_waypost_v1_lane_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3737,7 +3828,7 @@ func (x *PlaceFrame) String() string {
 func (*PlaceFrame) ProtoMessage() {}
 
 func (x *PlaceFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[35]
+	mi := &file_waypost_v1_lane_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3750,7 +3841,7 @@ func (x *PlaceFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlaceFrame.ProtoReflect.Descriptor instead.
 func (*PlaceFrame) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{35}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *PlaceFrame) GetWorker() string {
@@ -3821,7 +3912,7 @@ type EvidenceAsk struct {
 
 func (x *EvidenceAsk) Reset() {
 	*x = EvidenceAsk{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[36]
+	mi := &file_waypost_v1_lane_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3833,7 +3924,7 @@ func (x *EvidenceAsk) String() string {
 func (*EvidenceAsk) ProtoMessage() {}
 
 func (x *EvidenceAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[36]
+	mi := &file_waypost_v1_lane_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3846,7 +3937,7 @@ func (x *EvidenceAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvidenceAsk.ProtoReflect.Descriptor instead.
 func (*EvidenceAsk) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{36}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *EvidenceAsk) GetAskId() uint32 {
@@ -3918,7 +4009,7 @@ type EvidencePoint struct {
 
 func (x *EvidencePoint) Reset() {
 	*x = EvidencePoint{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[37]
+	mi := &file_waypost_v1_lane_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3930,7 +4021,7 @@ func (x *EvidencePoint) String() string {
 func (*EvidencePoint) ProtoMessage() {}
 
 func (x *EvidencePoint) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[37]
+	mi := &file_waypost_v1_lane_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3943,7 +4034,7 @@ func (x *EvidencePoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvidencePoint.ProtoReflect.Descriptor instead.
 func (*EvidencePoint) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{37}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *EvidencePoint) GetDepth() uint32 {
@@ -3989,7 +4080,7 @@ type EvidenceReply struct {
 
 func (x *EvidenceReply) Reset() {
 	*x = EvidenceReply{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[38]
+	mi := &file_waypost_v1_lane_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4001,7 +4092,7 @@ func (x *EvidenceReply) String() string {
 func (*EvidenceReply) ProtoMessage() {}
 
 func (x *EvidenceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[38]
+	mi := &file_waypost_v1_lane_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4014,7 +4105,7 @@ func (x *EvidenceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvidenceReply.ProtoReflect.Descriptor instead.
 func (*EvidenceReply) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{38}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *EvidenceReply) GetAskId() uint32 {
@@ -4097,7 +4188,7 @@ type AskRecordsRequest struct {
 
 func (x *AskRecordsRequest) Reset() {
 	*x = AskRecordsRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[39]
+	mi := &file_waypost_v1_lane_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4109,7 +4200,7 @@ func (x *AskRecordsRequest) String() string {
 func (*AskRecordsRequest) ProtoMessage() {}
 
 func (x *AskRecordsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[39]
+	mi := &file_waypost_v1_lane_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4122,7 +4213,7 @@ func (x *AskRecordsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AskRecordsRequest.ProtoReflect.Descriptor instead.
 func (*AskRecordsRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{39}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *AskRecordsRequest) GetList() *ListPlacementsRequest {
@@ -4170,7 +4261,7 @@ type AskRecordsResponse struct {
 
 func (x *AskRecordsResponse) Reset() {
 	*x = AskRecordsResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[40]
+	mi := &file_waypost_v1_lane_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4182,7 +4273,7 @@ func (x *AskRecordsResponse) String() string {
 func (*AskRecordsResponse) ProtoMessage() {}
 
 func (x *AskRecordsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[40]
+	mi := &file_waypost_v1_lane_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4195,7 +4286,7 @@ func (x *AskRecordsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AskRecordsResponse.ProtoReflect.Descriptor instead.
 func (*AskRecordsResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{40}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *AskRecordsResponse) GetList() *ListPlacementsResponse {
@@ -4237,7 +4328,7 @@ type ForwardWriteRequest struct {
 
 func (x *ForwardWriteRequest) Reset() {
 	*x = ForwardWriteRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[41]
+	mi := &file_waypost_v1_lane_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4249,7 +4340,7 @@ func (x *ForwardWriteRequest) String() string {
 func (*ForwardWriteRequest) ProtoMessage() {}
 
 func (x *ForwardWriteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[41]
+	mi := &file_waypost_v1_lane_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4262,7 +4353,7 @@ func (x *ForwardWriteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForwardWriteRequest.ProtoReflect.Descriptor instead.
 func (*ForwardWriteRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{41}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ForwardWriteRequest) GetCommand() []byte {
@@ -4287,7 +4378,7 @@ type ForwardWriteResponse struct {
 
 func (x *ForwardWriteResponse) Reset() {
 	*x = ForwardWriteResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[42]
+	mi := &file_waypost_v1_lane_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4299,7 +4390,7 @@ func (x *ForwardWriteResponse) String() string {
 func (*ForwardWriteResponse) ProtoMessage() {}
 
 func (x *ForwardWriteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[42]
+	mi := &file_waypost_v1_lane_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4312,7 +4403,7 @@ func (x *ForwardWriteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForwardWriteResponse.ProtoReflect.Descriptor instead.
 func (*ForwardWriteResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{42}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ForwardWriteResponse) GetIndex() uint64 {
@@ -4357,7 +4448,7 @@ type JoinClusterRequest struct {
 
 func (x *JoinClusterRequest) Reset() {
 	*x = JoinClusterRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[43]
+	mi := &file_waypost_v1_lane_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4369,7 +4460,7 @@ func (x *JoinClusterRequest) String() string {
 func (*JoinClusterRequest) ProtoMessage() {}
 
 func (x *JoinClusterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[43]
+	mi := &file_waypost_v1_lane_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4382,7 +4473,7 @@ func (x *JoinClusterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinClusterRequest.ProtoReflect.Descriptor instead.
 func (*JoinClusterRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{43}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *JoinClusterRequest) GetId() string {
@@ -4440,7 +4531,7 @@ type JoinClusterResponse struct {
 
 func (x *JoinClusterResponse) Reset() {
 	*x = JoinClusterResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[44]
+	mi := &file_waypost_v1_lane_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4452,7 +4543,7 @@ func (x *JoinClusterResponse) String() string {
 func (*JoinClusterResponse) ProtoMessage() {}
 
 func (x *JoinClusterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[44]
+	mi := &file_waypost_v1_lane_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4465,7 +4556,7 @@ func (x *JoinClusterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinClusterResponse.ProtoReflect.Descriptor instead.
 func (*JoinClusterResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{44}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *JoinClusterResponse) GetNumber() uint32 {
@@ -4495,7 +4586,7 @@ type WaitAppliedRequest struct {
 
 func (x *WaitAppliedRequest) Reset() {
 	*x = WaitAppliedRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[45]
+	mi := &file_waypost_v1_lane_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4507,7 +4598,7 @@ func (x *WaitAppliedRequest) String() string {
 func (*WaitAppliedRequest) ProtoMessage() {}
 
 func (x *WaitAppliedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[45]
+	mi := &file_waypost_v1_lane_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4520,7 +4611,7 @@ func (x *WaitAppliedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitAppliedRequest.ProtoReflect.Descriptor instead.
 func (*WaitAppliedRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{45}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *WaitAppliedRequest) GetIndex() uint64 {
@@ -4550,7 +4641,7 @@ type WaitAppliedResponse struct {
 
 func (x *WaitAppliedResponse) Reset() {
 	*x = WaitAppliedResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[46]
+	mi := &file_waypost_v1_lane_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4562,7 +4653,7 @@ func (x *WaitAppliedResponse) String() string {
 func (*WaitAppliedResponse) ProtoMessage() {}
 
 func (x *WaitAppliedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[46]
+	mi := &file_waypost_v1_lane_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4575,7 +4666,7 @@ func (x *WaitAppliedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitAppliedResponse.ProtoReflect.Descriptor instead.
 func (*WaitAppliedResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{46}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *WaitAppliedResponse) GetAppliedIndex() uint64 {
@@ -4604,7 +4695,7 @@ type PeerInspectRequest struct {
 
 func (x *PeerInspectRequest) Reset() {
 	*x = PeerInspectRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[47]
+	mi := &file_waypost_v1_lane_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4616,7 +4707,7 @@ func (x *PeerInspectRequest) String() string {
 func (*PeerInspectRequest) ProtoMessage() {}
 
 func (x *PeerInspectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[47]
+	mi := &file_waypost_v1_lane_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4629,7 +4720,7 @@ func (x *PeerInspectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerInspectRequest.ProtoReflect.Descriptor instead.
 func (*PeerInspectRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{47}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *PeerInspectRequest) GetInspect() *InspectWorkerRequest {
@@ -4650,7 +4741,7 @@ type PeerInspectResponse struct {
 
 func (x *PeerInspectResponse) Reset() {
 	*x = PeerInspectResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[48]
+	mi := &file_waypost_v1_lane_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4662,7 +4753,7 @@ func (x *PeerInspectResponse) String() string {
 func (*PeerInspectResponse) ProtoMessage() {}
 
 func (x *PeerInspectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[48]
+	mi := &file_waypost_v1_lane_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4675,7 +4766,7 @@ func (x *PeerInspectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerInspectResponse.ProtoReflect.Descriptor instead.
 func (*PeerInspectResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{48}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *PeerInspectResponse) GetInspect() *InspectWorkerResponse {
@@ -4696,7 +4787,7 @@ type FetchPlacementRequest struct {
 
 func (x *FetchPlacementRequest) Reset() {
 	*x = FetchPlacementRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[49]
+	mi := &file_waypost_v1_lane_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4708,7 +4799,7 @@ func (x *FetchPlacementRequest) String() string {
 func (*FetchPlacementRequest) ProtoMessage() {}
 
 func (x *FetchPlacementRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[49]
+	mi := &file_waypost_v1_lane_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4721,7 +4812,7 @@ func (x *FetchPlacementRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchPlacementRequest.ProtoReflect.Descriptor instead.
 func (*FetchPlacementRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{49}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *FetchPlacementRequest) GetPlacementId() string {
@@ -4742,7 +4833,7 @@ type FetchPlacementResponse struct {
 
 func (x *FetchPlacementResponse) Reset() {
 	*x = FetchPlacementResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[50]
+	mi := &file_waypost_v1_lane_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4754,7 +4845,7 @@ func (x *FetchPlacementResponse) String() string {
 func (*FetchPlacementResponse) ProtoMessage() {}
 
 func (x *FetchPlacementResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[50]
+	mi := &file_waypost_v1_lane_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4767,7 +4858,7 @@ func (x *FetchPlacementResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchPlacementResponse.ProtoReflect.Descriptor instead.
 func (*FetchPlacementResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{50}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *FetchPlacementResponse) GetRecord() []byte {
@@ -4788,7 +4879,7 @@ type RelayOutcomeRequest struct {
 
 func (x *RelayOutcomeRequest) Reset() {
 	*x = RelayOutcomeRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[51]
+	mi := &file_waypost_v1_lane_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4800,7 +4891,7 @@ func (x *RelayOutcomeRequest) String() string {
 func (*RelayOutcomeRequest) ProtoMessage() {}
 
 func (x *RelayOutcomeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[51]
+	mi := &file_waypost_v1_lane_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4813,7 +4904,7 @@ func (x *RelayOutcomeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayOutcomeRequest.ProtoReflect.Descriptor instead.
 func (*RelayOutcomeRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{51}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *RelayOutcomeRequest) GetOutcome() *ReportOutcomeRequest {
@@ -4834,7 +4925,7 @@ type RelayOutcomeResponse struct {
 
 func (x *RelayOutcomeResponse) Reset() {
 	*x = RelayOutcomeResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[52]
+	mi := &file_waypost_v1_lane_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4846,7 +4937,7 @@ func (x *RelayOutcomeResponse) String() string {
 func (*RelayOutcomeResponse) ProtoMessage() {}
 
 func (x *RelayOutcomeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[52]
+	mi := &file_waypost_v1_lane_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4859,7 +4950,7 @@ func (x *RelayOutcomeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayOutcomeResponse.ProtoReflect.Descriptor instead.
 func (*RelayOutcomeResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{52}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *RelayOutcomeResponse) GetOutcome() *ReportOutcomeResponse {
@@ -4886,7 +4977,7 @@ type RelayReservationRequest struct {
 
 func (x *RelayReservationRequest) Reset() {
 	*x = RelayReservationRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[53]
+	mi := &file_waypost_v1_lane_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4898,7 +4989,7 @@ func (x *RelayReservationRequest) String() string {
 func (*RelayReservationRequest) ProtoMessage() {}
 
 func (x *RelayReservationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[53]
+	mi := &file_waypost_v1_lane_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4911,7 +5002,7 @@ func (x *RelayReservationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayReservationRequest.ProtoReflect.Descriptor instead.
 func (*RelayReservationRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{53}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *RelayReservationRequest) GetWhat() isRelayReservationRequest_What {
@@ -4973,7 +5064,7 @@ type RelayReservationResponse struct {
 
 func (x *RelayReservationResponse) Reset() {
 	*x = RelayReservationResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[54]
+	mi := &file_waypost_v1_lane_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4985,7 +5076,7 @@ func (x *RelayReservationResponse) String() string {
 func (*RelayReservationResponse) ProtoMessage() {}
 
 func (x *RelayReservationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[54]
+	mi := &file_waypost_v1_lane_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4998,7 +5089,7 @@ func (x *RelayReservationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayReservationResponse.ProtoReflect.Descriptor instead.
 func (*RelayReservationResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{54}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *RelayReservationResponse) GetWhat() isRelayReservationResponse_What {
@@ -5053,7 +5144,7 @@ type PeerMembersRequest struct {
 
 func (x *PeerMembersRequest) Reset() {
 	*x = PeerMembersRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[55]
+	mi := &file_waypost_v1_lane_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5065,7 +5156,7 @@ func (x *PeerMembersRequest) String() string {
 func (*PeerMembersRequest) ProtoMessage() {}
 
 func (x *PeerMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[55]
+	mi := &file_waypost_v1_lane_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5078,7 +5169,7 @@ func (x *PeerMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerMembersRequest.ProtoReflect.Descriptor instead.
 func (*PeerMembersRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{55}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{56}
 }
 
 // PeerMembersResponse is a coordinator's own view of the mesh.
@@ -5092,7 +5183,7 @@ type PeerMembersResponse struct {
 
 func (x *PeerMembersResponse) Reset() {
 	*x = PeerMembersResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[56]
+	mi := &file_waypost_v1_lane_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5104,7 +5195,7 @@ func (x *PeerMembersResponse) String() string {
 func (*PeerMembersResponse) ProtoMessage() {}
 
 func (x *PeerMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[56]
+	mi := &file_waypost_v1_lane_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5117,7 +5208,7 @@ func (x *PeerMembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerMembersResponse.ProtoReflect.Descriptor instead.
 func (*PeerMembersResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{56}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *PeerMembersResponse) GetMembers() *ListMembersResponse {
@@ -5140,7 +5231,7 @@ type CopyPrefixesRequest struct {
 
 func (x *CopyPrefixesRequest) Reset() {
 	*x = CopyPrefixesRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[57]
+	mi := &file_waypost_v1_lane_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5152,7 +5243,7 @@ func (x *CopyPrefixesRequest) String() string {
 func (*CopyPrefixesRequest) ProtoMessage() {}
 
 func (x *CopyPrefixesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[57]
+	mi := &file_waypost_v1_lane_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5165,7 +5256,7 @@ func (x *CopyPrefixesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyPrefixesRequest.ProtoReflect.Descriptor instead.
 func (*CopyPrefixesRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{57}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *CopyPrefixesRequest) GetWorker() string {
@@ -5195,7 +5286,7 @@ type CopyPrefixesResponse struct {
 
 func (x *CopyPrefixesResponse) Reset() {
 	*x = CopyPrefixesResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[58]
+	mi := &file_waypost_v1_lane_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5207,7 +5298,7 @@ func (x *CopyPrefixesResponse) String() string {
 func (*CopyPrefixesResponse) ProtoMessage() {}
 
 func (x *CopyPrefixesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[58]
+	mi := &file_waypost_v1_lane_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5220,7 +5311,7 @@ func (x *CopyPrefixesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyPrefixesResponse.ProtoReflect.Descriptor instead.
 func (*CopyPrefixesResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{58}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *CopyPrefixesResponse) GetFrames() [][]byte {
@@ -5248,7 +5339,7 @@ type RelayLearnRequest struct {
 
 func (x *RelayLearnRequest) Reset() {
 	*x = RelayLearnRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[59]
+	mi := &file_waypost_v1_lane_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5260,7 +5351,7 @@ func (x *RelayLearnRequest) String() string {
 func (*RelayLearnRequest) ProtoMessage() {}
 
 func (x *RelayLearnRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[59]
+	mi := &file_waypost_v1_lane_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5273,7 +5364,7 @@ func (x *RelayLearnRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayLearnRequest.ProtoReflect.Descriptor instead.
 func (*RelayLearnRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{59}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *RelayLearnRequest) GetLearn() *LearnTokensRequest {
@@ -5294,7 +5385,7 @@ type RelayLearnResponse struct {
 
 func (x *RelayLearnResponse) Reset() {
 	*x = RelayLearnResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[60]
+	mi := &file_waypost_v1_lane_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5306,7 +5397,7 @@ func (x *RelayLearnResponse) String() string {
 func (*RelayLearnResponse) ProtoMessage() {}
 
 func (x *RelayLearnResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[60]
+	mi := &file_waypost_v1_lane_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5319,7 +5410,7 @@ func (x *RelayLearnResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayLearnResponse.ProtoReflect.Descriptor instead.
 func (*RelayLearnResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{60}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *RelayLearnResponse) GetLearn() *LearnTokensResponse {
@@ -5338,7 +5429,7 @@ type CopyMemoRequest struct {
 
 func (x *CopyMemoRequest) Reset() {
 	*x = CopyMemoRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[61]
+	mi := &file_waypost_v1_lane_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5350,7 +5441,7 @@ func (x *CopyMemoRequest) String() string {
 func (*CopyMemoRequest) ProtoMessage() {}
 
 func (x *CopyMemoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[61]
+	mi := &file_waypost_v1_lane_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5363,7 +5454,7 @@ func (x *CopyMemoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyMemoRequest.ProtoReflect.Descriptor instead.
 func (*CopyMemoRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{61}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{62}
 }
 
 // CopyMemoResponse is a part of the entries.
@@ -5377,7 +5468,7 @@ type CopyMemoResponse struct {
 
 func (x *CopyMemoResponse) Reset() {
 	*x = CopyMemoResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[62]
+	mi := &file_waypost_v1_lane_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5389,7 +5480,7 @@ func (x *CopyMemoResponse) String() string {
 func (*CopyMemoResponse) ProtoMessage() {}
 
 func (x *CopyMemoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[62]
+	mi := &file_waypost_v1_lane_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5402,7 +5493,7 @@ func (x *CopyMemoResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyMemoResponse.ProtoReflect.Descriptor instead.
 func (*CopyMemoResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{62}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *CopyMemoResponse) GetEntries() []*MemoEntry {
@@ -5417,7 +5508,7 @@ var File_waypost_v1_lane_proto protoreflect.FileDescriptor
 const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\n" +
 	"\x15waypost/v1/lane.proto\x12\n" +
-	"waypost.v1\x1a\x19waypost/v1/operator.proto\x1a\x1awaypost/v1/placement.proto\"\xaa\x03\n" +
+	"waypost.v1\x1a\x19waypost/v1/operator.proto\x1a\x1awaypost/v1/placement.proto\"\xeb\x03\n" +
 	"\x0eConnectRequest\x12 \n" +
 	"\fsent_mono_ns\x18\x01 \x01(\x06R\n" +
 	"sentMonoNs\x12.\n" +
@@ -5427,7 +5518,8 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\x0etokenize_reply\x18\x05 \x01(\v2\x19.waypost.v1.TokenizeReplyH\x00R\rtokenizeReply\x12,\n" +
 	"\x04host\x18\x06 \x01(\v2\x16.waypost.v1.HostReportH\x00R\x04host\x127\n" +
 	"\bevidence\x18\x14 \x01(\v2\x19.waypost.v1.EvidenceReplyH\x00R\bevidence\x122\n" +
-	"\aack_gpu\x18< \x01(\v2\x17.waypost.v1.AckGpuReplyH\x00R\x06ackGpuB\a\n" +
+	"\aack_gpu\x18< \x01(\v2\x17.waypost.v1.AckGpuReplyH\x00R\x06ackGpu\x12?\n" +
+	"\rstored_prompt\x18\x15 \x01(\v2\x18.waypost.v1.StoredPromptH\x00R\fstoredPromptB\a\n" +
 	"\x05frame\"\xab\x05\n" +
 	"\x0fConnectResponse\x12 \n" +
 	"\fsent_mono_ns\x18\x01 \x01(\x06R\n" +
@@ -5588,7 +5680,11 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\rTokenizeReply\x12\x15\n" +
 	"\x06ask_id\x18\x01 \x01(\rR\x05askId\x12\x1b\n" +
 	"\ttoken_ids\x18\x02 \x03(\rR\btokenIds\x12\x14\n" +
-	"\x05error\x18\x03 \x01(\tR\x05error\"\x99\x02\n" +
+	"\x05error\x18\x03 \x01(\tR\x05error\"W\n" +
+	"\fStoredPrompt\x12\x18\n" +
+	"\asession\x18\x01 \x01(\tR\asession\x12\x15\n" +
+	"\x06key_id\x18\x02 \x01(\tR\x05keyId\x12\x16\n" +
+	"\x06values\x18\x03 \x03(\x06R\x06values\"\x99\x02\n" +
 	"\n" +
 	"HostReport\x12+\n" +
 	"\x05facts\x18\x01 \x01(\v2\x15.waypost.v1.HostFactsR\x05facts\x12#\n" +
@@ -5654,7 +5750,7 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\x05index\x18\x03 \x01(\rR\x05index\x12\x12\n" +
 	"\x04prev\x18\x04 \x01(\x06R\x04prev\x12)\n" +
 	"\x06claims\x18\x05 \x03(\v2\x11.waypost.v1.ClaimR\x06claims\x12\"\n" +
-	"\rpoints_key_id\x18\x14 \x01(\tR\vpointsKeyId\"\xd4\x02\n" +
+	"\rpoints_key_id\x18\x14 \x01(\tR\vpointsKeyId\"\xee\x02\n" +
 	"\x05Claim\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x06R\x03seq\x12%\n" +
 	"\x0eengine_process\x18\x02 \x01(\x06R\rengineProcess\x12\x15\n" +
@@ -5669,7 +5765,8 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\tafter_key\x18\n" +
 	" \x01(\x06R\bafterKey\x12\x16\n" +
 	"\x06points\x18\x14 \x03(\x06R\x06points\x12\x12\n" +
-	"\x04slot\x18\x15 \x01(\rR\x04slot\"k\n" +
+	"\x04slot\x18\x15 \x01(\rR\x04slot\x12\x18\n" +
+	"\asession\x18\x16 \x01(\tR\asession\"k\n" +
 	"\tMarkFrame\x12 \n" +
 	"\vcoordinator\x18\x01 \x01(\x06R\vcoordinator\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\rR\x05index\x12&\n" +
@@ -5865,7 +5962,7 @@ func file_waypost_v1_lane_proto_rawDescGZIP() []byte {
 	return file_waypost_v1_lane_proto_rawDescData
 }
 
-var file_waypost_v1_lane_proto_msgTypes = make([]protoimpl.MessageInfo, 64)
+var file_waypost_v1_lane_proto_msgTypes = make([]protoimpl.MessageInfo, 65)
 var file_waypost_v1_lane_proto_goTypes = []any{
 	(*ConnectRequest)(nil),              // 0: waypost.v1.ConnectRequest
 	(*ConnectResponse)(nil),             // 1: waypost.v1.ConnectResponse
@@ -5881,182 +5978,184 @@ var file_waypost_v1_lane_proto_goTypes = []any{
 	(*Echo)(nil),                        // 11: waypost.v1.Echo
 	(*PrefixFrames)(nil),                // 12: waypost.v1.PrefixFrames
 	(*TokenizeReply)(nil),               // 13: waypost.v1.TokenizeReply
-	(*HostReport)(nil),                  // 14: waypost.v1.HostReport
-	(*CoordinatorHello)(nil),            // 15: waypost.v1.CoordinatorHello
-	(*PolicyPush)(nil),                  // 16: waypost.v1.PolicyPush
-	(*GpuPolicy)(nil),                   // 17: waypost.v1.GpuPolicy
-	(*AckGpu)(nil),                      // 18: waypost.v1.AckGpu
-	(*AckGpuReply)(nil),                 // 19: waypost.v1.AckGpuReply
-	(*BoundaryAsk)(nil),                 // 20: waypost.v1.BoundaryAsk
-	(*PrefixPull)(nil),                  // 21: waypost.v1.PrefixPull
-	(*ClaimFrame)(nil),                  // 22: waypost.v1.ClaimFrame
-	(*Claim)(nil),                       // 23: waypost.v1.Claim
-	(*MarkFrame)(nil),                   // 24: waypost.v1.MarkFrame
-	(*Mark)(nil),                        // 25: waypost.v1.Mark
-	(*OutcomeFrame)(nil),                // 26: waypost.v1.OutcomeFrame
-	(*TransferFrame)(nil),               // 27: waypost.v1.TransferFrame
-	(*ObservedTransfer)(nil),            // 28: waypost.v1.ObservedTransfer
-	(*ObservedOutcome)(nil),             // 29: waypost.v1.ObservedOutcome
-	(*TokenizeAsk)(nil),                 // 30: waypost.v1.TokenizeAsk
-	(*RenderAsk)(nil),                   // 31: waypost.v1.RenderAsk
-	(*ExchangePlacementsRequest)(nil),   // 32: waypost.v1.ExchangePlacementsRequest
-	(*MemoEntry)(nil),                   // 33: waypost.v1.MemoEntry
-	(*ExchangePlacementsResponse)(nil),  // 34: waypost.v1.ExchangePlacementsResponse
-	(*PlaceFrame)(nil),                  // 35: waypost.v1.PlaceFrame
-	(*EvidenceAsk)(nil),                 // 36: waypost.v1.EvidenceAsk
-	(*EvidencePoint)(nil),               // 37: waypost.v1.EvidencePoint
-	(*EvidenceReply)(nil),               // 38: waypost.v1.EvidenceReply
-	(*AskRecordsRequest)(nil),           // 39: waypost.v1.AskRecordsRequest
-	(*AskRecordsResponse)(nil),          // 40: waypost.v1.AskRecordsResponse
-	(*ForwardWriteRequest)(nil),         // 41: waypost.v1.ForwardWriteRequest
-	(*ForwardWriteResponse)(nil),        // 42: waypost.v1.ForwardWriteResponse
-	(*JoinClusterRequest)(nil),          // 43: waypost.v1.JoinClusterRequest
-	(*JoinClusterResponse)(nil),         // 44: waypost.v1.JoinClusterResponse
-	(*WaitAppliedRequest)(nil),          // 45: waypost.v1.WaitAppliedRequest
-	(*WaitAppliedResponse)(nil),         // 46: waypost.v1.WaitAppliedResponse
-	(*PeerInspectRequest)(nil),          // 47: waypost.v1.PeerInspectRequest
-	(*PeerInspectResponse)(nil),         // 48: waypost.v1.PeerInspectResponse
-	(*FetchPlacementRequest)(nil),       // 49: waypost.v1.FetchPlacementRequest
-	(*FetchPlacementResponse)(nil),      // 50: waypost.v1.FetchPlacementResponse
-	(*RelayOutcomeRequest)(nil),         // 51: waypost.v1.RelayOutcomeRequest
-	(*RelayOutcomeResponse)(nil),        // 52: waypost.v1.RelayOutcomeResponse
-	(*RelayReservationRequest)(nil),     // 53: waypost.v1.RelayReservationRequest
-	(*RelayReservationResponse)(nil),    // 54: waypost.v1.RelayReservationResponse
-	(*PeerMembersRequest)(nil),          // 55: waypost.v1.PeerMembersRequest
-	(*PeerMembersResponse)(nil),         // 56: waypost.v1.PeerMembersResponse
-	(*CopyPrefixesRequest)(nil),         // 57: waypost.v1.CopyPrefixesRequest
-	(*CopyPrefixesResponse)(nil),        // 58: waypost.v1.CopyPrefixesResponse
-	(*RelayLearnRequest)(nil),           // 59: waypost.v1.RelayLearnRequest
-	(*RelayLearnResponse)(nil),          // 60: waypost.v1.RelayLearnResponse
-	(*CopyMemoRequest)(nil),             // 61: waypost.v1.CopyMemoRequest
-	(*CopyMemoResponse)(nil),            // 62: waypost.v1.CopyMemoResponse
-	nil,                                 // 63: waypost.v1.WorkerFacts.HeadersEntry
-	(*TransferFacts)(nil),               // 64: waypost.v1.TransferFacts
-	(*TermError)(nil),                   // 65: waypost.v1.TermError
-	(*HostFacts)(nil),                   // 66: waypost.v1.HostFacts
-	(*Gpu)(nil),                         // 67: waypost.v1.Gpu
-	(*Check)(nil),                       // 68: waypost.v1.Check
-	(*Cordon)(nil),                      // 69: waypost.v1.Cordon
-	(*ListPlacementsRequest)(nil),       // 70: waypost.v1.ListPlacementsRequest
-	(*SummarizePlacementsRequest)(nil),  // 71: waypost.v1.SummarizePlacementsRequest
-	(*GetReuseRequest)(nil),             // 72: waypost.v1.GetReuseRequest
-	(*ExplainWorkerRequest)(nil),        // 73: waypost.v1.ExplainWorkerRequest
-	(*ListPlacementsResponse)(nil),      // 74: waypost.v1.ListPlacementsResponse
-	(*SummarizePlacementsResponse)(nil), // 75: waypost.v1.SummarizePlacementsResponse
-	(*GetReuseResponse)(nil),            // 76: waypost.v1.GetReuseResponse
-	(*ExplainWorkerResponse)(nil),       // 77: waypost.v1.ExplainWorkerResponse
-	(*InspectWorkerRequest)(nil),        // 78: waypost.v1.InspectWorkerRequest
-	(*InspectWorkerResponse)(nil),       // 79: waypost.v1.InspectWorkerResponse
-	(*ReportOutcomeRequest)(nil),        // 80: waypost.v1.ReportOutcomeRequest
-	(*ReportOutcomeResponse)(nil),       // 81: waypost.v1.ReportOutcomeResponse
-	(*RenewPlacementRequest)(nil),       // 82: waypost.v1.RenewPlacementRequest
-	(*ReleasePlacementRequest)(nil),     // 83: waypost.v1.ReleasePlacementRequest
-	(*RenewPlacementResponse)(nil),      // 84: waypost.v1.RenewPlacementResponse
-	(*ReleasePlacementResponse)(nil),    // 85: waypost.v1.ReleasePlacementResponse
-	(*ListMembersResponse)(nil),         // 86: waypost.v1.ListMembersResponse
-	(*LearnTokensRequest)(nil),          // 87: waypost.v1.LearnTokensRequest
-	(*LearnTokensResponse)(nil),         // 88: waypost.v1.LearnTokensResponse
+	(*StoredPrompt)(nil),                // 14: waypost.v1.StoredPrompt
+	(*HostReport)(nil),                  // 15: waypost.v1.HostReport
+	(*CoordinatorHello)(nil),            // 16: waypost.v1.CoordinatorHello
+	(*PolicyPush)(nil),                  // 17: waypost.v1.PolicyPush
+	(*GpuPolicy)(nil),                   // 18: waypost.v1.GpuPolicy
+	(*AckGpu)(nil),                      // 19: waypost.v1.AckGpu
+	(*AckGpuReply)(nil),                 // 20: waypost.v1.AckGpuReply
+	(*BoundaryAsk)(nil),                 // 21: waypost.v1.BoundaryAsk
+	(*PrefixPull)(nil),                  // 22: waypost.v1.PrefixPull
+	(*ClaimFrame)(nil),                  // 23: waypost.v1.ClaimFrame
+	(*Claim)(nil),                       // 24: waypost.v1.Claim
+	(*MarkFrame)(nil),                   // 25: waypost.v1.MarkFrame
+	(*Mark)(nil),                        // 26: waypost.v1.Mark
+	(*OutcomeFrame)(nil),                // 27: waypost.v1.OutcomeFrame
+	(*TransferFrame)(nil),               // 28: waypost.v1.TransferFrame
+	(*ObservedTransfer)(nil),            // 29: waypost.v1.ObservedTransfer
+	(*ObservedOutcome)(nil),             // 30: waypost.v1.ObservedOutcome
+	(*TokenizeAsk)(nil),                 // 31: waypost.v1.TokenizeAsk
+	(*RenderAsk)(nil),                   // 32: waypost.v1.RenderAsk
+	(*ExchangePlacementsRequest)(nil),   // 33: waypost.v1.ExchangePlacementsRequest
+	(*MemoEntry)(nil),                   // 34: waypost.v1.MemoEntry
+	(*ExchangePlacementsResponse)(nil),  // 35: waypost.v1.ExchangePlacementsResponse
+	(*PlaceFrame)(nil),                  // 36: waypost.v1.PlaceFrame
+	(*EvidenceAsk)(nil),                 // 37: waypost.v1.EvidenceAsk
+	(*EvidencePoint)(nil),               // 38: waypost.v1.EvidencePoint
+	(*EvidenceReply)(nil),               // 39: waypost.v1.EvidenceReply
+	(*AskRecordsRequest)(nil),           // 40: waypost.v1.AskRecordsRequest
+	(*AskRecordsResponse)(nil),          // 41: waypost.v1.AskRecordsResponse
+	(*ForwardWriteRequest)(nil),         // 42: waypost.v1.ForwardWriteRequest
+	(*ForwardWriteResponse)(nil),        // 43: waypost.v1.ForwardWriteResponse
+	(*JoinClusterRequest)(nil),          // 44: waypost.v1.JoinClusterRequest
+	(*JoinClusterResponse)(nil),         // 45: waypost.v1.JoinClusterResponse
+	(*WaitAppliedRequest)(nil),          // 46: waypost.v1.WaitAppliedRequest
+	(*WaitAppliedResponse)(nil),         // 47: waypost.v1.WaitAppliedResponse
+	(*PeerInspectRequest)(nil),          // 48: waypost.v1.PeerInspectRequest
+	(*PeerInspectResponse)(nil),         // 49: waypost.v1.PeerInspectResponse
+	(*FetchPlacementRequest)(nil),       // 50: waypost.v1.FetchPlacementRequest
+	(*FetchPlacementResponse)(nil),      // 51: waypost.v1.FetchPlacementResponse
+	(*RelayOutcomeRequest)(nil),         // 52: waypost.v1.RelayOutcomeRequest
+	(*RelayOutcomeResponse)(nil),        // 53: waypost.v1.RelayOutcomeResponse
+	(*RelayReservationRequest)(nil),     // 54: waypost.v1.RelayReservationRequest
+	(*RelayReservationResponse)(nil),    // 55: waypost.v1.RelayReservationResponse
+	(*PeerMembersRequest)(nil),          // 56: waypost.v1.PeerMembersRequest
+	(*PeerMembersResponse)(nil),         // 57: waypost.v1.PeerMembersResponse
+	(*CopyPrefixesRequest)(nil),         // 58: waypost.v1.CopyPrefixesRequest
+	(*CopyPrefixesResponse)(nil),        // 59: waypost.v1.CopyPrefixesResponse
+	(*RelayLearnRequest)(nil),           // 60: waypost.v1.RelayLearnRequest
+	(*RelayLearnResponse)(nil),          // 61: waypost.v1.RelayLearnResponse
+	(*CopyMemoRequest)(nil),             // 62: waypost.v1.CopyMemoRequest
+	(*CopyMemoResponse)(nil),            // 63: waypost.v1.CopyMemoResponse
+	nil,                                 // 64: waypost.v1.WorkerFacts.HeadersEntry
+	(*TransferFacts)(nil),               // 65: waypost.v1.TransferFacts
+	(*TermError)(nil),                   // 66: waypost.v1.TermError
+	(*HostFacts)(nil),                   // 67: waypost.v1.HostFacts
+	(*Gpu)(nil),                         // 68: waypost.v1.Gpu
+	(*Check)(nil),                       // 69: waypost.v1.Check
+	(*Cordon)(nil),                      // 70: waypost.v1.Cordon
+	(*ListPlacementsRequest)(nil),       // 71: waypost.v1.ListPlacementsRequest
+	(*SummarizePlacementsRequest)(nil),  // 72: waypost.v1.SummarizePlacementsRequest
+	(*GetReuseRequest)(nil),             // 73: waypost.v1.GetReuseRequest
+	(*ExplainWorkerRequest)(nil),        // 74: waypost.v1.ExplainWorkerRequest
+	(*ListPlacementsResponse)(nil),      // 75: waypost.v1.ListPlacementsResponse
+	(*SummarizePlacementsResponse)(nil), // 76: waypost.v1.SummarizePlacementsResponse
+	(*GetReuseResponse)(nil),            // 77: waypost.v1.GetReuseResponse
+	(*ExplainWorkerResponse)(nil),       // 78: waypost.v1.ExplainWorkerResponse
+	(*InspectWorkerRequest)(nil),        // 79: waypost.v1.InspectWorkerRequest
+	(*InspectWorkerResponse)(nil),       // 80: waypost.v1.InspectWorkerResponse
+	(*ReportOutcomeRequest)(nil),        // 81: waypost.v1.ReportOutcomeRequest
+	(*ReportOutcomeResponse)(nil),       // 82: waypost.v1.ReportOutcomeResponse
+	(*RenewPlacementRequest)(nil),       // 83: waypost.v1.RenewPlacementRequest
+	(*ReleasePlacementRequest)(nil),     // 84: waypost.v1.ReleasePlacementRequest
+	(*RenewPlacementResponse)(nil),      // 85: waypost.v1.RenewPlacementResponse
+	(*ReleasePlacementResponse)(nil),    // 86: waypost.v1.ReleasePlacementResponse
+	(*ListMembersResponse)(nil),         // 87: waypost.v1.ListMembersResponse
+	(*LearnTokensRequest)(nil),          // 88: waypost.v1.LearnTokensRequest
+	(*LearnTokensResponse)(nil),         // 89: waypost.v1.LearnTokensResponse
 }
 var file_waypost_v1_lane_proto_depIdxs = []int32{
 	2,  // 0: waypost.v1.ConnectRequest.hello:type_name -> waypost.v1.AgentHello
 	7,  // 1: waypost.v1.ConnectRequest.load:type_name -> waypost.v1.Load
 	12, // 2: waypost.v1.ConnectRequest.prefixes:type_name -> waypost.v1.PrefixFrames
 	13, // 3: waypost.v1.ConnectRequest.tokenize_reply:type_name -> waypost.v1.TokenizeReply
-	14, // 4: waypost.v1.ConnectRequest.host:type_name -> waypost.v1.HostReport
-	38, // 5: waypost.v1.ConnectRequest.evidence:type_name -> waypost.v1.EvidenceReply
-	19, // 6: waypost.v1.ConnectRequest.ack_gpu:type_name -> waypost.v1.AckGpuReply
-	15, // 7: waypost.v1.ConnectResponse.hello:type_name -> waypost.v1.CoordinatorHello
-	16, // 8: waypost.v1.ConnectResponse.policy:type_name -> waypost.v1.PolicyPush
-	21, // 9: waypost.v1.ConnectResponse.pull:type_name -> waypost.v1.PrefixPull
-	22, // 10: waypost.v1.ConnectResponse.claims:type_name -> waypost.v1.ClaimFrame
-	24, // 11: waypost.v1.ConnectResponse.marks:type_name -> waypost.v1.MarkFrame
-	30, // 12: waypost.v1.ConnectResponse.tokenize:type_name -> waypost.v1.TokenizeAsk
-	31, // 13: waypost.v1.ConnectResponse.render:type_name -> waypost.v1.RenderAsk
-	36, // 14: waypost.v1.ConnectResponse.evidence:type_name -> waypost.v1.EvidenceAsk
-	26, // 15: waypost.v1.ConnectResponse.outcomes:type_name -> waypost.v1.OutcomeFrame
-	27, // 16: waypost.v1.ConnectResponse.transfers:type_name -> waypost.v1.TransferFrame
-	18, // 17: waypost.v1.ConnectResponse.ack_gpu:type_name -> waypost.v1.AckGpu
-	20, // 18: waypost.v1.ConnectResponse.boundary:type_name -> waypost.v1.BoundaryAsk
-	5,  // 19: waypost.v1.AgentHello.workers:type_name -> waypost.v1.WorkerFacts
-	3,  // 20: waypost.v1.AgentHello.boundaries:type_name -> waypost.v1.EngineBoundary
-	4,  // 21: waypost.v1.EngineBoundary.probes:type_name -> waypost.v1.MeasuredProbe
-	63, // 22: waypost.v1.WorkerFacts.headers:type_name -> waypost.v1.WorkerFacts.HeadersEntry
-	6,  // 23: waypost.v1.WorkerFacts.step_model:type_name -> waypost.v1.StepModel
-	64, // 24: waypost.v1.WorkerFacts.transfer:type_name -> waypost.v1.TransferFacts
-	8,  // 25: waypost.v1.Load.workers:type_name -> waypost.v1.WorkerLoad
-	11, // 26: waypost.v1.WorkerLoad.echo:type_name -> waypost.v1.Echo
-	9,  // 27: waypost.v1.WorkerLoad.accuracy:type_name -> waypost.v1.WorkerAccuracy
-	28, // 28: waypost.v1.WorkerLoad.transfers:type_name -> waypost.v1.ObservedTransfer
-	10, // 29: waypost.v1.WorkerLoad.idle_slots:type_name -> waypost.v1.IdleSlot
-	65, // 30: waypost.v1.WorkerAccuracy.errors:type_name -> waypost.v1.TermError
-	66, // 31: waypost.v1.HostReport.facts:type_name -> waypost.v1.HostFacts
-	67, // 32: waypost.v1.HostReport.gpus:type_name -> waypost.v1.Gpu
-	68, // 33: waypost.v1.HostReport.checks:type_name -> waypost.v1.Check
-	69, // 34: waypost.v1.PolicyPush.cordons:type_name -> waypost.v1.Cordon
-	17, // 35: waypost.v1.PolicyPush.gpu:type_name -> waypost.v1.GpuPolicy
-	23, // 36: waypost.v1.ClaimFrame.claims:type_name -> waypost.v1.Claim
-	25, // 37: waypost.v1.MarkFrame.marks:type_name -> waypost.v1.Mark
-	29, // 38: waypost.v1.OutcomeFrame.outcomes:type_name -> waypost.v1.ObservedOutcome
-	28, // 39: waypost.v1.TransferFrame.transfers:type_name -> waypost.v1.ObservedTransfer
-	35, // 40: waypost.v1.ExchangePlacementsRequest.places:type_name -> waypost.v1.PlaceFrame
-	33, // 41: waypost.v1.ExchangePlacementsRequest.memo:type_name -> waypost.v1.MemoEntry
-	23, // 42: waypost.v1.PlaceFrame.claim:type_name -> waypost.v1.Claim
-	37, // 43: waypost.v1.EvidenceAsk.expected:type_name -> waypost.v1.EvidencePoint
-	37, // 44: waypost.v1.EvidenceAsk.tip:type_name -> waypost.v1.EvidencePoint
-	37, // 45: waypost.v1.EvidenceAsk.unsalted:type_name -> waypost.v1.EvidencePoint
-	70, // 46: waypost.v1.AskRecordsRequest.list:type_name -> waypost.v1.ListPlacementsRequest
-	71, // 47: waypost.v1.AskRecordsRequest.summarize:type_name -> waypost.v1.SummarizePlacementsRequest
-	72, // 48: waypost.v1.AskRecordsRequest.reuse:type_name -> waypost.v1.GetReuseRequest
-	73, // 49: waypost.v1.AskRecordsRequest.worker:type_name -> waypost.v1.ExplainWorkerRequest
-	74, // 50: waypost.v1.AskRecordsResponse.list:type_name -> waypost.v1.ListPlacementsResponse
-	75, // 51: waypost.v1.AskRecordsResponse.summarize:type_name -> waypost.v1.SummarizePlacementsResponse
-	76, // 52: waypost.v1.AskRecordsResponse.reuse:type_name -> waypost.v1.GetReuseResponse
-	77, // 53: waypost.v1.AskRecordsResponse.worker:type_name -> waypost.v1.ExplainWorkerResponse
-	78, // 54: waypost.v1.PeerInspectRequest.inspect:type_name -> waypost.v1.InspectWorkerRequest
-	79, // 55: waypost.v1.PeerInspectResponse.inspect:type_name -> waypost.v1.InspectWorkerResponse
-	80, // 56: waypost.v1.RelayOutcomeRequest.outcome:type_name -> waypost.v1.ReportOutcomeRequest
-	81, // 57: waypost.v1.RelayOutcomeResponse.outcome:type_name -> waypost.v1.ReportOutcomeResponse
-	82, // 58: waypost.v1.RelayReservationRequest.renew:type_name -> waypost.v1.RenewPlacementRequest
-	83, // 59: waypost.v1.RelayReservationRequest.release:type_name -> waypost.v1.ReleasePlacementRequest
-	84, // 60: waypost.v1.RelayReservationResponse.renew:type_name -> waypost.v1.RenewPlacementResponse
-	85, // 61: waypost.v1.RelayReservationResponse.release:type_name -> waypost.v1.ReleasePlacementResponse
-	86, // 62: waypost.v1.PeerMembersResponse.members:type_name -> waypost.v1.ListMembersResponse
-	87, // 63: waypost.v1.RelayLearnRequest.learn:type_name -> waypost.v1.LearnTokensRequest
-	88, // 64: waypost.v1.RelayLearnResponse.learn:type_name -> waypost.v1.LearnTokensResponse
-	33, // 65: waypost.v1.CopyMemoResponse.entries:type_name -> waypost.v1.MemoEntry
-	0,  // 66: waypost.v1.LaneService.Connect:input_type -> waypost.v1.ConnectRequest
-	32, // 67: waypost.v1.PeerService.ExchangePlacements:input_type -> waypost.v1.ExchangePlacementsRequest
-	41, // 68: waypost.v1.PeerService.ForwardWrite:input_type -> waypost.v1.ForwardWriteRequest
-	43, // 69: waypost.v1.PeerService.JoinCluster:input_type -> waypost.v1.JoinClusterRequest
-	45, // 70: waypost.v1.PeerService.WaitApplied:input_type -> waypost.v1.WaitAppliedRequest
-	47, // 71: waypost.v1.PeerService.PeerInspect:input_type -> waypost.v1.PeerInspectRequest
-	49, // 72: waypost.v1.PeerService.FetchPlacement:input_type -> waypost.v1.FetchPlacementRequest
-	51, // 73: waypost.v1.PeerService.RelayOutcome:input_type -> waypost.v1.RelayOutcomeRequest
-	53, // 74: waypost.v1.PeerService.RelayReservation:input_type -> waypost.v1.RelayReservationRequest
-	39, // 75: waypost.v1.PeerService.AskRecords:input_type -> waypost.v1.AskRecordsRequest
-	55, // 76: waypost.v1.PeerService.PeerMembers:input_type -> waypost.v1.PeerMembersRequest
-	57, // 77: waypost.v1.PeerService.CopyPrefixes:input_type -> waypost.v1.CopyPrefixesRequest
-	59, // 78: waypost.v1.PeerService.RelayLearn:input_type -> waypost.v1.RelayLearnRequest
-	61, // 79: waypost.v1.PeerService.CopyMemo:input_type -> waypost.v1.CopyMemoRequest
-	1,  // 80: waypost.v1.LaneService.Connect:output_type -> waypost.v1.ConnectResponse
-	34, // 81: waypost.v1.PeerService.ExchangePlacements:output_type -> waypost.v1.ExchangePlacementsResponse
-	42, // 82: waypost.v1.PeerService.ForwardWrite:output_type -> waypost.v1.ForwardWriteResponse
-	44, // 83: waypost.v1.PeerService.JoinCluster:output_type -> waypost.v1.JoinClusterResponse
-	46, // 84: waypost.v1.PeerService.WaitApplied:output_type -> waypost.v1.WaitAppliedResponse
-	48, // 85: waypost.v1.PeerService.PeerInspect:output_type -> waypost.v1.PeerInspectResponse
-	50, // 86: waypost.v1.PeerService.FetchPlacement:output_type -> waypost.v1.FetchPlacementResponse
-	52, // 87: waypost.v1.PeerService.RelayOutcome:output_type -> waypost.v1.RelayOutcomeResponse
-	54, // 88: waypost.v1.PeerService.RelayReservation:output_type -> waypost.v1.RelayReservationResponse
-	40, // 89: waypost.v1.PeerService.AskRecords:output_type -> waypost.v1.AskRecordsResponse
-	56, // 90: waypost.v1.PeerService.PeerMembers:output_type -> waypost.v1.PeerMembersResponse
-	58, // 91: waypost.v1.PeerService.CopyPrefixes:output_type -> waypost.v1.CopyPrefixesResponse
-	60, // 92: waypost.v1.PeerService.RelayLearn:output_type -> waypost.v1.RelayLearnResponse
-	62, // 93: waypost.v1.PeerService.CopyMemo:output_type -> waypost.v1.CopyMemoResponse
-	80, // [80:94] is the sub-list for method output_type
-	66, // [66:80] is the sub-list for method input_type
-	66, // [66:66] is the sub-list for extension type_name
-	66, // [66:66] is the sub-list for extension extendee
-	0,  // [0:66] is the sub-list for field type_name
+	15, // 4: waypost.v1.ConnectRequest.host:type_name -> waypost.v1.HostReport
+	39, // 5: waypost.v1.ConnectRequest.evidence:type_name -> waypost.v1.EvidenceReply
+	20, // 6: waypost.v1.ConnectRequest.ack_gpu:type_name -> waypost.v1.AckGpuReply
+	14, // 7: waypost.v1.ConnectRequest.stored_prompt:type_name -> waypost.v1.StoredPrompt
+	16, // 8: waypost.v1.ConnectResponse.hello:type_name -> waypost.v1.CoordinatorHello
+	17, // 9: waypost.v1.ConnectResponse.policy:type_name -> waypost.v1.PolicyPush
+	22, // 10: waypost.v1.ConnectResponse.pull:type_name -> waypost.v1.PrefixPull
+	23, // 11: waypost.v1.ConnectResponse.claims:type_name -> waypost.v1.ClaimFrame
+	25, // 12: waypost.v1.ConnectResponse.marks:type_name -> waypost.v1.MarkFrame
+	31, // 13: waypost.v1.ConnectResponse.tokenize:type_name -> waypost.v1.TokenizeAsk
+	32, // 14: waypost.v1.ConnectResponse.render:type_name -> waypost.v1.RenderAsk
+	37, // 15: waypost.v1.ConnectResponse.evidence:type_name -> waypost.v1.EvidenceAsk
+	27, // 16: waypost.v1.ConnectResponse.outcomes:type_name -> waypost.v1.OutcomeFrame
+	28, // 17: waypost.v1.ConnectResponse.transfers:type_name -> waypost.v1.TransferFrame
+	19, // 18: waypost.v1.ConnectResponse.ack_gpu:type_name -> waypost.v1.AckGpu
+	21, // 19: waypost.v1.ConnectResponse.boundary:type_name -> waypost.v1.BoundaryAsk
+	5,  // 20: waypost.v1.AgentHello.workers:type_name -> waypost.v1.WorkerFacts
+	3,  // 21: waypost.v1.AgentHello.boundaries:type_name -> waypost.v1.EngineBoundary
+	4,  // 22: waypost.v1.EngineBoundary.probes:type_name -> waypost.v1.MeasuredProbe
+	64, // 23: waypost.v1.WorkerFacts.headers:type_name -> waypost.v1.WorkerFacts.HeadersEntry
+	6,  // 24: waypost.v1.WorkerFacts.step_model:type_name -> waypost.v1.StepModel
+	65, // 25: waypost.v1.WorkerFacts.transfer:type_name -> waypost.v1.TransferFacts
+	8,  // 26: waypost.v1.Load.workers:type_name -> waypost.v1.WorkerLoad
+	11, // 27: waypost.v1.WorkerLoad.echo:type_name -> waypost.v1.Echo
+	9,  // 28: waypost.v1.WorkerLoad.accuracy:type_name -> waypost.v1.WorkerAccuracy
+	29, // 29: waypost.v1.WorkerLoad.transfers:type_name -> waypost.v1.ObservedTransfer
+	10, // 30: waypost.v1.WorkerLoad.idle_slots:type_name -> waypost.v1.IdleSlot
+	66, // 31: waypost.v1.WorkerAccuracy.errors:type_name -> waypost.v1.TermError
+	67, // 32: waypost.v1.HostReport.facts:type_name -> waypost.v1.HostFacts
+	68, // 33: waypost.v1.HostReport.gpus:type_name -> waypost.v1.Gpu
+	69, // 34: waypost.v1.HostReport.checks:type_name -> waypost.v1.Check
+	70, // 35: waypost.v1.PolicyPush.cordons:type_name -> waypost.v1.Cordon
+	18, // 36: waypost.v1.PolicyPush.gpu:type_name -> waypost.v1.GpuPolicy
+	24, // 37: waypost.v1.ClaimFrame.claims:type_name -> waypost.v1.Claim
+	26, // 38: waypost.v1.MarkFrame.marks:type_name -> waypost.v1.Mark
+	30, // 39: waypost.v1.OutcomeFrame.outcomes:type_name -> waypost.v1.ObservedOutcome
+	29, // 40: waypost.v1.TransferFrame.transfers:type_name -> waypost.v1.ObservedTransfer
+	36, // 41: waypost.v1.ExchangePlacementsRequest.places:type_name -> waypost.v1.PlaceFrame
+	34, // 42: waypost.v1.ExchangePlacementsRequest.memo:type_name -> waypost.v1.MemoEntry
+	24, // 43: waypost.v1.PlaceFrame.claim:type_name -> waypost.v1.Claim
+	38, // 44: waypost.v1.EvidenceAsk.expected:type_name -> waypost.v1.EvidencePoint
+	38, // 45: waypost.v1.EvidenceAsk.tip:type_name -> waypost.v1.EvidencePoint
+	38, // 46: waypost.v1.EvidenceAsk.unsalted:type_name -> waypost.v1.EvidencePoint
+	71, // 47: waypost.v1.AskRecordsRequest.list:type_name -> waypost.v1.ListPlacementsRequest
+	72, // 48: waypost.v1.AskRecordsRequest.summarize:type_name -> waypost.v1.SummarizePlacementsRequest
+	73, // 49: waypost.v1.AskRecordsRequest.reuse:type_name -> waypost.v1.GetReuseRequest
+	74, // 50: waypost.v1.AskRecordsRequest.worker:type_name -> waypost.v1.ExplainWorkerRequest
+	75, // 51: waypost.v1.AskRecordsResponse.list:type_name -> waypost.v1.ListPlacementsResponse
+	76, // 52: waypost.v1.AskRecordsResponse.summarize:type_name -> waypost.v1.SummarizePlacementsResponse
+	77, // 53: waypost.v1.AskRecordsResponse.reuse:type_name -> waypost.v1.GetReuseResponse
+	78, // 54: waypost.v1.AskRecordsResponse.worker:type_name -> waypost.v1.ExplainWorkerResponse
+	79, // 55: waypost.v1.PeerInspectRequest.inspect:type_name -> waypost.v1.InspectWorkerRequest
+	80, // 56: waypost.v1.PeerInspectResponse.inspect:type_name -> waypost.v1.InspectWorkerResponse
+	81, // 57: waypost.v1.RelayOutcomeRequest.outcome:type_name -> waypost.v1.ReportOutcomeRequest
+	82, // 58: waypost.v1.RelayOutcomeResponse.outcome:type_name -> waypost.v1.ReportOutcomeResponse
+	83, // 59: waypost.v1.RelayReservationRequest.renew:type_name -> waypost.v1.RenewPlacementRequest
+	84, // 60: waypost.v1.RelayReservationRequest.release:type_name -> waypost.v1.ReleasePlacementRequest
+	85, // 61: waypost.v1.RelayReservationResponse.renew:type_name -> waypost.v1.RenewPlacementResponse
+	86, // 62: waypost.v1.RelayReservationResponse.release:type_name -> waypost.v1.ReleasePlacementResponse
+	87, // 63: waypost.v1.PeerMembersResponse.members:type_name -> waypost.v1.ListMembersResponse
+	88, // 64: waypost.v1.RelayLearnRequest.learn:type_name -> waypost.v1.LearnTokensRequest
+	89, // 65: waypost.v1.RelayLearnResponse.learn:type_name -> waypost.v1.LearnTokensResponse
+	34, // 66: waypost.v1.CopyMemoResponse.entries:type_name -> waypost.v1.MemoEntry
+	0,  // 67: waypost.v1.LaneService.Connect:input_type -> waypost.v1.ConnectRequest
+	33, // 68: waypost.v1.PeerService.ExchangePlacements:input_type -> waypost.v1.ExchangePlacementsRequest
+	42, // 69: waypost.v1.PeerService.ForwardWrite:input_type -> waypost.v1.ForwardWriteRequest
+	44, // 70: waypost.v1.PeerService.JoinCluster:input_type -> waypost.v1.JoinClusterRequest
+	46, // 71: waypost.v1.PeerService.WaitApplied:input_type -> waypost.v1.WaitAppliedRequest
+	48, // 72: waypost.v1.PeerService.PeerInspect:input_type -> waypost.v1.PeerInspectRequest
+	50, // 73: waypost.v1.PeerService.FetchPlacement:input_type -> waypost.v1.FetchPlacementRequest
+	52, // 74: waypost.v1.PeerService.RelayOutcome:input_type -> waypost.v1.RelayOutcomeRequest
+	54, // 75: waypost.v1.PeerService.RelayReservation:input_type -> waypost.v1.RelayReservationRequest
+	40, // 76: waypost.v1.PeerService.AskRecords:input_type -> waypost.v1.AskRecordsRequest
+	56, // 77: waypost.v1.PeerService.PeerMembers:input_type -> waypost.v1.PeerMembersRequest
+	58, // 78: waypost.v1.PeerService.CopyPrefixes:input_type -> waypost.v1.CopyPrefixesRequest
+	60, // 79: waypost.v1.PeerService.RelayLearn:input_type -> waypost.v1.RelayLearnRequest
+	62, // 80: waypost.v1.PeerService.CopyMemo:input_type -> waypost.v1.CopyMemoRequest
+	1,  // 81: waypost.v1.LaneService.Connect:output_type -> waypost.v1.ConnectResponse
+	35, // 82: waypost.v1.PeerService.ExchangePlacements:output_type -> waypost.v1.ExchangePlacementsResponse
+	43, // 83: waypost.v1.PeerService.ForwardWrite:output_type -> waypost.v1.ForwardWriteResponse
+	45, // 84: waypost.v1.PeerService.JoinCluster:output_type -> waypost.v1.JoinClusterResponse
+	47, // 85: waypost.v1.PeerService.WaitApplied:output_type -> waypost.v1.WaitAppliedResponse
+	49, // 86: waypost.v1.PeerService.PeerInspect:output_type -> waypost.v1.PeerInspectResponse
+	51, // 87: waypost.v1.PeerService.FetchPlacement:output_type -> waypost.v1.FetchPlacementResponse
+	53, // 88: waypost.v1.PeerService.RelayOutcome:output_type -> waypost.v1.RelayOutcomeResponse
+	55, // 89: waypost.v1.PeerService.RelayReservation:output_type -> waypost.v1.RelayReservationResponse
+	41, // 90: waypost.v1.PeerService.AskRecords:output_type -> waypost.v1.AskRecordsResponse
+	57, // 91: waypost.v1.PeerService.PeerMembers:output_type -> waypost.v1.PeerMembersResponse
+	59, // 92: waypost.v1.PeerService.CopyPrefixes:output_type -> waypost.v1.CopyPrefixesResponse
+	61, // 93: waypost.v1.PeerService.RelayLearn:output_type -> waypost.v1.RelayLearnResponse
+	63, // 94: waypost.v1.PeerService.CopyMemo:output_type -> waypost.v1.CopyMemoResponse
+	81, // [81:95] is the sub-list for method output_type
+	67, // [67:81] is the sub-list for method input_type
+	67, // [67:67] is the sub-list for extension type_name
+	67, // [67:67] is the sub-list for extension extendee
+	0,  // [0:67] is the sub-list for field type_name
 }
 
 func init() { file_waypost_v1_lane_proto_init() }
@@ -6074,6 +6173,7 @@ func file_waypost_v1_lane_proto_init() {
 		(*ConnectRequest_Host)(nil),
 		(*ConnectRequest_Evidence)(nil),
 		(*ConnectRequest_AckGpu)(nil),
+		(*ConnectRequest_StoredPrompt)(nil),
 	}
 	file_waypost_v1_lane_proto_msgTypes[1].OneofWrappers = []any{
 		(*ConnectResponse_Hello)(nil),
@@ -6089,11 +6189,11 @@ func file_waypost_v1_lane_proto_init() {
 		(*ConnectResponse_AckGpu)(nil),
 		(*ConnectResponse_Boundary)(nil),
 	}
-	file_waypost_v1_lane_proto_msgTypes[53].OneofWrappers = []any{
+	file_waypost_v1_lane_proto_msgTypes[54].OneofWrappers = []any{
 		(*RelayReservationRequest_Renew)(nil),
 		(*RelayReservationRequest_Release)(nil),
 	}
-	file_waypost_v1_lane_proto_msgTypes[54].OneofWrappers = []any{
+	file_waypost_v1_lane_proto_msgTypes[55].OneofWrappers = []any{
 		(*RelayReservationResponse_Renew)(nil),
 		(*RelayReservationResponse_Release)(nil),
 	}
@@ -6103,7 +6203,7 @@ func file_waypost_v1_lane_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_waypost_v1_lane_proto_rawDesc), len(file_waypost_v1_lane_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   64,
+			NumMessages:   65,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -12,6 +12,10 @@ const (
 	lostAtMost  = 0.5
 	// maxEntries bounds the entries and the ghosts of them.
 	maxEntries = 4096
+	// doubtsToLearn is after how many misses in a row a limit that was told is
+	// not believed: one has other reasons, such as requests that came in another
+	// order.
+	doubtsToLearn = 3
 )
 
 // hostCache is the cache of whole sequences in host memory.
@@ -25,11 +29,18 @@ type hostCache struct {
 	tooMany int
 	// fits is the most that was seen to fit.
 	fits int
+	// known says that the limit was told: most tokens. doubts counts the misses
+	// since it was last seen to hold.
+	known        bool
+	most, doubts int
 }
 
 // give saves what a slot holds, unless an entry holds it already; entries that
 // it continues are dropped. It reports whether it saved something.
 func (c *hostCache) give(s *sequence) bool {
+	if c.known && s.tokens > c.limitTokens {
+		return false // the server keeps the others
+	}
 	if c.limitTokens <= 0 || s.tokens == 0 || len(s.keys) == 0 || c.holds(s) {
 		return false
 	}
@@ -97,6 +108,12 @@ func (c *hostCache) take(s *sequence) {
 // much had to fit for it. Half of the way to what was seen to fit is given up,
 // for a miss costs more than what is found by surprise.
 func (c *hostCache) missed(needTokens int) {
+	if c.known {
+		if c.doubts++; c.doubts < doubtsToLearn {
+			return
+		}
+		c.doubts = 0
+	}
 	if needTokens <= c.fits {
 		// It had another reason, such as requests that came in another order,
 		// unless the cache is smaller now and this comes again.
@@ -109,7 +126,11 @@ func (c *hostCache) missed(needTokens int) {
 }
 
 // fit learns that so much fits.
-func (c *hostCache) fit(needTokens int) { c.fits = max(c.fits, needTokens) }
+func (c *hostCache) fit(needTokens int) {
+	if needTokens >= c.fits {
+		c.fits, c.doubts = needTokens, 0
+	}
+}
 
 // found learns that so many tokens fit at least: a little more is tried, up to
 // what was seen not to fit.
@@ -121,6 +142,9 @@ func (c *hostCache) found(needTokens int) {
 		c.tooMany = 0 // it was another reason
 	}
 	c.fit(needTokens)
+	if c.known {
+		more = min(more, c.most)
+	}
 	c.limitTokens = max(c.limitTokens, more)
 }
 

@@ -23,7 +23,8 @@
 //   - a new request makes the server copy what idle slots hold to the host
 //     cache and, when the slots share one KV buffer, empty them.
 //
-// How much the host cache holds is told by nobody; it is learnt from reuse that
-// was missing or not expected. Of generated tokens only the number is known, so
+// How much the host cache holds is not told over HTTP. Where it is not known from
+// elsewhere it is learnt from reuse that was missing or not expected; where it
+// is, from reuse that is missing again and again. Of generated tokens only the number is known, so
 // a prefix ends with the prompt. A Replay is not safe for concurrent use.
 package slots

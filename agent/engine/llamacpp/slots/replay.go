@@ -31,9 +31,11 @@ type Options struct {
 	// Shared says that the slots share one KV buffer: idle ones are emptied by
 	// each new request.
 	Shared bool
-	// HostTokens is the first guess of what the host cache holds, in tokens; 0:
-	// there is none.
+	// HostTokens is what the host cache holds, in tokens; 0: there is none. It
+	// is a first guess unless HostKnown.
 	HostTokens int
+	// HostKnown says that HostTokens is no guess.
+	HostKnown bool
 	// HostTokensOwn is the first guess once it is seen that the slots have KV
 	// buffers of their own; less than HostTokens: the same.
 	HostTokensOwn int
@@ -124,6 +126,8 @@ func New(o Options) *Replay {
 	}
 	r := &Replay{opt: o, open: map[ledger.ClaimID]*request{}}
 	r.cache.limitTokens = max(0, o.HostTokens)
+	r.cache.known = o.HostKnown
+	r.cache.most = r.cache.limitTokens
 	r.tree.init(o.Listener)
 	r.empty()
 	return r

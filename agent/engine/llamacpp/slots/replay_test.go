@@ -359,6 +359,45 @@ func TestHostCacheSizeIsLearnt(t *testing.T) {
 	}
 }
 
+// A size that was told is not doubted for one miss, is after some in a row, and
+// is never exceeded; a sequence that does not fit at all drives nothing out.
+func TestHostCacheSizeIsKnown(t *testing.T) {
+	d := &driver{Replay: New(Options{Slots: 1, HostTokens: 10_000, HostKnown: true})}
+	conv := func(i int) []uint32 { return text(fmt.Sprintf("c%d", i), 992) }
+	miss := func() {
+		for i := range 6 {
+			d.send(conv(i), 9)
+		}
+		id := d.begin(conv(0))
+		if d.open[id].expected == 0 {
+			t.Fatal("nothing is expected")
+		}
+		d.Done(id, 9, 0)
+	}
+	for i := range doubtsToLearn {
+		if d.HostTokens() != 10_000 {
+			t.Errorf("believed to hold %d tokens after %d misses", d.HostTokens(), i)
+		}
+		miss()
+	}
+	if d.HostTokens() >= 6000 {
+		t.Errorf("still believed to hold %d tokens", d.HostTokens())
+	}
+	d = &driver{Replay: New(Options{Slots: 1, HostTokens: 2_500, HostKnown: true})}
+	for i := range 6 {
+		d.send(conv(i), 9)
+	}
+	d.Done(d.begin(conv(0)), 9, 991)
+	if d.HostTokens() != 2_500 {
+		t.Errorf("believed to hold %d tokens, told were 2,500", d.HostTokens())
+	}
+	d.send(text("long", 2_600), 9)
+	d.send(conv(7), 9)
+	if id := d.begin(conv(0)); d.open[id].expected == 0 {
+		t.Error("what does not fit has driven out what does")
+	}
+}
+
 // mirror is a listener that holds what it is told.
 type mirror struct {
 	t      interface{ Fatalf(string, ...any) }

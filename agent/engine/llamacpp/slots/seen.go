@@ -63,6 +63,7 @@ func (r *Replay) buffers(seen []Seen) (changed bool) {
 		if kept && (r.opt.Shared || r.opt.HostTokensOwn > r.cache.limitTokens) {
 			r.opt.Shared = false
 			r.cache.limitTokens = max(r.cache.limitTokens, r.opt.HostTokensOwn)
+			r.cache.most = max(r.cache.most, r.opt.HostTokensOwn)
 			r.opt.HostTokensOwn = 0
 			changed = true
 		}
