@@ -270,6 +270,17 @@ func (r *rig) worker() *waypostv1.Worker {
 func (r *rig) waitDown() {
 	r.t.Helper()
 	r.eventually("the death is not seen", func() string {
+		if r.worker().GetState() != "ready" {
+			return ""
+		}
+		return "still ready"
+	})
+}
+
+// waitBlind waits until the worker's view is not live any more.
+func (r *rig) waitBlind() {
+	r.t.Helper()
+	r.eventually("the agent's death is not seen", func() string {
 		if w := r.worker(); w.GetState() != "ready" || w.GetView() != "live" {
 			return ""
 		}
