@@ -348,7 +348,7 @@ func (a *Agent) Start() error {
 	a.discovery.look(time.Now())
 	a.loadLearnt()
 	if err := a.wish.read(); err != nil {
-		a.log.Error("whether this host is to be drained is not known; say it again with: waypost drain --local", "event", "drain_wish_failed", "error", err)
+		a.log.Error("whether this host is to be drained is not known; say it again with: waypost drain --local", "error", err)
 	}
 	if err := a.mesh.Start(); err != nil {
 		return fmt.Errorf("agent: mesh: %w", err)

@@ -127,10 +127,10 @@ func (d *drainWish) recorded(id string) {
 		return
 	}
 	if _, err := d.clear(); err != nil {
-		d.log.Warn("a wish to be drained that was granted cannot be forgotten; the leader is told again", "event", "drain_wish_failed", "error", err)
+		d.log.Warn("a wish to be drained that was granted cannot be forgotten; the leader is told again", "error", err)
 		return
 	}
-	d.log.Info("the wish to be drained is on record", "event", "drain_wish_recorded")
+	d.log.Info("the wish to be drained is on record")
 }
 
 // proto is the wish as it is told; nil: none.
@@ -161,7 +161,7 @@ func (s *localServer) CordonTarget(_ context.Context, req *waypostv1.CordonTarge
 	if err := s.a.wish.set(reason); err != nil {
 		return nil, status.Errorf(codes.Internal, "the wish cannot be kept, so it is not said: %v", err)
 	}
-	s.a.log.Info("this host wishes to be drained", "event", "drain_wished", "reason", reason)
+	s.a.log.Info("this host wishes to be drained", "event", "drain_started", "local", true, "reason", reason)
 	return out, nil
 }
 
@@ -178,7 +178,7 @@ func (s *localServer) UncordonTarget(_ context.Context, req *waypostv1.UncordonT
 	}
 	out.Removed = &had
 	if had {
-		s.a.log.Info("this host wishes to be drained no more", "event", "drain_wish_removed")
+		s.a.log.Info("this host wishes to be drained no more", "event", "uncordoned", "local", true)
 	}
 	return out, nil
 }

@@ -158,7 +158,7 @@ func (c *Coordinator) recordWishes() {
 		}
 		for _, host := range slices.Sorted(maps.Keys(wishes)) {
 			if err := c.recordWish(host, wishes[host]); err != nil {
-				c.log.Warn("wish of a host is not recorded; it is obeyed all the same", "event", "drain_wish_failed", "host", host, "error", err)
+				c.log.Warn("wish of a host is not recorded; it is obeyed all the same", "host", host, "error", err)
 			}
 		}
 	}

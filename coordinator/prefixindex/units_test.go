@@ -238,16 +238,26 @@ func TestPointsAreCounted(t *testing.T) {
 	})
 }
 
-// checkHints: as long as there are that many, hints are offsets listed most.
+// checkHints: as long as there are that many, hints are offsets that are listed,
+// each once.
 func (p *points) checkHints(t *rapid.T, info uint32, want map[uint32]int) {
 	if info&infoList == 0 {
 		return
 	}
 	l := p.list(info)
+	given := map[uint32]bool{}
 	for i := range hints {
-		if h := l.hint(i); (h == 0) != (len(want) <= i) || h != 0 && want[h] == 0 {
+		h := l.hint(i)
+		if h == 0 {
+			continue
+		}
+		if want[h] == 0 || given[h] {
 			t.Fatalf("hint %d of %d offsets: %d, listed %d times", i, len(want), h, want[h])
 		}
+		given[h] = true
+	}
+	if len(given) != min(len(want), hints) {
+		t.Fatalf("hints %v of %d offsets", given, len(want))
 	}
 }
 

@@ -103,8 +103,8 @@ type Options struct {
 
 	// Tap sees the event batches of every rank on their way out, Wrap the HTTP
 	// routes; nil: nobody.
-	Tap  wire.Tap
-	Wrap func(http.Handler) http.Handler
+	Tap  wire.Tap                        `json:"-"`
+	Wrap func(http.Handler) http.Handler `json:"-"`
 
 	// Clock is the engine's time; default the machine's. Network deadlines do
 	// not use it.
