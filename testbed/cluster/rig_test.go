@@ -169,6 +169,16 @@ func (r *rig) place(coordinator int, a ask) (*waypostv1.Placement, error) {
 // expects is the reuse that would be expected of a worker now; -1: unknown.
 func (r *rig) expects(coordinator int, worker string, a ask) int {
 	r.t.Helper()
+	// A view that has just come up is unknown until its age was told.
+	for began := time.Now(); ; time.Sleep(20 * time.Millisecond) {
+		if n := r.expectsNow(coordinator, worker, a); n >= 0 || time.Since(began) > 2*time.Second {
+			return n
+		}
+	}
+}
+
+func (r *rig) expectsNow(coordinator int, worker string, a ask) int {
+	r.t.Helper()
 	resp, err := r.Placement(coordinator).Place(r.t.Context(), &waypostv1.PlaceRequest{
 		Input: &waypostv1.Input{TokenIds: a.tokens}, Adapter: &a.adapter, CacheSalt: &a.salt, Explain: proto.String("terms"), Reserve: proto.Bool(false),
 	})
