@@ -133,6 +133,7 @@ type Stream struct {
 	late         bool // nothing is known of before the first batch of the view
 	lateBlocks   int  // stored since then
 	lossy        bool // batches or removals are missing for good
+	holed        bool // the view begins behind batches that the replay left out
 	disconnected bool
 	unverified   bool // connected anew: the process may be another one
 	silent       bool // replay does not answer
@@ -359,11 +360,19 @@ func (s *Stream) goOnAt(now time.Time, seq uint64) {
 	}
 	s.late, s.lateBlocks = true, 0
 	s.lossy, s.rebuildAt = false, time.Time{}
+	// A publisher that drops answers may have those batches all the same.
+	s.holed = true
+	s.planRebuild(now)
 }
 
 // loses notes that the view may claim what is gone, and plans to build it anew.
 func (s *Stream) loses(now time.Time) {
 	s.lossy = true
+	s.planRebuild(now)
+}
+
+// planRebuild plans to read everything again, each time after a longer pause.
+func (s *Stream) planRebuild(now time.Time) {
 	if s.o.Replay && s.rebuildAt.IsZero() {
 		s.rebuildAt = now.Add(s.rebuildPause)
 		s.rebuildPause = min(2*s.rebuildPause, 32*s.o.RebuildAfter)
@@ -387,7 +396,11 @@ func (s *Stream) Applied(now time.Time, stored, damaged, unknown int, lostRemova
 	if s.late {
 		s.lateBlocks += stored
 		if s.pool > 0 && s.lateBlocks > s.pool {
-			s.late = false
+			s.late = false // what was missed must have been evicted since
+			if s.holed && !s.lossy {
+				s.rebuildAt, s.rebuildPause = time.Time{}, s.o.RebuildAfter
+			}
+			s.holed = false
 		}
 	}
 }
@@ -485,7 +498,7 @@ func (s *Stream) forget() {
 	s.held, s.heldBytes = nil, 0
 	s.sums = sums{}
 	s.mode, s.started, s.next = modeIdle, false, 0
-	s.late, s.lossy, s.behind, s.unverified = false, false, false, false
+	s.late, s.lossy, s.holed, s.behind, s.unverified = false, false, false, false, false
 	s.run, s.again, s.retryAt, s.rebuildAt = run{}, run{}, time.Time{}, time.Time{}
 	s.failures, s.holeTried = 0, false
 	s.heard, s.mute, s.otherRank = false, false, -1

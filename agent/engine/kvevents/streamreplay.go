@@ -83,7 +83,7 @@ func (s *Stream) replayed(m Message) {
 	if s.run.rebuild && s.mode == modeLive {
 		s.fx.Rebuild(engine.ResetGap)
 		s.mode, s.started, s.next = modeRebuild, false, 0
-		s.lossy, s.unverified, s.rebuildAt = false, false, time.Time{}
+		s.lossy, s.holed, s.unverified, s.rebuildAt = false, false, false, time.Time{}
 	}
 	if !s.run.any && s.run.checked && m.Seq > s.run.from && s.unverified {
 		s.run.strange = true
@@ -185,7 +185,7 @@ func (s *Stream) settle(now time.Time) {
 	}
 	s.mode = modeLive
 	s.behind, s.unverified, s.probePause = false, false, s.o.ProbeEvery
-	if !s.lossy {
+	if !s.lossy && !s.holed {
 		s.rebuildPause = s.o.RebuildAfter
 	}
 }
