@@ -34,7 +34,7 @@ func longTalk(t testing.TB, key Key, epoch uint32) (first, next *Request, firstI
 
 func TestLookupAllocatesNothing(t *testing.T) {
 	if raceEnabled {
-		t.Skip("the race detector allocates")
+		t.Skip("allocations are not counted with the race detector")
 	}
 	m := newMemo(t)
 	first, next, ids, _ := longTalk(t, vectorKey, 1)

@@ -309,7 +309,7 @@ func TestRenderers(t *testing.T) {
 	for _, r := range renderers {
 		t.Run(r.name, func(t *testing.T) {
 			if testing.Short() && r.causal == "C1" && r.name != "append only" {
-				t.Skip("short: one append-only renderer stands for all")
+				t.Skip("left out with -short: one append-only renderer stands for all")
 			}
 			w := defaultMix()
 			if r.name == "late system pulled to the front" {
@@ -346,7 +346,7 @@ func TestRenderers(t *testing.T) {
 // late: less is known, and nothing is known wrongly.
 func TestBackgroundTokenizing(t *testing.T) {
 	if testing.Short() {
-		t.Skip("short: several replays of one workload")
+		t.Skip("left out with -short: several replays of one workload")
 	}
 	work := workload(3, defaultMix(), appendOnly)
 	for _, c := range []struct {

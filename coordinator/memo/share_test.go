@@ -14,7 +14,7 @@ import (
 // shared, and almost nothing when the ends of prompts are told as well.
 func TestSprayedAndSticky(t *testing.T) {
 	if testing.Short() {
-		t.Skip("short: seven replays of one workload")
+		t.Skip("left out with -short: seven replays of one workload")
 	}
 	work := workload(11, defaultMix(), appendOnly)
 	at := rand.New(rand.NewPCG(1, 1))

@@ -10,7 +10,7 @@ import (
 // their last tokens are missing, and nothing that is not so.
 func TestStoredPromptsTeach(t *testing.T) {
 	if testing.Short() {
-		t.Skip("short: several replays of one workload")
+		t.Skip("left out with -short: several replays of one workload")
 	}
 	shape := defaultMix()
 	shape.conversations /= 3

@@ -51,6 +51,10 @@ func (w *waiting) take(rank int) []kvevents.Message {
 	return list
 }
 
+// hintUnanswered is why events are doubted after an answer that failed: what it
+// would have told is told to nobody else.
+const hintUnanswered = "an answer with events failed; the next events show what was lost"
+
 // Deliver implements poller.Deliverer.
 func (s *source) Deliver(ctx context.Context, reader func(rank int) *kvevents.Reader) {
 	if s.streams() {
@@ -58,6 +62,13 @@ func (s *source) Deliver(ctx context.Context, reader func(rank int) *kvevents.Re
 	}
 	late := waiting{byRank: map[int][]kvevents.Message{}}
 	connected := map[*kvevents.Reader]bool{}
+	doubt := func(why string) {
+		for rank := range int(max(1, s.ranks.Load())) {
+			if r := reader(rank); r != nil {
+				r.Doubt(why)
+			}
+		}
+	}
 	for ctx.Err() == nil {
 		began := time.Now()
 		var list []json.RawMessage
@@ -71,14 +82,19 @@ func (s *source) Deliver(ctx context.Context, reader func(rank int) *kvevents.Re
 			s.noEvents.Store(true)
 			pause = missingEvery
 		case err != nil:
-			// Events of an answer that failed are lost; the next number shows it.
+			// Events of an answer that failed are lost; the next number shows
+			// which, and until it comes nobody knows.
 			s.log.Debug("events cannot be read", "error", err)
 			if r := reader(0); r != nil {
 				r.Malformed(now)
 			}
+			doubt(hintUnanswered)
 		default:
 			s.noEvents.Store(false)
 			s.pass(list, now, reader, &late, connected)
+			if len(list) > 0 {
+				doubt("")
+			}
 		}
 		wait(ctx, pause)
 	}
