@@ -205,3 +205,28 @@ func (c *Client) Serve(ctx context.Context, r *Request) (Answer, *waypostv1.Plac
 	}
 	return a, p, class, err
 }
+
+// Ask posts JSON to an engine itself, past any placement, and reads its JSON
+// answer; a nil answer is not read.
+func (c *Client) Ask(url string, body, answer any) error {
+	b, err := json.Marshal(body)
+	if err != nil {
+		return err
+	}
+	resp, err := c.HTTP.Post(url, "application/json", bytes.NewReader(b))
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	raw, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return err
+	}
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s: status %d: %.300s", url, resp.StatusCode, raw)
+	}
+	if answer == nil {
+		return nil
+	}
+	return json.Unmarshal(raw, answer)
+}

@@ -1,10 +1,8 @@
 package llamacpp
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
-	"io"
 	"log/slog"
 	"net/http"
 	"os"
@@ -119,20 +117,7 @@ func (r *rig) startAgent() {
 // post asks the server itself.
 func (r *rig) post(path string, body, answer any) {
 	r.t.Helper()
-	b, err := json.Marshal(body)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	resp, err := r.HTTP.Post(r.server.URL+path, "application/json", bytes.NewReader(b))
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	raw, err := io.ReadAll(resp.Body)
-	if err != nil || resp.StatusCode != http.StatusOK {
-		r.t.Fatalf("%s: %d %v %.300s", path, resp.StatusCode, err, raw)
-	}
-	if err := json.Unmarshal(raw, answer); err != nil {
+	if err := r.Ask(r.server.URL+path, body, answer); err != nil {
 		r.t.Fatal(err)
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"os"
@@ -334,23 +333,7 @@ func (r *rig) liveAt(ctx context.Context, former string) <-chan time.Time {
 // post asks the server itself.
 func (r *rig) post(path string, body, answer any) {
 	r.t.Helper()
-	b, err := json.Marshal(body)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	resp, err := r.HTTP.Post(r.server.URL+path, "application/json", bytes.NewReader(b))
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	raw, err := io.ReadAll(resp.Body)
-	if err != nil || resp.StatusCode != http.StatusOK {
-		r.t.Fatalf("%s: %d %v %.300s", path, resp.StatusCode, err, raw)
-	}
-	if answer == nil {
-		return
-	}
-	if err := json.Unmarshal(raw, answer); err != nil {
+	if err := r.Ask(r.server.URL+path, body, answer); err != nil {
 		r.t.Fatal(err)
 	}
 }
