@@ -493,8 +493,9 @@ func TestNewErrors(t *testing.T) {
 }
 
 func TestMetrics(t *testing.T) {
-	run(t, newScript(gpu(0, "GPU-a"), gpu(1, "GPU-b")), Options{}, func(h *host) {
-		h.script.set(func(s *script) { s.call = 250 * time.Millisecond })
+	s := newScript(gpu(0, "GPU-a"), gpu(1, "GPU-b"))
+	s.call = 250 * time.Millisecond // from the first call, which comes at once
+	run(t, s, Options{}, func(h *host) {
 		h.script.xids <- XidEvent{UUID: "GPU-a", Xid: 79}
 		h.after(1600 * time.Millisecond)
 		want := `
