@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc"
 
 	"waypost/coordinator/api"
+	"waypost/coordinator/exchange"
 	"waypost/coordinator/explain"
 	"waypost/coordinator/fleet"
 	"waypost/coordinator/placement"
@@ -108,7 +109,7 @@ type Coordinator struct {
 	placements     *placements
 	operators      *operators
 	peers          *peers
-	exchange       *exchange
+	exchange       *exchange.Exchange
 	hearing        *hearing
 	board          *board
 	announced      atomic.Pointer[registry.State]
@@ -271,9 +272,12 @@ func (c *Coordinator) wireView() error {
 		return err
 	}
 	c.placements, c.operators = &placements{c: c}, &operators{c: c}
-	c.exchange, c.hearing = newExchange(c), newHearing()
-	c.metrics = newMetrics(c.opt.Registerer, c)
-	return nil
+	c.hearing, c.metrics = newHearing(), newMetrics(c.opt.Registerer, c)
+	c.exchange, err = exchange.New(exchange.Options{
+		Name: c.name, Process: c.process, Began: c.began, Dial: c.peer, HostsHeard: func() int { return c.lanes.heardHosts(time.Now()) }, Met: c.copyMemo,
+		Places: c.metrics.places, MemoEntries: c.metrics.memoEntries, Logger: c.log,
+	})
+	return err
 }
 
 // bind opens the two ports.

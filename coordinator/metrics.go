@@ -48,7 +48,7 @@ func newMetrics(reg prometheus.Registerer, c *Coordinator) *metrics {
 	}
 	recordMetrics(f, c)
 	gauge("workers_boundary_differs", "Workers whose boundary is not their pool's.", func() float64 { return float64(c.boundaries.differing()) })
-	gauge("ledger_peers_connected", "Other coordinators that are told of placements now.", func() float64 { return float64(c.exchange.connected()) })
+	gauge("ledger_peers_connected", "Other coordinators that are told of placements now.", func() float64 { return float64(c.exchange.Connected()) })
 	desc := func(name, help string, labels ...string) *prometheus.Desc {
 		return prometheus.NewDesc("waypost_"+name, help, labels, nil)
 	}
