@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc"
 
 	"waypost/coordinator/api"
+	"waypost/coordinator/events"
 	"waypost/coordinator/exchange"
 	"waypost/coordinator/explain"
 	"waypost/coordinator/fleet"
@@ -187,7 +188,7 @@ func (c *Coordinator) wireIdentity() error {
 		c.name = "c-" + host
 	}
 	c.board = newBoard(c)
-	c.log = slog.New(&eventTap{Handler: c.opt.Logger.Handler(), keep: c.board.keep}).With("coordinator", c.name)
+	c.log = slog.New(&events.Tap{Handler: c.opt.Logger.Handler(), Keep: c.board.keep}).With("coordinator", c.name)
 	if c.process = c.opt.Process; c.process == 0 {
 		var err error
 		if c.process, err = daemon.ProcessMark(); err != nil {
