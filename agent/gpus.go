@@ -79,6 +79,13 @@ func (g *gpuTruth) setPolicy(p *waypostv1.GpuPolicy) error {
 	return nil
 }
 
+// policyNow is the policy in force.
+func (g *gpuTruth) policyNow() *nvml.Policy {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.policy
+}
+
 // engineProcesses finds the processes that listen on engines' ports, with the
 // engine of each; all says that every engine of this host was found.
 func (g *gpuTruth) engineProcesses(urls map[string]string) (engines map[int]string, all bool) {
@@ -250,19 +257,14 @@ func (a *Agent) hostReport() *waypostv1.HostReport {
 	}
 	view := a.gpus.View()
 	g := a.truth
+	r := host.Report(&facts, &view, g.policyNow())
+	for _, m := range r.GetGpus() {
+		a.addPlace(m, facts.Interfaces)
+	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	r := host.Report(&facts, &view, g.policy)
 	headroom := a.kvNotes()
 	for i, m := range r.GetGpus() {
-		if node := a.host.NUMANodeOf(m.GetPciBusId()); node != nil {
-			m.NumaNode = proto.Uint32(uint32(*node))
-		}
-		for k := range facts.Interfaces {
-			if distance := a.host.NICDistance(m.GetPciBusId(), facts.Interfaces[k].Name); distance != "" {
-				m.Nics = append(m.Nics, &waypostv1.NicDistance{Interface: &facts.Interfaces[k].Name, Distance: &distance})
-			}
-		}
 		for _, p := range m.GetProcesses() {
 			if engine := g.owners[p.GetPid()]; engine != "" {
 				p.Engine = &engine
@@ -279,6 +281,20 @@ func (a *Agent) hostReport() *waypostv1.HostReport {
 		}
 	}
 	return r
+}
+
+// addPlace adds where a GPU hangs in the host and how near its network cards are.
+// It reads the kernel's tree of devices, so no lock is held that a load report
+// waits for.
+func (a *Agent) addPlace(m *waypostv1.Gpu, interfaces []host.Interface) {
+	if node := a.host.NUMANodeOf(m.GetPciBusId()); node != nil {
+		m.NumaNode = proto.Uint32(uint32(*node))
+	}
+	for i := range interfaces {
+		if distance := a.host.NICDistance(m.GetPciBusId(), interfaces[i].Name); distance != "" {
+			m.Nics = append(m.Nics, &waypostv1.NicDistance{Interface: &interfaces[i].Name, Distance: &distance})
+		}
+	}
 }
 
 // kvTolerance is how much more KV an engine may claim than its processes hold:
@@ -385,9 +401,7 @@ func (a *Agent) acknowledge(ack *waypostv1.AckGpu) *waypostv1.AckGpuReply {
 			return reply
 		}
 	}
-	a.truth.mu.Lock()
-	verdict := a.truth.policy.Judge(v.Status.Code, v.XidState, d)
-	a.truth.mu.Unlock()
+	verdict := a.truth.policyNow().Judge(v.Status.Code, v.XidState, d)
 	reply.Verdict = proto.String(verdict.String())
 	return reply
 }
