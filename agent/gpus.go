@@ -5,15 +5,13 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"net"
-	"net/url"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 
 	"google.golang.org/protobuf/proto"
 
+	"waypost/agent/engine/process"
 	"waypost/agent/host"
 	"waypost/gossip/lane"
 	"waypost/nvml"
@@ -31,7 +29,7 @@ type gpuReader interface {
 // gpuTruth is what the agent makes of the host's GPUs: which engine uses which,
 // by what policy they are judged, and what was said of them.
 type gpuTruth struct {
-	listeners *host.Listeners
+	listeners *process.Listeners
 	parents   host.Parents
 	// judged gets a value when GPUs are to be judged anew.
 	judged chan struct{}
@@ -54,7 +52,7 @@ type gpuTruth struct {
 
 func newGPUTruth(proc string) *gpuTruth {
 	return &gpuTruth{
-		listeners: host.NewListeners(proc), parents: host.ProcParents(proc), policy: nvml.DefaultPolicy(),
+		listeners: process.NewListeners(proc), parents: host.ProcParents(proc), policy: nvml.DefaultPolicy(),
 		judged: make(chan struct{}, 1), uses: map[string][]string{}, told: map[string]nvml.Verdict{},
 	}
 }
@@ -91,7 +89,7 @@ func (g *gpuTruth) policyNow() *nvml.Policy {
 func (g *gpuTruth) engineProcesses(urls map[string]string) (engines map[int]string, all bool) {
 	engines, all = map[int]string{}, true
 	for name, target := range urls {
-		port, ok := localPort(target)
+		port, ok := process.Local(target)
 		if !ok {
 			all = false
 			continue
@@ -103,27 +101,6 @@ func (g *gpuTruth) engineProcesses(urls map[string]string) (engines map[int]stri
 		}
 	}
 	return engines, all
-}
-
-// localPort is the port of a URL on this host.
-func localPort(target string) (int, bool) {
-	u, err := url.Parse(target)
-	if err != nil {
-		return 0, false
-	}
-	if ip := net.ParseIP(u.Hostname()); u.Hostname() != "localhost" && (ip == nil || !ip.IsLoopback() && !isHostAddress(ip)) {
-		return 0, false
-	}
-	port, err := strconv.Atoi(cmp.Or(u.Port(), map[string]string{"http": "80", "https": "443"}[u.Scheme]))
-	return port, err == nil && port > 0 && port < 1<<16
-}
-
-func isHostAddress(ip net.IP) bool {
-	addresses, err := net.InterfaceAddrs()
-	return err == nil && slices.ContainsFunc(addresses, func(a net.Addr) bool {
-		n, ok := a.(*net.IPNet)
-		return ok && n.IP.Equal(ip)
-	})
 }
 
 // look finds out anew which engine uses which GPU. It says whether the GPUs of

@@ -287,16 +287,3 @@ func TestGPU02VerdictMetricFades(t *testing.T) {
 		}
 	}
 }
-
-// An engine in another place than this host is not looked for here.
-func TestLocalPort(t *testing.T) {
-	for target, want := range map[string]int{
-		"http://127.0.0.1:8000": 8000, "http://localhost:9": 9, "http://[::1]:8001": 8001, "https://localhost": 443,
-		"http://192.0.2.7:8000": 0, "http://engine.example:8000": 0, "http://127.0.0.1:0": 0, "::": 0,
-	} {
-		got, ok := localPort(target)
-		if want == 0 && ok || want != 0 && got != want {
-			t.Errorf("%s: %d %v, want %d", target, got, ok, want)
-		}
-	}
-}
