@@ -5,6 +5,7 @@ import (
 	"context"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -328,7 +329,7 @@ func (p *prober) vector() *boundary.Vector {
 		if v.Declared = p.declared; v.Declared == "" {
 			v.Declared = p.life.model
 		}
-		v.Declared = v.Declared[:min(len(v.Declared), boundary.MaxTextBytes)]
+		v.Declared = strings.ToValidUTF8(v.Declared[:min(len(v.Declared), boundary.MaxTextBytes)], "")
 		return v
 	}
 	v.Sets = []int{boundary.OldestSet, boundary.NewestSet}

@@ -430,6 +430,7 @@ func TestDeclaredBoundary(t *testing.T) {
 	}{
 		"no tokenizer":               {nil, "", "m"},
 		"no tokenizer, declared":     {nil, "of may", "of may"},
+		"too long, cut at a letter":  {nil, "x" + strings.Repeat("ü", 100), "x" + strings.Repeat("ü", (boundary.MaxTextBytes-1)/2)},
 		"no route":                   {noTokenizer{}, "", "m"},
 		"no route, declared":         {noTokenizer{}, "of may", "of may"},
 		"measured, though declared":  {qwenLike(), "of may", ""},

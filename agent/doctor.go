@@ -225,7 +225,7 @@ func (a *Agent) checkGPUs(l *doctor.List) {
 		l.Good("nvml-driver", a.name, "GPU facts are switched off: gpu.enabled = \"off\"")
 		return
 	}
-	v, policy := a.gpus.View(), nvml.DefaultPolicy()
+	v, policy := a.gpus.View(), a.truth.policyNow()
 	switch v.Status.Code {
 	case nvml.StateOK:
 		l.Good("nvml-driver", a.name, fmt.Sprintf("%d GPUs, driver %s", len(v.Devices), orUnknown(v.Driver.DriverVersion)))

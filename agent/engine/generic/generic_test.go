@@ -192,7 +192,7 @@ func TestPageWithoutAStartIsNoRestart(t *testing.T) {
 	}
 	defer a.client.Close()
 	s := &sink{}
-	p := &poller{a: a, sink: s}
+	p := &reading{a: a, sink: s}
 	for i, want := range []int{0, 0, 0, 1} {
 		p.poll(t.Context())
 		if len(s.resets) != want {
