@@ -270,15 +270,8 @@ func (h *lanes) ask(l *lane.Lane, id, index uint32, bytes int, fn func(context.C
 		h.reply(l, reply)
 		return
 	}
-	if !h.tokenize.take(time.Now(), bytes) {
-		reply.Error = proto.String("over budget: too much text for the tokenizer at once")
-		h.reply(l, reply)
-		return
-	}
-	select {
-	case h.asks <- struct{}{}:
-	default:
-		reply.Error = proto.String("busy: too many questions to the tokenizer at once")
+	if why := h.mayAsk(time.Now(), bytes); why != "" {
+		reply.Error = &why
 		h.reply(l, reply)
 		return
 	}
@@ -294,6 +287,21 @@ func (h *lanes) ask(l *lane.Lane, id, index uint32, bytes int, fn func(context.C
 		}
 		h.reply(l, reply)
 	})
+}
+
+// mayAsk takes one of the places of questions to tokenizers and its share of the
+// budget; why says why not. A question that is not asked costs nothing.
+func (h *lanes) mayAsk(now time.Time, bytes int) (why string) {
+	select {
+	case h.asks <- struct{}{}:
+	default:
+		return "busy: too many questions to the tokenizer at once"
+	}
+	if !h.tokenize.take(now, bytes) {
+		<-h.asks
+		return "over budget: too much text for the tokenizer at once"
+	}
+	return ""
 }
 
 func (h *lanes) reply(l *lane.Lane, r *waypostv1.TokenizeReply) {

@@ -140,8 +140,11 @@ type poller struct {
 	factsAt time.Time
 	aliveAt time.Time
 	mark    uint64
-	// noMetrics says that the engine shows no page.
+	// noMetrics says that the engine shows no page; missedAt is when it was asked
+	// for one last. It is asked again as seldom as for its facts: a page may be
+	// added by a proxy or come up late.
 	noMetrics bool
+	missedAt  time.Time
 
 	refused, failed int
 	gone, up        bool
@@ -159,18 +162,19 @@ func (p *poller) poll(ctx context.Context) {
 }
 
 func (p *poller) read(ctx context.Context) error {
-	if p.noMetrics {
+	if p.noMetrics && time.Since(p.missedAt) < p.a.o.FactsEvery {
 		return nil
 	}
 	_, err := p.a.client.Ask(ctx, enginehttp.Question{Path: "/metrics", MaxBytes: enginehttp.MaxPageBytes, Timeout: p.a.o.PageTimeout}, &p.buf)
 	at := time.Now()
 	if enginehttp.Missing(err) || enginehttp.Status(err) == http.StatusNotImplemented {
-		p.noMetrics = true
+		p.noMetrics, p.missedAt = true, at
 		return nil
 	}
 	if err != nil {
 		return err
 	}
+	p.noMetrics = false
 	told := scan(p.buf.Bytes())
 	// A page without the mark says nothing of the process.
 	if mark := told.startMark(); mark != 0 && mark != p.mark {
