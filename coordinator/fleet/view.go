@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"waypost/coordinator/group"
 	"waypost/coordinator/placement"
 	"waypost/gossip/ledger"
 )
@@ -65,6 +66,10 @@ type WorkerInfo struct {
 	UpdatedMs float64
 	// GPUVerdict is what was reported of its GPUs.
 	GPUVerdict string
+	// Front is its own share of an engine that spans hosts, nil: it is of one;
+	// Members are the other shares.
+	Front   *group.Share
+	Members []group.Member
 	// Snapshot is what decisions see.
 	Snapshot *placement.Worker
 }
@@ -234,7 +239,11 @@ func (w *worker) info(nowMs float64) WorkerInfo {
 		WaitMs: math.NaN(), Running: r.running, Waiting: r.waiting, KVUsedRatio: r.kvUsedRatio,
 		Live: s.Live, OpenClaims: w.own(), PendingClaims: s.OpenClaims, SpeedSource: w.model.Source, QueueBasis: r.basis, StepMs: r.gapMs, CachedBlocks: r.cachedBlocks,
 		ErrorMs: s.ErrorMs, View: w.view.Kind, ViewAgeMs: nowMs - w.view.AtMs, Trust: w.view.Trust,
-		UpdatedMs: nowMs - r.factsMs, GPUVerdict: r.gpuVerdict, Snapshot: s,
+		UpdatedMs: nowMs - r.factsMs, GPUVerdict: r.gpuVerdict, Snapshot: s, Members: w.memberList(),
+	}
+	if w.group != nil {
+		front := *w.group.front
+		info.Front = &front
 	}
 	switch {
 	case r.state == ledger.StateLost:
