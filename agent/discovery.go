@@ -42,6 +42,10 @@ type discovery struct {
 	// refused are engines that were to be watched and cannot be, by name, with the
 	// reason.
 	refused map[string]string
+	// shares are what this host carries of engines over several hosts; looked says
+	// that it was looked for.
+	shares []share
+	looked bool
 }
 
 func newDiscovery(a *Agent) *discovery {
@@ -93,6 +97,7 @@ func (d *discovery) look(now time.Time) {
 		d.result, d.failed, d.at = discover.Result{}, nil, time.Time{}
 		d.mu.Unlock()
 		d.follow(nil, now)
+		d.takeShares(nil, false)
 		return
 	}
 	result, err := d.scanner.Scan()
@@ -110,6 +115,7 @@ func (d *discovery) look(now time.Time) {
 		return
 	}
 	d.follow(result.Engines, now)
+	d.takeShares(d.sharesOf(result.Engines, d.scanner.Boot()), true)
 }
 
 // follow has the engines that are there watched, and those that are gone no more.

@@ -76,7 +76,12 @@ func (a *Agent) checkDiscovery(l *doctor.List) {
 			l.Bad(discover.CheckReachable, a.name, fmt.Sprintf("%s, a part whose engine is gone; it holds ports %s", found, ports(e.Ports)),
 				"the next engine cannot use them, and its GPU memory stays taken", fmt.Sprintf("kill %d", e.PID))
 		case e.Group != nil && !e.Group.Front:
-			l.Good(discover.CheckReachable, a.name, fmt.Sprintf("%s, node %d of the engine at %s, which is served at its front host", found, e.Group.Node, e.Group.Address))
+			share := fmt.Sprintf("%s, %s of the engine at %s, which is served at its front host", found, e.Group.Part(), e.Group.Meeting)
+			if why := d.unwanted(e); why != "" {
+				l.Add(discover.CheckReachable, doctor.OK, a.name, share+"; not told to coordinators: "+why, "a fault of its GPUs is then not known at the engine's front", "run it as a system user or in a container")
+				break
+			}
+			l.Good(discover.CheckReachable, a.name, share)
 		case e.Place == discover.Elsewhere:
 			if elsewhere[e.Kind] > 0 {
 				elsewhere[e.Kind]--

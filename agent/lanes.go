@@ -239,6 +239,7 @@ func (h *lanes) load(l *lane.Lane) *waypostv1.Load {
 		}
 	}
 	verdict := h.a.gpuVerdicts()
+	out.Shares = h.a.sharesLoad(verdict)
 	for _, r := range h.a.ranks() {
 		rep := r.report(now)
 		cached := uint32(rep.cachedBlocks)
@@ -314,7 +315,7 @@ func (h *lanes) reply(l *lane.Lane, r *waypostv1.TokenizeReply) {
 func (h *lanes) hello() *waypostv1.AgentHello {
 	a := h.a
 	out := &waypostv1.AgentHello{
-		Host: &a.name, AgentProcess: &a.process, Version: &a.opt.Version, PrefixKeyIds: a.keyIDs(),
+		Host: &a.name, AgentProcess: &a.process, Shares: a.sharesHello(), Version: &a.opt.Version, PrefixKeyIds: a.keyIDs(),
 		PrefixFormat: proto.Uint32(summary.Version), ZoneHint: &a.cfg.Hint.Zone, RackHint: &a.cfg.Hint.Rack,
 	}
 	for _, w := range a.watching() {

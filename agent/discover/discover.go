@@ -10,6 +10,7 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 )
 
 const (
@@ -220,6 +221,15 @@ func (s *Scanner) Parent(pid int) (parent int, ok bool) {
 	return p.parent, err == nil
 }
 
+// Boot names the life of the host's kernel; empty: not known.
+func (s *Scanner) Boot() string {
+	text, err := readSome(s.proc, "sys/kernel/random/boot_id", maxStatusBytes)
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(text)
+}
+
 // maxAncestors bounds the walk from a process to its ancestors.
 const maxAncestors = 32
 
@@ -269,7 +279,7 @@ func (s *Scanner) engineOf(c candidate, own sockets, out *Result) Engine {
 	f := Flags(c.words)
 	e := Engine{
 		Kind: c.kind.name, Title: c.kind.title, PID: c.pid, Started: c.started, UID: c.uid, Container: c.container,
-		Trusted: c.container || systemUser(c.uid), Place: Nowhere, Model: c.kind.modelOf(f), Group: groupOf(f), Flags: f, Orphan: c.part,
+		Trusted: c.container || systemUser(c.uid), Place: Nowhere, Model: c.kind.modelOf(f), Group: groupOf(c.kind.name, f), Flags: f, Orphan: c.part,
 	}
 	var asked bool
 	e.Port, asked = c.kind.portOf(f)
