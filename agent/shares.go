@@ -60,7 +60,9 @@ func shareName(e *discover.Engine) string {
 // takeShares keeps the shares of the newest scan and has them told if they are
 // others than before.
 func (d *discovery) takeShares(shares []share, looked bool) {
-	same := func(a, b share) bool { return a.process == b.process && a.name == b.name && *a.engine.Group == *b.engine.Group }
+	same := func(a, b share) bool {
+		return a.process == b.process && a.name == b.name && *a.engine.Group == *b.engine.Group
+	}
 	d.mu.Lock()
 	changed := looked != d.looked || !slices.EqualFunc(shares, d.shares, same)
 	d.shares, d.looked = shares, looked

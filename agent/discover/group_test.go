@@ -21,15 +21,18 @@ func TestGroupOf(t *testing.T) {
 		{"no such node", []string{"vllm", "serve", "m", "--nnodes", "2", "--node-rank", "2"}, nil},
 		{"IPv6", []string{"vllm", "serve", "m", "--nnodes", "2", "--node-rank", "1", "--master-addr", "fd00::1", "--headless"}, &Group{Meeting: "[fd00::1]:29501", Node: 1, Nodes: 2}},
 		{
-			"head of ranks on two hosts", []string{"vllm", "serve", "m", "--data-parallel-size", "4", "--data-parallel-size-local", "2", "--data-parallel-address", "10.0.0.1", "--data-parallel-rpc-port", "13345"},
+			"head of ranks on two hosts",
+			[]string{"vllm", "serve", "m", "--data-parallel-size", "4", "--data-parallel-size-local", "2", "--data-parallel-address", "10.0.0.1", "--data-parallel-rpc-port", "13345"},
 			&Group{Meeting: "10.0.0.1:13345", LocalRanks: 2, Ranks: 4, Front: true},
 		},
 		{
-			"its other ranks", []string{"vllm", "serve", "m", "--headless", "-dp", "4", "-dpl", "2", "--data-parallel-start-rank", "2", "-dpa", "10.0.0.1", "-dpp", "13345"},
+			"its other ranks",
+			[]string{"vllm", "serve", "m", "--headless", "-dp", "4", "-dpl", "2", "--data-parallel-start-rank", "2", "-dpa", "10.0.0.1", "-dpp", "13345"},
 			&Group{Meeting: "10.0.0.1:13345", FirstRank: 2, LocalRanks: 2, Ranks: 4},
 		},
 		{
-			"head without ranks", []string{"vllm", "serve", "m", "--data-parallel-size", "4", "--data-parallel-size-local", "0", "--data-parallel-address", "10.0.0.1"},
+			"head without ranks",
+			[]string{"vllm", "serve", "m", "--data-parallel-size", "4", "--data-parallel-size-local", "0", "--data-parallel-address", "10.0.0.1"},
 			&Group{Meeting: "10.0.0.1:29550", Ranks: 4, Front: true},
 		},
 		{"all ranks here", []string{"vllm", "serve", "m", "--data-parallel-size", "4", "--data-parallel-size-local", "4"}, nil},
