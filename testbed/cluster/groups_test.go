@@ -118,7 +118,7 @@ func (g *groupRig) until(state, member string) {
 		if w.GetState() == state && len(told) == 3 && strings.HasPrefix(told[2], member) {
 			return ""
 		}
-		return strings.Join(told, "; ")
+		return "it is " + strings.Join(told, "; ")
 	})
 }
 
