@@ -43,6 +43,8 @@ type Scanner struct {
 	// dull are the processes that were no engine, with the scan in which to look
 	// again.
 	dull map[int]int
+	// settings are those of engines besides their command lines.
+	settings map[life]*settings
 }
 
 // New makes a scanner; nothing is read before Scan.
@@ -50,7 +52,7 @@ func New(o Options) *Scanner {
 	if o.Proc == nil {
 		o.Proc = os.DirFS("/proc")
 	}
-	return &Scanner{proc: o.Proc, dull: map[int]int{}}
+	return &Scanner{proc: o.Proc, dull: map[int]int{}, settings: map[life]*settings{}}
 }
 
 // Place says where an engine listens.
@@ -97,9 +99,11 @@ type Engine struct {
 	Orphan bool
 	// Ports are those that an orphan holds.
 	Ports []int
-	// Flags are the words of the command line. They may hold keys: they are
-	// looked at and never told.
+	// Flags are the words of the command line, after those that stand for its other
+	// settings. They may hold keys: they are looked at and never told.
 	Flags Flags
+	// settings are what it was told besides; nil: nothing.
+	settings *settings
 }
 
 // Name is the engine's name on its host.
@@ -171,6 +175,7 @@ func (s *Scanner) Scan() (Result, error) {
 		found[pid] = c
 	}
 	s.dull = dull
+	maps.DeleteFunc(s.settings, func(l life, _ *settings) bool { c, known := found[l.pid]; return !known || c.started != l.started })
 	for _, pid := range slices.Sorted(maps.Keys(found)) {
 		c := found[pid]
 		up := ancestor(s.proc, c, found)
@@ -276,10 +281,15 @@ func sameEngine(proc fs.FS, c candidate, found map[int]candidate) (yes bool) {
 
 // engineOf works out where an engine listens and who runs it.
 func (s *Scanner) engineOf(c candidate, own sockets, out *Result) Engine {
-	f := Flags(c.words)
+	trusted := c.container || systemUser(c.uid)
+	more := &settings{}
+	if !c.part {
+		more = s.settingsOf(&c, trusted)
+	}
+	f := more.under(c.words)
 	e := Engine{
 		Kind: c.kind.name, Title: c.kind.title, PID: c.pid, Started: c.started, UID: c.uid, Container: c.container,
-		Trusted: c.container || systemUser(c.uid), Place: Nowhere, Model: c.kind.modelOf(f), Group: groupOf(c.kind.name, f), Flags: f, Orphan: c.part,
+		Trusted: trusted, Place: Nowhere, Model: cmp.Or(c.kind.modelOf(c.words), c.kind.modelOf(more.words)), settings: more, Group: groupOf(c.kind.name, f), Flags: f, Orphan: c.part,
 	}
 	var asked bool
 	e.Port, asked = c.kind.portOf(f)
