@@ -233,7 +233,11 @@ func (a *Agent) gpuVerdicts() func(engine string) string {
 		return func(string) string { return "" }
 	}
 	v := a.gpus.View()
-	alone := len(a.watching())+len(a.carried()) == 1
+	names := a.carried()
+	for _, w := range a.watching() {
+		names[w.target.Name] = 0
+	}
+	alone := len(names) == 1
 	known := map[string]string{}
 	return func(engine string) string {
 		verdict, ok := known[engine]

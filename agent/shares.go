@@ -42,7 +42,7 @@ func (d *discovery) sharesOf(engines []discover.Engine, boot string) []share {
 				continue // no requests are sent to it
 			}
 			s.name = w.target.Name
-		} else if d.unwanted(e) != "" {
+		} else if d.distrusted(e) != "" {
 			continue
 		}
 		// Only both together name a life: pids are used again.
@@ -89,9 +89,16 @@ func (d *discovery) sharesNow() (shares []share, looked bool) {
 	return d.shares, d.looked
 }
 
-// carried are the processes of shares that another host serves, by name.
+// carried are the processes that listen on no port of this host's by which they
+// could be found, by name: of shares that another host serves, and of engines in
+// other network namespaces.
 func (a *Agent) carried() map[string]int {
 	out := map[string]int{}
+	for _, w := range a.watching() {
+		if e := w.process(); e != nil && e.Place == discover.Elsewhere {
+			out[w.target.Name] = e.PID
+		}
+	}
 	shares, _ := a.discovery.sharesNow()
 	for i := range shares {
 		if s := &shares[i]; !s.front {
