@@ -54,7 +54,7 @@ func (a *Agent) lookAtGPUs() {
 		return
 	}
 	view := a.gpus.View()
-	if a.truth.look(&view, a.urls()) {
+	if a.truth.look(&view, a.urls(), a.carried()) {
 		a.dialer.HelloChanged()
 	}
 	a.tellVerdicts(&view)

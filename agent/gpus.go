@@ -103,10 +103,14 @@ func (g *gpuTruth) engineProcesses(urls map[string]string) (engines map[int]stri
 	return engines, all
 }
 
-// look finds out anew which engine uses which GPU. It says whether the GPUs of
+// look finds out anew which engine uses which GPU: those that listen, and the
+// processes of shares that listen nowhere, by name. It says whether the GPUs of
 // an engine have changed.
-func (g *gpuTruth) look(view *nvml.View, urls map[string]string) (changed bool) {
+func (g *gpuTruth) look(view *nvml.View, urls map[string]string, carried map[string]int) (changed bool) {
 	engines, all := g.engineProcesses(urls)
+	for name, pid := range carried {
+		engines[pid] = name
+	}
 	m := host.MapGPUs(slices.Sorted(maps.Keys(engines)), view.Devices, g.parents)
 	uses, held, unheld := map[string][]string{}, map[string]uint64{}, map[string]bool{}
 	for pid, name := range engines {
@@ -122,7 +126,7 @@ func (g *gpuTruth) look(view *nvml.View, urls map[string]string) (changed bool) 
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for name := range urls {
+	for _, name := range slices.Concat(slices.Collect(maps.Keys(urls)), slices.Collect(maps.Keys(carried))) {
 		uses[name] = g.keepUses(name, uses[name], slices.Contains(slices.Collect(maps.Values(engines)), name), view)
 		if len(uses[name]) == 0 {
 			delete(uses, name)
@@ -213,11 +217,16 @@ func (a *Agent) gpuVerdicts() func(engine string) string {
 		return func(string) string { return "" }
 	}
 	v := a.gpus.View()
+	names := a.carried()
+	for _, w := range a.watching() {
+		names[w.target.Name] = 0
+	}
+	alone := len(names) == 1
 	known := map[string]string{}
 	return func(engine string) string {
 		verdict, ok := known[engine]
 		if !ok {
-			verdict = a.truth.judge(&v, engine, len(a.watching()) == 1)
+			verdict = a.truth.judge(&v, engine, alone)
 			known[engine] = verdict
 		}
 		return verdict

@@ -92,7 +92,7 @@ func twoEngines(t *testing.T) (*Agent, *fakeGPUs) {
 		t.Skip("no /proc here")
 	}
 	view := gpus.View()
-	a.truth.look(&view, a.urls())
+	a.truth.look(&view, a.urls(), nil)
 	return a, gpus
 }
 
@@ -133,7 +133,7 @@ func TestVerdictIsOfTheEnginesOwnGPUs(t *testing.T) {
 		d.Lost, d.Processes, d.Xids = true, nil, []nvml.XidSeen{{Xid: 79, Count: 1}}
 	})
 	view := gpus.View()
-	a.truth.look(&view, a.urls())
+	a.truth.look(&view, a.urls(), nil)
 	if got := a.gpuVerdicts()("vllm-0"); got != "exclude:xid_79(gpu_0),gpu_lost(gpu_0)" {
 		t.Errorf("after a fault on its GPU: %q", got)
 	}
@@ -153,7 +153,7 @@ func TestForeignMemoryAndHeadroom(t *testing.T) {
 	a, gpus := twoEngines(t)
 	reported := func() *waypostv1.Gpu {
 		view := gpus.View()
-		a.truth.look(&view, a.urls())
+		a.truth.look(&view, a.urls(), nil)
 		return a.hostReport().GetGpus()[0]
 	}
 	if g := reported(); g.ForeignMemoryBytes != nil {

@@ -134,8 +134,11 @@ type reading struct {
 	factsAt time.Time
 	aliveAt time.Time
 	mark    uint64
-	// noMetrics says that the engine shows no page.
+	// noMetrics says that the engine shows no page; missedAt is when it was asked
+	// for one last. It is asked again as seldom as for its facts: a page may be
+	// added by a proxy or come up late.
 	noMetrics bool
+	missedAt  time.Time
 
 	vitals poller.Vitals
 }
@@ -151,18 +154,19 @@ func (r *reading) poll(ctx context.Context) {
 }
 
 func (r *reading) read(ctx context.Context) error {
-	if r.noMetrics {
+	if r.noMetrics && time.Since(r.missedAt) < r.a.o.FactsEvery {
 		return nil
 	}
 	_, err := r.a.client.Ask(ctx, enginehttp.Question{Path: "/metrics", MaxBytes: enginehttp.MaxPageBytes, Timeout: r.a.o.PageTimeout}, &r.buf)
 	at := time.Now()
 	if enginehttp.Missing(err) || enginehttp.Status(err) == http.StatusNotImplemented {
-		r.noMetrics = true
+		r.noMetrics, r.missedAt = true, at
 		return nil
 	}
 	if err != nil {
 		return err
 	}
+	r.noMetrics = false
 	told := scan(r.buf.Bytes())
 	// A page without the mark says nothing of the process.
 	if mark := told.startMark(); mark != 0 && mark != r.mark {
