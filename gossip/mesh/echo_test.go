@@ -1,6 +1,7 @@
 package mesh
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -63,5 +64,14 @@ func TestEchoes(t *testing.T) {
 	e.heard(echoesKept+1, now.Add(time.Second/2))
 	if n, sec := propagation(t, reg); n != 2 || sec != 2.5 {
 		t.Errorf("%d echoes in %v s, want 2 in 2.5", n, sec)
+	}
+}
+
+// Every reason for which gossip is thrown away has a series.
+func TestEveryReasonIsCounted(t *testing.T) {
+	for _, r := range refusals {
+		if !slices.Contains(dropReasons, r.reason) {
+			t.Errorf("%q has no series", r.reason)
+		}
 	}
 }

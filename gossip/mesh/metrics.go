@@ -16,6 +16,10 @@ type counts struct {
 	dropped map[string]uint64 // by reason; the reasons are fixed words of this package
 }
 
+// dropReasons are the reasons that have a series from the start; those that are
+// told by the library's log are among them.
+var dropReasons = []string{"event_overflow", "key", "label", "malformed", "peers_file", "queue_full", "stream_limit", "vetoed"}
+
 func (c *counts) drop(reason string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -107,11 +111,9 @@ func (m *Mesh) Collect(ch chan<- prometheus.Metric) {
 	ch <- prometheus.MustNewConstMetric(queueDesc, prometheus.GaugeValue, float64(m.queue.NumQueued()))
 	ch <- prometheus.MustNewConstMetric(bytesDesc, prometheus.CounterValue, float64(m.counts.bytesIn.Load()), "in")
 	ch <- prometheus.MustNewConstMetric(bytesDesc, prometheus.CounterValue, float64(m.counts.bytesOut.Load()), "out")
-	m.counts.mu.Lock()
-	for reason, n := range m.counts.dropped {
-		ch <- prometheus.MustNewConstMetric(droppedDesc, prometheus.CounterValue, float64(n), reason)
+	for _, reason := range dropReasons {
+		ch <- prometheus.MustNewConstMetric(droppedDesc, prometheus.CounterValue, float64(m.counts.droppedFor(reason)), reason)
 	}
-	m.counts.mu.Unlock()
 	if id := m.currentMeta().KeyID; id != "" {
 		ch <- prometheus.MustNewConstMetric(keyDesc, prometheus.GaugeValue, 1, id)
 	}
