@@ -208,8 +208,12 @@ func free(address string) bool {
 func (c *Cluster) StartCoordinator(i int) error {
 	first := c.clusterAddr[i] == ""
 	series := prometheus.NewRegistry()
+	log, err := daemon.CountEvents(c.opt.Logger, series)
+	if err != nil {
+		return err
+	}
 	co, err := coordinator.New(coordinator.Options{
-		Config: c.CoordinatorConfig(i), Bootstrap: i == 0 && first, Version: c.opt.Version, Process: rand.Uint64() | 1, Logger: c.opt.Logger,
+		Config: c.CoordinatorConfig(i), Bootstrap: i == 0 && first, Version: c.opt.Version, Process: rand.Uint64() | 1, Logger: log,
 		Timing:         replica.Timing{Heartbeat: 300 * time.Millisecond, Election: 300 * time.Millisecond, Lease: 250 * time.Millisecond},
 		ReservationTTL: c.opt.Reservation, SettleAfter: c.opt.SettleAfter, Registerer: series, Gatherer: series,
 	})
@@ -282,6 +286,10 @@ func (c *Cluster) AgentConfig(i int) agent.Config {
 // StartAgent starts the agent of an engine.
 func (c *Cluster) StartAgent(i int) error {
 	series := prometheus.NewRegistry()
+	log, err := daemon.CountEvents(c.opt.Logger, series)
+	if err != nil {
+		return err
+	}
 	cfg := c.AgentConfig(i)
 	if c.opt.ChangeAgent != nil {
 		c.opt.ChangeAgent(i, &cfg)
@@ -291,7 +299,7 @@ func (c *Cluster) StartAgent(i int) error {
 		proc = c.opt.Proc(i)
 	}
 	a, err := agent.New(agent.Options{
-		Config: cfg, Proc: proc, Version: c.opt.Version, Process: rand.Uint64() | 1, DeltaEvery: c.opt.DeltaEvery, PageTimeout: c.opt.PageTimeout, Logger: c.opt.Logger,
+		Config: cfg, Proc: proc, Version: c.opt.Version, Process: rand.Uint64() | 1, DeltaEvery: c.opt.DeltaEvery, PageTimeout: c.opt.PageTimeout, Logger: log,
 		Registerer: series, Gatherer: series,
 	})
 	if err != nil {

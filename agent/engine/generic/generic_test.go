@@ -194,7 +194,7 @@ func TestPageWithoutAStartIsNoRestart(t *testing.T) {
 	s := &sink{}
 	p := &reading{a: a, sink: s}
 	for i, want := range []int{0, 0, 0, 1} {
-		r.poll(t.Context())
+		p.poll(t.Context())
 		if len(s.resets) != want {
 			t.Errorf("after page %d: resets %v, want %d", i, s.resets, want)
 		}
