@@ -41,7 +41,7 @@ func (c *hostCache) give(s *sequence) bool {
 	if c.known && s.tokens > c.limitTokens {
 		return false // the server keeps the others
 	}
-	if c.limitTokens <= 0 || s.tokens == 0 || len(s.keys) == 0 || c.holds(s) {
+	if c.limitTokens <= 0 || s.tokens == 0 || c.holds(s) {
 		return false
 	}
 	c.entries = slices.DeleteFunc(c.entries, func(e *sequence) bool { return contains(s, e) })
@@ -59,7 +59,7 @@ func (c *hostCache) holds(s *sequence) bool {
 // known: what ends in some is taken to be held when all that is known of it is,
 // and s is at least as long.
 func contains(s, e *sequence) bool {
-	return s.tokens >= e.tokens && s.shared(e.keys) >= len(e.keys)*ledger.PointTokens
+	return len(e.keys) > 0 && s.tokens >= e.tokens && s.shared(e.keys) >= len(e.keys)*ledger.PointTokens
 }
 
 // trim drops the oldest entries that do not fit.

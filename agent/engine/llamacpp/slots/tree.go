@@ -181,19 +181,16 @@ func (r *Replay) publish() {
 			order = append(order, s.held)
 		}
 	}
-	// A slot that is overwritten gives first, and that may push out what would
-	// have been taken.
-	room := r.cache.limitTokens - r.cache.tokens() - r.nextGiven()
+	// What was given to the host cache before an entry is let go of first.
+	room := r.cache.limitTokens - r.cache.tokens()
 	for _, e := range r.cache.entries {
-		if room < 0 {
-			room += e.tokens
+		here := room
+		room += e.tokens
+		if _, inSlot := want[e]; inSlot || len(e.keys) == 0 {
 			continue
 		}
-		if _, inSlot := want[e]; inSlot {
-			continue
-		}
-		least, ok := r.leastKept(e)
-		if !ok {
+		least, givenTokens, ok := r.leastKept(e)
+		if !ok || givenTokens > here {
 			continue
 		}
 		// The first block that ends deep enough.
@@ -204,22 +201,13 @@ func (r *Replay) publish() {
 	r.tree.show(want, order)
 }
 
-// nextGiven is the most that the next request can make a slot give to the host
-// cache, in tokens.
-func (r *Replay) nextGiven() (most int) {
-	for i := range r.slots {
-		if s := &r.slots[i]; !s.busy() && s.held.tokens > most && !r.cache.holds(s.held) {
-			most = s.held.tokens
-		}
-	}
-	return most
-}
-
 // leastKept is the share of an entry that a request must keep for it to be taken:
-// a quarter, and more than it would keep of the slot that it goes to. It reports
-// false if a request that continues the entry would not get it: a slot is chosen
-// for what it shares, and would keep so much that the host cache is not asked.
-func (r *Replay) leastKept(e *sequence) (least float64, ok bool) {
+// a quarter, and more than it would keep of the slot that it goes to; and what
+// that slot gives to the host cache first, which may drive the entry out. It
+// reports false if a request that continues the entry would not get it: a slot is
+// chosen for what it shares, and would keep so much that the host cache is not
+// asked.
+func (r *Replay) leastKept(e *sequence) (least float64, givenTokens int, ok bool) {
 	q := &request{keys: e.keys, tokens: e.tokens, pinned: -1}
 	least = keptAtLeast
 	if i := r.choose(q); i >= 0 {
@@ -227,11 +215,14 @@ func (r *Replay) leastKept(e *sequence) (least float64, ok bool) {
 		lcp := held.shared(e.keys)
 		kept := share(lcp, held.tokens)
 		if share(lcp, q.tokens) > r.opt.Similarity && share(lcp+ledger.PointTokens-1, held.tokens) >= lostAtMost {
-			return 0, false
+			return 0, 0, false
 		}
 		least = max(least, kept)
+		if (!r.cache.known || held.tokens <= r.cache.limitTokens) && !r.cache.holds(held) {
+			givenTokens = held.tokens
+		}
 	}
-	return least, true
+	return least, givenTokens, true
 }
 
 // maxIdle bounds the slots that are told.
@@ -239,8 +230,13 @@ const maxIdle = 64
 
 // Idle are the slots that are idle and known to hold something, which the server
 // has confirmed by its length: a request that names another slot than the one
-// that holds its beginning loses it.
+// that holds its beginning loses it. Slots that share a KV buffer are not told:
+// another request empties them, and one that names an empty slot takes nothing
+// from the host cache either.
 func (r *Replay) Idle() (idle []ledger.IdleSlot) {
+	if !r.own {
+		return nil
+	}
 	for i := range r.slots {
 		s := &r.slots[i]
 		if n := len(s.held.keys); !s.busy() && n > 0 && s.confirmed == s.held && len(idle) < maxIdle {
