@@ -58,8 +58,8 @@ type request struct {
 	task uint64
 	// before is what its slot held before.
 	before *sequence
-	// look is Replay.looks when it got its slot.
-	look uint64
+	// told is Replay.looks when it was told, look when it got its slot.
+	told, look uint64
 	// expected is the reuse that the rules give, from what was held before;
 	// fromHost how much had to fit the host cache for it, 0: it was in a slot.
 	expected, fromHost int
@@ -172,7 +172,7 @@ func (r *Replay) Begin(id ledger.ClaimID, keys []prefix.Key, promptTokens, pinne
 	}
 	r.counts.Requests++
 	keys = keys[:min(len(keys), promptTokens/ledger.PointTokens, maxPoints)]
-	q := &request{id: id, keys: append([]prefix.Key(nil), keys...), tokens: promptTokens, slot: -1, pinned: pinned}
+	q := &request{id: id, keys: append([]prefix.Key(nil), keys...), tokens: promptTokens, slot: -1, pinned: pinned, told: r.looks}
 	if pinned >= 0 {
 		q.pinned = pinned % len(r.slots) // as the server takes it
 	} else {

@@ -40,6 +40,7 @@ func (r *Replay) Observe(seen []Seen) {
 	}
 	changed := r.buffers(seen)
 	changed = r.arrange(seen) || changed
+	r.admit(seen)
 	for i := range seen {
 		if r.correct(i, seen) {
 			r.counts.Corrected++
@@ -132,6 +133,22 @@ func (r *Replay) arrange(seen []Seen) (changed bool) {
 		}
 	}
 	return changed
+}
+
+// admit gives up requests that are taken to wait, though they were told before the
+// latest observation and there is a slot for them: they have ended untold.
+func (r *Replay) admit(seen []Seen) {
+	idle := false
+	for i := range seen {
+		idle = idle || !seen[i].Busy
+	}
+	for k := 0; k < len(r.order); {
+		if q := r.order[k]; q.slot < 0 && q.told < r.looks && (q.pinned < 0 && idle || q.pinned >= 0 && !seen[q.pinned].Busy) {
+			r.lose(q, nil)
+			continue
+		}
+		k++
+	}
 }
 
 // swap exchanges two slots.
