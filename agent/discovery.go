@@ -283,7 +283,7 @@ func (d *discovery) add(e *discover.Engine) (why string) {
 		}
 	}
 	live, replay := e.Events()
-	cfg := EngineConfig{Name: name, Kind: Kind(e.Kind), URL: e.URL(), KVEvents: live, KVReplay: replay}
+	cfg := EngineConfig{Name: name, Kind: Kind(e.Kind), URL: e.URL(), KVEvents: live, KVReplay: replay, SelfTest: d.settings().SelfTest}
 	w, err := d.a.watch(cfg)
 	if err != nil {
 		return err.Error()
