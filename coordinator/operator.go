@@ -94,10 +94,8 @@ func (c *Coordinator) viewWord(w *fleet.WorkerInfo) string { return c.shownView(
 // shownView is the view of a worker's cache as screens, answers and records name
 // it: of an engine that shows nothing, what was placed there may be retained.
 func (c *Coordinator) shownView(id fleet.WorkerID, kind placement.ViewKind) placement.ViewKind {
-	if kind == placement.ViewBlind {
-		if _, retained := c.inferred.Load(id); retained {
-			return placement.ViewInferred
-		}
+	if kind == placement.ViewBlind && c.views.Retains(id) {
+		return placement.ViewInferred
 	}
 	return kind
 }

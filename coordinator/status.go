@@ -218,7 +218,7 @@ func (o *operators) GetStatus(context.Context, *waypostv1.GetStatusRequest) (*wa
 	}
 	silent := c.laneCheck(now).Problem
 	p.check(silent == "", "error", c.name, silent, nil, "it is not ready, and answers with what it knows", "waypost coordinators")
-	c.exchange.check(p, now)
+	checkTold(p, c.exchange.Peers(), now)
 	c.transfers.check(p, now)
 	for _, w := range c.fleet.Workers(now) {
 		bad := strings.HasPrefix(w.State, "lost") || strings.HasPrefix(w.State, "stalled") || strings.HasPrefix(w.State, "excluded") || w.State == "failing"

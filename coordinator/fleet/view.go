@@ -135,6 +135,20 @@ func (f *Fleet) Worker(now time.Time, name string) (WorkerInfo, error) {
 	return w.info(f.Ms(now)), nil
 }
 
+// Member is a worker of a pool by its place in it, counted around: its name and
+// host, and whether it is ready; of is how many there are, 0 of a pool that is
+// unknown. Where many are looked for one that serves, it is cheaper than Workers.
+func (f *Fleet) Member(pool string, place int) (name, host string, ready bool, of int) {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	p, err := f.pool(pool)
+	if err != nil || len(p.workers) == 0 {
+		return "", "", false, 0
+	}
+	w := f.worker(p.workers[place%len(p.workers)])
+	return w.name, w.host.name, w.state.word == "ready", len(p.workers)
+}
+
 // Endpoint is how to reach a worker.
 type Endpoint struct {
 	Name    string
