@@ -202,10 +202,10 @@ func (a *Agent) watch(e EngineConfig) (*watched, error) {
 	completer, able := adapter.(engine.Completer)
 	if e.SelfTest && able && tokenizer != nil {
 		w.selfTester = &selfTester{
-			tokenizer: tokenizer, completer: completer, rank: w.onlyRank, done: a.learnt.selfTestOf, save: a.saveLearnt, changed: w.changed, log: a.log.With("engine", e.Name),
+			tokenizer: tokenizer, completer: completer, ranks: w.all, done: a.learnt.selfTestOf, save: a.saveLearnt, changed: w.changed, log: a.log.With("engine", e.Name),
 		}
 	} else if e.SelfTest {
-		a.log.Warn("self-test not run: an engine of this kind tells no token ids", "engine", e.Name, "kind", e.Kind)
+		a.log.Info("self-test not run: an engine of this kind tells no token ids", "engine", e.Name, "kind", e.Kind)
 	}
 	return w, nil
 }

@@ -82,6 +82,8 @@ type DiscoverConfig struct {
 	Enabled bool            `toml:"enabled" help:"find engines among this host's processes; those of root, system users and containers are served" reload:"true"`
 	Every   daemon.Duration `toml:"every" help:"how often processes are looked at" reload:"true"`
 	Ignore  []string        `toml:"ignore" help:"names of engines that are found and not to be served, vllm-8000 for example" reload:"true"`
+	// An agent puts no work on an engine unless it is allowed to.
+	SelfTest bool `toml:"self_test" help:"allow engines that are found from now on to be tested as [[engine]] self_test tells: nothing is sent to an engine unasked" reload:"true"`
 }
 
 // Validate implements daemon.Validator.
@@ -109,7 +111,7 @@ type EngineConfig struct {
 	APIKeyFile   string             `toml:"api_key_file" help:"key of an engine that needs one"`
 	HostCacheMiB daemon.OptionalInt `toml:"host_cache_mib" help:"llama.cpp's --cache-ram, MiB; -1: no limit, 0: off; unset: read from its command line, or learnt"`
 	Boundary     string             `toml:"boundary" help:"for an engine that tells no token ids: a word, equal on engines that make the same tokens of the same text; empty: its model's name"`
-	SelfTest     bool               `toml:"self_test" help:"run one tiny prompt twice when the engine comes up and has no requests, and compare what it reuses with what its events say"`
+	SelfTest     bool               `toml:"self_test" help:"allow one tiny prompt to be run twice on each rank when the engine comes up and has no requests, to compare what it reuses with what its events say"`
 	// The rest says how saved KV may travel; what is empty is asked of the
 	// engine.
 	Role          Role            `toml:"role" help:"part of each request that the engine serves, prefill or decode; empty: all of it, or what the engine says"`

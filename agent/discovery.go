@@ -46,6 +46,8 @@ type discovery struct {
 	// that it was looked for.
 	shares []share
 	looked bool
+	// strangers are servers of no known kind whose processes use GPUs.
+	strangers []stranger
 }
 
 func newDiscovery(a *Agent) *discovery {
@@ -281,7 +283,7 @@ func (d *discovery) add(e *discover.Engine) (why string) {
 		}
 	}
 	live, replay := e.Events()
-	cfg := EngineConfig{Name: name, Kind: Kind(e.Kind), URL: e.URL(), KVEvents: live, KVReplay: replay}
+	cfg := EngineConfig{Name: name, Kind: Kind(e.Kind), URL: e.URL(), KVEvents: live, KVReplay: replay, SelfTest: d.settings().SelfTest}
 	w, err := d.a.watch(cfg)
 	if err != nil {
 		return err.Error()
@@ -353,6 +355,7 @@ func (d *discovery) mapGPUs() {
 	if d.a.takeGPUs(view.Devices, d.scanner.Parent) {
 		d.a.helloChanged()
 	}
+	d.lookForStrangers(view.Devices)
 }
 
 // takeGPUs notes the GPUs of each engine whose process is known, and reports

@@ -59,6 +59,7 @@ func (a *Agent) checkDiscovery(l *doctor.List) {
 	if result.Over > 0 {
 		l.Bad(discover.CheckReachable, a.name, fmt.Sprintf("%d processes or engines are over the bounds and were left out", result.Over), "", "list the engines as [[engine]] in agent.toml")
 	}
+	a.checkStrangers(l)
 	// One that agent.toml names and that is not among this host's processes may be
 	// the one in another namespace.
 	elsewhere := map[string]int{}

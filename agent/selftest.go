@@ -38,8 +38,8 @@ const selfTestBits = engine.SelfTestEvents | engine.SelfTestKeys | engine.SelfTe
 type selfTester struct {
 	tokenizer engine.Tokenizer
 	completer engine.Completer
-	// rank is the engine's only rank; nil: it has none yet, or several.
-	rank func() *rank
+	// ranks are those of the engine that are known.
+	ranks func() []*rank
 	// done is what an earlier agent found out about an engine life.
 	done func(name string, process uint64) (engine.Capability, bool)
 	// save keeps what was begun and what came of it; changed tells it.
@@ -55,7 +55,14 @@ var (
 	errOtherCount = errors.New("the engine counts other tokens of the prompt than its tokenizer")
 )
 
-// run tests each life of the engine once, until ctx ends.
+// lifeTest is how far the test of one rank's present engine life is.
+type lifeTest struct {
+	process uint64
+	// since is from when patience counts.
+	since time.Time
+}
+
+// run tests each life of each rank once, one rank after the other, until ctx ends.
 func (s *selfTester) run(ctx context.Context) {
 	every := s.every
 	if every <= 0 {
@@ -63,49 +70,96 @@ func (s *selfTester) run(ctx context.Context) {
 	}
 	t := time.NewTicker(every)
 	defer t.Stop()
-	var process uint64
-	var since time.Time
+	lives := map[*rank]*lifeTest{}
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-t.C:
 		}
-		r := s.rank()
-		if r == nil {
-			continue
-		}
-		now, ready := r.readyForSelfTest()
-		if now == 0 {
-			continue
-		}
-		if now != process {
-			process, since = now, time.Now()
-			if bits, ok := s.done(r.local(), process); ok {
-				r.tested(process, bits)
-				s.changed()
+		ranks := s.ranks()
+		for _, r := range ranks {
+			if lives[r] == nil {
+				lives[r] = &lifeTest{}
 			}
-		}
-		if r.wasTested(process) {
-			continue
-		}
-		switch {
-		case ready && (r.publishes() || time.Since(since) > selfTestEvents):
-			// Events may begin a moment after the engine answers.
-			s.test(ctx, r, process)
-		case time.Since(since) > selfTestPatience:
-			r.tested(process, 0)
-			s.log.Info("self-test not run: the engine was never without requests", "patience", selfTestPatience)
+			if s.look(ctx, r, ranks, lives[r]) {
+				// The others have waited for this one, not for the engine.
+				for _, l := range lives {
+					l.since = time.Now()
+				}
+			}
 		}
 	}
 }
 
+// look tests a rank if it is time; true: it was tested.
+func (s *selfTester) look(ctx context.Context, r *rank, ranks []*rank, l *lifeTest) bool {
+	now, ready := r.readyForSelfTest()
+	if now == 0 {
+		return false
+	}
+	if now != l.process {
+		l.process, l.since = now, time.Now()
+		if bits, ok := s.done(r.local(), now); ok {
+			r.tested(now, bits)
+			s.changed()
+		}
+	}
+	if r.wasTested(now) {
+		return false
+	}
+	switch {
+	case !r.addressed(len(ranks)):
+		r.tested(now, 0)
+		s.log.Info("self-test not run: requests cannot name a rank of this engine", "rank", r.number, "ranks", len(ranks))
+	case ready && othersIdle(r, ranks) && (r.publishes() || time.Since(l.since) > selfTestEvents):
+		// Events may begin a moment after the engine answers.
+		s.test(ctx, r, ranks, now)
+		return true
+	case time.Since(l.since) > selfTestPatience:
+		r.tested(now, 0)
+		s.log.Info("self-test not run: the engine was never without requests", "rank", r.number, "patience", selfTestPatience)
+	}
+	return false
+}
+
+// othersIdle says that the other ranks of the engine have no requests: they share
+// its host, and often its steps.
+func othersIdle(r *rank, ranks []*rank) bool {
+	for _, other := range ranks {
+		if other != r {
+			if process, idle := other.readyForSelfTest(); process == 0 || !idle {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// addressed says that a request can be sent to the rank: it is the only one, or
+// the engine lets requests name it.
+func (r *rank) addressed(ranks int) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return ranks == 1 && r.facts.Ranks <= 1 || r.facts.RankHeader != ""
+}
+
+// askedRank is the rank that the test's requests name; below 0: none.
+func (r *rank) askedRank() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.facts.RankHeader == "" {
+		return -1
+	}
+	return r.number
+}
+
 // test runs the test once and keeps its result. It is kept that it was begun
 // before anything is asked, so that no life is tested twice.
-func (s *selfTester) test(ctx context.Context, r *rank, process uint64) {
+func (s *selfTester) test(ctx context.Context, r *rank, ranks []*rank, process uint64) {
 	ctx, cancel := context.WithTimeout(ctx, 2*selfTestRequest+selfTestEvents)
 	defer cancel()
-	prompt, ids, err := s.prompt(ctx, process, r.blockTokens())
+	prompt, ids, err := s.prompt(ctx, process, r.number, r.blockTokens())
 	if err != nil || !r.hold(process) {
 		// Nothing was asked that takes a place in the engine's batch: it may be
 		// tried again while patience lasts.
@@ -114,7 +168,7 @@ func (s *selfTester) test(ctx context.Context, r *rank, process uint64) {
 	}
 	r.tested(process, 0)
 	s.save()
-	bits, err := s.twice(ctx, r, prompt, ids)
+	bits, err := s.twice(ctx, r, ranks, prompt, ids)
 	r.settle(ctx)
 	r.release()
 	r.tested(process, bits)
@@ -122,23 +176,23 @@ func (s *selfTester) test(ctx context.Context, r *rank, process uint64) {
 	s.changed()
 	switch {
 	case err == nil:
-		s.log.Info("self-test passed", "found", bits.String())
+		s.log.Info("self-test passed", "rank", r.number, "found", bits.String())
 	case bits.Has(engine.SelfTestFailed):
-		s.log.Warn("self-test failed", "found", (bits &^ engine.SelfTestFailed).String(), "error", err)
+		s.log.Warn("self-test failed", "rank", r.number, "found", (bits &^ engine.SelfTestFailed).String(), "error", err)
 	default:
-		s.log.Info("self-test ended early", "found", bits.String(), "error", err)
+		s.log.Info("self-test ended early", "rank", r.number, "found", bits.String(), "error", err)
 	}
 }
 
-// prompt makes a prompt of two blocks and a bit that no other life of any engine
-// was asked.
-func (s *selfTester) prompt(ctx context.Context, process uint64, blockTokens int) (string, []uint32, error) {
+// prompt makes a prompt of two blocks and a bit that no other life or rank of any
+// engine was asked.
+func (s *selfTester) prompt(ctx context.Context, process uint64, number, blockTokens int) (string, []uint32, error) {
 	want := 2*blockTokens + blockTokens/2 + 1
 	if want > maxSelfTestTokens {
 		return "", nil, fmt.Errorf("blocks of %d tokens are too large for a tiny prompt", blockTokens)
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "Self-test %016x of the cache.", process)
+	fmt.Fprintf(&b, "Self-test %016x/%d of the cache.", process, number)
 	for i := 1; ; i++ {
 		for range want {
 			fmt.Fprintf(&b, " %d", i)
@@ -154,8 +208,8 @@ func (s *selfTester) prompt(ctx context.Context, process uint64, blockTokens int
 }
 
 // twice runs the prompt twice. An error says why a bit is missing.
-func (s *selfTester) twice(ctx context.Context, r *rank, prompt string, ids []uint32) (bits engine.Capability, err error) {
-	used, err := s.complete(ctx, prompt)
+func (s *selfTester) twice(ctx context.Context, r *rank, ranks []*rank, prompt string, ids []uint32) (bits engine.Capability, err error) {
+	used, err := s.complete(ctx, prompt, r.askedRank())
 	switch {
 	case err != nil:
 		return 0, err
@@ -175,10 +229,10 @@ func (s *selfTester) twice(ctx context.Context, r *rank, prompt string, ids []ui
 		}
 		bits |= engine.SelfTestKeys
 	}
-	if !r.held() {
+	if !r.held() || !othersIdle(r, ranks) {
 		return bits, errLoaded
 	}
-	used, err = s.complete(ctx, prompt)
+	used, err = s.complete(ctx, prompt, r.askedRank())
 	switch {
 	case err != nil:
 		return bits, err
@@ -195,10 +249,10 @@ func (s *selfTester) twice(ctx context.Context, r *rank, prompt string, ids []ui
 	return bits | engine.SelfTestReuse, nil
 }
 
-func (s *selfTester) complete(ctx context.Context, prompt string) (engine.Usage, error) {
+func (s *selfTester) complete(ctx context.Context, prompt string, rank int) (engine.Usage, error) {
 	ctx, cancel := context.WithTimeout(ctx, selfTestRequest)
 	defer cancel()
-	return s.completer.Complete(ctx, prompt)
+	return s.completer.Complete(ctx, prompt, rank)
 }
 
 // awaitEvents waits until the mirror holds the whole blocks of the prompt, or as
@@ -353,13 +407,4 @@ func (r *rank) wasTested(process uint64) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.selfTestOf == process
-}
-
-// onlyRank is the rank of an engine that has one; nil: it has none yet, or
-// several, of which a request cannot be told to choose one.
-func (w *watched) onlyRank() *rank {
-	if ranks := w.all(); len(ranks) == 1 {
-		return ranks[0]
-	}
-	return nil
 }

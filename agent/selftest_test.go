@@ -6,6 +6,7 @@ import (
 	"errors"
 	"hash/fnv"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -39,7 +40,7 @@ type testedEngine struct {
 }
 
 // Complete implements engine.Completer.
-func (e *testedEngine) Complete(_ context.Context, prompt string) (engine.Usage, error) {
+func (e *testedEngine) Complete(_ context.Context, prompt string, _ int) (engine.Usage, error) {
 	e.requests++
 	if e.before != nil {
 		e.before()
@@ -110,7 +111,7 @@ func (e *testedEngine) up(mark uint64) {
 func (e *testedEngine) tester(t *testing.T, log *slog.Logger, running func() int, runFor time.Duration) {
 	kept := map[uint64]engine.Capability{}
 	s := &selfTester{
-		tokenizer: e.textEngine, completer: e, rank: func() *rank { return e.r }, log: log, changed: func() {},
+		tokenizer: e.textEngine, completer: e, ranks: func() []*rank { return []*rank{e.r} }, log: log, changed: func() {},
 		save: func() {
 			if w, ok := e.r.export(); ok && len(w.SelfTest) > 0 {
 				kept[e.r.process] = engine.CapabilityOf(w.SelfTest)
@@ -254,4 +255,103 @@ func TestSelfTestOncePerLife(t *testing.T) {
 			t.Errorf("%d requests of two lives", e.requests)
 		}
 	})
+}
+
+// rankedEngine is an engine of several ranks, each with a cache and events of its
+// own. It serves a request on the rank that it names, or always on the first.
+type rankedEngine struct {
+	ranks   []*testedEngine
+	ignores bool
+	// asked are the ranks that requests named.
+	asked []int
+}
+
+func (e *rankedEngine) Complete(ctx context.Context, prompt string, rank int) (engine.Usage, error) {
+	e.asked = append(e.asked, rank)
+	if rank < 0 || e.ignores {
+		rank = 0
+	}
+	return e.ranks[rank].Complete(ctx, prompt, rank)
+}
+
+func newRankedEngine(n int, header string) *rankedEngine {
+	e := &rankedEngine{}
+	for i := range n {
+		one := newTestedEngine()
+		one.r = newRank(uint32(i), "vllm", "vllm-1", "here", i, []prefix.ClusterKey{{5}}, 1<<16)
+		one.r.setFacts(engine.Facts{Model: "m", StartMark: 7, BlockTokens: 16, PoolBlocks: 1 << 12, StepTokens: 2048, Ranks: n, RankHeader: header, Capabilities: engine.PublishesEvents})
+		one.r.setCoverage(engine.CoverageFull, "")
+		one.r.setHealth(true, "")
+		e.ranks = append(e.ranks, one)
+	}
+	return e
+}
+
+// test runs the self-test of all ranks for a time; running are how many requests
+// of others each rank has.
+func (e *rankedEngine) test(t *testing.T, log *slog.Logger, running func(rank int) int, runFor time.Duration) {
+	s := &selfTester{
+		tokenizer: e.ranks[0].textEngine, completer: e, log: log, changed: func() {}, save: func() {},
+		ranks: func() (out []*rank) {
+			for _, one := range e.ranks {
+				out = append(out, one.r)
+			}
+			return out
+		},
+		done: func(string, uint64) (engine.Capability, bool) { return 0, false },
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var done sync.WaitGroup
+	done.Go(func() { s.run(ctx) })
+	done.Go(func() {
+		for ctx.Err() == nil {
+			for i, one := range e.ranks {
+				one.r.setLoad(one.load(running(i)))
+			}
+			time.Sleep(250 * time.Millisecond)
+		}
+	})
+	time.Sleep(runFor)
+	cancel()
+	done.Wait()
+}
+
+// Each data-parallel rank is tested with requests that name it, while none of the
+// engine's ranks has others.
+func TestSelfTestOfRanks(t *testing.T) {
+	const all = "cached-tokens,self-test-events,self-test-keys,self-test-reuse"
+	for name, c := range map[string]struct {
+		header  string
+		ignores bool
+		running func(int) int
+		want    []string
+		asked   []int
+		says    string
+	}{
+		"each by its name":          {header: "X-Rank", want: []string{all, all, all}, asked: []int{0, 0, 1, 1, 2, 2}, says: "self-test passed"},
+		"the name is not obeyed":    {header: "X-Rank", ignores: true, want: []string{all, "self-test-failed", "self-test-failed"}, asked: []int{0, 0, 1, 2}, says: "no block of the prompt was told"},
+		"ranks have no name":        {want: []string{"", "", ""}, says: "requests cannot name a rank"},
+		"another rank has requests": {header: "X-Rank", running: func(rank int) int { return rank / 2 }, want: []string{"", "", ""}, says: "never without requests"},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			var log bytes.Buffer
+			e := newRankedEngine(3, c.header)
+			e.ignores = c.ignores
+			running := c.running
+			if running == nil {
+				running = func(int) int { return 0 }
+			}
+			e.test(t, slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})), running, 3*time.Minute)
+			var got []string
+			for _, one := range e.ranks {
+				got = append(got, one.r.selfTest.String())
+			}
+			if !slices.Equal(got, c.want) || !slices.Equal(e.asked, c.asked) {
+				t.Errorf("%s: found %q by requests to %v, want %q by %v", name, got, e.asked, c.want, c.asked)
+			}
+			if !strings.Contains(log.String(), c.says) {
+				t.Errorf("%s: the log does not say %q:\n%s", name, c.says, log.String())
+			}
+		})
+	}
 }

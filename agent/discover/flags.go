@@ -409,21 +409,24 @@ func (a *adviser) trtllm() {
 	const usual = "/etc/trtllm.yaml"
 	set := a.set
 	fix := func(file string) string { return "# " + file + ":\n" + trtllmEvents }
-	events, told := set.values["kv_cache_config.event_buffer_max_size"]
+	events, told := set.values[eventBuffer]
+	_, publishes := set.values[eventPublisher]
 	switch size, err := strconv.Atoi(events); {
 	case set.file == "":
 		a.fault(CheckEvents, "the engine publishes no KV events", "it was started without --extra_llm_api_options, and event_buffer_max_size is 0 by default",
 			"--extra_llm_api_options "+usual+"\n"+fix(usual))
-	case isFalse(set.values["kv_cache_config.enable_block_reuse"]):
+	case isFalse(set.values[blockReuse]):
 		a.fault(CheckEvents, "the engine keeps no prefixes: nothing is reused and nothing is published", "enable_block_reuse is false in "+set.file, fix(set.file))
 	case told && err == nil && size > 0:
 		a.good(CheckEvents, fmt.Sprintf("keeps up to %d KV events for reading", size))
+	case publishes:
+		a.good(CheckEvents, "publishes KV events; [[engine]] kv_events and kv_replay say where they are read")
 	case !told && set.unread != "":
 		a.add(CheckEvents, Unknown, a.unread(), "", "")
 	default:
 		a.fault(CheckEvents, "the engine publishes no KV events", "event_buffer_max_size is 0 unless it is set in "+set.file, fix(set.file))
 	}
-	if set.file != "" && set.unread == "" && !isTrue(set.values["enable_iter_perf_stats"]) {
+	if set.file != "" && set.unread == "" && !isTrue(set.values[iterStats]) {
 		a.fault(CheckBlockSize, "the engine tells neither its queue nor the size of its blocks", "enable_iter_perf_stats is not true in "+set.file, fix(set.file))
 	}
 	a.good(CheckCachedTokens, "answers tell how many tokens were reused")

@@ -44,7 +44,16 @@ var keptSettings = []string{
 const keySetting = "api_key"
 
 // keptValues are those of TensorRT-LLM's file.
-var keptValues = []string{"kv_cache_config.event_buffer_max_size", "kv_cache_config.enable_block_reuse", "enable_iter_perf_stats", "return_perf_metrics"}
+var keptValues = []string{eventBuffer, blockReuse, eventPublisher, iterStats}
+
+// The values by name.
+const (
+	cacheConfig    = "kv_cache_config"
+	eventBuffer    = cacheConfig + ".event_buffer_max_size"
+	blockReuse     = cacheConfig + ".enable_block_reuse"
+	eventPublisher = cacheConfig + ".kv_events_config"
+	iterStats      = "enable_iter_perf_stats"
+)
 
 // environmentFlags are the flags that stand for variables of llama.cpp's
 // environment; a flag that takes no value is there when the variable is true.
@@ -153,13 +162,16 @@ func (out *settings) take(kind, text string) {
 	for _, l := range list {
 		top, under, nested := strings.Cut(l.name, ".")
 		switch {
-		case kind == "trtllm":
-			if slices.Contains(keptValues, l.name) {
-				if out.values == nil {
-					out.values = map[string]string{}
-				}
-				out.values[l.name] = l.value
+		case kind == "trtllm" && l.name == cacheConfig:
+			var under map[string]json.RawMessage
+			if json.Unmarshal([]byte(l.value), &under) != nil {
+				out.unread = cacheConfig + " stands there in a form that is not read"
 			}
+			for name, value := range under {
+				out.keep(cacheConfig+"."+name, string(value))
+			}
+		case kind == "trtllm":
+			out.keep(l.name, l.value)
 		case !slices.Contains(keptSettings, top):
 		case top == keySetting:
 			out.words = append(out.words, "--api-key")
@@ -185,6 +197,17 @@ func (out *settings) under(words []string) Flags {
 	// What stands between keeps the last setting from taking the first word for its
 	// value.
 	return slices.Concat(out.words, []string{"--"}, words)
+}
+
+// keep keeps a value if it is one of those that count.
+func (out *settings) keep(name, value string) {
+	if !slices.Contains(keptValues, name) {
+		return
+	}
+	if out.values == nil {
+		out.values = map[string]string{}
+	}
+	out.values[name] = value
 }
 
 func isTrue(s string) bool { return slices.Contains([]string{"true", "on", "yes"}, strings.ToLower(s)) }
@@ -261,6 +284,8 @@ func parseYAML(text string) (list []yamlLine, odd string) {
 			key = top + "." + key
 		}
 		switch {
+		case value == "" && indent > 0:
+			list = append(list, yamlLine{key, ""}) // more stands below
 		case value == "":
 		case value[0] == '|' || value[0] == '>' || value[0] == '&' || value[0] == '*' || value[0] == '!':
 			skipping = true

@@ -72,6 +72,18 @@ func TestSettingsBesidesTheCommandLine(t *testing.T) {
 			want: "trtllm-8000 pid=41 here http://127.0.0.1:8000 trusted model=m", events: " ", problems: []string{"engine-block-size", "engine-events"},
 		},
 		{
+			name: "TensorRT-LLM that publishes", args: "trtllm-serve m --config t.yaml", file: "cwd/t.yaml", text: "enable_iter_perf_stats: true\nkv_cache_config:\n  kv_events_config:\n    publisher: zmq\n    endpoint: tcp://*:5557\n", listens: all8000,
+			want: "trtllm-8000 pid=41 here http://127.0.0.1:8000 trusted model=m", events: " ",
+		},
+		{
+			name: "TensorRT-LLM in one line", args: "trtllm-serve m --config t.yaml", file: "cwd/t.yaml", text: "enable_iter_perf_stats: true\nkv_cache_config: {\"event_buffer_max_size\": 16384}\n", listens: all8000,
+			want: "trtllm-8000 pid=41 here http://127.0.0.1:8000 trusted model=m", events: " ",
+		},
+		{
+			name: "TensorRT-LLM in one line of another form", args: "trtllm-serve m --config t.yaml", file: "cwd/t.yaml", text: "enable_iter_perf_stats: true\nkv_cache_config: {event_buffer_max_size: 16384}\n", listens: all8000,
+			want: "trtllm-8000 pid=41 here http://127.0.0.1:8000 trusted model=m", events: " ", problems: []string{"engine-events?"},
+		},
+		{
 			name: "llama.cpp by its environment", args: "llama-server", environ: "HOME=/root|LLAMA_ARG_PORT=8100|LLAMA_ARG_MODEL=x.gguf|LLAMA_ARG_ENDPOINT_METRICS=1|LLAMA_API_KEY=sk-secret|LLAMA_ARG_THREADS=4", listens: all8100,
 			want: "llamacpp-8100 pid=41 here http://127.0.0.1:8100 trusted model=x.gguf", events: " ", problems: []string{"engine-reachable"},
 		},

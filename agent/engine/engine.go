@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"strconv"
 	"time"
 
 	"waypost/agent/blocktable"
@@ -316,8 +317,9 @@ type RenderCoster interface {
 // Completer is an Adapter of an engine that can be asked for one token.
 type Completer interface {
 	// Complete runs a prompt, special tokens added as the engine does it, for
-	// one token.
-	Complete(ctx context.Context, prompt string) (Usage, error)
+	// one token, on a rank that the engine lets requests name; below 0 the engine
+	// chooses.
+	Complete(ctx context.Context, prompt string, rank int) (Usage, error)
 }
 
 // Usage is what an engine says of one request.
@@ -326,4 +328,12 @@ type Usage struct {
 	PromptTokens int
 	// CachedTokens is how many of them were reused; -1: not told.
 	CachedTokens int
+}
+
+// RankHeaders are the headers of a request that names a rank; nil below 0.
+func RankHeaders(name string, rank int) map[string]string {
+	if rank < 0 {
+		return nil
+	}
+	return map[string]string{name: strconv.Itoa(rank)}
 }

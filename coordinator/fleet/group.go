@@ -96,6 +96,9 @@ func (h *host) asGroupHost() *group.Host {
 // regroup finds the members of the groups that a host has to do with anew; nil:
 // of all groups.
 func (f *Fleet) regroup(about *host, nowMs float64, changes *Changes) {
+	if len(f.fronts) == 0 {
+		return
+	}
 	var hosts []*group.Host
 	var asked *group.Host
 	if about != nil {

@@ -74,3 +74,24 @@ func TestSelfTestOnConnect(t *testing.T) {
 		t.Errorf("%d requests after the agent's restart, want 2", n)
 	}
 }
+
+// Each rank of a data-parallel engine is tested by itself.
+func TestSelfTestOfEachRank(t *testing.T) {
+	t.Parallel()
+	const ranks = 2
+	r := start(t, 1, 1, emulator.Options{Ranks: ranks}, func(o *Options) { o.SelfTest = true })
+	for rank := range ranks {
+		r.eventually("the self-test of a rank passes", func() string {
+			capabilities := r.worker(0, WorkerName(0, rank)).GetCapabilities()
+			for _, want := range []string{"self-test-events", "self-test-keys", "self-test-reuse"} {
+				if !slices.Contains(capabilities, want) {
+					return fmt.Sprint("rank ", rank, ": ", capabilities)
+				}
+			}
+			return ""
+		})
+	}
+	if n := r.finished(0); n != 2*ranks {
+		t.Errorf("%d requests, want 2 for each rank", n)
+	}
+}

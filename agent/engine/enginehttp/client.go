@@ -131,6 +131,8 @@ type Question struct {
 	Path string
 	// Body is sent as JSON; nil: none.
 	Body []byte
+	// Headers are sent besides the client's own; nil: none.
+	Headers map[string]string
 	// MaxBytes bounds the answer. 4 MiB.
 	MaxBytes int64
 	// Timeout bounds the question with its answer. 5 s.
@@ -158,6 +160,9 @@ func (c *Client) Ask(ctx context.Context, q Question, buf *bytes.Buffer) (http.H
 	req, err := http.NewRequestWithContext(ctx, q.Method, c.base+q.Path, in)
 	if err != nil {
 		return nil, err
+	}
+	for name, value := range q.Headers {
+		req.Header.Set(name, value)
 	}
 	req.Header.Set("Accept-Encoding", "identity")
 	if q.Body != nil {

@@ -14,8 +14,9 @@ const completeTimeout = time.Minute
 
 // Complete asks for one token after a prompt, at /v1/completions, and returns
 // the usage: the prompt's tokens, 0 if not told, and those that were reused, -1
-// if not told. An empty model is left to the engine.
-func (c *Client) Complete(ctx context.Context, model, prompt string) (promptTokens, cachedTokens int, err error) {
+// if not told. An empty model is left to the engine; headers are sent besides the
+// client's own.
+func (c *Client) Complete(ctx context.Context, model, prompt string, headers map[string]string) (promptTokens, cachedTokens int, err error) {
 	request := map[string]any{"prompt": prompt, "max_tokens": 1, "temperature": 0}
 	if model != "" {
 		request["model"] = model
@@ -25,7 +26,7 @@ func (c *Client) Complete(ctx context.Context, model, prompt string) (promptToke
 		return 0, 0, err
 	}
 	var buf bytes.Buffer
-	if _, err := c.Ask(ctx, Question{Method: http.MethodPost, Path: "/v1/completions", Body: body, Timeout: completeTimeout}, &buf); err != nil {
+	if _, err := c.Ask(ctx, Question{Method: http.MethodPost, Path: "/v1/completions", Body: body, Headers: headers, Timeout: completeTimeout}, &buf); err != nil {
 		return 0, 0, err
 	}
 	var answer struct {

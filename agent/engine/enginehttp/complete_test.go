@@ -26,9 +26,12 @@ func TestComplete(t *testing.T) {
 			if r.URL.Path != "/base/v1/completions" || json.NewDecoder(r.Body).Decode(&asked) != nil {
 				t.Errorf("%s: %s", name, r.URL.Path)
 			}
+			if r.Header.Get("X-Rank") != "3" {
+				t.Errorf("%s: the rank is not named: %v", name, r.Header)
+			}
 			_, _ = w.Write([]byte(c.answer))
 		})
-		prompt, cached, err := client.Complete(t.Context(), "m", "hi")
+		prompt, cached, err := client.Complete(t.Context(), "m", "hi", map[string]string{"X-Rank": "3"})
 		if (err != nil) != c.fails || prompt != c.prompt || cached != c.cached {
 			t.Errorf("%s: %d %d %v", name, prompt, cached, err)
 		}

@@ -109,8 +109,8 @@ func (a *Adapter) Render(ctx context.Context, chatJSON []byte) ([]uint32, error)
 }
 
 // Complete implements engine.Completer.
-func (a *Adapter) Complete(ctx context.Context, prompt string) (u engine.Usage, err error) {
-	u.PromptTokens, u.CachedTokens, err = a.client.Complete(ctx, "", prompt)
+func (a *Adapter) Complete(ctx context.Context, prompt string, _ int) (u engine.Usage, err error) {
+	u.PromptTokens, u.CachedTokens, err = a.client.Complete(ctx, "", prompt, nil)
 	return u, err
 }
 

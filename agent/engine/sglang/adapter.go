@@ -61,13 +61,16 @@ func (a *Adapter) Tokenize(ctx context.Context, prompt string, addSpecialTokens 
 	return a.tokenize(ctx, map[string]any{"prompt": prompt, "add_special_tokens": addSpecialTokens})
 }
 
+// rankHeader is the header by which a request names its data-parallel rank.
+const rankHeader = "X-Data-Parallel-Rank"
+
 // Complete implements engine.Completer.
-func (a *Adapter) Complete(ctx context.Context, prompt string) (u engine.Usage, err error) {
+func (a *Adapter) Complete(ctx context.Context, prompt string, rank int) (u engine.Usage, err error) {
 	model := ""
 	if m := a.source.model.Load(); m != nil {
 		model = *m
 	}
-	u.PromptTokens, u.CachedTokens, err = a.source.Complete(ctx, model, prompt)
+	u.PromptTokens, u.CachedTokens, err = a.source.Complete(ctx, model, prompt, engine.RankHeaders(rankHeader, rank))
 	return u, err
 }
 

@@ -126,7 +126,7 @@ func (i *serverInfo) facts(k *poller.Known) {
 	}
 	f.MaxRunning = i.Running.Whole(engine.MaxRequests)
 	if f.Ranks > 1 {
-		f.RankHeader = "X-Data-Parallel-Rank"
+		f.RankHeader = rankHeader
 	}
 	// Older releases leave the number out when nothing was reused.
 	f.Capabilities = f.Capabilities.With(engine.ReportsCachedTokens|engine.OmitsZeroCachedTokens, i.Report)

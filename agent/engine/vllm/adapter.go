@@ -70,9 +70,12 @@ func (a *Adapter) Render(ctx context.Context, chatJSON []byte) ([]uint32, error)
 	return a.client.TokenIDs(ctx, body)
 }
 
+// rankHeader is the header by which a request names its data-parallel rank.
+const rankHeader = "X-data-parallel-rank"
+
 // Complete implements engine.Completer.
-func (a *Adapter) Complete(ctx context.Context, prompt string) (u engine.Usage, err error) {
-	u.PromptTokens, u.CachedTokens, err = a.client.Complete(ctx, "", prompt)
+func (a *Adapter) Complete(ctx context.Context, prompt string, rank int) (u engine.Usage, err error) {
+	u.PromptTokens, u.CachedTokens, err = a.client.Complete(ctx, "", prompt, engine.RankHeaders(rankHeader, rank))
 	return u, err
 }
 
@@ -129,7 +132,7 @@ func (s *source) Facts(ctx context.Context, latest *poller.Counters) (poller.Kno
 	k.facts.Capabilities |= engine.TokenizesText | engine.TokenizesChats
 	k.facts.Capabilities = k.facts.Capabilities.With(engine.NamesSessions, namesSessions(k.facts.Version))
 	if ranks > 1 {
-		k.facts.RankHeader = "X-data-parallel-rank"
+		k.facts.RankHeader = rankHeader
 	}
 	out := poller.Known{Facts: k.facts, StartMark: latest.StartMark}
 	if out.StartMark == 0 {
