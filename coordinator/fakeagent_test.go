@@ -123,11 +123,15 @@ func (a *fakeAgent) start(tb testing.TB, c *one) {
 	a.connect(tb, c)
 }
 
+// noStall is a time that no machine stands still for: a lane on which nothing can
+// be written for a while stays, and with it what is on its way.
+const noStall = time.Hour
+
 // connect opens lanes to coordinators.
 func (a *fakeAgent) connect(tb testing.TB, to ...*one) {
 	tb.Helper()
 	var err error
-	a.dialer, err = lane.NewDialer(lane.DialerOptions{Hello: a.hello, Load: a.load, Handler: a, LoadEvery: cmp.Or(a.every, 20*time.Millisecond)})
+	a.dialer, err = lane.NewDialer(lane.DialerOptions{Hello: a.hello, Load: a.load, Handler: a, LoadEvery: cmp.Or(a.every, 20*time.Millisecond), StallAfter: noStall})
 	if err != nil {
 		tb.Fatal(err)
 	}

@@ -104,7 +104,16 @@ func TestGPUsAreListedAndAcknowledged(t *testing.T) {
 	reported("event of an application's error", gpuReport("ok", xid(31, "application", 1)), event("gpu_fault", map[string]string{"gpu": "gpu-01/1", "xid": "31", "class": "application", "action": "ok"}))
 	reported("event of the GPU's error", gpuReport("exclude:xid_79", xid(31, "application", 1), xid(79, "hardware", 1)), event("gpu_fault", map[string]string{"gpu": "gpu-01/1", "xid": "79", "class": "hardware", "action": "exclude", "workers": "vllm-8000"}))
 
-	resp, err := operators.AckGpu(t.Context(), &waypostv1.AckGpuRequest{Gpu: proto.String("gpu-01/1"), Reason: proto.String("reseated")})
+	// An agent on a busy machine may be too slow to answer: one asks again.
+	ack := func(gpu, reason string) (resp *waypostv1.AckGpuResponse, err error) {
+		t.Helper()
+		eventually(t, "an answer about "+gpu, func() bool {
+			resp, err = operators.AckGpu(t.Context(), &waypostv1.AckGpuRequest{Gpu: &gpu, Reason: &reason})
+			return status.Code(err) != codes.Unavailable
+		})
+		return resp, err
+	}
+	resp, err := ack("gpu-01/1", "reseated")
 	if err != nil || resp.GetVerdict() != "ok" || !slices.Equal(resp.GetXids(), []uint32{79}) {
 		t.Fatalf("%v %v", resp, err)
 	}
@@ -115,15 +124,21 @@ func TestGPUsAreListedAndAcknowledged(t *testing.T) {
 	reported("event of the end", gpuReport("ok"), event("gpu_cleared", map[string]string{"gpu": "gpu-01/1", "was": "exclude:xid_79"}))
 
 	// By UUID, and over HTTP.
-	answer, err := http.Post("http://"+o.APIAddress()+"/v1/gpus/gpu-c04d:ack", "application/json", strings.NewReader(`{"reason":"again","dryRun":true}`))
-	if err != nil {
-		t.Fatal(err)
-	}
-	body, err := io.ReadAll(answer.Body)
-	answer.Body.Close()
+	var body []byte
+	eventually(t, "an answer over HTTP", func() bool {
+		answer, err := http.Post("http://"+o.APIAddress()+"/v1/gpus/gpu-c04d:ack", "application/json", strings.NewReader(`{"reason":"again","dryRun":true}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer answer.Body.Close()
+		if body, err = io.ReadAll(answer.Body); err != nil {
+			t.Fatal(err)
+		}
+		return answer.StatusCode != http.StatusServiceUnavailable
+	})
 	http.DefaultClient.CloseIdleConnections()
 	over := &waypostv1.AckGpuResponse{}
-	if err != nil || protojson.Unmarshal(body, over) != nil || over.GetUuid() != "GPU-c04d" {
+	if protojson.Unmarshal(body, over) != nil || over.GetUuid() != "GPU-c04d" {
 		t.Errorf("over HTTP: %s", body)
 	}
 	if ask := asked.Load(); ask.GetUuid() != "GPU-c04d" || ask.Index != nil || !ask.GetDryRun() {
@@ -142,7 +157,7 @@ func TestGPUsAreListedAndAcknowledged(t *testing.T) {
 		{"GPU-ffff", "r", codes.NotFound, `no GPU "GPU-ffff"`},
 		{"gpu-01/9", "r", codes.NotFound, "no such GPU was seen"},
 	} {
-		_, err := operators.AckGpu(t.Context(), &waypostv1.AckGpuRequest{Gpu: &c.gpu, Reason: &c.reason})
+		_, err := ack(c.gpu, c.reason)
 		if status.Code(err) != c.code || !strings.Contains(status.Convert(err).Message(), c.text) {
 			t.Errorf("%q: %v, want %v %q", c.gpu, err, c.code, c.text)
 		}

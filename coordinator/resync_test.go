@@ -66,7 +66,7 @@ func (a *slowAgent) next(tb testing.TB) (*waypostv1.PrefixPull, *lane.Lane) {
 	select {
 	case p := <-a.asks:
 		return p, <-a.onLane
-	case <-time.After(30 * time.Second):
+	case <-time.After(2 * time.Minute):
 		tb.Fatal("no pull")
 		return nil, nil
 	}
@@ -154,7 +154,7 @@ func TestResyncNeverBlinds(t *testing.T) {
 func (a *slowAgent) dialSlow(tb testing.TB, o *one) {
 	tb.Helper()
 	var err error
-	a.dialer, err = lane.NewDialer(lane.DialerOptions{Hello: a.hello, Load: a.load, Handler: a, LoadEvery: 20 * time.Millisecond})
+	a.dialer, err = lane.NewDialer(lane.DialerOptions{Hello: a.hello, Load: a.load, Handler: a, LoadEvery: 20 * time.Millisecond, StallAfter: noStall})
 	if err != nil {
 		tb.Fatal(err)
 	}

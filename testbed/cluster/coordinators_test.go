@@ -419,14 +419,24 @@ func TestRecordsAndOutcomesFindTheirCoordinator(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	out, err := r.Placement(2).ReportOutcome(t.Context(), &waypostv1.ReportOutcomeRequest{PlacementId: p.PlacementId, Result: proto.String("done"), CachedTokens: proto.Uint32(uint32(cached))})
-	if err != nil || !out.GetJoined() || out.GetReuseClass() != "cold" {
-		t.Fatalf("outcome told to another coordinator: %v %v", out, err)
-	}
+	// Another coordinator on a busy machine may be too slow to answer: one asks again.
+	r.eventually("the outcome told to another coordinator is not joined", func() string {
+		out, err := r.Placement(2).ReportOutcome(t.Context(), &waypostv1.ReportOutcomeRequest{PlacementId: p.PlacementId, Result: proto.String("done"), CachedTokens: proto.Uint32(uint32(cached))})
+		if err != nil || !out.GetJoined() || out.GetReuseClass() != "cold" {
+			return fmt.Sprint(out, err)
+		}
+		return ""
+	})
 	for i := range 3 {
-		rec, err := r.Placement(i).GetPlacement(t.Context(), &waypostv1.GetPlacementRequest{PlacementId: p.PlacementId})
-		if err != nil || rec.GetRecord().GetReuseClass() != "cold" || len(rec.GetRecord().GetPlacement().GetTerms()) != 2 {
-			t.Errorf("record from %s: %v %v", CoordinatorName(i), rec, err)
+		var rec *waypostv1.GetPlacementResponse
+		r.eventually("no record from "+CoordinatorName(i), func() string {
+			if rec, err = r.Placement(i).GetPlacement(t.Context(), &waypostv1.GetPlacementRequest{PlacementId: p.PlacementId}); err != nil {
+				return err.Error()
+			}
+			return ""
+		})
+		if rec.GetRecord().GetReuseClass() != "cold" || len(rec.GetRecord().GetPlacement().GetTerms()) != 2 {
+			t.Errorf("record from %s: %v", CoordinatorName(i), rec)
 		}
 	}
 	if _, err := r.Placement(0).GetPlacement(t.Context(), &waypostv1.GetPlacementRequest{PlacementId: proto.String("pl_c1_nobody")}); status.Code(err) != codes.NotFound {

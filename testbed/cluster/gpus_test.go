@@ -169,23 +169,33 @@ func TestGPU02XidsDecideAndAreAcknowledged(t *testing.T) {
 	})
 	// An error of the GPU that no engine uses, and one of an application.
 	g.write(t, "xid 1 79\nxid 0 31\n")
-	g.untilGPU("news of an application's error", func(gpu *waypostv1.HostGpu, _ string) bool { return len(gpu.GetGpu().GetXids()) == 1 })
-	if gpu, _ := g.gpus(); gpu.GetGpu().GetVerdict() != "ok" {
-		t.Errorf("verdict %q", gpu.GetGpu().GetVerdict())
-	}
+	g.untilGPU("news of an application's error, which is no verdict", func(gpu *waypostv1.HostGpu, _ string) bool {
+		return len(gpu.GetGpu().GetXids()) == 1 && gpu.GetGpu().GetVerdict() == "ok"
+	})
 	g.untilState("ready")
 	g.write(t, "xid 1 79\nxid 0 31\nxid 0 79\n")
 	g.untilState("excluded:gpu_fault")
 	for i := range 4 {
-		p, err := g.place(0, ask{tokens: tokens(uint32(10+i), 64)})
-		if err != nil || p.GetWorker().GetName() != WorkerName(1, 0) {
-			t.Fatalf("placed on %s: %v", p.GetWorker().GetName(), err)
-		}
-		for _, term := range p.GetTerms() {
-			if term.GetWorker() == WorkerName(0, 0) && !strings.Contains(term.GetExcluded(), "xid_79(gpu_0)") {
-				t.Errorf("excluded because %q", term.GetExcluded())
+		g.eventually("placed on the excluded one", func() string {
+			p, err := g.place(0, ask{tokens: tokens(uint32(10+i), 64)})
+			if err != nil {
+				t.Fatal(err)
 			}
-		}
+			// Where the other one is in doubt as well, as on a machine that is busy,
+			// an observation is set aside.
+			if other := g.worker(0, WorkerName(1, 0)); other.GetState() != "ready" {
+				return "the other one is " + other.GetState()
+			}
+			if p.GetWorker().GetName() != WorkerName(1, 0) {
+				return p.GetBecause()
+			}
+			for _, term := range p.GetTerms() {
+				if term.GetWorker() == WorkerName(0, 0) && !strings.Contains(term.GetExcluded(), "xid_79(gpu_0)") {
+					return fmt.Sprintf("excluded because %q", term.GetExcluded())
+				}
+			}
+			return ""
+		})
 	}
 	if err := g.StopAgent(0); err != nil {
 		t.Fatal(err)

@@ -24,13 +24,26 @@ func (r *rig) inspect(coordinator int, worker string, verify bool) (*waypostv1.I
 	return r.Operator(coordinator).InspectWorker(r.t.Context(), &waypostv1.InspectWorkerRequest{Worker: &worker, Verify: &verify})
 }
 
+// notInTime reports whether a verification did not come to an end, as on a machine
+// that is busy.
+func notInTime(err error) bool {
+	c := status.Code(err)
+	return c == codes.DeadlineExceeded || c == codes.Unavailable
+}
+
 // verified wants a worker's index to equal the agent's set.
-func (r *rig) verified(coordinator int, worker string) *waypostv1.InspectWorkerResponse {
+func (r *rig) verified(coordinator int, worker string) (resp *waypostv1.InspectWorkerResponse) {
 	r.t.Helper()
-	resp, err := r.inspect(coordinator, worker, true)
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	r.eventually("no verification", func() string {
+		var err error
+		if resp, err = r.inspect(coordinator, worker, true); err != nil && !notInTime(err) {
+			r.t.Fatal(err)
+		}
+		if err != nil {
+			return err.Error()
+		}
+		return ""
+	})
 	if c := resp.GetComparison(); c == nil || c.GetEqual() == 0 || c.GetMissing()+c.GetExtra()+c.GetExtents() > 0 {
 		r.t.Errorf("%v", resp)
 	}
@@ -65,7 +78,13 @@ func TestInspectEqualsTheAgent(t *testing.T) {
 
 	stop := make(chan struct{})
 	var verifying sync.WaitGroup
+	var mu sync.Mutex
 	compared := map[float64]bool{}
+	few := func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return len(compared) < 3
+	}
 	verifying.Go(func() {
 		for {
 			select {
@@ -74,6 +93,9 @@ func TestInspectEqualsTheAgent(t *testing.T) {
 			case <-time.After(20 * time.Millisecond):
 			}
 			resp, err := r.inspect(0, w, true)
+			if err != nil && notInTime(err) {
+				continue
+			}
 			if err != nil {
 				t.Error(err)
 				return
@@ -82,16 +104,18 @@ func TestInspectEqualsTheAgent(t *testing.T) {
 			if c.GetMissing()+c.GetExtra()+c.GetExtents() > 0 {
 				t.Errorf("under traffic: %v", c)
 			}
+			mu.Lock()
 			compared[c.GetSeq()] = true
+			mu.Unlock()
 		}
 	})
 	system := tokens(7, 700)
-	for i := range 24 {
-		r.direct(0, ask{tokens: append(append([]uint32(nil), system...), tokens(uint32(100+i%9), 300+40*i)...), output: 8})
+	for i := 0; i < 24 || few() && i < 2000; i++ {
+		r.direct(0, ask{tokens: append(append([]uint32(nil), system...), tokens(uint32(100+i%9), 300+40*(i%24))...), output: 8})
 	}
 	close(stop)
 	verifying.Wait()
-	if len(compared) < 3 {
+	if few() {
 		t.Errorf("compared at %d frames only: the test proves little", len(compared))
 	}
 
