@@ -225,7 +225,7 @@ func (p *pricer) pull(c *Candidate, t *Terms, own offer) offer {
 			continue
 		}
 		o := p.offer(c.Worker, held)
-		there := p.stillThere(s.Worker, s.Predicted)
+		there := p.stillThere(&s.View, s.Predicted)
 		o.doubtMs = own.doubtMs + (1-there)*positive(own.computeMs-o.computeMs)
 		total := o.startMs + transfer + o.computeMs + o.doubtMs
 		hash := rendezvous(p.tieKey(), s.hash())

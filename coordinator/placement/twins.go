@@ -8,9 +8,11 @@ const maxTwinGroups = 16
 // twinGroup is a group of workers that cost the same; of them those with the
 // highest hashes can be chosen or be fallbacks.
 type twinGroup struct {
-	key  uint64
-	n    int
-	tops [maxFallbacks + 1]struct {
+	key     uint64
+	totalMs float64
+	// n are kept; of these some may not be priced.
+	n, unpriced int
+	tops        [maxFallbacks + 1]struct {
 		hash   uint64
 		at     int32
 		priced bool
@@ -20,56 +22,170 @@ type twinGroup struct {
 // twinKey is equal for positions that cost the same; 0: it has no twin.
 func (s *search) twinKey(i int) uint64 {
 	c := &s.board.cold[i]
-	if c.twin == 0 || s.matchOf[i] != 0 || !(s.p.sit.NowMs >= c.idleMs) || !(s.p.sit.NowMs-c.loadMs <= s.p.policy.FreshMs) {
+	if c.twin == 0 || !(s.p.sit.NowMs >= c.idleMs) || !(s.p.sit.NowMs-c.loadMs <= s.p.policy.FreshMs) {
 		return 0
 	}
-	key := c.twin
-	if id := s.board.rows[i].id; int(id) < len(s.q.Ways) {
-		way := &s.q.Ways[id]
-		key = rendezvous(key, math.Float64bits(way.RoundTripMs)) + rendezvous(3, math.Float64bits(way.SurchargeMs)) | 1
+	key := s.wayKey(c.twin, s.board.rows[i].id)
+	if m := s.matchOf[i]; m != 0 {
+		match := &s.q.Matches[m-1]
+		key = s.holderKey(key, c, match.Tokens, match.Predicted)
 	}
 	return key
 }
 
-// blockTwinKey is twinKey of all positions of a block that hold nothing of the
-// prompt; 0: they do not cost the same, or that is not known.
-func (s *search) blockTwinKey(k int) uint64 {
-	g := &s.board.groups[k]
-	if !s.blocks[k].folded || g.twin == 0 || len(s.q.Ways) > 0 && !s.q.WaysAlike ||
-		!(s.p.sit.NowMs >= g.idleMs) || !(s.p.sit.NowMs-g.loadMs <= s.p.policy.FreshMs) {
-		return 0
+// wayKey adds the way to a worker to its key.
+func (s *search) wayKey(key uint64, id WorkerID) uint64 {
+	if int(id) < len(s.q.Ways) {
+		way := &s.q.Ways[id]
+		key = rendezvous(key, math.Float64bits(way.RoundTripMs)) + rendezvous(3, math.Float64bits(way.SurchargeMs))
 	}
-	from := k * blockRows
-	for i := from; i < min(from+blockRows, len(s.matchOf)); i++ {
-		if s.matchOf[i] == 0 {
-			return s.twinKey(i)
-		}
-	}
-	return 0
+	return key | 1
 }
 
-// twinBlock keeps those positions of a block of twins in their group whose hashes
-// are among the highest. It reports false if there is no such group yet.
+// holderKey adds to a key what a price sees of a match: its length, what kind
+// it is, and the doubt whether it is still there.
+func (s *search) holderKey(key uint64, c *coldRow, tokens int, predicted bool) uint64 {
+	kind := uint64(tokens) << 1
+	if predicted {
+		kind |= 1
+	}
+	return rendezvous(rendezvous(key, kind), math.Float64bits(s.stillThere(c, predicted))) | 1
+}
+
+// blockKeys are the keys of the rows of a block that hold nothing of the prompt
+// and of those that hold something, 0: of which there is none. alike says that
+// all rows have one of them.
+type blockKeys struct {
+	keys  [2]uint64
+	alike bool
+}
+
+// keysOf is what the keys of a block depend on, if its rows are alike.
+type keysOf struct {
+	twin, view uint64
+	held       holding
+}
+
+// blockKeys finds the keys of a block.
+func (s *search) blockKeys(k int) *blockKeys {
+	g, h := &s.board.groups[k], s.held[k]
+	if !s.blocks[k].plain || g.twin == 0 || h.mixed || h.some && g.view == 0 || len(s.q.Ways) > 0 && !s.q.WaysAlike ||
+		!(s.p.sit.NowMs >= g.idleMs) || !(s.p.sit.NowMs-g.loadMs <= s.p.policy.FreshMs) {
+		return &noKeys
+	}
+	of := keysOf{twin: g.twin, held: h}
+	if h.some {
+		of.view = g.view
+	}
+	if of != s.lastOf {
+		from := k * blockRows
+		s.lastOf, s.lastKeys = of, blockKeys{alike: true}
+		s.lastKeys.keys[0] = s.wayKey(g.twin, s.board.rows[from].id)
+		if h.some {
+			s.lastKeys.keys[1] = s.holderKey(s.lastKeys.keys[0], &s.board.cold[from], h.tokens, h.predicted)
+		}
+	}
+	return &s.lastKeys
+}
+
+// noKeys are the keys of a block whose rows are not alike.
+var noKeys blockKeys
+
+// firstOf is the first position of a block, but for those looked at apart, whose
+// row holds nothing (0) or something (1) of the prompt; -1: there is none.
+func (s *search) firstOf(k, kind int) int {
+	from := k * blockRows
+	for i, m := range s.matchOf[from:min(from+blockRows, len(s.matchOf))] {
+		if (m != 0) == (kind == 1) && !s.apart(m) {
+			return from + i
+		}
+	}
+	return -1
+}
+
+// kindBound is a lower bound of the rows of a block of one kind.
+func (s *search) kindBound(k, kind int) (total, own float64) {
+	if kind == 0 && s.held[k].some {
+		g := &s.board.groups[k]
+		return s.prices[g.class].own.at(g.endMs, g.decodeMs, g.live, g.gapMs, s.p.sit.NowMs, s.p.policy.Theta)
+	}
+	return math.Float64frombits(uint64(s.blocks[k].total)), math.Float64frombits(uint64(s.blocks[k].own))
+}
+
+// ownTwins prices one row of each kind of a block whose rows are alike, unless
+// one of its twins is priced or it cannot have the least own time. It reports
+// false if all rows need a look.
+func (s *search) ownTwins(k int, least float64) bool {
+	keys := *s.blockKeys(k)
+	for kind, key := range keys.keys {
+		if key == 0 || s.hasTwin(key) {
+			continue
+		}
+		if _, own := s.kindBound(k, kind); own > least {
+			continue
+		}
+		if i := s.firstOf(k, kind); i >= 0 {
+			if s.evaluate(i); !s.hasTwin(key) {
+				return false
+			}
+		}
+	}
+	return keys.alike
+}
+
+// twinBlock keeps those positions of a block of twins in their groups whose
+// hashes are among the highest, if they could be chosen. It reports false if all
+// rows need a look.
 func (s *search) twinBlock(k int) bool {
-	key := s.blockTwinKey(k)
-	if key == 0 {
+	keys := *s.blockKeys(k)
+	if !keys.alike {
 		return false
 	}
-	g := s.twinGroup(key)
-	if g == nil {
-		return false
+	var groups [2]*twinGroup
+	for kind, key := range keys.keys {
+		if key == 0 {
+			continue
+		}
+		g := s.twinGroup(key)
+		if g == nil {
+			i := s.firstOf(k, kind)
+			if total, _ := s.kindBound(k, kind); i < 0 || total > s.bound {
+				continue
+			}
+			s.evaluate(i)
+			if g = s.twinGroup(key); g == nil {
+				return false
+			}
+		}
+		if g.totalMs <= s.bound {
+			groups[kind] = g
+		}
 	}
 	s.blocks[k].twinned = true
 	from := k * blockRows
-	for i, name := range s.board.hashes[from:min(from+blockRows, len(s.matchOf))] {
-		if g.n == len(g.tops) && rendezvous(s.tieKey, name) < g.tops[g.n-1].hash {
-			continue
+	to := min(from+blockRows, len(s.matchOf))
+	switch hashes := s.board.hashes[from:to]; {
+	case groups[1] != nil:
+		for i, m := range s.matchOf[from:to] {
+			if g := groups[min(m, 1)]; g != nil && !s.apart(m) {
+				if hash := rendezvous(s.tieKey, hashes[i]); !g.full(hash) {
+					s.keep(g, hash, from+i)
+				}
+			}
 		}
-		if s.open(from+i) && s.matchOf[from+i] == 0 {
-			s.twin(key, from+i, false)
+	case groups[0] != nil:
+		for i, name := range hashes {
+			if hash := rendezvous(s.tieKey, name); !groups[0].full(hash) && s.matchOf[from+i] == 0 {
+				s.keep(groups[0], hash, from+i)
+			}
 		}
 	}
 	return true
+}
+
+// full reports whether a group holds only higher hashes than this.
+func (g *twinGroup) full(hash uint64) bool {
+	return g.n == len(g.tops) && hash < g.tops[len(g.tops)-1].hash
 }
 
 // twinGroup is the group of a key; nil: there is none.
@@ -85,27 +201,39 @@ func (s *search) twinGroup(key uint64) *twinGroup {
 func (s *search) hasTwin(key uint64) bool { return s.twinGroup(key) != nil }
 
 // twin keeps a position in its group if its hash is among the highest. It
-// reports false if there is no such group yet; a priced position makes one.
-func (s *search) twin(key uint64, i int, priced bool) bool {
+// reports false if there is no such group yet; a priced position, whose terms
+// are given, makes one.
+func (s *search) twin(key uint64, i int, priced *Terms) bool {
 	g := s.twinGroup(key)
 	if g == nil {
-		if !priced || len(s.twins) >= maxTwinGroups {
+		if priced == nil || len(s.twins) >= maxTwinGroups {
 			return false
 		}
-		s.twins = append(s.twins, twinGroup{key: key})
+		s.twins = append(s.twins, twinGroup{key: key, totalMs: priced.TotalMs})
 		g = &s.twins[len(s.twins)-1]
 	}
-	hash := rendezvous(s.tieKey, s.board.hashes[i])
+	if hash := rendezvous(s.tieKey, s.board.hashes[i]); !g.full(hash) {
+		s.keep(g, hash, i)
+	}
+	return true
+}
+
+// keep keeps a position in a group that it is not full for.
+func (s *search) keep(g *twinGroup, hash uint64, i int) {
+	priced := s.reasons[i] == reasonPriced
 	for k := range g.tops[:g.n] {
-		if g.tops[k].at == int32(i) {
-			g.tops[k].priced = g.tops[k].priced || priced
-			return true
+		if top := &g.tops[k]; top.at == int32(i) {
+			if priced && !top.priced {
+				top.priced = true
+				g.unpriced--
+			}
+			return
 		}
 	}
 	at := g.n
 	if at == len(g.tops) {
-		if at--; hash < g.tops[at].hash {
-			return true
+		if at--; !g.tops[at].priced {
+			g.unpriced--
 		}
 	} else {
 		g.n++
@@ -114,5 +242,8 @@ func (s *search) twin(key uint64, i int, priced bool) bool {
 		g.tops[at] = g.tops[at-1]
 	}
 	g.tops[at].hash, g.tops[at].at, g.tops[at].priced = hash, int32(i), priced
-	return true
+	if !priced {
+		g.unpriced++
+		s.setBound()
+	}
 }
