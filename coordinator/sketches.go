@@ -87,7 +87,7 @@ func (s *sketches) credit(f *fleet.Fleet, p *prefix.Probe, matches []placement.M
 				}
 			}
 		}
-		matches = append(matches, placement.Match{Worker: id, Tokens: deepest})
+		matches = append(matches, placement.Match{Worker: id, Tokens: int32(deepest)})
 	}
 	return matches
 }

@@ -15,7 +15,7 @@ type classPrice struct{ own, pulled linear }
 type reusePrice struct {
 	search       uint32 // that it was computed in
 	class, block int32
-	tokens       int
+	tokens       int32
 	price        classPrice
 	savedMs      float64
 }
@@ -44,7 +44,7 @@ type block struct {
 
 // holding is what the rows of a block hold of the prompt.
 type holding struct {
-	tokens int // the most
+	tokens int32 // the most
 	// some says that a row holds something, mixed that two hold different
 	// lengths or kinds, predicted that the match comes from a live claim.
 	some, mixed, predicted bool
@@ -129,7 +129,7 @@ func (s *search) boundHolders() {
 	rows, matches, matchOf, ways := s.board.rows, s.q.Matches, s.matchOf, s.q.Ways
 	now, theta := s.p.sit.NowMs, s.p.policy.Theta
 	var price *classPrice
-	tokens, class, block := -1, int32(0), int32(0)
+	tokens, class, block := int32(-1), int32(0), int32(0)
 	kept := s.holders[:0]
 	for _, i := range s.holders {
 		if !s.blocks[i/blockRows].folded {
@@ -397,7 +397,7 @@ func (s *search) classPrice(class int32, reused int) classPrice {
 }
 
 // behind is the price of a class behind what is reused of a match.
-func (s *search) behind(class, block int32, tokens int) *reusePrice {
+func (s *search) behind(class, block, tokens int32) *reusePrice {
 	if r := s.lastReuse; r != nil && r.tokens == tokens && r.class == class && r.block == block {
 		return r
 	}
@@ -405,7 +405,7 @@ func (s *search) behind(class, block int32, tokens int) *reusePrice {
 	r := &s.reuse[at]
 	if r.search != s.searches || r.block != block || r.class != class || r.tokens != tokens {
 		r.search, r.class, r.block, r.tokens = s.searches, class, block, tokens
-		r.price = s.classPrice(class, max(reusableTokens(tokens, s.p.promptTokens, int(block)), 0))
+		r.price = s.classPrice(class, max(reusableTokens(int(tokens), s.p.promptTokens, int(block)), 0))
 		r.savedMs = max(s.prices[class].own.ownMs-r.price.own.ownMs, 0)
 	}
 	s.lastReuse = r
@@ -458,7 +458,7 @@ func (s *search) mostReuse() (most int) {
 		if i < 0 || s.board.rows[i].flags&rowBlind != 0 && !match.Predicted {
 			return
 		}
-		reused := reusableTokens(match.Tokens, s.p.promptTokens, int(s.board.rows[i].block))
+		reused := reusableTokens(int(match.Tokens), s.p.promptTokens, int(s.board.rows[i].block))
 		if reused > mostTokens || reused == mostTokens && most >= 0 && s.outholds(i, most) {
 			most, mostTokens = i, reused
 		}
@@ -470,8 +470,8 @@ func (s *search) mostReuse() (most int) {
 			visit(&s.q.Matches[m])
 		}
 	}
-	for m := 0; m < len(s.q.Matches) && s.second >= mostTokens; m++ {
-		if tokens := s.q.Matches[m].Tokens; tokens != s.deepest && tokens >= mostTokens {
+	for m := 0; m < len(s.q.Matches) && int(s.second) >= mostTokens; m++ {
+		if tokens := s.q.Matches[m].Tokens; tokens != s.deepest && int(tokens) >= mostTokens {
 			visit(&s.q.Matches[m])
 		}
 	}

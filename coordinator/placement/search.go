@@ -2,6 +2,7 @@ package placement
 
 import (
 	"math"
+	"math/bits"
 	"slices"
 )
 
@@ -10,12 +11,31 @@ type Match struct {
 	// Worker holds it.
 	Worker WorkerID
 	// Tokens is the deepest prefix it is known to hold.
-	Tokens int
+	Tokens int32
 	// GPUTokens is how much of that is in GPU memory, HostTokens how much is
 	// there or in host memory. They say what may be pulled from it.
-	GPUTokens, HostTokens int
+	GPUTokens, HostTokens int32
 	// Predicted says that the match comes from the prompt of a live claim.
 	Predicted bool
+}
+
+// AppendMatches appends the match m of each worker of a bitmap: the bits of words
+// stand for the workers from 64·firstWord on.
+func AppendMatches(dst []Match, m Match, firstWord int, words []uint64) []Match {
+	n := 0
+	for _, word := range words {
+		n += bits.OnesCount64(word)
+	}
+	at := len(dst)
+	dst = slices.Grow(dst, n)[:at+n]
+	for i, word := range words {
+		for ; word != 0; word &= word - 1 {
+			m.Worker = WorkerID(64*(firstWord+i) + bits.TrailingZeros64(word))
+			dst[at] = m
+			at++
+		}
+	}
+	return dst
 }
 
 // Way is the price of the way between caller and worker.
@@ -143,7 +163,7 @@ type search struct {
 	least           float64                   // smallest total that is allowed
 	bound           float64                   // total beyond which nobody matters
 	priced          int
-	deepest, second int // largest matches, in tokens
+	deepest, second int32 // largest matches, in tokens
 	// All matches of the largest are from firstDeepest on, before endDeepest.
 	firstDeepest, endDeepest int
 	lastKeys                 blockKeys
@@ -173,7 +193,7 @@ const apartMatches = 512
 // noteMatches says at every position what is held there and in every block what
 // is held beyond the first matches, and finds the two largest matches.
 func (s *search) noteMatches() {
-	deepest, second := 0, 0
+	deepest, second := int32(0), int32(0)
 	at, matchOf, held, holders := s.board.at, s.matchOf, s.held, s.holders[:0]
 	for m := range s.q.Matches {
 		match := &s.q.Matches[m]
@@ -206,7 +226,7 @@ func (s *search) noteMatches() {
 func (s *search) candidate(i int) Candidate {
 	c := Candidate{Worker: s.board.workers[i], DistanceMs: math.NaN()}
 	if m := s.matchOf[i]; m > 0 {
-		c.MatchedTokens, c.Predicted = s.q.Matches[m-1].Tokens, s.q.Matches[m-1].Predicted
+		c.MatchedTokens, c.Predicted = int(s.q.Matches[m-1].Tokens), s.q.Matches[m-1].Predicted
 	}
 	if s.q.MatchUnknown {
 		c.MatchedTokens, c.Predicted = Unknown, false

@@ -127,14 +127,14 @@ func newBoardWorld(r *rand.Rand, n int, m mix) *boardWorld {
 			if chance(.3) {
 				tokens = r.IntN(w.req.PromptTokens + 50)
 			}
-			w.query.Matches = append(w.query.Matches, Match{Worker: worker.ID, Tokens: tokens, Predicted: chance(.2)})
+			w.query.Matches = append(w.query.Matches, Match{Worker: worker.ID, Tokens: int32(tokens), Predicted: chance(.2)})
 		}
 		w.workers = append(w.workers, &worker)
 		w.board.Set(&worker)
 	}
 	if m.pulling > 0 {
 		for _, match := range w.query.Matches[:min(len(w.query.Matches), MaxSources)] {
-			w.sit.Sources = append(w.sit.Sources, Source{Worker: w.workers[match.Worker], Tokens: match.Tokens, Sending: r.IntN(3)})
+			w.sit.Sources = append(w.sit.Sources, Source{Worker: w.workers[match.Worker], Tokens: int(match.Tokens), Sending: r.IntN(3)})
 		}
 		speeds := []float64{1.2e5, 3e6, 12.5e6}
 		seed := r.Uint64()
@@ -173,7 +173,7 @@ func (w *boardWorld) all() []Candidate {
 		}
 		for _, m := range w.query.Matches {
 			if m.Worker == worker.ID {
-				c.MatchedTokens, c.Predicted = m.Tokens, m.Predicted
+				c.MatchedTokens, c.Predicted = int(m.Tokens), m.Predicted
 			}
 		}
 		if w.query.MatchUnknown {
@@ -368,7 +368,7 @@ func TestTwinHoldersDecideAsRows(t *testing.T) {
 		}
 		w := newBoardWorld(r, n, mix{alike: 1, same: true, idle: []float64{.7, 1}[seed%2], matched: []float64{.3, 1}[seed/2%2], far: float64(seed / 4 % 2)})
 		w.policy.TieMs = 0
-		lengths := []int{r.IntN(w.req.PromptTokens + 50), r.IntN(w.req.PromptTokens + 50)}
+		lengths := []int32{r.Int32N(int32(w.req.PromptTokens) + 50), r.Int32N(int32(w.req.PromptTokens) + 50)}
 		if seed%5 == 0 {
 			lengths = lengths[:1]
 		}

@@ -44,7 +44,7 @@ func (s *search) wayKey(key uint64, id WorkerID) uint64 {
 
 // holderKey adds to a key what a price sees of a match: its length, what kind
 // it is, and the doubt whether it is still there.
-func (s *search) holderKey(key uint64, c *coldRow, tokens int, predicted bool) uint64 {
+func (s *search) holderKey(key uint64, c *coldRow, tokens int32, predicted bool) uint64 {
 	kind := uint64(tokens) << 1
 	if predicted {
 		kind |= 1
