@@ -27,10 +27,10 @@ type Board struct {
 	roles   int // workers that serve a part of a request only
 	// groups are the rows taken blockRows at a time.
 	groups []rowGroup
-	// hashes are those of the names. Rows that have twins stand before the
+	// names are the hashes of the names after firstMix. Rows that have twins stand before the
 	// others, so that whole groups of them are alike: idle counts them.
-	hashes []uint64
-	idle   int
+	names []uint64
+	idle  int
 	// largestBlock is at least the largest KV block of all workers, in tokens.
 	largestBlock int32
 }
@@ -226,7 +226,7 @@ func (b *Board) Set(w *Worker) {
 		}
 		i = len(b.workers)
 		b.at[w.ID] = int32(i) + 1
-		b.rows, b.cold, b.workers, b.hashes = append(b.rows, row{}), append(b.cold, coldRow{}), append(b.workers, w), append(b.hashes, 0)
+		b.rows, b.cold, b.workers, b.names = append(b.rows, row{}), append(b.cold, coldRow{}), append(b.workers, w), append(b.names, 0)
 		b.rows[i].class = b.classOf(&w.Steps)
 	} else {
 		b.forget(i)
@@ -255,7 +255,7 @@ func (b *Board) swap(i, j int) {
 		b.rows[i], b.rows[j] = b.rows[j], b.rows[i]
 		b.cold[i], b.cold[j] = b.cold[j], b.cold[i]
 		b.workers[i], b.workers[j] = b.workers[j], b.workers[i]
-		b.hashes[i], b.hashes[j] = b.hashes[j], b.hashes[i]
+		b.names[i], b.names[j] = b.names[j], b.names[i]
 		b.at[b.workers[i].ID], b.at[b.workers[j].ID] = int32(i)+1, int32(j)+1
 	}
 	b.regroup(i)
@@ -281,7 +281,7 @@ func (b *Board) Remove(id WorkerID) {
 	b.swap(i, last)
 	b.at[id] = 0
 	b.workers[last] = nil
-	b.rows, b.cold, b.workers, b.hashes = b.rows[:last], b.cold[:last], b.workers[:last], b.hashes[:last]
+	b.rows, b.cold, b.workers, b.names = b.rows[:last], b.cold[:last], b.workers[:last], b.names[:last]
 	b.regroup(last)
 }
 
@@ -337,7 +337,7 @@ func (b *Board) fill(i int, w *Worker) {
 		r.flags |= rowPulls
 		b.pulling++
 	}
-	b.hashes[i] = w.hash()
+	b.names[i] = firstMix(w.hash())
 	c := coldRow{idleMs: w.Waiting.F, loadMs: w.LoadAtMs, view: w.View, mark: w.View.mark()}
 	// Workers with live requests differ in their contexts anyway.
 	if r.live == 0 && r.unknown == 0 && r.reason == ReasonNone && r.flags&(rowAway|rowPulls) == 0 {

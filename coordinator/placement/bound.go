@@ -292,7 +292,7 @@ func (s *search) leastOf(bounds []float64, k int) int {
 	if !s.blocks[k].plain {
 		return indexOfLeast(bounds, k)
 	}
-	if keys := s.blockKeys(k); keys.alike {
+	if s.blockKeys(k) != nil {
 		kind := 0
 		if s.held[k].some {
 			kind = 1

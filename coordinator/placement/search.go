@@ -155,6 +155,7 @@ type search struct {
 
 	lambda, perLive float64 // weights of the queue and stall terms
 	pulls           bool
+	waysDiffer      bool // or are not known to be alike
 	tieKey          uint64
 	bestOwn         float64
 	limit           float64
@@ -167,7 +168,6 @@ type search struct {
 	// All matches of the largest are from firstDeepest on, before endDeepest.
 	firstDeepest, endDeepest int
 	lastKeys                 blockKeys
-	lastOf                   keysOf
 	lastView                 lastView
 	lastReuse                *reusePrice
 }
@@ -250,6 +250,7 @@ func (s *search) run() bool {
 	s.lambda = p.policy.QueueWeight * positive(p.sit.ArrivalsPerMs)
 	s.perLive = p.policy.Theta / p.meanOutputTokens
 	s.pulls = len(p.sit.Sources) > 0 && b.pulling > 0
+	s.waysDiffer = len(s.q.Ways) > 0 && !s.q.WaysAlike
 	s.tieKey = p.tieKey()
 	s.bestOwn, s.least, s.bound = math.Inf(1), math.Inf(1), math.Inf(1)
 	for i := range s.lowest {

@@ -495,6 +495,7 @@ func fleetForFigures(n int, m mix) *boardWorld {
 			c.HeldBlocks, c.ErrorMs = 0, math.NaN()
 		}
 		switch {
+		case m.matched < 0: // nobody holds anything
 		case i%100 == 7:
 			w.query.Matches = append(w.query.Matches, Match{Worker: c.ID, Tokens: 4096})
 		case r.Float64() < m.matched:
@@ -513,6 +514,7 @@ var figureFleets = []struct {
 	{"shared", mix{alike: 1, matched: 1}}, // all hold the system prompt
 	{"mixed", mix{}},                      // of several speeds
 	{"idle", mix{alike: 1, same: true, idle: 1}},
+	{"idle, cold", mix{alike: 1, same: true, idle: 1, matched: -1}},
 	{"idle, shared", mix{alike: 1, same: true, idle: 1, matched: .25}},
 	{"third idle, shared", mix{alike: 1, same: true, idle: .3, matched: .25}},
 }

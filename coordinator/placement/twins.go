@@ -52,44 +52,51 @@ func (s *search) holderKey(key uint64, c *coldRow, tokens int32, predicted bool)
 	return rendezvous(rendezvous(key, kind), math.Float64bits(s.stillThere(c, predicted))) | 1
 }
 
-// blockKeys are the keys of the rows of a block that hold nothing of the prompt
-// and of those that hold something, 0: of which there is none. alike says that
-// all rows have one of them.
+// blockKeys are the keys of the rows of a block whose rows are alike: of those
+// that hold nothing of the prompt and of those that hold something, 0: of which
+// there is none. Blocks that stand side by side mostly have the same.
 type blockKeys struct {
-	keys  [2]uint64
-	alike bool
+	of   keysOf
+	keys [2]uint64
+	// priced says that of each kind a row is priced.
+	priced bool
+	// groups are those of the kinds that could be chosen, once found is set.
+	groups [2]*twinGroup
+	found  bool
 }
 
-// keysOf is what the keys of a block depend on, if its rows are alike.
+// keysOf is what the keys of a block depend on.
 type keysOf struct {
 	twin, view uint64
 	held       holding
 }
 
-// blockKeys finds the keys of a block.
+// blockKeys finds the keys of a block; nil: its rows are not alike.
 func (s *search) blockKeys(k int) *blockKeys {
-	g, h := &s.board.groups[k], s.held[k]
-	if !s.blocks[k].plain || g.twin == 0 || h.mixed || h.some && g.view == 0 || len(s.q.Ways) > 0 && !s.q.WaysAlike ||
-		!(s.p.sit.NowMs >= g.idleMs) || !(s.p.sit.NowMs-g.loadMs <= s.p.policy.FreshMs) {
-		return &noKeys
+	g, h, b := &s.board.groups[k], &s.held[k], &s.lastKeys
+	if g.twin == 0 || !s.blocks[k].plain || s.waysDiffer || !(s.p.sit.NowMs >= g.idleMs) || !(s.p.sit.NowMs-g.loadMs <= s.p.policy.FreshMs) {
+		return nil
 	}
-	of := keysOf{twin: g.twin, held: h}
+	if !h.some && !b.of.held.some && g.twin == b.of.twin {
+		return b
+	}
+	if h.mixed || h.some && g.view == 0 {
+		return nil
+	}
+	of := keysOf{twin: g.twin, held: *h}
 	if h.some {
 		of.view = g.view
 	}
-	if of != s.lastOf {
+	if b.of != of {
 		from := k * blockRows
-		s.lastOf, s.lastKeys = of, blockKeys{alike: true}
-		s.lastKeys.keys[0] = s.wayKey(g.twin, s.board.rows[from].id)
+		*b = blockKeys{of: of}
+		b.keys[0] = s.wayKey(g.twin, s.board.rows[from].id)
 		if h.some {
-			s.lastKeys.keys[1] = s.holderKey(s.lastKeys.keys[0], &s.board.cold[from], h.tokens, h.predicted)
+			b.keys[1] = s.holderKey(b.keys[0], &s.board.cold[from], h.tokens, h.predicted)
 		}
 	}
-	return &s.lastKeys
+	return b
 }
-
-// noKeys are the keys of a block whose rows are not alike.
-var noKeys blockKeys
 
 // firstOf is the first position of a block, but for those looked at apart, whose
 // row holds nothing (0) or something (1) of the prompt; -1: there is none.
@@ -116,38 +123,76 @@ func (s *search) kindBound(k, kind int) (total, own float64) {
 // one of its twins is priced or it cannot have the least own time. It reports
 // false if all rows need a look.
 func (s *search) ownTwins(k int, least float64) bool {
-	keys := *s.blockKeys(k)
-	for kind, key := range keys.keys {
+	b := s.blockKeys(k)
+	if b == nil || b.priced {
+		return b != nil
+	}
+	b.priced = true
+	for kind, key := range b.keys {
 		if key == 0 || s.hasTwin(key) {
 			continue
 		}
-		if _, own := s.kindBound(k, kind); own > least {
-			continue
-		}
-		if i := s.firstOf(k, kind); i >= 0 {
-			if s.evaluate(i); !s.hasTwin(key) {
-				return false
+		if _, own := s.kindBound(k, kind); own <= least {
+			if i := s.firstOf(k, kind); i >= 0 {
+				s.evaluate(i)
 			}
 		}
+		b.priced = b.priced && s.hasTwin(key)
 	}
-	return keys.alike
+	return len(s.twins) < maxTwinGroups || b.priced
 }
 
 // twinBlock keeps those positions of a block of twins in their groups whose
 // hashes are among the highest, if they could be chosen. It reports false if all
 // rows need a look.
 func (s *search) twinBlock(k int) bool {
-	keys := *s.blockKeys(k)
-	if !keys.alike {
+	b := s.blockKeys(k)
+	if b == nil || !b.found && !s.findGroups(k, b) {
 		return false
 	}
-	var groups [2]*twinGroup
-	for kind, key := range keys.keys {
+	s.blocks[k].twinned = true
+	from := k * blockRows
+	to := min(from+blockRows, len(s.matchOf))
+	names, matchOf := s.board.names[from:to], s.matchOf[from:to]
+	for kind, g := range b.groups {
+		if g == nil || kind == 1 && !s.held[k].some {
+			continue
+		}
+		key, limit := firstMix(s.tieKey), g.limit()
+		for i := nextHigh(names, 0, key, limit); i < len(names); i = nextHigh(names, i+1, key, limit) {
+			if hash := lastMix(middleMix(key ^ names[i])); hash >= limit && (matchOf[i] != 0) == (kind == 1) && !s.apart(matchOf[i]) {
+				s.keep(g, hash, from+i)
+				limit = g.limit()
+			}
+		}
+	}
+	return true
+}
+
+// nextHigh is the first name from one on whose hash may not be below a limit:
+// lastMix leaves the bits that are compared.
+func nextHigh(names []uint64, from int, key, limit uint64) int {
+	limit >>= 33
+	for i := from; i < len(names); i++ {
+		if middleMix(key^names[i])>>33 >= limit {
+			return i
+		}
+	}
+	return len(names)
+}
+
+// findGroups finds the groups of the kinds of a block's rows that could be
+// chosen, and makes those that there are not. It reports false if all rows need
+// a look.
+func (s *search) findGroups(k int, b *blockKeys) bool {
+	b.groups, b.found = [2]*twinGroup{}, true
+	for kind, key := range b.keys {
 		if key == 0 {
 			continue
 		}
 		g := s.twinGroup(key)
 		if g == nil {
+			b.found = false // the next block may have such rows, or cheaper ones
 			i := s.firstOf(k, kind)
 			if total, _ := s.kindBound(k, kind); i < 0 || total > s.bound {
 				continue
@@ -158,34 +203,18 @@ func (s *search) twinBlock(k int) bool {
 			}
 		}
 		if g.totalMs <= s.bound {
-			groups[kind] = g
-		}
-	}
-	s.blocks[k].twinned = true
-	from := k * blockRows
-	to := min(from+blockRows, len(s.matchOf))
-	switch hashes := s.board.hashes[from:to]; {
-	case groups[1] != nil:
-		for i, m := range s.matchOf[from:to] {
-			if g := groups[min(m, 1)]; g != nil && !s.apart(m) {
-				if hash := rendezvous(s.tieKey, hashes[i]); !g.full(hash) {
-					s.keep(g, hash, from+i)
-				}
-			}
-		}
-	case groups[0] != nil:
-		for i, name := range hashes {
-			if hash := rendezvous(s.tieKey, name); !groups[0].full(hash) && s.matchOf[from+i] == 0 {
-				s.keep(groups[0], hash, from+i)
-			}
+			b.groups[kind] = g
 		}
 	}
 	return true
 }
 
-// full reports whether a group holds only higher hashes than this.
-func (g *twinGroup) full(hash uint64) bool {
-	return g.n == len(g.tops) && hash < g.tops[len(g.tops)-1].hash
+// limit is the hash below which none is kept.
+func (g *twinGroup) limit() uint64 {
+	if g.n < len(g.tops) {
+		return 0
+	}
+	return g.tops[len(g.tops)-1].hash
 }
 
 // twinGroup is the group of a key; nil: there is none.
@@ -212,13 +241,13 @@ func (s *search) twin(key uint64, i int, priced *Terms) bool {
 		s.twins = append(s.twins, twinGroup{key: key, totalMs: priced.TotalMs})
 		g = &s.twins[len(s.twins)-1]
 	}
-	if hash := rendezvous(s.tieKey, s.board.hashes[i]); !g.full(hash) {
+	if hash := lastMix(middleMix(firstMix(s.tieKey) ^ s.board.names[i])); hash >= g.limit() {
 		s.keep(g, hash, i)
 	}
 	return true
 }
 
-// keep keeps a position in a group that it is not full for.
+// keep keeps a position in a group whose limit its hash is not below.
 func (s *search) keep(g *twinGroup, hash uint64, i int) {
 	priced := s.reasons[i] == reasonPriced
 	for k := range g.tops[:g.n] {
