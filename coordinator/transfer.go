@@ -413,17 +413,15 @@ func (p *placements) match(w *work) (deepest int) {
 			return // its boundary is not its pool's
 		}
 		// What lies behind what is known of a text belongs to another prompt.
-		sure := w.prompt.sure
-		m := placement.Match{Tokens: min(int(g.Tokens), sure), GPUTokens: min(int(g.GPUTokens), sure), HostTokens: min(int(g.HostTokens), sure), Predicted: g.Predicted}
-		for id := range g.Workers.All {
-			m.Worker = placement.WorkerID(id)
-			w.ask.Matches = append(w.ask.Matches, m)
-		}
+		sure := int32(min(w.prompt.sure, placement.MaxPromptTokens))
+		m := placement.Match{Tokens: min(int32(g.Tokens), sure), GPUTokens: min(int32(g.GPUTokens), sure), HostTokens: min(int32(g.HostTokens), sure), Predicted: g.Predicted}
+		first, words := g.Workers.Bitmap()
+		w.ask.Matches = placement.AppendMatches(w.ask.Matches, m, first, words)
 	})
 	w.ask.Matches = p.c.views.Credit(&w.prompt.probe, w.ask.Matches)
 	p.c.fleet.Reusable(w.ask.Matches, w.prompt.tokens, w.prompt.probe.At)
 	for i := range w.ask.Matches {
-		deepest = max(deepest, w.ask.Matches[i].Tokens)
+		deepest = max(deepest, int(w.ask.Matches[i].Tokens))
 	}
 	p.c.judges.debit(w.ask.Matches)
 	return deepest

@@ -171,7 +171,7 @@ func (j *judges) debit(matches []placement.Match) {
 	}
 	for i := range matches {
 		if m := &matches[i]; m.Tokens > 0 && int(m.Worker) < len(biases) {
-			m.Tokens = max(0, m.Tokens+int(min(biases[m.Worker], 0)))
+			m.Tokens = max(0, m.Tokens+min(biases[m.Worker], 0))
 		}
 	}
 }

@@ -3,6 +3,7 @@ package fleet
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"waypost/coordinator/placement"
@@ -60,7 +61,7 @@ func TestDecideSearchesTheFleet(t *testing.T) {
 		var matches []placement.Match
 		for id := range WorkerID(hosts) {
 			if random.IntN(5) == 0 {
-				matches = append(matches, placement.Match{Worker: id, Tokens: random.IntN(9000), Predicted: true})
+				matches = append(matches, placement.Match{Worker: id, Tokens: random.Int32N(9000), Predicted: true})
 			}
 		}
 		policy := placement.DefaultPolicy()
@@ -75,8 +76,8 @@ func TestDecideSearchesTheFleet(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, m := range matches {
-			c := placement.Find(all, m.Worker)
-			c.MatchedTokens, c.Predicted = m.Tokens, m.Predicted
+			i := slices.IndexFunc(all, func(c placement.Candidate) bool { return c.ID == m.Worker })
+			all[i].MatchedTokens, all[i].Predicted = int(m.Tokens), m.Predicted
 		}
 		if err := placement.Decide(&req, all, &policy, sit, &full); err != nil {
 			t.Fatal(err)

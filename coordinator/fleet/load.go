@@ -269,7 +269,7 @@ func (f *Fleet) Reusable(matches []placement.Match, promptTokens int, keyAt func
 			continue
 		}
 		few := w.facts.LeastReuseRatio > 0 && float64(m.Tokens) <= w.facts.LeastReuseRatio*float64(promptTokens)
-		if few || w.facts.followed() && w.taken(m.Tokens, keyAt) {
+		if few || w.facts.followed() && w.taken(int(m.Tokens), keyAt) {
 			m.Tokens, m.GPUTokens, m.HostTokens = 0, 0, 0
 		}
 	}

@@ -27,10 +27,10 @@ type Board struct {
 	roles   int // workers that serve a part of a request only
 	// groups are the rows taken blockRows at a time.
 	groups []rowGroup
-	// hashes are those of the names. Rows that have twins stand before the
+	// names are the hashes of the names after firstMix. Rows that have twins stand before the
 	// others, so that whole groups of them are alike: idle counts them.
-	hashes []uint64
-	idle   int
+	names []uint64
+	idle  int
 	// largestBlock is at least the largest KV block of all workers, in tokens.
 	largestBlock int32
 }
@@ -63,12 +63,15 @@ type row struct {
 type rowGroup struct {
 	endMs, decodeMs, live, gapMs, seenMs float64
 	class, maxTokens                     int32
+	// block is the size of all rows' KV blocks, 1 if they differ.
+	block int32
 	// plain says that all rows are of the class, heard of, without a reason
 	// against them and with all facts known.
 	plain bool
-	// twin is that of all rows, 0: they are not alike; idleMs and loadMs are from
-	// when on nothing waits anywhere, and the oldest load report.
-	twin           uint64
+	// twin is that of all rows, 0: they are not alike; view marks what is known
+	// of their caches, 0: that differs. idleMs and loadMs are from when on nothing
+	// waits anywhere, and the oldest load report.
+	twin, view     uint64
 	idleMs, loadMs float64
 }
 
@@ -86,7 +89,7 @@ func (b *Board) regroup(i int) {
 	part := b.rows[from:min(from+blockRows, len(b.rows))]
 	r := &part[0]
 	c := &b.cold[from]
-	g := rowGroup{r.endMs, r.decodeMs, r.live, r.gapMs, r.seenMs, r.class, r.maxTokens, true, c.twin, c.idleMs, c.loadMs}
+	g := rowGroup{r.endMs, r.decodeMs, r.live, r.gapMs, r.seenMs, r.class, r.maxTokens, r.block, true, c.twin, c.mark, c.idleMs, c.loadMs}
 	for i := range part {
 		r := &part[i]
 		g.endMs, g.decodeMs, g.live = min(g.endMs, r.endMs), min(g.decodeMs, r.decodeMs), min(g.live, r.live)
@@ -95,6 +98,12 @@ func (b *Board) regroup(i int) {
 		c := &b.cold[from+i]
 		if c.twin != g.twin || math.IsNaN(c.idleMs) || math.IsNaN(c.loadMs) {
 			g.twin = 0
+		}
+		if c.mark != g.view {
+			g.view = 0
+		}
+		if r.block != g.block {
+			g.block = 1
 		}
 		g.idleMs, g.loadMs = max(g.idleMs, c.idleMs), min(g.loadMs, c.loadMs)
 	}
@@ -108,6 +117,14 @@ type coldRow struct {
 	twin   uint64
 	idleMs float64 // from when on nothing waits
 	loadMs float64
+	view   View
+	mark   uint64 // the view's
+}
+
+// mark is equal for equal views, and never 0.
+func (v *View) mark() uint64 {
+	key := rendezvous(uint64(v.Kind), math.Float64bits(v.AtMs))
+	return rendezvous(rendezvous(key, math.Float64bits(v.Trust)), math.Float64bits(v.EvictionAgeMs)) | 1
 }
 
 type rowFlags uint8
@@ -209,7 +226,7 @@ func (b *Board) Set(w *Worker) {
 		}
 		i = len(b.workers)
 		b.at[w.ID] = int32(i) + 1
-		b.rows, b.cold, b.workers, b.hashes = append(b.rows, row{}), append(b.cold, coldRow{}), append(b.workers, w), append(b.hashes, 0)
+		b.rows, b.cold, b.workers, b.names = append(b.rows, row{}), append(b.cold, coldRow{}), append(b.workers, w), append(b.names, 0)
 		b.rows[i].class = b.classOf(&w.Steps)
 	} else {
 		b.forget(i)
@@ -238,7 +255,7 @@ func (b *Board) swap(i, j int) {
 		b.rows[i], b.rows[j] = b.rows[j], b.rows[i]
 		b.cold[i], b.cold[j] = b.cold[j], b.cold[i]
 		b.workers[i], b.workers[j] = b.workers[j], b.workers[i]
-		b.hashes[i], b.hashes[j] = b.hashes[j], b.hashes[i]
+		b.names[i], b.names[j] = b.names[j], b.names[i]
 		b.at[b.workers[i].ID], b.at[b.workers[j].ID] = int32(i)+1, int32(j)+1
 	}
 	b.regroup(i)
@@ -264,7 +281,7 @@ func (b *Board) Remove(id WorkerID) {
 	b.swap(i, last)
 	b.at[id] = 0
 	b.workers[last] = nil
-	b.rows, b.cold, b.workers, b.hashes = b.rows[:last], b.cold[:last], b.workers[:last], b.hashes[:last]
+	b.rows, b.cold, b.workers, b.names = b.rows[:last], b.cold[:last], b.workers[:last], b.names[:last]
 	b.regroup(last)
 }
 
@@ -320,8 +337,8 @@ func (b *Board) fill(i int, w *Worker) {
 		r.flags |= rowPulls
 		b.pulling++
 	}
-	b.hashes[i] = w.hash()
-	c := coldRow{idleMs: w.Waiting.F, loadMs: w.LoadAtMs}
+	b.names[i] = firstMix(w.hash())
+	c := coldRow{idleMs: w.Waiting.F, loadMs: w.LoadAtMs, view: w.View, mark: w.View.mark()}
 	// Workers with live requests differ in their contexts anyway.
 	if r.live == 0 && r.unknown == 0 && r.reason == ReasonNone && r.flags&(rowAway|rowPulls) == 0 {
 		c.twin = twinOf(w, r.class)

@@ -10,12 +10,19 @@ type linear struct{ ownMs, a, perLive, baseMs, steps float64 }
 // behind what the best source could send.
 type classPrice struct{ own, pulled linear }
 
-// classMemo is the last classPrice behind a match.
-type classMemo struct {
-	tokens int
-	block  int32
-	price  classPrice
+// reusePrice is the classPrice behind what is reused of a match, and what that
+// saves.
+type reusePrice struct {
+	search       uint32 // that it was computed in
+	class, block int32
+	tokens       int32
+	price        classPrice
+	savedMs      float64
 }
+
+// reusePrices is the number of reusePrice that are kept: those of the few
+// lengths that the matches of a prompt have.
+const reusePrices = 32
 
 // blockRows is the number of rows whose least bounds are kept, so that later
 // passes look at few rows.
@@ -25,16 +32,27 @@ const blockRows = 16
 // not negative: these compare like the numbers.
 type block struct {
 	total, own int64
-	// twinned says that its rows are in their group of twins.
-	twinned bool
+	// plain says that the rows are those of a plain group, under ways that are
+	// open.
+	plain bool
 	// folded says that the rows' own bounds are not computed yet: these are the
-	// group's, of rows that hold nothing of the prompt.
+	// group's, behind the longest match of a row.
 	folded bool
+	// twinned says that its rows are in their groups of twins.
+	twinned bool
 }
 
-// bound computes the lower bounds of all workers. It returns which facts of
+// holding is what the rows of a block hold of the prompt.
+type holding struct {
+	tokens int32 // the most
+	// some says that a row holds something, mixed that two hold different
+	// lengths or kinds, predicted that the match comes from a live claim.
+	some, mixed, predicted bool
+}
+
+// boundAll computes the lower bounds of all workers. It returns which facts of
 // placeable workers are unknown.
-func (s *search) bound(survey *Survey, firsts *[numReasons]int32) (unknown unknownFacts, farUnknown bool) {
+func (s *search) boundAll(survey *Survey, firsts *[numReasons]int32) (unknown unknownFacts, farUnknown bool) {
 	p, b := s.p, s.board
 	req, now, theta := p.req, p.sit.NowMs, p.policy.Theta
 	ways, matches, pulls := s.q.Ways, s.q.Matches, s.pulls
@@ -47,8 +65,12 @@ func (s *search) bound(survey *Survey, firsts *[numReasons]int32) (unknown unkno
 	fold := !special && !pulls && (!anyWays || s.q.WaysOpen)
 	for k := range s.blocks {
 		if g := &b.groups[k]; fold && g.plain && tokens < g.maxTokens && now-g.seenMs <= p.policy.SilentMs {
-			total, own := prices[g.class].own.at(g.endMs, g.decodeMs, g.live, g.gapMs, now, theta)
-			s.blocks[k] = block{total: int64(math.Float64bits(total)), own: int64(math.Float64bits(own)), folded: true}
+			line := &prices[g.class].own
+			if h := &s.held[k]; h.some {
+				line = &s.behind(g.class, g.block, h.tokens).price.own
+			}
+			total, own := line.at(g.endMs, g.decodeMs, g.live, g.gapMs, now, theta)
+			s.blocks[k] = block{total: int64(math.Float64bits(total)), own: int64(math.Float64bits(own)), plain: true, folded: true}
 			continue
 		}
 		least := block{total: math.MaxInt64, own: math.MaxInt64}
@@ -72,12 +94,7 @@ func (s *search) bound(survey *Survey, firsts *[numReasons]int32) (unknown unkno
 			unknown |= r.unknown
 			price := &prices[r.class]
 			if m := matchOf[i]; m != 0 {
-				match, memo := &matches[m-1], &s.memo[r.class]
-				if memo.tokens == match.Tokens && memo.block == r.block && r.flags&rowBlind == 0 {
-					price = &memo.price
-				} else {
-					price = s.matchPrice(r, match)
-				}
+				price = s.matchPrice(r, &matches[m-1])
 			}
 			total, own := price.own.at(r.endMs, r.decodeMs, r.live, r.gapMs, now, theta)
 			if pulls && r.flags&rowPulls != 0 {
@@ -101,31 +118,30 @@ func (s *search) bound(survey *Survey, firsts *[numReasons]int32) (unknown unkno
 		s.blocks[k] = least
 	}
 	survey.Reasons[ReasonNone] = len(rows) - excluded
-	if fold {
-		s.boundHolders()
-	}
+	s.boundHolders()
 	return unknown, farUnknown
 }
 
-// boundHolders computes the bounds of the rows of folded blocks that hold
-// something of the prompt, which is not in their groups' numbers.
+// boundHolders computes the bounds of the workers of the first matches in folded
+// blocks, which are not in the blocks' numbers. Those in others are bounded with
+// their blocks.
 func (s *search) boundHolders() {
-	at, rows, ways, matches := s.board.at, s.board.rows, s.q.Ways, s.q.Matches
+	rows, matches, matchOf, ways := s.board.rows, s.q.Matches, s.matchOf, s.q.Ways
 	now, theta := s.p.sit.NowMs, s.p.policy.Theta
-	for m := range matches {
-		match := &matches[m]
-		if int(match.Worker) >= len(at) || at[match.Worker] == 0 {
+	var price *classPrice
+	tokens, class, block := int32(-1), int32(0), int32(0)
+	kept := s.holders[:0]
+	for _, i := range s.holders {
+		if !s.blocks[i/blockRows].folded {
 			continue
 		}
-		i := int(at[match.Worker]) - 1
-		if !s.blocks[i/blockRows].folded || int(s.matchOf[i]) != m+1 {
-			continue
-		}
-		r := &rows[i]
-		memo := &s.memo[r.class]
-		price := &memo.price
-		if memo.tokens != match.Tokens || memo.block != r.block || r.flags&rowBlind != 0 {
+		kept = append(kept, i)
+		r, match := &rows[i], &matches[matchOf[i]-1]
+		if match.Tokens != tokens || r.class != class || r.block != block || r.flags&rowBlind != 0 {
 			price = s.matchPrice(r, match)
+			if tokens, class, block = match.Tokens, r.class, r.block; r.flags&rowBlind != 0 {
+				tokens = -1
+			}
 		}
 		total, own := price.own.at(r.endMs, r.decodeMs, r.live, r.gapMs, now, theta)
 		if int(r.id) < len(ways) {
@@ -134,8 +150,21 @@ func (s *search) boundHolders() {
 			}
 		}
 		s.totals[i], s.owns[i] = total, own
-		s.holders = append(s.holders, int32(i))
 	}
+	s.holders = kept
+}
+
+// boundHolder computes the bounds of a row of a plain group.
+func (s *search) boundHolder(i int, match *Match) (total, own float64) {
+	r := &s.board.rows[i]
+	total, own = s.matchPrice(r, match).own.at(r.endMs, r.decodeMs, r.live, r.gapMs, s.p.sit.NowMs, s.p.policy.Theta)
+	if int(r.id) < len(s.q.Ways) {
+		if far := s.q.Ways[r.id].RoundTripMs + s.q.Ways[r.id].SurchargeMs; far > 0 {
+			total, own = total+far, own+far
+		}
+	}
+	s.totals[i], s.owns[i] = total, own
+	return total, own
 }
 
 // at is the bound of a row, or of a group of rows: each number may only make it
@@ -149,33 +178,42 @@ func (l *linear) at(endMs, decodeMs, live, gapMs, nowMs, theta float64) (total, 
 	return l.a*own + l.perLive*live + l.baseMs + theta*gapMs, own + l.ownMs
 }
 
-// unfold computes the bounds of a block's rows, but for those of holders.
+// unfold computes the bounds of a block's rows, but for those that were bounded
+// apart.
 func (s *search) unfold(k int) {
 	if !s.blocks[k].folded {
 		return
 	}
-	least := block{total: math.MaxInt64, own: math.MaxInt64}
+	least := block{total: math.MaxInt64, own: math.MaxInt64, plain: true, twinned: s.blocks[k].twinned}
 	from := k * blockRows
 	to := min(from+blockRows, len(s.totals))
 	part, totals, owns, matchOf := s.board.rows[from:to], s.totals[from:to], s.owns[from:to], s.matchOf[from:to]
-	line, now, theta, ways := s.prices[part[0].class].own, s.p.sit.NowMs, s.p.policy.Theta, s.q.Ways
+	line, now, theta, ways := &s.prices[part[0].class].own, s.p.sit.NowMs, s.p.policy.Theta, s.q.Ways
 	for i := range part {
-		if matchOf[i] != 0 {
-			continue // a holder
-		}
-		r := &part[i]
-		total, own := line.at(r.endMs, r.decodeMs, r.live, r.gapMs, now, theta)
-		if int(r.id) < len(ways) {
-			if far := ways[r.id].RoundTripMs + ways[r.id].SurchargeMs; far > 0 {
-				total, own = total+far, own+far
+		var total, own float64
+		switch m := matchOf[i]; {
+		case m == 0:
+			r := &part[i]
+			total, own = line.at(r.endMs, r.decodeMs, r.live, r.gapMs, now, theta)
+			if int(r.id) < len(ways) {
+				if far := ways[r.id].RoundTripMs + ways[r.id].SurchargeMs; far > 0 {
+					total, own = total+far, own+far
+				}
 			}
+			totals[i], owns[i] = total, own
+		case s.apart(m):
+			continue
+		default:
+			total, own = s.boundHolder(from+i, &s.q.Matches[m-1])
 		}
-		totals[i], owns[i] = total, own
 		least.total = min(least.total, int64(math.Float64bits(total)))
 		least.own = min(least.own, int64(math.Float64bits(own)))
 	}
 	s.blocks[k] = least
 }
+
+// apart reports whether a match is one of the first.
+func (s *search) apart(match int32) bool { return uint32(match-1) < apartMatches }
 
 // nearest are a few positions or blocks with the least bounds, least first.
 type nearest struct {
@@ -220,33 +258,51 @@ func (s *search) seed() {
 		}
 	}
 	for _, k := range blocks.at[:blocks.n] {
+		if rows.n == len(rows.at) && s.blocks[k].total >= rows.by[rows.n-1] {
+			break
+		}
 		if i := s.leastOf(s.totals, k); i >= 0 {
-			rows.offer(int64(math.Float64bits(s.totals[i])), i)
+			by := s.blocks[k].total
+			if !s.blocks[k].folded {
+				by = int64(math.Float64bits(s.totals[i]))
+			}
+			rows.offer(by, i)
 		}
 	}
 	for _, i := range rows.at[:rows.n] {
-		if key := s.twinKey(i); key == 0 || !s.hasTwin(key) {
+		if key := s.twinKey(i); key == 0 || !s.twin(key, i, nil) {
 			s.evaluate(i)
 		}
 	}
 	if ofBlock {
 		own = s.leastOf(s.owns, own)
 	}
-	s.evaluate(own)
+	if own >= 0 {
+		if key := s.twinKey(own); key == 0 || !s.hasTwin(key) {
+			s.evaluate(own)
+		}
+	}
 }
 
 // leastOf is the position of the least bound of a block, of one of twins any;
-// -1: it has only holders.
+// -1: all its rows are looked at apart.
 func (s *search) leastOf(bounds []float64, k int) int {
 	from := k * blockRows
 	to := min(from+blockRows, len(bounds))
-	if !s.blocks[k].folded {
+	if !s.blocks[k].plain {
 		return indexOfLeast(bounds, k)
+	}
+	if s.blockKeys(k) != nil {
+		kind := 0
+		if s.held[k].some {
+			kind = 1
+		}
+		return s.firstOf(k, kind)
 	}
 	s.unfold(k)
 	at := -1
 	for i := from; i < to; i++ {
-		if s.matchOf[i] == 0 && (at < 0 || bounds[i] < bounds[at]) {
+		if !s.apart(s.matchOf[i]) && (at < 0 || bounds[i] < bounds[at]) {
 			at = i
 		}
 	}
@@ -340,18 +396,57 @@ func (s *search) classPrice(class int32, reused int) classPrice {
 	return price
 }
 
+// behind is the price of a class behind what is reused of a match.
+func (s *search) behind(class, block, tokens int32) *reusePrice {
+	if r := s.lastReuse; r != nil && r.tokens == tokens && r.class == class && r.block == block {
+		return r
+	}
+	at := (uint32(tokens)*0x9e3779b1 ^ uint32(class)*0x85ebca6b ^ uint32(block)) >> 16 % reusePrices
+	r := &s.reuse[at]
+	if r.search != s.searches || r.block != block || r.class != class || r.tokens != tokens {
+		r.search, r.class, r.block, r.tokens = s.searches, class, block, tokens
+		r.price = s.classPrice(class, max(reusableTokens(int(tokens), s.p.promptTokens, int(block)), 0))
+		r.savedMs = max(s.prices[class].own.ownMs-r.price.own.ownMs, 0)
+	}
+	s.lastReuse = r
+	return r
+}
+
 // matchPrice is the price of a worker's class behind what it holds.
 func (s *search) matchPrice(r *row, match *Match) *classPrice {
-	memo := &s.memo[r.class]
-	if memo.tokens != match.Tokens || memo.block != r.block {
-		memo.tokens, memo.block = match.Tokens, r.block
-		reused := max(reusableTokens(match.Tokens, s.p.promptTokens, int(memo.block)), 0)
-		memo.price = s.classPrice(r.class, reused)
-	}
 	if r.flags&rowBlind != 0 && !match.Predicted {
 		return &s.prices[r.class]
 	}
-	return &memo.price
+	return &s.behind(r.class, r.block, match.Tokens).price
+}
+
+// doubtMs is the doubt whether what a worker holds is still there, which its
+// bounds leave out: few workers are within these.
+func (s *search) doubtMs(i int) float64 {
+	m := s.matchOf[i]
+	if m == 0 {
+		return 0
+	}
+	r, match := &s.board.rows[i], &s.q.Matches[m-1]
+	if s.pulls && r.flags&rowPulls != 0 || r.flags&rowBlind != 0 && !match.Predicted {
+		return 0
+	}
+	return (1 - s.stillThere(&s.board.cold[i], match.Predicted)) * s.behind(r.class, r.block, match.Tokens).savedMs
+}
+
+// lastView is the view that was asked last how likely what it shows is there.
+type lastView struct {
+	mark      uint64
+	predicted bool
+	there     float64
+}
+
+// stillThere is pricer.stillThere for a row.
+func (s *search) stillThere(c *coldRow, predicted bool) float64 {
+	if s.lastView.mark != c.mark || s.lastView.predicted != predicted {
+		s.lastView = lastView{c.mark, predicted, s.p.stillThere(&c.view, predicted)}
+	}
+	return s.lastView.there
 }
 
 // mostReuse is the position of the worker that holds most; -1: nobody does.
@@ -363,20 +458,20 @@ func (s *search) mostReuse() (most int) {
 		if i < 0 || s.board.rows[i].flags&rowBlind != 0 && !match.Predicted {
 			return
 		}
-		reused := reusableTokens(match.Tokens, s.p.promptTokens, int(s.board.rows[i].block))
+		reused := reusableTokens(int(match.Tokens), s.p.promptTokens, int(s.board.rows[i].block))
 		if reused > mostTokens || reused == mostTokens && most >= 0 && s.outholds(i, most) {
 			most, mostTokens = i, reused
 		}
 	}
 	// The deepest first: no engine reuses more than its match, so that most
 	// of the others need no look.
-	for m := range s.q.Matches {
+	for m := s.firstDeepest; m < s.endDeepest; m++ {
 		if s.q.Matches[m].Tokens == s.deepest {
 			visit(&s.q.Matches[m])
 		}
 	}
-	for m := 0; m < len(s.q.Matches) && s.second >= mostTokens; m++ {
-		if tokens := s.q.Matches[m].Tokens; tokens != s.deepest && tokens >= mostTokens {
+	for m := 0; m < len(s.q.Matches) && int(s.second) >= mostTokens; m++ {
+		if tokens := s.q.Matches[m].Tokens; tokens != s.deepest && int(tokens) >= mostTokens {
 			visit(&s.q.Matches[m])
 		}
 	}

@@ -523,11 +523,20 @@ func (p *pricer) tieKey() uint64 {
 // rendezvous mixes a key with a worker's name hash (the finalizer of
 // splitmix64). All coordinators agree on it because names are the fleet's.
 func rendezvous(key, nameHash uint64) uint64 {
-	x := key ^ nameHash
-	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
-	x = (x ^ x>>27) * 0x94d049bb133111eb
-	return x ^ x>>31
+	return lastMix(middleMix(firstMix(key) ^ firstMix(nameHash)))
 }
+
+// firstMix is the first step of rendezvous: that of key ^ name is that of the key
+// ^ that of the name, so that names can be kept with it done.
+func firstMix(x uint64) uint64 { return x ^ x>>30 }
+
+func middleMix(x uint64) uint64 {
+	x *= 0xbf58476d1ce4e5b9
+	return (x ^ x>>27) * 0x94d049bb133111eb
+}
+
+// lastMix leaves the highest 31 bits as they are.
+func lastMix(x uint64) uint64 { return x ^ x>>31 }
 
 // rankFallbacks names the next best placeable candidates by total; equal
 // totals by the hash.

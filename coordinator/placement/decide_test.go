@@ -156,17 +156,6 @@ func TestExpectedOutput(t *testing.T) {
 	}
 }
 
-func TestFind(t *testing.T) {
-	candidates := idleFleet(5)
-	candidates = append(candidates[:2], candidates[3:]...)
-	for id := range WorkerID(6) {
-		c := Find(candidates, id)
-		if want := id != 2 && id != 5; (c != nil) != want || c != nil && c.ID != id {
-			t.Errorf("Find(%d) = %v", id, c)
-		}
-	}
-}
-
 func TestDecisionIsReusable(t *testing.T) {
 	policy := DefaultPolicy()
 	sit := Situation{NowMs: 1e6, MeanOutputTokens: 64}

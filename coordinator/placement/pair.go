@@ -79,7 +79,7 @@ func (p *pricer) handOver(w *Worker, q *Partner) (h handOver, ok bool) {
 	h.distanceMs = q.DistanceMs + q.SurchargeMs
 	h.ms = h.transferMs + q.Steps.DecodeMs()/2 + positive(p.roomMs(q.Worker, p.promptTokens-held)) + p.ageDoubtMs(q.Worker)
 	if held > 0 {
-		h.ms += (1 - p.stillThere(q.Worker, q.Predicted)) * (move(p.promptTokens) - h.transferMs)
+		h.ms += (1 - p.stillThere(&q.View, q.Predicted)) * (move(p.promptTokens) - h.transferMs)
 	}
 	return h, true
 }

@@ -138,7 +138,7 @@ func TestBoardPairsUp(t *testing.T) {
 	for i := range candidates {
 		board.Set(candidates[i].Worker)
 		q.Ways = append(q.Ways, Way{RoundTripMs: candidates[i].DistanceMs})
-		q.Matches = append(q.Matches, Match{Worker: candidates[i].ID, Tokens: candidates[i].MatchedTokens})
+		q.Matches = append(q.Matches, Match{Worker: candidates[i].ID, Tokens: int32(candidates[i].MatchedTokens)})
 	}
 	var a, b Decision
 	got, err := board.Decide(&req, &policy, sit, &q, nil, &a)

@@ -57,7 +57,7 @@ func (p *pricer) price(c *Candidate, t *Terms) {
 	own := p.offer(w, reused)
 	t.PrefillMs = own.computeMs
 	if reused > 0 {
-		t.StillThere = p.stillThere(w, c.Predicted)
+		t.StillThere = p.stillThere(&w.View, c.Predicted)
 		own.doubtMs = (1 - t.StillThere) * max(w.Steps.PrefillMs(0, p.promptTokens)-t.PrefillMs, 0)
 	}
 	if len(p.sit.Sources) > 0 {
@@ -150,19 +150,19 @@ func reusableTokens(matched, prompt, block int) int {
 // cache are of all ages up to the eviction age, so while a view grows old by
 // some age that share of them has gone. A match by a live claim does not
 // fade: its prefill stands before this request's.
-func (p *pricer) stillThere(w *Worker, predicted bool) float64 {
-	trust := w.View.Trust
+func (p *pricer) stillThere(v *View, predicted bool) float64 {
+	trust := v.Trust
 	if math.IsNaN(trust) {
-		trust = p.policy.PriorTrust(w.View.Kind)
+		trust = p.policy.PriorTrust(v.Kind)
 	}
 	if predicted {
 		return trust
 	}
-	eviction := w.View.EvictionAgeMs
+	eviction := v.EvictionAgeMs
 	if !(eviction > 0) {
 		eviction = p.policy.UnknownEvictionAgeMs
 	}
-	fresh := 1 - (p.sit.NowMs-w.View.AtMs)/eviction
+	fresh := 1 - (p.sit.NowMs-v.AtMs)/eviction
 	if math.IsNaN(fresh) {
 		return 0
 	}

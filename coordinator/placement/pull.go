@@ -225,7 +225,7 @@ func (p *pricer) pull(c *Candidate, t *Terms, own offer) offer {
 			continue
 		}
 		o := p.offer(c.Worker, held)
-		there := p.stillThere(s.Worker, s.Predicted)
+		there := p.stillThere(&s.View, s.Predicted)
 		o.doubtMs = own.doubtMs + (1-there)*positive(own.computeMs-o.computeMs)
 		total := o.startMs + transfer + o.computeMs + o.doubtMs
 		hash := rendezvous(p.tieKey(), s.hash())
@@ -284,9 +284,9 @@ func (b *Board) AppendSources(dst []Source, req *Request, matches []Match, sendi
 			continue
 		}
 		w := b.workers[at]
-		s := Source{Worker: w, Tokens: m.GPUTokens, Predicted: m.Predicted}
+		s := Source{Worker: w, Tokens: int(m.GPUTokens), Predicted: m.Predicted}
 		if w.Transfer.ExportedTier == TierHost {
-			s.Tokens = m.HostTokens
+			s.Tokens = int(m.HostTokens)
 		}
 		full := len(dst)-first == MaxSources
 		if w.Transfer.ExportedTier == "" || w.Barred != ReasonNone || s.Tokens <= 0 || full && s.Tokens < dst[len(dst)-1].Tokens {

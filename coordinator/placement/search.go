@@ -2,6 +2,7 @@ package placement
 
 import (
 	"math"
+	"math/bits"
 	"slices"
 )
 
@@ -10,12 +11,31 @@ type Match struct {
 	// Worker holds it.
 	Worker WorkerID
 	// Tokens is the deepest prefix it is known to hold.
-	Tokens int
+	Tokens int32
 	// GPUTokens is how much of that is in GPU memory, HostTokens how much is
 	// there or in host memory. They say what may be pulled from it.
-	GPUTokens, HostTokens int
+	GPUTokens, HostTokens int32
 	// Predicted says that the match comes from the prompt of a live claim.
 	Predicted bool
+}
+
+// AppendMatches appends the match m of each worker of a bitmap: the bits of words
+// stand for the workers from 64·firstWord on.
+func AppendMatches(dst []Match, m Match, firstWord int, words []uint64) []Match {
+	n := 0
+	for _, word := range words {
+		n += bits.OnesCount64(word)
+	}
+	at := len(dst)
+	dst = slices.Grow(dst, n)[:at+n]
+	for i, word := range words {
+		for ; word != 0; word &= word - 1 {
+			m.Worker = WorkerID(64*(firstWord+i) + bits.TrailingZeros64(word))
+			dst[at] = m
+			at++
+		}
+	}
+	return dst
 }
 
 // Way is the price of the way between caller and worker.
@@ -95,10 +115,12 @@ type scratch struct {
 	reasons      []Reason
 	matchOf      []int32 // by position: index in Query.Matches + 1
 	prices       []classPrice
-	memo         []classMemo
+	held         []holding // by block
+	reuse        [reusePrices]reusePrice
+	searches     uint32
 	paths        []Path
 	twins        []twinGroup
-	holders      []int32 // positions in folded blocks that hold something
+	holders      []int32 // positions in plain blocks that are looked at apart
 	pricer       pricer
 	texts        texts
 }
@@ -111,13 +133,15 @@ func (s *scratch) begin(rows, classes int) {
 	}
 	n := (rows + blockRows - 1) / blockRows
 	s.blocks = slices.Grow(s.blocks[:0], n)[:n]
+	s.held = slices.Grow(s.held[:0], n)[:n]
+	clear(s.held)
 	clear(s.reasons[:rows])
 	clear(s.matchOf[:rows])
 	s.totals, s.owns, s.reasons, s.matchOf = s.totals[:rows], s.owns[:rows], s.reasons[:rows], s.matchOf[:rows]
 	s.prices = slices.Grow(s.prices[:0], classes)[:classes]
-	s.memo = slices.Grow(s.memo[:0], classes)[:classes]
-	clear(s.memo)
-	s.paths, s.twins, s.holders = s.paths[:0], s.twins[:0], s.holders[:0]
+	s.searches++
+	// Groups are pointed to: they must not move.
+	s.paths, s.twins, s.holders = s.paths[:0], slices.Grow(s.twins[:0], maxTwinGroups), s.holders[:0]
 }
 
 // search is one bounded search.
@@ -131,14 +155,21 @@ type search struct {
 
 	lambda, perLive float64 // weights of the queue and stall terms
 	pulls           bool
+	waysDiffer      bool // or are not known to be alike
 	tieKey          uint64
 	bestOwn         float64
 	limit           float64
 	limitKnown      bool
 	lowest          [maxFallbacks + 1]float64 // smallest totals
 	least           float64                   // smallest total that is allowed
+	bound           float64                   // total beyond which nobody matters
 	priced          int
-	deepest, second int // largest matches, in tokens
+	deepest, second int32 // largest matches, in tokens
+	// All matches of the largest are from firstDeepest on, before endDeepest.
+	firstDeepest, endDeepest int
+	lastKeys                 blockKeys
+	lastView                 lastView
+	lastReuse                *reusePrice
 }
 
 // whole prices all workers.
@@ -155,31 +186,47 @@ func (s *search) whole() {
 	s.d.priceAll(s.p, s.dst)
 }
 
-// noteMatches says at every position what is held there, and finds the two
-// largest matches.
+// apartMatches is the number of matches, the first and thus the longest, whose
+// workers are bounded one by one, while the others are bounded by blocks.
+const apartMatches = 512
+
+// noteMatches says at every position what is held there and in every block what
+// is held beyond the first matches, and finds the two largest matches.
 func (s *search) noteMatches() {
-	deepest, second := 0, 0
-	at, matchOf := s.board.at, s.matchOf
+	deepest, second := int32(0), int32(0)
+	at, matchOf, held, holders := s.board.at, s.matchOf, s.held, s.holders[:0]
 	for m := range s.q.Matches {
 		match := &s.q.Matches[m]
 		if int(match.Worker) >= len(at) || at[match.Worker] == 0 {
 			continue
 		}
-		matchOf[at[match.Worker]-1] = int32(m) + 1
-		if tokens := match.Tokens; tokens > deepest {
+		i, tokens := at[match.Worker]-1, match.Tokens
+		matchOf[i] = int32(m) + 1
+		if m < apartMatches {
+			holders = append(holders, i)
+		} else if h := &held[uint32(i)/blockRows]; !h.some {
+			*h = holding{tokens: tokens, some: true, predicted: match.Predicted}
+		} else if h.tokens != tokens || h.predicted != match.Predicted {
+			h.tokens, h.mixed = max(h.tokens, tokens), true
+		}
+		switch {
+		case tokens == deepest:
+			s.endDeepest = m + 1
+		case tokens > deepest:
 			deepest, second = tokens, deepest
-		} else if tokens > second && tokens < deepest {
+			s.firstDeepest, s.endDeepest = m, m+1
+		case tokens > second:
 			second = tokens
 		}
 	}
-	s.deepest, s.second = deepest, second
+	s.deepest, s.second, s.holders = deepest, second, holders
 }
 
 // candidate is the worker at a position as the request meets it.
 func (s *search) candidate(i int) Candidate {
 	c := Candidate{Worker: s.board.workers[i], DistanceMs: math.NaN()}
 	if m := s.matchOf[i]; m > 0 {
-		c.MatchedTokens, c.Predicted = s.q.Matches[m-1].Tokens, s.q.Matches[m-1].Predicted
+		c.MatchedTokens, c.Predicted = int(s.q.Matches[m-1].Tokens), s.q.Matches[m-1].Predicted
 	}
 	if s.q.MatchUnknown {
 		c.MatchedTokens, c.Predicted = Unknown, false
@@ -203,8 +250,9 @@ func (s *search) run() bool {
 	s.lambda = p.policy.QueueWeight * positive(p.sit.ArrivalsPerMs)
 	s.perLive = p.policy.Theta / p.meanOutputTokens
 	s.pulls = len(p.sit.Sources) > 0 && b.pulling > 0
+	s.waysDiffer = len(s.q.Ways) > 0 && !s.q.WaysAlike
 	s.tieKey = p.tieKey()
-	s.bestOwn, s.least = math.Inf(1), math.Inf(1)
+	s.bestOwn, s.least, s.bound = math.Inf(1), math.Inf(1), math.Inf(1)
 	for i := range s.lowest {
 		s.lowest[i] = math.Inf(1)
 	}
@@ -219,7 +267,7 @@ func (s *search) run() bool {
 	if !s.q.MatchUnknown {
 		s.noteMatches()
 	}
-	unknown, farUnknown := s.bound(survey, &firsts)
+	unknown, farUnknown := s.boundAll(survey, &firsts)
 	for r, n := range survey.Reasons {
 		if !Reason(r).Firm() {
 			survey.Eligible += n
@@ -308,18 +356,12 @@ func (s *search) evaluate(i int) {
 	}
 	s.priced++
 	s.bestOwn = min(s.bestOwn, t.OwnMs)
-	last := len(s.lowest) - 1
-	if t.TotalMs < s.lowest[last] {
-		at := last
-		for ; at > 0 && t.TotalMs < s.lowest[at-1]; at-- {
-			s.lowest[at] = s.lowest[at-1]
-		}
-		s.lowest[at] = t.TotalMs
-	}
+	lower(&s.lowest, t.TotalMs)
 	s.allow(t)
 	if key := s.twinKey(i); key != 0 {
-		s.twin(key, i, true)
+		s.twin(key, i, t)
 	}
+	s.setBound()
 }
 
 // reasonPriced marks a position that was priced.
@@ -342,7 +384,10 @@ func slack(ms float64) float64 { return ms + roundingSlack*(1+math.Abs(ms)) }
 func (s *search) findBestOwn() {
 	least := slack(s.bestOwn)
 	for _, i := range s.holders {
-		if s.owns[i] <= least && s.open(int(i)) {
+		if s.owns[i] > least || s.owns[i]+s.doubtMs(int(i)) > least || !s.open(int(i)) {
+			continue
+		}
+		if key := s.twinKey(int(i)); key == 0 || !s.hasTwin(key) {
 			s.evaluate(int(i))
 			least = slack(s.bestOwn)
 		}
@@ -351,13 +396,18 @@ func (s *search) findBestOwn() {
 		if s.blocks[k].own > int64(math.Float64bits(least)) {
 			continue
 		}
-		if key := s.blockTwinKey(k); key != 0 && s.hasTwin(key) {
+		if s.ownTwins(k, least) {
+			least = slack(s.bestOwn)
 			continue
 		}
 		s.unfold(k)
 		from := k * blockRows
-		for i := from; i < min(from+blockRows, len(s.owns)); i++ {
-			if !s.open(i) || s.owns[i] > least {
+		for i, ms := range s.owns[from:min(from+blockRows, len(s.owns))] {
+			if ms > least {
+				continue
+			}
+			i += from
+			if ms+s.doubtMs(i) > least || !s.open(i) {
 				continue
 			}
 			if key := s.twinKey(i); key != 0 && s.hasTwin(key) {
@@ -373,6 +423,7 @@ func (s *search) findBestOwn() {
 			s.allow(&s.d.Terms[i])
 		}
 	}
+	s.setBound()
 }
 
 // open reports whether a position may be chosen and is not priced yet.
@@ -380,43 +431,43 @@ func (s *search) open(i int) bool { return s.reasons[i] == ReasonNone }
 
 // findTotals prices whoever could be chosen or be a fallback.
 func (s *search) findTotals() {
-	s.findTwins()
-	bound := s.totalBound()
 	for _, i := range s.holders {
-		if s.totals[i] <= bound && s.open(int(i)) {
-			s.evaluate(int(i))
-			bound = s.totalBound()
+		if s.totals[i] <= s.bound {
+			s.consider(int(i))
 		}
 	}
+	s.findTwins()
 	for k := range s.blocks {
-		if s.blocks[k].total > int64(math.Float64bits(bound)) {
-			continue
-		}
-		if s.blocks[k].twinned || s.twinBlock(k) {
+		if s.blocks[k].twinned || s.blocks[k].total > int64(math.Float64bits(s.bound)) || s.twinBlock(k) {
 			continue
 		}
 		s.unfold(k)
 		from := k * blockRows
-		for i := from; i < min(from+blockRows, len(s.totals)); i++ {
-			if !s.open(i) || s.totals[i] > bound {
-				continue
+		for i, ms := range s.totals[from:min(from+blockRows, len(s.totals))] {
+			if ms <= s.bound {
+				s.consider(from + i)
 			}
-			if key := s.twinKey(i); key != 0 && s.twin(key, i, false) {
-				continue
-			}
-			s.evaluate(i)
-			bound = s.totalBound()
 		}
 	}
 	s.priceTwins()
 }
 
+// consider prices a worker within the bound, unless the doubt puts it beyond
+// that; one that has a twin is kept among them.
+func (s *search) consider(i int) {
+	if s.totals[i]+s.doubtMs(i) > s.bound || !s.open(i) {
+		return
+	}
+	if key := s.twinKey(i); key == 0 || !s.twin(key, i, nil) {
+		s.evaluate(i)
+	}
+}
+
 // findTwins prices those of workers that cost the same as one priced before that
 // could be chosen: then few of the others can be within what these cost.
 func (s *search) findTwins() {
-	bound := int64(math.Float64bits(s.totalBound()))
 	for k := range s.blocks[:(s.board.idle+blockRows-1)/blockRows] {
-		if s.blocks[k].total <= bound {
+		if s.blocks[k].total <= int64(math.Float64bits(s.bound)) {
 			s.twinBlock(k)
 		}
 	}
@@ -426,6 +477,9 @@ func (s *search) findTwins() {
 // priceTwins prices the members of all groups that could be chosen.
 func (s *search) priceTwins() {
 	for g := range s.twins {
+		if s.twins[g].totalMs > s.bound {
+			continue
+		}
 		for _, top := range s.twins[g].tops[:s.twins[g].n] {
 			if !top.priced {
 				s.evaluate(int(top.at))
@@ -434,7 +488,29 @@ func (s *search) priceTwins() {
 	}
 }
 
-// totalBound is the total beyond which nobody matters.
-func (s *search) totalBound() float64 {
-	return slack(max(s.lowest[len(s.lowest)-1], s.least+s.p.policy.TieMs))
+// setBound finds the total beyond which nobody matters. A worker that is kept in
+// a group of twins costs what the others cost.
+func (s *search) setBound() {
+	lowest := s.lowest
+	for g := range s.twins {
+		for range s.twins[g].unpriced {
+			if !lower(&lowest, s.twins[g].totalMs) {
+				break
+			}
+		}
+	}
+	s.bound = slack(max(lowest[len(lowest)-1], s.least+s.p.policy.TieMs))
+}
+
+// lower puts a total among the smallest and reports whether it is one.
+func lower(lowest *[maxFallbacks + 1]float64, totalMs float64) bool {
+	at := len(lowest) - 1
+	if !(totalMs < lowest[at]) {
+		return false
+	}
+	for ; at > 0 && totalMs < lowest[at-1]; at-- {
+		lowest[at] = lowest[at-1]
+	}
+	lowest[at] = totalMs
+	return true
 }

@@ -81,7 +81,7 @@ func parseScene(t *testing.T, d *datadriven.TestData) *scene {
 		c := &s.candidates[i]
 		board.Set(c.Worker)
 		if c.MatchedTokens > 0 {
-			matches = append(matches, Match{Worker: c.ID, Tokens: c.MatchedTokens, GPUTokens: c.MatchedTokens, Predicted: c.Predicted})
+			matches = append(matches, Match{Worker: c.ID, Tokens: int32(c.MatchedTokens), GPUTokens: int32(c.MatchedTokens), Predicted: c.Predicted})
 		}
 	}
 	s.sit.Sources = board.AppendSources(nil, &s.req, matches, func(w *Worker) int { return sending[w.ID] })

@@ -8,9 +8,11 @@ const maxTwinGroups = 16
 // twinGroup is a group of workers that cost the same; of them those with the
 // highest hashes can be chosen or be fallbacks.
 type twinGroup struct {
-	key  uint64
-	n    int
-	tops [maxFallbacks + 1]struct {
+	key     uint64
+	totalMs float64
+	// n are kept; of these some may not be priced.
+	n, unpriced int
+	tops        [maxFallbacks + 1]struct {
 		hash   uint64
 		at     int32
 		priced bool
@@ -20,56 +22,199 @@ type twinGroup struct {
 // twinKey is equal for positions that cost the same; 0: it has no twin.
 func (s *search) twinKey(i int) uint64 {
 	c := &s.board.cold[i]
-	if c.twin == 0 || s.matchOf[i] != 0 || !(s.p.sit.NowMs >= c.idleMs) || !(s.p.sit.NowMs-c.loadMs <= s.p.policy.FreshMs) {
+	if c.twin == 0 || !(s.p.sit.NowMs >= c.idleMs) || !(s.p.sit.NowMs-c.loadMs <= s.p.policy.FreshMs) {
 		return 0
 	}
-	key := c.twin
-	if id := s.board.rows[i].id; int(id) < len(s.q.Ways) {
-		way := &s.q.Ways[id]
-		key = rendezvous(key, math.Float64bits(way.RoundTripMs)) + rendezvous(3, math.Float64bits(way.SurchargeMs)) | 1
+	key := s.wayKey(c.twin, s.board.rows[i].id)
+	if m := s.matchOf[i]; m != 0 {
+		match := &s.q.Matches[m-1]
+		key = s.holderKey(key, c, match.Tokens, match.Predicted)
 	}
 	return key
 }
 
-// blockTwinKey is twinKey of all positions of a block that hold nothing of the
-// prompt; 0: they do not cost the same, or that is not known.
-func (s *search) blockTwinKey(k int) uint64 {
-	g := &s.board.groups[k]
-	if !s.blocks[k].folded || g.twin == 0 || len(s.q.Ways) > 0 && !s.q.WaysAlike ||
-		!(s.p.sit.NowMs >= g.idleMs) || !(s.p.sit.NowMs-g.loadMs <= s.p.policy.FreshMs) {
-		return 0
+// wayKey adds the way to a worker to its key.
+func (s *search) wayKey(key uint64, id WorkerID) uint64 {
+	if int(id) < len(s.q.Ways) {
+		way := &s.q.Ways[id]
+		key = rendezvous(key, math.Float64bits(way.RoundTripMs)) + rendezvous(3, math.Float64bits(way.SurchargeMs))
 	}
-	from := k * blockRows
-	for i := from; i < min(from+blockRows, len(s.matchOf)); i++ {
-		if s.matchOf[i] == 0 {
-			return s.twinKey(i)
-		}
-	}
-	return 0
+	return key | 1
 }
 
-// twinBlock keeps those positions of a block of twins in their group whose hashes
-// are among the highest. It reports false if there is no such group yet.
-func (s *search) twinBlock(k int) bool {
-	key := s.blockTwinKey(k)
-	if key == 0 {
-		return false
+// holderKey adds to a key what a price sees of a match: its length, what kind
+// it is, and the doubt whether it is still there.
+func (s *search) holderKey(key uint64, c *coldRow, tokens int32, predicted bool) uint64 {
+	kind := uint64(tokens) << 1
+	if predicted {
+		kind |= 1
 	}
-	g := s.twinGroup(key)
-	if g == nil {
+	return rendezvous(rendezvous(key, kind), math.Float64bits(s.stillThere(c, predicted))) | 1
+}
+
+// blockKeys are the keys of the rows of a block whose rows are alike: of those
+// that hold nothing of the prompt and of those that hold something, 0: of which
+// there is none. Blocks that stand side by side mostly have the same.
+type blockKeys struct {
+	of   keysOf
+	keys [2]uint64
+	// priced says that of each kind a row is priced.
+	priced bool
+	// groups are those of the kinds that could be chosen, once found is set.
+	groups [2]*twinGroup
+	found  bool
+}
+
+// keysOf is what the keys of a block depend on.
+type keysOf struct {
+	twin, view uint64
+	held       holding
+}
+
+// blockKeys finds the keys of a block; nil: its rows are not alike.
+func (s *search) blockKeys(k int) *blockKeys {
+	g, h, b := &s.board.groups[k], &s.held[k], &s.lastKeys
+	if g.twin == 0 || !s.blocks[k].plain || s.waysDiffer || !(s.p.sit.NowMs >= g.idleMs) || !(s.p.sit.NowMs-g.loadMs <= s.p.policy.FreshMs) {
+		return nil
+	}
+	if !h.some && !b.of.held.some && g.twin == b.of.twin {
+		return b
+	}
+	if h.mixed || h.some && g.view == 0 {
+		return nil
+	}
+	of := keysOf{twin: g.twin, held: *h}
+	if h.some {
+		of.view = g.view
+	}
+	if b.of != of {
+		from := k * blockRows
+		*b = blockKeys{of: of}
+		b.keys[0] = s.wayKey(g.twin, s.board.rows[from].id)
+		if h.some {
+			b.keys[1] = s.holderKey(b.keys[0], &s.board.cold[from], h.tokens, h.predicted)
+		}
+	}
+	return b
+}
+
+// firstOf is the first position of a block, but for those looked at apart, whose
+// row holds nothing (0) or something (1) of the prompt; -1: there is none.
+func (s *search) firstOf(k, kind int) int {
+	from := k * blockRows
+	for i, m := range s.matchOf[from:min(from+blockRows, len(s.matchOf))] {
+		if (m != 0) == (kind == 1) && !s.apart(m) {
+			return from + i
+		}
+	}
+	return -1
+}
+
+// kindBound is a lower bound of the rows of a block of one kind.
+func (s *search) kindBound(k, kind int) (total, own float64) {
+	if kind == 0 && s.held[k].some {
+		g := &s.board.groups[k]
+		return s.prices[g.class].own.at(g.endMs, g.decodeMs, g.live, g.gapMs, s.p.sit.NowMs, s.p.policy.Theta)
+	}
+	return math.Float64frombits(uint64(s.blocks[k].total)), math.Float64frombits(uint64(s.blocks[k].own))
+}
+
+// ownTwins prices one row of each kind of a block whose rows are alike, unless
+// one of its twins is priced or it cannot have the least own time. It reports
+// false if all rows need a look.
+func (s *search) ownTwins(k int, least float64) bool {
+	b := s.blockKeys(k)
+	if b == nil || b.priced {
+		return b != nil
+	}
+	b.priced = true
+	for kind, key := range b.keys {
+		if key == 0 || s.hasTwin(key) {
+			continue
+		}
+		if _, own := s.kindBound(k, kind); own <= least {
+			if i := s.firstOf(k, kind); i >= 0 {
+				s.evaluate(i)
+			}
+		}
+		b.priced = b.priced && s.hasTwin(key)
+	}
+	return len(s.twins) < maxTwinGroups || b.priced
+}
+
+// twinBlock keeps those positions of a block of twins in their groups whose
+// hashes are among the highest, if they could be chosen. It reports false if all
+// rows need a look.
+func (s *search) twinBlock(k int) bool {
+	b := s.blockKeys(k)
+	if b == nil || !b.found && !s.findGroups(k, b) {
 		return false
 	}
 	s.blocks[k].twinned = true
 	from := k * blockRows
-	for i, name := range s.board.hashes[from:min(from+blockRows, len(s.matchOf))] {
-		if g.n == len(g.tops) && rendezvous(s.tieKey, name) < g.tops[g.n-1].hash {
+	to := min(from+blockRows, len(s.matchOf))
+	names, matchOf := s.board.names[from:to], s.matchOf[from:to]
+	for kind, g := range b.groups {
+		if g == nil || kind == 1 && !s.held[k].some {
 			continue
 		}
-		if s.open(from+i) && s.matchOf[from+i] == 0 {
-			s.twin(key, from+i, false)
+		key, limit := firstMix(s.tieKey), g.limit()
+		for i := nextHigh(names, 0, key, limit); i < len(names); i = nextHigh(names, i+1, key, limit) {
+			if hash := lastMix(middleMix(key ^ names[i])); hash >= limit && (matchOf[i] != 0) == (kind == 1) && !s.apart(matchOf[i]) {
+				s.keep(g, hash, from+i)
+				limit = g.limit()
+			}
 		}
 	}
 	return true
+}
+
+// nextHigh is the first name from one on whose hash may not be below a limit:
+// lastMix leaves the bits that are compared.
+func nextHigh(names []uint64, from int, key, limit uint64) int {
+	limit >>= 33
+	for i := from; i < len(names); i++ {
+		if middleMix(key^names[i])>>33 >= limit {
+			return i
+		}
+	}
+	return len(names)
+}
+
+// findGroups finds the groups of the kinds of a block's rows that could be
+// chosen, and makes those that there are not. It reports false if all rows need
+// a look.
+func (s *search) findGroups(k int, b *blockKeys) bool {
+	b.groups, b.found = [2]*twinGroup{}, true
+	for kind, key := range b.keys {
+		if key == 0 {
+			continue
+		}
+		g := s.twinGroup(key)
+		if g == nil {
+			b.found = false // the next block may have such rows, or cheaper ones
+			i := s.firstOf(k, kind)
+			if total, _ := s.kindBound(k, kind); i < 0 || total > s.bound {
+				continue
+			}
+			s.evaluate(i)
+			if g = s.twinGroup(key); g == nil {
+				return false
+			}
+		}
+		if g.totalMs <= s.bound {
+			b.groups[kind] = g
+		}
+	}
+	return true
+}
+
+// limit is the hash below which none is kept.
+func (g *twinGroup) limit() uint64 {
+	if g.n < len(g.tops) {
+		return 0
+	}
+	return g.tops[len(g.tops)-1].hash
 }
 
 // twinGroup is the group of a key; nil: there is none.
@@ -85,27 +230,39 @@ func (s *search) twinGroup(key uint64) *twinGroup {
 func (s *search) hasTwin(key uint64) bool { return s.twinGroup(key) != nil }
 
 // twin keeps a position in its group if its hash is among the highest. It
-// reports false if there is no such group yet; a priced position makes one.
-func (s *search) twin(key uint64, i int, priced bool) bool {
+// reports false if there is no such group yet; a priced position, whose terms
+// are given, makes one.
+func (s *search) twin(key uint64, i int, priced *Terms) bool {
 	g := s.twinGroup(key)
 	if g == nil {
-		if !priced || len(s.twins) >= maxTwinGroups {
+		if priced == nil || len(s.twins) >= maxTwinGroups {
 			return false
 		}
-		s.twins = append(s.twins, twinGroup{key: key})
+		s.twins = append(s.twins, twinGroup{key: key, totalMs: priced.TotalMs})
 		g = &s.twins[len(s.twins)-1]
 	}
-	hash := rendezvous(s.tieKey, s.board.hashes[i])
+	if hash := lastMix(middleMix(firstMix(s.tieKey) ^ s.board.names[i])); hash >= g.limit() {
+		s.keep(g, hash, i)
+	}
+	return true
+}
+
+// keep keeps a position in a group whose limit its hash is not below.
+func (s *search) keep(g *twinGroup, hash uint64, i int) {
+	priced := s.reasons[i] == reasonPriced
 	for k := range g.tops[:g.n] {
-		if g.tops[k].at == int32(i) {
-			g.tops[k].priced = g.tops[k].priced || priced
-			return true
+		if top := &g.tops[k]; top.at == int32(i) {
+			if priced && !top.priced {
+				top.priced = true
+				g.unpriced--
+			}
+			return
 		}
 	}
 	at := g.n
 	if at == len(g.tops) {
-		if at--; hash < g.tops[at].hash {
-			return true
+		if at--; !g.tops[at].priced {
+			g.unpriced--
 		}
 	} else {
 		g.n++
@@ -114,5 +271,8 @@ func (s *search) twin(key uint64, i int, priced bool) bool {
 		g.tops[at] = g.tops[at-1]
 	}
 	g.tops[at].hash, g.tops[at].at, g.tops[at].priced = hash, int32(i), priced
-	return true
+	if !priced {
+		g.unpriced++
+		s.setBound()
+	}
 }

@@ -2,7 +2,6 @@ package placement
 
 import (
 	"math"
-	"slices"
 
 	"github.com/zeebo/xxh3"
 
@@ -159,15 +158,6 @@ type Candidate struct {
 	// Partners are workers that may decode what it prefills, if its role is
 	// RolePrefill; PairUp finds them.
 	Partners []Partner
-}
-
-// Find is the candidate of a worker; nil if it is not among them.
-func Find(candidates []Candidate, id WorkerID) *Candidate {
-	i := slices.IndexFunc(candidates, func(c Candidate) bool { return c.ID == id })
-	if i < 0 {
-		return nil
-	}
-	return &candidates[i]
 }
 
 // Situation is what surrounds a decision.

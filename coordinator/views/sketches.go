@@ -76,7 +76,7 @@ func (vs *Views) Credit(p *prefix.Probe, matches []placement.Match) []placement.
 				}
 			}
 		}
-		matches = append(matches, placement.Match{Worker: id, Tokens: deepest})
+		matches = append(matches, placement.Match{Worker: id, Tokens: int32(deepest)})
 	}
 	return matches
 }

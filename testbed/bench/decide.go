@@ -211,11 +211,9 @@ func (d *decider) lookup(i int) {
 		if g.Unverified {
 			return
 		}
-		m := placement.Match{Tokens: int(g.Tokens), GPUTokens: int(g.GPUTokens), HostTokens: int(g.HostTokens), Predicted: g.Predicted}
-		for id := range g.Workers.All {
-			m.Worker = placement.WorkerID(id)
-			d.ask.Matches = append(d.ask.Matches, m)
-		}
+		m := placement.Match{Tokens: int32(g.Tokens), GPUTokens: int32(g.GPUTokens), HostTokens: int32(g.HostTokens), Predicted: g.Predicted}
+		first, words := g.Workers.Bitmap()
+		d.ask.Matches = placement.AppendMatches(d.ask.Matches, m, first, words)
 	})
 }
 
