@@ -362,7 +362,9 @@ func (o HostAgent) startAgent(c *cluster.Cluster, dir string) (*agentProcess, er
 	}
 	a.cmd = exec.Command(command[0], append(command[1:], "--config", config)...)
 	a.cmd.Stdout, a.cmd.Stderr = a.log, a.log
-	a.cmd.Env = slices.DeleteFunc(os.Environ(), func(e string) bool { return strings.HasPrefix(e, "WAYPOST_") && !strings.HasPrefix(e, "WAYPOST_BENCH_") })
+	a.cmd.Env = slices.DeleteFunc(os.Environ(), func(e string) bool {
+		return strings.HasPrefix(e, "WAYPOST_") && !strings.HasPrefix(e, "WAYPOST_BENCH_")
+	})
 	if err := a.cmd.Start(); err != nil {
 		return nil, errors.Join(err, a.log.Close())
 	}
