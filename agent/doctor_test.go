@@ -2,6 +2,7 @@ package agent
 
 import (
 	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -14,6 +15,7 @@ import (
 	"waypost/agent/engine"
 	"waypost/gossip/doctor"
 	waypostv1 "waypost/proto/waypost/v1"
+	"waypost/systemd/daemon"
 )
 
 // finds looks for a check with a state whose text holds some words.
@@ -232,4 +234,52 @@ func TestDoctorNeverTellsKeys(t *testing.T) {
 	if !finds(checks, "engine-reachable", doctor.Problem, "wants a key", "api_key_file") {
 		t.Errorf("%v", checks)
 	}
+}
+
+// A block's size is the engine's own word, told with where it comes from; one
+// that the engine does not tell is named as missing, and nothing stands in for it.
+// The agent's configuration cannot say another one.
+func TestIDN02BlockSizeIsTheEnginesWord(t *testing.T) {
+	for _, c := range []struct {
+		blockTokens int
+		state       string
+		words       []string
+	}{
+		{16, doctor.OK, []string{"gpu-01/vllm-18000", "16 tokens per block, as the engine says"}},
+		{128, doctor.OK, []string{"gpu-01/vllm-18000", "128 tokens per block, as the engine says"}},
+		{0, doctor.Problem, []string{"gpu-01/vllm-18000", "does not tell the size of its blocks", "--disable-log-stats"}},
+	} {
+		p := &procTable{}
+		p.set(engineProcess{pid: 41, args: "vllm serve m", address: "0.0.0.0:18000"})
+		a := discovering(t, p, nil)
+		a.started.Store(false)
+		a.discovery.look(time.Now())
+		w := a.watching()[0]
+		w.Facts(engine.Facts{Model: "m", Version: "0.32.0", BlockTokens: c.blockTokens, StartMark: 1})
+		w.Health(true, "")
+		if checks := a.checks(time.Now()).Sorted(); !finds(checks, "engine-block-size", c.state, c.words...) {
+			t.Errorf("%d: no %s with %q in %v", c.blockTokens, c.state, c.words, checks)
+		}
+		if n := int(a.hostFacts(t).GetBlockTokens()); n != c.blockTokens {
+			t.Errorf("coordinators are told %d tokens per block, the engine says %d", n, c.blockTokens)
+		}
+	}
+	file := filepath.Join(t.TempDir(), "agent.toml")
+	if err := os.WriteFile(file, []byte("[[engine]]\nkind = \"vllm\"\nurl = \"http://127.0.0.1:8000\"\nblock_size = 32\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cfg := DefaultConfig()
+	if _, err := daemon.Load(&cfg, daemon.LoadOptions{File: file, MustExist: true}); err == nil || !strings.Contains(err.Error(), "block_size") {
+		t.Errorf("a block size of the configuration's own: %v", err)
+	}
+}
+
+// hostFacts are the facts of the first worker, as coordinators are told them.
+func (a *Agent) hostFacts(t *testing.T) *waypostv1.WorkerFacts {
+	t.Helper()
+	workers := a.lanes.hello().GetWorkers()
+	if len(workers) != 1 {
+		t.Fatalf("%d workers are told", len(workers))
+	}
+	return workers[0]
 }

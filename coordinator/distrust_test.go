@@ -1,6 +1,8 @@
 package coordinator
 
 import (
+	"slices"
+	"strings"
 	"testing"
 
 	waypostv1 "waypost/proto/waypost/v1"
@@ -31,5 +33,70 @@ func TestDistrustAsksForAllOfAView(t *testing.T) {
 	defer a.mu.Unlock()
 	if first, second := a.pulls[0], a.pulls[1]; len(a.pulls) != 2 || first.GetReason() != "new" || second.GetReason() != "distrust" || second.HaveSeq != nil {
 		t.Errorf("pulls %v", a.pulls)
+	}
+}
+
+// An engine that reuses much of prompts of which nothing was expected is at odds
+// with its view: within 20 requests an operator is told, and the view is asked for
+// anew so that the next predictions are right. One whose reuse is a little more
+// than expected is not.
+func TestTRU07DisagreementIsShownAndRepaired(t *testing.T) {
+	const worker, prompt = "gpu-01/vllm-8000/0", 4096
+	for name, c := range map[string]struct {
+		reused uint32
+		shown  bool
+	}{"nearly all": {4000, true}, "a block more": {16, false}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			o := startOne(t)
+			a := &fakeAgent{workers: 1, pulled: newCache(1).replayOr}
+			a.start(t, o)
+			joined(t, o)
+			at := func() string {
+				resp, err := waypostv1.NewOperatorServiceClient(o.conn).GetStatus(t.Context(), &waypostv1.GetStatusRequest{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, p := range resp.GetProblems() {
+					if p.GetSubject() == worker && strings.Contains(p.GetWhat(), "cache view disagrees with engine") {
+						return p.GetNext()
+					}
+				}
+				return ""
+			}
+			eventually(t, "a live view", func() bool { return o.held(ascending(prompt)) == 0 && at() == "" })
+			for i := range uint32(20) {
+				tokens := ascending(prompt)
+				for k := range tokens {
+					tokens[k] += i * 100_000
+				}
+				p := o.place(t, &waypostv1.PlaceRequest{Input: &waypostv1.Input{TokenIds: tokens}})
+				if n := p.GetExpected().GetReuseTokens(); n != 0 {
+					t.Fatalf("%d tokens were expected", n)
+				}
+				if _, err := waypostv1.NewPlacementServiceClient(o.conn).ReportOutcome(t.Context(), &waypostv1.ReportOutcomeRequest{
+					PlacementId: p.PlacementId, Result: new("done"), CachedTokens: new(c.reused), PromptTokens: new(uint32(prompt)),
+				}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			// What was wrong is classed once evidence on it was waited for.
+			series := "waypost_reuse_class_total{under_predicted," + testModel + "}"
+			eventually(t, "all are classed", func() bool { return o.metric(t, series) == 20 })
+			want := ""
+			if c.shown {
+				want = "waypost explain --mispredicted --worker " + worker
+			}
+			if next := at(); next != want {
+				t.Errorf("next: %q, want %q", next, want)
+			}
+			if c.shown {
+				eventually(t, "the view is asked for anew", func() bool {
+					a.mu.Lock()
+					defer a.mu.Unlock()
+					return slices.ContainsFunc(a.pulls, func(p *waypostv1.PrefixPull) bool { return p.GetReason() == "distrust" && p.HaveSeq == nil })
+				})
+			}
+		})
 	}
 }

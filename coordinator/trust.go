@@ -193,6 +193,14 @@ func (j *judges) takeProbe(now time.Time, name string, process uint64) bool {
 	return ok
 }
 
+// disagrees says whether predictions about a worker went wrong of late.
+func (j *judges) disagrees(now time.Time, name string, process uint64) bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	w := j.workers[name]
+	return w != nil && w.process == process && w.Disagrees(j.c.fleet.Ms(now))
+}
+
 // tell puts what is known of a worker into the fleet.
 func (j *judges) tell(now time.Time, name string, w *judged) {
 	nowMs := j.c.fleet.Ms(now)

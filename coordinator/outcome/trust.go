@@ -42,6 +42,7 @@ type Worker struct {
 
 	wrongMs     []float64 // when the newest wrong predictions were
 	resyncs     uint64
+	disagreedMs float64 // when the newest resync was due
 	resyncAtMs  float64 // no earlier
 	resyncPause float64
 
@@ -100,9 +101,17 @@ func (w *Worker) ResyncDue(nowMs float64) bool {
 	}
 	w.wrongMs = w.wrongMs[:0]
 	w.resyncs++
+	w.disagreedMs = nowMs
 	w.resyncAtMs = nowMs + w.resyncPause
 	w.resyncPause = min(2*w.resyncPause, l.ResyncMostMs)
 	return true
+}
+
+// Disagrees reports whether view and engine are at odds: the view was asked for
+// anew because predictions went wrong, within the longest pause between two such
+// requests.
+func (w *Worker) Disagrees(nowMs float64) bool {
+	return w.resyncs > 0 && nowMs-w.disagreedMs <= w.limits.ResyncMostMs
 }
 
 // Resyncs counts the times ResyncDue said so.

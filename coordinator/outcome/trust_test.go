@@ -196,3 +196,25 @@ func TestOnlyWorkerFaultsCount(t *testing.T) {
 		}
 	}
 }
+
+// A worker is at odds with its view from the first resync on, until nothing went
+// wrong for the longest pause.
+func TestDisagreementFades(t *testing.T) {
+	l := DefaultLimits()
+	w := NewWorker(l)
+	if w.Disagrees(0) {
+		t.Error("at odds before any outcome")
+	}
+	for i := range l.ResyncErrors {
+		w.Observe(float64(i), ClassUnderPredicted, 0, 4000)
+	}
+	if w.Disagrees(10) {
+		t.Error("at odds before anything was asked for")
+	}
+	if !w.ResyncDue(10) || !w.Disagrees(10) || !w.Disagrees(10+l.ResyncMostMs) {
+		t.Error("not at odds though its predictions went wrong")
+	}
+	if w.Disagrees(11 + l.ResyncMostMs) {
+		t.Error("at odds for ever")
+	}
+}

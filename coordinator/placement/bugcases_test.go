@@ -319,3 +319,44 @@ func TestTOP06SlowPairCostsMore(t *testing.T) {
 		}
 	}
 }
+
+// TRU-03: credit shrinks with the age of a view and is gone once the view is as
+// old as blocks live in the cache; a worker without contact for longer than the
+// bound is no free choice, and the reason is told.
+func TestTRU03CreditEndsWithoutContact(t *testing.T) {
+	policy := DefaultPolicy()
+	last := 2.
+	for _, ageMs := range []float64{0, 30_000, 60_000, policy.UnknownEvictionAgeMs, 3_600_000} {
+		candidates := idleFleet(2)
+		w := candidates[0].Worker
+		w.View.AtMs, w.View.EvictionAgeMs = 1e6-ageMs, math.NaN()
+		candidates[0].MatchedTokens = 8000
+		d := place(t, Request{ID: "r", PromptTokens: 8192}, candidates)
+		got := d.Terms[0].StillThere
+		if got >= last {
+			t.Errorf("at %v ms the blocks are there with %v, before with %v", ageMs, got, last)
+		}
+		if ageMs < policy.UnknownEvictionAgeMs && d.Chosen != 0 {
+			t.Errorf("at %v ms the holder is not chosen", ageMs)
+		}
+		if ageMs >= policy.UnknownEvictionAgeMs {
+			if got != 0 {
+				t.Errorf("at %v ms credit is left: %v", ageMs, got)
+			}
+			// What it would save stands under doubt, all of it.
+			if held, cold := &d.Terms[0], &d.Terms[1]; held.OwnMs < cold.OwnMs-1 {
+				t.Errorf("at %v ms the holder costs %.1f ms, one that holds nothing %.1f", ageMs, held.OwnMs, cold.OwnMs)
+			}
+			break
+		}
+		last = got
+	}
+	candidates := idleFleet(2)
+	w := candidates[0].Worker
+	w.AwaySinceMs = 1e6 - policy.AwayBoundMs - 1
+	candidates[0].MatchedTokens = 8000
+	d := place(t, Request{ID: "r", PromptTokens: 8192}, candidates)
+	if d.Chosen != 1 || d.Terms[0].Reason != ReasonAway {
+		t.Errorf("chosen %d, the one without contact is %v", d.Chosen, d.Terms[0].Reason)
+	}
+}

@@ -1,7 +1,9 @@
 package bench
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -52,8 +54,9 @@ type AgentCost struct {
 	// CPUPercent is the share of one core per worker.
 	CPUPercent float64
 	// RSSBytes is the agent's memory at the end of the window, PeakRSSBytes the
-	// most it ever had; 0: not known here.
-	RSSBytes, PeakRSSBytes int64
+	// most it ever had, FileBytes what of RSSBytes are pages of the program's file,
+	// which all processes of the program share; 0: not known here.
+	RSSBytes, PeakRSSBytes, FileBytes int64
 	// LoadPerSec are questions about load, FactsPerSec all others but /tokenize,
 	// of the engine that was asked most.
 	LoadPerSec, FactsPerSec float64
@@ -187,7 +190,7 @@ func (b *agentBench) measureWork(ctx context.Context) error {
 		return err
 	}
 	b.cost.take(&before, &after)
-	b.cost.RSSBytes, b.cost.PeakRSSBytes = b.a.memory()
+	b.cost.RSSBytes, b.cost.PeakRSSBytes, b.cost.FileBytes = b.a.memory()
 	return nil
 }
 
@@ -295,7 +298,15 @@ type askedOf struct {
 
 func (a *askedOf) wrap(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
-		size := max(0, int(q.ContentLength))
+		text := 0
+		if q.URL.Path == "/tokenize" {
+			body, err := io.ReadAll(io.LimitReader(q.Body, 16<<20))
+			q.Body = io.NopCloser(bytes.NewReader(body))
+			var asked struct{ Prompt string }
+			if err == nil && json.Unmarshal(body, &asked) == nil {
+				text = len(asked.Prompt)
+			}
+		}
 		next.ServeHTTP(w, q)
 		a.mu.Lock()
 		defer a.mu.Unlock()
@@ -305,7 +316,7 @@ func (a *askedOf) wrap(next http.Handler) http.Handler {
 		case "/metrics":
 			a.n.load++
 		case "/tokenize":
-			a.n.textBytes += size
+			a.n.textBytes += text
 		default:
 			a.n.facts++
 		}
@@ -409,7 +420,8 @@ func (a *agentProcess) problem() error {
 
 // scrape reads the agent's series and sums each over its labels.
 func (a *agentProcess) scrape() (sums map[string]float64, mostCached float64, err error) {
-	resp, err := http.Get("http://" + a.metrics + "/metrics")
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: time.Minute}
+	resp, err := client.Get("http://" + a.metrics + "/metrics")
 	if err != nil {
 		return nil, 0, errors.Join(err, a.problem())
 	}
@@ -440,10 +452,10 @@ func (a *agentProcess) scrape() (sums map[string]float64, mostCached float64, er
 }
 
 // memory is what the kernel says of the agent's memory; 0: it does not.
-func (a *agentProcess) memory() (now, peak int64) {
+func (a *agentProcess) memory() (now, peak, file int64) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", a.cmd.Process.Pid))
 	if err != nil {
-		return 0, 0
+		return 0, 0, 0
 	}
 	for line := range strings.Lines(string(text)) {
 		f := strings.Fields(line)
@@ -459,7 +471,9 @@ func (a *agentProcess) memory() (now, peak int64) {
 			now = kib << 10
 		case "VmHWM:":
 			peak = kib << 10
+		case "RssFile:":
+			file = kib << 10
 		}
 	}
-	return now, peak
+	return now, peak, file
 }

@@ -51,6 +51,7 @@ type agentRow struct {
 	CPUPercent        float64  `json:"cpuPercentPerWorker"`
 	RSSBytes          *int64   `json:"rssBytes"`
 	PeakRSSBytes      *int64   `json:"peakRssBytes"`
+	FileBytes         *int64   `json:"rssFileBytes"`
 	LoadPerSec        float64  `json:"loadRequestsPerSec"`
 	FactsPerSec       float64  `json:"factRequestsPerSec"`
 	TextOfferedBytes  float64  `json:"textOfferedBytes"`
@@ -68,7 +69,7 @@ func (r *AgentReport) WriteJSON(w io.Writer) error {
 		TextOfferedBytes: c.TextOffered, TextAskedBytes: c.TextAsked, TextWindowSeconds: c.TextSeconds,
 	}
 	if c.RSSBytes > 0 {
-		row.RSSBytes, row.PeakRSSBytes = &c.RSSBytes, &c.PeakRSSBytes
+		row.RSSBytes, row.PeakRSSBytes, row.FileBytes = &c.RSSBytes, &c.PeakRSSBytes, &c.FileBytes
 	}
 	if c.TextAllowed > 0 {
 		row.TextAllowedBytes = &c.TextAllowed
@@ -81,13 +82,13 @@ func (r *AgentReport) WriteText(out io.Writer) error {
 	c := r.Cost
 	p := &printer{w: tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)}
 	p.text("One agent as a process of its own, %d emulated vLLM engines, one coordinator over mutual TLS", c.Workers)
-	p.line("workers", "pool blocks", "held", "blocks/s", "events/s", "CPU/worker", "RSS", "peak", "load/s", "facts/s")
-	rss, peak := "?", "?"
+	p.line("workers", "pool blocks", "held", "blocks/s", "events/s", "CPU/worker", "RSS", "of the program file", "peak", "load/s", "facts/s")
+	rss, file, peak := "?", "?", "?"
 	if c.RSSBytes > 0 {
-		rss, peak = fmt.Sprintf("%.1f MB", float64(c.RSSBytes)/1e6), fmt.Sprintf("%.1f MB", float64(c.PeakRSSBytes)/1e6)
+		rss, file, peak = fmt.Sprintf("%.1f MB", float64(c.RSSBytes)/1e6), fmt.Sprintf("%.1f MB", float64(c.FileBytes)/1e6), fmt.Sprintf("%.1f MB", float64(c.PeakRSSBytes)/1e6)
 	}
 	p.line(num(c.Workers), num(c.PoolBlocks), num(c.HeldBlocks), fmt.Sprintf("%.0f", c.BlocksPerSec), fmt.Sprintf("%.0f", c.EventsPerSec),
-		fmt.Sprintf("%.2f %%", c.CPUPercent), rss, peak, fmt.Sprintf("%.2f", c.LoadPerSec), fmt.Sprintf("%.2f", c.FactsPerSec))
+		fmt.Sprintf("%.2f %%", c.CPUPercent), rss, file, peak, fmt.Sprintf("%.2f", c.LoadPerSec), fmt.Sprintf("%.2f", c.FactsPerSec))
 	if c.TextAllowed > 0 {
 		p.text("\nText: %.1f MB offered in %.0f s, engines asked about %.1f MB, allowed %.1f MB", c.TextOffered/1e6, c.TextSeconds, c.TextAsked/1e6, c.TextAllowed/1e6)
 	}

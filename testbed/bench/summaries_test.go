@@ -14,7 +14,10 @@ import (
 	"waypost/testbed/workload"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	runAgent()
+	goleak.VerifyTestMain(m)
+}
 
 // A small workload through the production chain.
 func smallStream(t *testing.T) Stream {

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	"google.golang.org/protobuf/proto"
 
 	waypostv1 "waypost/proto/waypost/v1"
@@ -218,6 +219,19 @@ func TestPromisedMetricsAreServed(t *testing.T) {
 					t.Errorf("%s is labelled by %s", name, l)
 				}
 			}
+		}
+	}
+	agentPage, err := page(p.client, "http://"+p.metrics+"/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for who, text := range map[string]string{"coordinator": text, "agent": agentPage} {
+		problems, err := promlint.New(strings.NewReader(text)).Lint()
+		if err != nil {
+			t.Errorf("metrics of the %s: %v", who, err)
+		}
+		for _, problem := range problems {
+			t.Errorf("metrics of the %s: %s: %s", who, problem.Metric, problem.Text)
 		}
 	}
 	if samples > 5000 {
