@@ -100,23 +100,26 @@ func (x *Index) unpredictAll(w *worker, p path) {
 
 // predict counts a prediction of a key.
 func (x *Index) predict(w *worker, n *name) {
-	at := x.spot(n)
-	was, ok := x.detail(w, at)
-	if !ok && x.held.has(at, w.slot) {
+	var k placed
+	x.place(n, &k)
+	was, ok := x.detail(w, k.at)
+	if !ok && x.held.has(k.at, w.slot) {
 		was = ordinary
 	}
 	is := was
 	is.predicted = min(is.predicted+1, maxCount)
-	x.change(w, n, was, is)
+	x.change(w, &k, was, is)
 }
 
 // unpredict takes a prediction back.
 func (x *Index) unpredict(w *worker, n *name) {
-	was, ok := x.detail(w, x.spot(n))
+	var k placed
+	x.place(n, &k)
+	was, ok := x.detail(w, k.at)
 	if !ok || was.predicted == 0 {
 		return
 	}
 	is := was
 	is.predicted--
-	x.change(w, n, was, is)
+	x.change(w, &k, was, is)
 }

@@ -39,8 +39,8 @@
 // of the table, and starts again where it could have seen two halves. The calls
 // of a frame are applied in batches, so a large snapshot delays other changes
 // little, and searches not at all. They are put into an order in which a search
-// beside them finds no less than it would both before and after the frame; but
-// for a frame that clears the cache, which is empty in between.
+// beside them finds no less than it would both before and after the frame. What a
+// frame lists that clears the cache is shown at once when it is whole.
 //
 // A worker that is dropped, or whose cache is cleared, gets a new number in the
 // sets at once; the old one is taken out of them little by little, with later

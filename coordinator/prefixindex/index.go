@@ -42,9 +42,10 @@ type Index struct {
 	writer  sync.Mutex
 	workers map[WorkerID]*worker
 	sweep   sweep
-	buffers sync.Pool // *calls
-	ahead   ahead
-	holding *segment // see hold
+	buffers sync.Pool          // *calls
+	near    [callsAhead]placed // the next calls
+	asked   uint64             // keeps the loads of lookAhead from being left out
+	holding *segment           // see hold
 
 	searchers sync.Pool // *Searcher
 }
@@ -111,30 +112,43 @@ func (x *Index) spot(n *name) spot {
 	return x.checkpointSpot(n.key)
 }
 
+// placed is a key with where it belongs, and where the checkpoint before it does
+// if it is a point behind one.
+type placed struct {
+	name
+	at, up spot
+}
+
+func (x *Index) place(n *name, k *placed) {
+	k.name, k.at = *n, x.checkpointSpot(n.key)
+	if n.isPoint() && n.parent != 0 {
+		k.up = x.checkpointSpot(n.parent)
+		k.at.segment = k.up.segment
+	}
+}
+
 // enlist puts a worker into the set of a prefix, sets bits of its info, and
 // reports whether the worker was not in it.
-func (x *Index) enlist(w *worker, n *name, info uint32) bool {
-	at := x.spot(n)
-	if n.isPoint() {
-		info |= pointInfo(n.offset(), x.upTag(n.parent))
+func (x *Index) enlist(w *worker, k *placed, info uint32) bool {
+	if k.isPoint() {
+		info |= k.info()
 	}
-	added, info := x.held.add(at, w.slot, info)
+	added, info := x.held.add(k.at, w.slot, info)
 	if added {
 		w.keys++
-		x.countPoint(n, info, at.tag, true)
+		x.countPoint(k, info, true)
 	}
 	return added
 }
 
 // delist takes a worker out of the set of a prefix.
-func (x *Index) delist(w *worker, n *name) {
-	at := x.spot(n)
-	removed, _, info := x.held.remove(at, w.slot)
+func (x *Index) delist(w *worker, k *placed) {
+	removed, _, info := x.held.remove(k.at, w.slot)
 	if !removed {
 		return
 	}
 	w.keys--
-	x.countPoint(n, info, at.tag, false)
+	x.countPoint(k, info, false)
 }
 
 // unmark takes a worker out of the set of a prefix in one of the lesser tables.
@@ -144,30 +158,34 @@ func (x *Index) unmark(t *table, at spot, w *worker, info uint32) {
 	}
 }
 
-// upTag is what the info of a point says of the checkpoint before it.
-func (x *Index) upTag(checkpoint summary.IndexKey) uint32 {
-	if checkpoint == 0 {
-		return 0
+// info is that of a point.
+func (k *placed) info() uint32 {
+	up := uint32(0)
+	if k.parent != 0 {
+		up = upTag(k.up.tag)
 	}
-	return upTag(x.checkpointSpot(checkpoint).tag)
+	return infoPoint | up<<offsetBits | k.offset()
 }
 
 // countPoint counts, at the checkpoint before a point, that a worker lists it,
 // or does no longer. The info of its entry says where it is.
-func (x *Index) countPoint(n *name, info uint32, tag uint64, listed bool) {
-	if info&infoPoint == 0 {
+func (x *Index) countPoint(k *placed, info uint32, listed bool) {
+	if info&infoPoint == 0 || !k.isPoint() { // else two keys meet
 		return
 	}
-	at, e := x.rootPlace()
-	if n.parent != 0 {
-		at, e = x.held.at(x.checkpointSpot(n.parent))
+	var at place
+	var e entry
+	if k.parent == 0 {
+		at, e = x.rootPlace()
+	} else {
+		at, e = x.held.at(k.up)
 	}
 	if at.i < 0 || e.info&infoPoint != 0 {
 		return
 	}
 	at.seg.begin()
 	if listed {
-		e.info = x.points.add(e.info, info&offsetMask, tag)
+		e.info = x.points.add(e.info, info&offsetMask, k.at.tag)
 	} else {
 		e.info = x.points.remove(e.info, info&offsetMask)
 	}
@@ -188,6 +206,7 @@ func (x *Index) worker(id WorkerID) *worker {
 	w := x.workers[id]
 	if w == nil {
 		w = &worker{id: id, slot: x.reserveSlot(id)}
+		w.shown = w.slot
 		x.slots.show(w.slot)
 		x.workers[id] = w
 	}

@@ -28,9 +28,6 @@ const (
 // upTag is the part of a checkpoint's tag that is in the info of its points.
 func upTag(tag uint64) uint32 { return max(1, uint32(tag>>(64-upBits))) }
 
-// pointInfo is the info of a point.
-func pointInfo(offset uint32, up uint32) uint32 { return infoPoint | up<<offsetBits | offset }
-
 // lists reports whether a checkpoint has a known point at an offset.
 func (p *points) lists(info, offset uint32) bool {
 	if info&infoList == 0 {

@@ -131,6 +131,15 @@ func (v view) rest(i int) []uint64 {
 	return v.words()[at : at+v.stride-1]
 }
 
+// ask reads the word at which the search for a head starts.
+func (v view) ask(head uint64) uint64 {
+	if v.slots == 0 {
+		return 0
+	}
+	bucket, in := v.homeOf(head)
+	return atomic.LoadUint64(&v.heads(bucket)[in])
+}
+
 func (v view) load(i int) uint64 {
 	return atomic.LoadUint64(&v.heads(i - i%bucketSlots)[i%bucketSlots])
 }

@@ -39,8 +39,12 @@ const (
 	opReset
 )
 
-// batchOps is the number of calls applied under one hold of the writer lock.
+// batchOps is the number of calls applied under one hold of the writer lock; those
+// of a frame that clears the cache are applied under one, however many they are.
 const batchOps = 256
+
+// callsAhead is the number of calls whose memory is asked for at once.
+const callsAhead = 32
 
 // Begin implements summary.IndexSink.
 func (s *Sink) Begin() {
@@ -54,16 +58,21 @@ func (s *Sink) End() {
 	if s.frame == nil {
 		return
 	}
-	for ops := s.frame.arrange(); len(ops) > 0; {
-		n := min(batchOps, len(ops))
-		for n < len(ops) && ops[n].kind == opExtent { // belongs to the call before it
+	ops := s.frame.ops
+	s.frame.arrange()
+	for order := s.frame.order; len(order) > 0; {
+		n := min(batchOps, len(order))
+		if s.frame.resets {
+			n = len(order) // shown at once
+		}
+		for n < len(order) && ops[order[n]].kind == opExtent { // belongs to the call before it
 			n++
 		}
-		s.x.apply(s.w, ops[:n])
-		ops = ops[n:]
+		s.x.apply(s.w, ops, order[:n])
+		order = order[n:]
 	}
-	if cap(s.frame.ops) <= 64*batchOps { // a large snapshot's are not kept
-		s.frame.ops = s.frame.ops[:0]
+	if cap(ops) <= 64*batchOps { // a large snapshot's are not kept
+		s.frame.ops, s.frame.resets = ops[:0], false
 		s.x.buffers.Put(s.frame)
 	}
 	s.frame = nil
@@ -99,74 +108,94 @@ func (s *Sink) SetExtent(key, checkpoint summary.IndexKey, depthTokens uint32, e
 }
 
 // Reset implements summary.IndexSink.
-func (s *Sink) Reset() { s.do(op{kind: opReset}) }
+func (s *Sink) Reset() {
+	if s.frame == nil {
+		s.Begin()
+		defer s.End()
+	}
+	s.frame.resets = true
+	s.do(op{kind: opReset})
+}
 
 func (s *Sink) do(o op) {
 	if s.frame == nil {
-		s.x.apply(s.w, []op{o})
+		s.Begin()
+		s.do(o)
+		s.End()
 		return
 	}
 	s.frame.ops = append(s.frame.ops, o)
 }
 
-// apply makes changes in order.
-func (x *Index) apply(w *worker, ops []op) {
+// apply makes changes in some order.
+func (x *Index) apply(w *worker, ops []op, order []uint32) {
 	x.writer.Lock()
 	defer x.writer.Unlock()
 	if w.gone {
 		return
 	}
-	for len(ops) > 0 {
-		x.lookAhead(ops)
-		for n := min(aheadSpots/2, len(ops)); n > 0; {
-			done := x.applyNext(w, ops)
-			ops = ops[done:]
-			n -= done
+	for len(order) > 0 {
+		x.lookAhead(ops, order)
+		n := 0
+		for most := min(callsAhead, len(order)); n < most; n++ {
+			o, k := &ops[order[n]], &x.near[n]
+			var e *summary.Extent
+			if n+1 < len(order) && o.kind == opAdd {
+				if next := &ops[order[n+1]]; next.kind == opExtent && next.key == o.key {
+					e = &next.extent
+					n++
+				}
+			}
+			x.applyOne(w, o, k, e)
 		}
+		order = order[n:]
 	}
 	x.hold(nil)
+	x.reveal(w)
 	x.sweepSome()
 }
 
-// lookAhead asks for the memory of the next calls.
-func (x *Index) lookAhead(ops []op) {
-	var last summary.IndexKey
-	for i := range ops[:min(aheadSpots/2, len(ops))] {
-		n := &ops[i].name
-		x.ahead.add(&x.held, x.spot(n))
-		if n.isPoint() && n.parent != 0 && n.parent != last {
-			x.ahead.add(&x.held, x.checkpointSpot(n.parent))
-			last = n.parent
-		}
-	}
-	x.ahead.ask()
-}
-
-// applyNext applies the first of some calls, or the first two if they add a key
-// and set its extent, and returns how many.
-func (x *Index) applyNext(w *worker, ops []op) int {
-	o := &ops[0]
+// applyOne applies a call. If it adds a key, e is the extent that is set with it;
+// nil: none.
+func (x *Index) applyOne(w *worker, o *op, k *placed, e *summary.Extent) {
 	switch {
 	case o.kind == opReset:
 		x.hold(nil)
 		x.clear(w)
-		return 1
+		return
 	case !o.isValid():
-		return 1
+		return
 	}
-	x.hold(&x.held.dir[x.spot(&o.name).segment])
-	switch {
-	case o.kind == opRemove:
-		x.unlist(w, &o.name)
-	case o.kind == opExtent:
-		x.setExtent(w, &o.name, o.extent)
-	case len(ops) > 1 && ops[1].kind == opExtent && ops[1].key == o.key:
-		x.list(w, &o.name, &ops[1].extent)
-		return 2
-	default:
-		x.list(w, &o.name, nil)
+	x.hold(&x.held.dir[k.at.segment])
+	switch o.kind {
+	case opAdd:
+		x.list(w, k, e)
+	case opRemove:
+		x.unlist(w, k)
+	case opExtent:
+		x.setExtent(w, k, o.extent)
 	}
-	return 1
+}
+
+// lookAhead notes where the next calls belong, and asks for the memory there
+// before it is used, so that waiting for one is waiting for all: that is most of
+// what changes take.
+func (x *Index) lookAhead(ops []op, order []uint32) {
+	near, sum := x.near[:min(callsAhead, len(order))], x.asked
+	for i := range near {
+		k := &near[i]
+		x.place(&ops[order[i]].name, k)
+		sum += uint64(x.held.dir[k.at.segment].slots.Load())
+	}
+	for i := range near {
+		k := &near[i]
+		v := x.held.dir[k.at.segment].view()
+		sum += v.ask(k.at.tag)
+		if k.isPoint() && k.parent != 0 {
+			sum += v.ask(k.up.tag)
+		}
+	}
+	x.asked = sum
 }
 
 // hold makes all changes of a segment visible at once, until another one is
@@ -185,9 +214,11 @@ func (x *Index) hold(s *segment) {
 
 // clear takes back all that a worker's stream listed, and what is retained: the
 // cache is empty. What open claims predict is yet to be computed; it is listed
-// under a new slot before that is shown instead of the old one.
+// under a new slot, to be shown instead of the old one.
 func (x *Index) clear(w *worker) {
-	old := w.slot
+	if w.slot != w.shown { // nobody has seen it
+		x.retireSlot(w.slot)
+	}
 	w.slot = x.reserveSlot(w.id)
 	w.keys, w.details = 0, nil
 	x.slots.setUnverified(w.slot, w.unverified)
@@ -199,6 +230,14 @@ func (x *Index) clear(w *worker) {
 	if w.retained != nil {
 		w.retained = newRetained(w.retained.capacity)
 	}
-	x.slots.show(w.slot, old)
-	x.retireSlot(old)
+}
+
+// reveal shows what was listed since a clear.
+func (x *Index) reveal(w *worker) {
+	if w.slot == w.shown {
+		return
+	}
+	x.slots.show(w.slot, w.shown)
+	x.retireSlot(w.shown)
+	w.shown = w.slot
 }

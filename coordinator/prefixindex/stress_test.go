@@ -56,6 +56,33 @@ func TestClearsDoNotBlink(t *testing.T) {
 	})
 }
 
+// TestClearsAreSeenWithWhatFollows: a frame that clears the cache and lists what is
+// stored since is seen as one change, however long it is.
+func TestClearsAreSeenWithWhatFollows(t *testing.T) {
+	x, long := New(Options{}), line(2000)
+	s := x.WorkerSink(1)
+	add(s, long)
+	beside(t, x, long, 2000, func(i int) {
+		s.Begin()
+		add(s, line(512*uint32(i%4)+16))
+		s.Reset()
+		s.Reset()
+		for other := range uint64(2 * batchOps) { // comes in between
+			k := summary.IndexKey(1<<40 + other)
+			s.AddCheckpoint(k, k+1, 1024)
+		}
+		add(s, long)
+		s.End()
+	}, func(groups []Group) {
+		if len(groups) != 1 || groups[0].Workers.Len() != 1 || groups[0].Tokens != long.depth {
+			t.Errorf("found %+v", groups)
+		}
+	})
+	if st, want := x.Stats(), 2*batchOps+len(long.known()); st.Listings != want {
+		t.Errorf("%d listings, want %d", st.Listings, want)
+	}
+}
+
 // TestExtentsComeAndGoWithTheirKey: nobody sees the key without its extent.
 func TestExtentsComeAndGoWithTheirKey(t *testing.T) {
 	x, k := New(Options{}), line(512)

@@ -233,7 +233,7 @@ func (t *table) bytes() int {
 }
 
 // ahead asks for the memory of several spots before it is used, so that waiting
-// for one is waiting for all: that is most of what searches and changes take.
+// for one is waiting for all: that is most of what a search takes.
 type ahead struct {
 	at  [aheadSpots]*uint64
 	n   int

@@ -10,7 +10,8 @@ import (
 type worker struct {
 	id         WorkerID
 	slot       uint32
-	gone       bool // dropped; what still writes to it writes nowhere
+	shown      uint32 // slot that searches see: that before a clear while its frame is applied
+	gone       bool   // dropped; what still writes to it writes nowhere
 	unverified bool
 	keys       int      // listed or predicted
 	details    *segment // of the slot; nil: all is ordinary
@@ -137,77 +138,75 @@ func (x *Index) forget(w *worker, i int) {
 // change replaces what a worker's key is. A search that runs meanwhile sees
 // either, and never a prediction as something listed, nor a whole extent that was
 // not told.
-func (x *Index) change(w *worker, n *name, was, is detail) {
+func (x *Index) change(w *worker, k *placed, was, is detail) {
 	if is.listed == 0 || !is.partial {
 		is.partial, is.extent = false, summary.Extent{}
 	}
-	at, info := x.spot(n), uint32(0)
+	info := uint32(0)
 	if is.partial {
-		x.record(w, at, is)
-		x.partial.add(at, w.slot, 0)
+		x.record(w, k.at, is)
+		x.partial.add(k.at, w.slot, 0)
 		info |= infoPartial
 	}
 	if is.isOnlyClaims() {
-		x.predicted.add(at, w.slot, 0)
+		x.predicted.add(k.at, w.slot, 0)
 		info |= infoPredicted
 	}
 	if is.isHeld() {
-		x.enlist(w, n, info)
+		x.enlist(w, k, info)
 	} else {
-		x.delist(w, n)
+		x.delist(w, k)
 	}
 	if was.partial && !is.partial {
-		x.unmark(&x.partial, at, w, infoPartial)
+		x.unmark(&x.partial, k.at, w, infoPartial)
 	}
 	if was.isOnlyClaims() && !is.isOnlyClaims() {
-		x.unmark(&x.predicted, at, w, infoPredicted)
+		x.unmark(&x.predicted, k.at, w, infoPredicted)
 	}
 	if !is.partial {
-		x.record(w, at, is)
+		x.record(w, k.at, is)
 	}
 }
 
 // list counts a listing of a key by the worker's stream, and sets its extent if
 // one is given.
-func (x *Index) list(w *worker, n *name, e *summary.Extent) {
-	at := x.spot(n)
-	was, ok := x.detail(w, at)
-	if !ok && e != nil && x.held.has(at, w.slot) {
+func (x *Index) list(w *worker, k *placed, e *summary.Extent) {
+	was, ok := x.detail(w, k.at)
+	if !ok && e != nil && x.held.has(k.at, w.slot) {
 		was, ok = ordinary, true
 	}
 	if ok || e != nil {
 		is := was
 		is.listed = min(is.listed+1, maxCount)
 		if e != nil {
-			is.partial, is.extent = *e != summary.WholeExtent(n.depth), *e
+			is.partial, is.extent = *e != summary.WholeExtent(k.depth), *e
 		}
-		x.change(w, n, was, is)
+		x.change(w, k, was, is)
 		return
 	}
-	if !x.enlist(w, n, 0) {
+	if !x.enlist(w, k, 0) {
 		// It is listed already: two of the worker's own keys collide.
-		x.record(w, at, detail{listed: 2})
+		x.record(w, k.at, detail{listed: 2})
 	}
 }
 
 // unlist takes a listing back.
-func (x *Index) unlist(w *worker, n *name) {
-	was, ok := x.detail(w, x.spot(n))
+func (x *Index) unlist(w *worker, k *placed) {
+	was, ok := x.detail(w, k.at)
 	if !ok {
-		x.delist(w, n)
+		x.delist(w, k)
 		return
 	}
 	is := was
 	is.listed = max(is.listed, 1) - 1
-	x.change(w, n, was, is)
+	x.change(w, k, was, is)
 }
 
 // setExtent replaces the extent of a key that the stream lists.
-func (x *Index) setExtent(w *worker, n *name, e summary.Extent) {
-	at := x.spot(n)
-	was, ok := x.detail(w, at)
+func (x *Index) setExtent(w *worker, k *placed, e summary.Extent) {
+	was, ok := x.detail(w, k.at)
 	if !ok {
-		if e == summary.WholeExtent(n.depth) || !x.held.has(at, w.slot) {
+		if e == summary.WholeExtent(k.depth) || !x.held.has(k.at, w.slot) {
 			return
 		}
 		was = ordinary
@@ -216,7 +215,7 @@ func (x *Index) setExtent(w *worker, n *name, e summary.Extent) {
 		return
 	}
 	is := was
-	is.partial = e != summary.WholeExtent(n.depth)
+	is.partial = e != summary.WholeExtent(k.depth)
 	is.extent = e
-	x.change(w, n, was, is)
+	x.change(w, k, was, is)
 }
