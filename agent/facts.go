@@ -44,7 +44,11 @@ func (a *Agent) startFacts() {
 		})
 	}
 	a.tasks.Go(func() { a.host.Run(a.ctx) })
-	a.tasks.Go(a.reportHost)
+	a.tasks.Go(func() {
+		t := time.NewTicker(hostEvery)
+		defer t.Stop()
+		a.reportHost(t.C)
+	})
 	a.tasks.Go(a.keepChecking)
 }
 
@@ -60,10 +64,9 @@ func (a *Agent) lookAtGPUs() {
 	a.tellVerdicts(&view)
 }
 
-// reportHost sends host and GPU facts on change and every ten seconds.
-func (a *Agent) reportHost() {
-	t := time.NewTicker(hostEvery)
-	defer t.Stop()
+// reportHost sends host and GPU facts on change and whenever they are due, until
+// the agent ends: a coordinator forgets facts that are not repeated.
+func (a *Agent) reportHost(due <-chan time.Time) {
 	var changed <-chan struct{}
 	if a.gpus != nil {
 		changed = a.gpus.Changed()
@@ -72,7 +75,7 @@ func (a *Agent) reportHost() {
 		select {
 		case <-a.ctx.Done():
 			return
-		case <-t.C:
+		case <-due:
 		case <-changed:
 			a.dialer.Kick()
 		case <-a.truth.judged:

@@ -36,6 +36,9 @@ func TestCacheFollowsClaims(t *testing.T) {
 			t.Fatalf("due %v, %v", due, err)
 		}
 	}
+	r.mu.Lock()
+	replay.Observe([]slots.Seen{{Tokens: 30, Task: 1}, {Tokens: -1}})
+	r.mu.Unlock()
 	claim(1, key.ID())
 	if rep := r.report(time.Now()); rep.cachedBlocks != 0 || len(rep.idleSlots) != 0 {
 		t.Errorf("%d blocks of a slot that is in use", rep.cachedBlocks)
@@ -51,7 +54,8 @@ func TestCacheFollowsClaims(t *testing.T) {
 		t.Errorf("%d blocks, %d slots to name before the server confirmed them", rep.cachedBlocks, len(rep.idleSlots))
 	}
 	r.mu.Lock()
-	replay.Observe([]slots.Seen{{Tokens: -1}, {Tokens: 652}})
+	// The other slot kept what it held: each has a KV buffer of its own.
+	replay.Observe([]slots.Seen{{Tokens: 30, Task: 1}, {Tokens: 652, Task: 2}})
 	r.mu.Unlock()
 	if idle := r.report(time.Now()).idleSlots; len(idle) != 1 || idle[0] != (ledger.IdleSlot{Slot: 1, DepthTokens: 640, Key: 40}) {
 		t.Errorf("%+v", idle)

@@ -81,6 +81,7 @@ type coordinator struct {
 	mu      sync.Mutex
 	session *lane.Session
 	loads   int
+	hosts   int // host reports
 	answers map[uint32][]*waypostv1.PrefixFrames
 	sizes   []int
 	ended   chan uint32
@@ -131,6 +132,9 @@ func (c *coordinator) Frame(_ *lane.Session, f *waypostv1.ConnectRequest, _ time
 	defer c.mu.Unlock()
 	if f.GetLoad() != nil {
 		c.loads++
+	}
+	if f.GetHost() != nil {
+		c.hosts++
 	}
 	if p := f.GetPrefixes(); p != nil {
 		size := 0

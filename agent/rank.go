@@ -77,7 +77,10 @@ type rank struct {
 	noProgressAfter time.Duration
 	coverage        engine.Coverage
 	hint            string
-	up              bool
+	// up says that the engine serves, gone that its process has ended; an engine
+	// that does neither does not answer. Until health is heard of, nothing is
+	// known. reason says more.
+	up, gone, heard bool
 	reason          string
 	faults          map[string]int
 	// events counts the events of the engine's cache that were taken in.
@@ -173,7 +176,15 @@ func (r *rank) setLoad(l engine.Load) (due bool) {
 func (r *rank) setHealth(up bool, reason string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.up, r.reason = up, reason
+	r.up, r.reason, r.heard = up, reason, true
+	r.gone = r.gone && !up
+}
+
+// leave takes the engine for gone: it is read no more.
+func (r *rank) leave() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.gone = true
 }
 
 func (r *rank) setCoverage(c engine.Coverage, hint string) {
@@ -216,6 +227,7 @@ func (r *rank) reset(cause engine.ResetCause) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.faults["reset_"+string(cause)]++
+	r.gone = r.gone || cause == engine.ResetGone
 	r.beside = nil
 	if r.table != nil {
 		r.table.Clear()
@@ -340,17 +352,15 @@ func (r *rank) report(now time.Time) report {
 	}
 	out.load.EngineProcess = r.process
 	switch {
-	case !r.known:
+	case !r.known || !r.heard:
 		out.load.State, out.load.StateReason = ledger.StateStarting, r.reason
-	case !r.up:
+	case r.gone:
 		out.load.State, out.load.StateReason = ledger.StateLost, r.reason
-	default:
-		out.load.State, out.load.StateReason = ledger.StateReady, ""
-		if r.estimate != nil {
-			if stalled, why := r.estimate.Stalled(now); stalled {
-				out.load.State, out.load.StateReason = ledger.StateStalled, why
-			}
-		}
+	case !r.up:
+		// What it runs may run on: only an end ends reservations.
+		out.load.State, out.load.StateReason = ledger.StateStalled, r.reason
+	case r.estimate == nil:
+		out.load.State = ledger.StateReady
 	}
 	switch {
 	case r.follow != nil:

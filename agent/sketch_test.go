@@ -57,7 +57,11 @@ func TestRankSketch(t *testing.T) {
 	if !ok || w.Name != "vllm-8000/0" || w.State != summary.SketchReady || len(w.Roots) != 1 || w.Roots[0].DepthTokens != 1536 || w.Roots[0].Key != k {
 		t.Errorf("%+v, want the root %x", w, k)
 	}
-	r.setHealth(false, "gone")
+	r.setHealth(false, "no answer")
+	if w, _ := r.sketch(t0, 8); w.State != summary.SketchStalled {
+		t.Errorf("an engine that does not answer: state %v", w.State)
+	}
+	r.reset(engine.ResetGone)
 	if w, _ := r.sketch(t0, 8); w.State != summary.SketchLost {
 		t.Errorf("state %v", w.State)
 	}

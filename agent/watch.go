@@ -75,7 +75,8 @@ func (w *watched) start(ctx context.Context, tasks *sync.WaitGroup) {
 	})
 }
 
-// stop ends the reading and waits for its end.
+// stop ends the reading and waits for its end. From then on the engine is taken
+// for gone.
 func (w *watched) stop() {
 	w.mu.Lock()
 	cancel, done := w.cancel, w.done
@@ -84,6 +85,9 @@ func (w *watched) stop() {
 	if cancel != nil {
 		cancel()
 		<-done
+	}
+	for _, r := range w.all() {
+		r.leave()
 	}
 }
 

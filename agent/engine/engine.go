@@ -277,7 +277,8 @@ const (
 	ResetRestart ResetCause = "restart"
 	ResetGap     ResetCause = "gap"
 	ResetSleep   ResetCause = "sleep"
-	ResetGone    ResetCause = "gone"
+	// ResetGone: its process has ended, and with it the requests it had.
+	ResetGone ResetCause = "gone"
 )
 
 // Coverage says how much of a worker's cache is seen.

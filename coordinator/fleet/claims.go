@@ -345,7 +345,7 @@ func (f *Fleet) add(workers []*worker, n *NewClaim, excluded []uint64, nowMs flo
 		} else {
 			c.Decode = &DecodeClaim{Worker: w.id, Claim: made}
 		}
-		if !w.facts.followed() && (len(made.Keys) > 0 || made.AfterKey != 0) {
+		if !w.followed && (len(made.Keys) > 0 || made.AfterKey != 0) {
 			f.options.Predicted.AddPredicted(w.id, c.Number, made.AfterKey, made.Keys, made.KeyDepths)
 		}
 		f.insert(w, p)
@@ -369,7 +369,7 @@ func (f *Fleet) Extend(placementID string, afterKey uint64, keys []prefix.Key, d
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	c := f.claims.byPlacement[placementID]
-	if c == nil || c.parts[0].w.facts.followed() || len(keys) > ledger.MaxClaimKeys {
+	if c == nil || c.parts[0].w.followed || len(keys) > ledger.MaxClaimKeys {
 		return false
 	}
 	p := c.parts[0]

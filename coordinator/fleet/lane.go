@@ -99,9 +99,6 @@ const CapabilityClaimPoints = "claim-points"
 // request that stored.
 const CapabilitySessions = "event-sessions"
 
-// followed says that the worker's agent follows its cache by claims.
-func (w *Facts) followed() bool { return slices.Contains(w.Capabilities, CapabilityClaimPoints) }
-
 // Bounds of a hello.
 const (
 	maxWorkersPerHost = 256
@@ -389,6 +386,7 @@ func (f *Fleet) introduceWorker(h *host, facts *Facts, nowMs float64, changes *C
 	}
 	old := w.facts
 	w.facts, w.listed = copyFacts(facts), true
+	w.followed = slices.Contains(facts.Capabilities, CapabilityClaimPoints)
 	if fresh {
 		w.process = facts.EngineProcess
 	} else if w.process != facts.EngineProcess {

@@ -243,7 +243,7 @@ func (f *Fleet) Followed(id WorkerID) bool {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
 	w := f.worker(id)
-	return w != nil && w.facts.followed()
+	return w != nil && w.followed
 }
 
 // NamesSessions says whether a worker's events name the session of the request
@@ -269,7 +269,7 @@ func (f *Fleet) Reusable(matches []placement.Match, promptTokens int, keyAt func
 			continue
 		}
 		few := w.facts.LeastReuseRatio > 0 && float64(m.Tokens) <= w.facts.LeastReuseRatio*float64(promptTokens)
-		if few || w.facts.followed() && w.taken(int(m.Tokens), keyAt) {
+		if few || w.followed && w.taken(int(m.Tokens), keyAt) {
 			m.Tokens, m.GPUTokens, m.HostTokens = 0, 0, 0
 		}
 	}

@@ -115,7 +115,7 @@ func (f *Fleet) addPeer(w *worker, coordinator uint64, placed *ledger.Placed, no
 	if f.claims.peerParts > f.options.MaxClaims {
 		f.foldOldestPeer(w)
 	}
-	if !w.facts.followed() && (len(c.Keys) > 0 || c.AfterKey != 0) {
+	if !w.followed && (len(c.Keys) > 0 || c.AfterKey != 0) {
 		f.predictPeer(w, p.number, &c, nowMs)
 	}
 	f.publish(w, nowMs, changes)

@@ -18,6 +18,7 @@ type worker struct {
 	host *host
 
 	facts      Facts
+	followed   bool // its agent follows its cache by claims, as facts say
 	listed     bool // in the newest hello
 	unlistedMs float64
 	process    uint64

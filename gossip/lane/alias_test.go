@@ -306,6 +306,62 @@ func TestLateGreetingOfAnOlderLane(t *testing.T) {
 	})
 }
 
+// A newer lane takes the place of an older one that its coordinator has not ended,
+// as when the order of both is lost on the way: one lane is left.
+func TestNewerLaneEndsTheOlder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newLineNet(1, 0)
+		s := &scripted{hellos: make(chan *scriptedLane)}
+		gs := grpc.NewServer()
+		waypostv1.RegisterLaneServiceServer(gs, s)
+		l := n.listen("127.0.0.1:1", "127.0.0.1:2")
+		go gs.Serve(l)
+		a := virtualAgent(t, n, "127.0.0.1:1", "127.0.0.1:2")
+		defer func() { a.d.Close(); gs.Stop() }()
+		older, newer := <-s.hellos, <-s.hellos
+		if older.hello.GetSession() > newer.hello.GetSession() {
+			older, newer = newer, older
+		}
+		older.answer <- &waypostv1.CoordinatorHello{Name: new("c-1")}
+		synctest.Wait()
+		newer.answer <- &waypostv1.CoordinatorHello{Name: new("c-1")}
+		time.Sleep(time.Minute)
+		if got := a.states(); got != "alias up" || a.upCount() != 2 || len(a.d.Lanes()) != 1 || a.d.Lanes()[0].Session() != newer.hello.GetSession() {
+			t.Errorf("addresses are %s after %d lanes up", got, a.upCount())
+		}
+	})
+}
+
+// A coordinator that always prefers another lane of this host is dialled again at
+// a slow pace.
+func TestReplacedLanesAreDialledSlowly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newLineNet(1, 0)
+		s := &scripted{hellos: make(chan *scriptedLane)}
+		gs := grpc.NewServer()
+		waypostv1.RegisterLaneServiceServer(gs, s)
+		l := n.listen("127.0.0.1:1")
+		go gs.Serve(l)
+		a := virtualAgent(t, n, "127.0.0.1:1")
+		defer func() { a.d.Close(); gs.Stop() }()
+		const most = int(time.Minute/(aliasPause/2)) + 1
+		asked := 0
+		for over := time.After(time.Minute); asked <= most; {
+			select {
+			case c := <-s.hellos:
+				asked++
+				c.end <- status.Error(codes.Aborted, "replaced")
+				continue
+			case <-over:
+			}
+			break
+		}
+		if asked < 30 || asked > most {
+			t.Errorf("%d lanes in a minute, want 30 to %d", asked, most)
+		}
+	})
+}
+
 // An address that is told of a lane that is not up here yet waits for it and
 // does not dial again; if the lane fails after all, it does.
 func TestAliasWaitsForALaneThatIsNotUpYet(t *testing.T) {

@@ -157,8 +157,19 @@ func (r *Reader) Tick(now time.Time) {
 	})
 }
 
-// Gone and Back tell that the engine serves no more, and again.
-func (r *Reader) Gone(now time.Time) { r.onStream(func(s *Stream) { s.Gone(now) }) }
+// Gone tells that the engine's process has ended. What is known of the rank ends
+// with it, also where there are no events.
+func (r *Reader) Gone(now time.Time) {
+	r.with(func() {
+		switch {
+		case r.ended:
+		case r.stream != nil:
+			r.stream.Gone(now)
+		default:
+			r.sink.Reset(r.n, engine.ResetGone)
+		}
+	})
+}
 
 // Back tells that the engine serves again.
 func (r *Reader) Back(now time.Time) { r.onStream(func(s *Stream) { s.Back(now) }) }
