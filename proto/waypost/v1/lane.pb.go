@@ -3033,7 +3033,12 @@ type MarkFrame struct {
 	// Index from the hello.
 	Index *uint32 `protobuf:"varint,2,opt,name=index" json:"index,omitempty"`
 	// Marks.
-	Marks         []*Mark `protobuf:"bytes,3,rep,name=marks" json:"marks,omitempty"`
+	Marks []*Mark `protobuf:"bytes,3,rep,name=marks" json:"marks,omitempty"`
+	// Prompts of which more is known than when their claims were told; they come
+	// before the marks.
+	Learnt []*LearntPrompt `protobuf:"bytes,20,rep,name=learnt" json:"learnt,omitempty"`
+	// Id of the prefix cluster key that points are made with, 8 hex digits.
+	PointsKeyId   *string `protobuf:"bytes,21,opt,name=points_key_id,json=pointsKeyId" json:"points_key_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3089,6 +3094,84 @@ func (x *MarkFrame) GetMarks() []*Mark {
 	return nil
 }
 
+func (x *MarkFrame) GetLearnt() []*LearntPrompt {
+	if x != nil {
+		return x.Learnt
+	}
+	return nil
+}
+
+func (x *MarkFrame) GetPointsKeyId() string {
+	if x != nil && x.PointsKeyId != nil {
+		return *x.PointsKeyId
+	}
+	return ""
+}
+
+// LearntPrompt is the whole prompt of a claim that was placed by a text.
+type LearntPrompt struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Seq of the claim.
+	Seq *uint64 `protobuf:"fixed64,1,opt,name=seq" json:"seq,omitempty"`
+	// Prompt length, tokens.
+	PromptTokens *uint32 `protobuf:"varint,2,opt,name=prompt_tokens,json=promptTokens" json:"prompt_tokens,omitempty"`
+	// As those of a claim.
+	Points        []uint64 `protobuf:"fixed64,3,rep,packed,name=points" json:"points,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LearntPrompt) Reset() {
+	*x = LearntPrompt{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LearntPrompt) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LearntPrompt) ProtoMessage() {}
+
+func (x *LearntPrompt) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LearntPrompt.ProtoReflect.Descriptor instead.
+func (*LearntPrompt) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *LearntPrompt) GetSeq() uint64 {
+	if x != nil && x.Seq != nil {
+		return *x.Seq
+	}
+	return 0
+}
+
+func (x *LearntPrompt) GetPromptTokens() uint32 {
+	if x != nil && x.PromptTokens != nil {
+		return *x.PromptTokens
+	}
+	return 0
+}
+
+func (x *LearntPrompt) GetPoints() []uint64 {
+	if x != nil {
+		return x.Points
+	}
+	return nil
+}
+
 // Mark says what happened to a claim; it is never repeated.
 type Mark struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -3108,7 +3191,7 @@ type Mark struct {
 
 func (x *Mark) Reset() {
 	*x = Mark{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[27]
+	mi := &file_waypost_v1_lane_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3120,7 +3203,7 @@ func (x *Mark) String() string {
 func (*Mark) ProtoMessage() {}
 
 func (x *Mark) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[27]
+	mi := &file_waypost_v1_lane_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3133,7 +3216,7 @@ func (x *Mark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mark.ProtoReflect.Descriptor instead.
 func (*Mark) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{27}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Mark) GetSeq() uint64 {
@@ -3187,7 +3270,7 @@ type OutcomeFrame struct {
 
 func (x *OutcomeFrame) Reset() {
 	*x = OutcomeFrame{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[28]
+	mi := &file_waypost_v1_lane_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3199,7 +3282,7 @@ func (x *OutcomeFrame) String() string {
 func (*OutcomeFrame) ProtoMessage() {}
 
 func (x *OutcomeFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[28]
+	mi := &file_waypost_v1_lane_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3212,7 +3295,7 @@ func (x *OutcomeFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutcomeFrame.ProtoReflect.Descriptor instead.
 func (*OutcomeFrame) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{28}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *OutcomeFrame) GetCoordinator() uint64 {
@@ -3251,7 +3334,7 @@ type TransferFrame struct {
 
 func (x *TransferFrame) Reset() {
 	*x = TransferFrame{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[29]
+	mi := &file_waypost_v1_lane_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3263,7 +3346,7 @@ func (x *TransferFrame) String() string {
 func (*TransferFrame) ProtoMessage() {}
 
 func (x *TransferFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[29]
+	mi := &file_waypost_v1_lane_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3276,7 +3359,7 @@ func (x *TransferFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferFrame.ProtoReflect.Descriptor instead.
 func (*TransferFrame) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{29}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *TransferFrame) GetCoordinator() uint64 {
@@ -3326,7 +3409,7 @@ type ObservedTransfer struct {
 
 func (x *ObservedTransfer) Reset() {
 	*x = ObservedTransfer{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[30]
+	mi := &file_waypost_v1_lane_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3338,7 +3421,7 @@ func (x *ObservedTransfer) String() string {
 func (*ObservedTransfer) ProtoMessage() {}
 
 func (x *ObservedTransfer) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[30]
+	mi := &file_waypost_v1_lane_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3351,7 +3434,7 @@ func (x *ObservedTransfer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObservedTransfer.ProtoReflect.Descriptor instead.
 func (*ObservedTransfer) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{30}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ObservedTransfer) GetFrom() string {
@@ -3433,7 +3516,7 @@ type ObservedOutcome struct {
 
 func (x *ObservedOutcome) Reset() {
 	*x = ObservedOutcome{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[31]
+	mi := &file_waypost_v1_lane_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3445,7 +3528,7 @@ func (x *ObservedOutcome) String() string {
 func (*ObservedOutcome) ProtoMessage() {}
 
 func (x *ObservedOutcome) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[31]
+	mi := &file_waypost_v1_lane_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3458,7 +3541,7 @@ func (x *ObservedOutcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObservedOutcome.ProtoReflect.Descriptor instead.
 func (*ObservedOutcome) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{31}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ObservedOutcome) GetEngineProcess() uint64 {
@@ -3527,7 +3610,7 @@ type TokenizeAsk struct {
 
 func (x *TokenizeAsk) Reset() {
 	*x = TokenizeAsk{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[32]
+	mi := &file_waypost_v1_lane_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3539,7 +3622,7 @@ func (x *TokenizeAsk) String() string {
 func (*TokenizeAsk) ProtoMessage() {}
 
 func (x *TokenizeAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[32]
+	mi := &file_waypost_v1_lane_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3552,7 +3635,7 @@ func (x *TokenizeAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenizeAsk.ProtoReflect.Descriptor instead.
 func (*TokenizeAsk) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{32}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *TokenizeAsk) GetAskId() uint32 {
@@ -3598,7 +3681,7 @@ type RenderAsk struct {
 
 func (x *RenderAsk) Reset() {
 	*x = RenderAsk{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[33]
+	mi := &file_waypost_v1_lane_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3610,7 +3693,7 @@ func (x *RenderAsk) String() string {
 func (*RenderAsk) ProtoMessage() {}
 
 func (x *RenderAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[33]
+	mi := &file_waypost_v1_lane_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3623,7 +3706,7 @@ func (x *RenderAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenderAsk.ProtoReflect.Descriptor instead.
 func (*RenderAsk) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{33}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *RenderAsk) GetAskId() uint32 {
@@ -3666,7 +3749,7 @@ type ExchangePlacementsRequest struct {
 
 func (x *ExchangePlacementsRequest) Reset() {
 	*x = ExchangePlacementsRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[34]
+	mi := &file_waypost_v1_lane_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3678,7 +3761,7 @@ func (x *ExchangePlacementsRequest) String() string {
 func (*ExchangePlacementsRequest) ProtoMessage() {}
 
 func (x *ExchangePlacementsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[34]
+	mi := &file_waypost_v1_lane_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3691,7 +3774,7 @@ func (x *ExchangePlacementsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExchangePlacementsRequest.ProtoReflect.Descriptor instead.
 func (*ExchangePlacementsRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{34}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ExchangePlacementsRequest) GetCoordinator() uint64 {
@@ -3752,7 +3835,7 @@ type MemoEntry struct {
 
 func (x *MemoEntry) Reset() {
 	*x = MemoEntry{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[35]
+	mi := &file_waypost_v1_lane_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3764,7 +3847,7 @@ func (x *MemoEntry) String() string {
 func (*MemoEntry) ProtoMessage() {}
 
 func (x *MemoEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[35]
+	mi := &file_waypost_v1_lane_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3777,7 +3860,7 @@ func (x *MemoEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoEntry.ProtoReflect.Descriptor instead.
 func (*MemoEntry) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{35}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *MemoEntry) GetPool() string {
@@ -3834,7 +3917,7 @@ type ExchangePlacementsResponse struct {
 
 func (x *ExchangePlacementsResponse) Reset() {
 	*x = ExchangePlacementsResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[36]
+	mi := &file_waypost_v1_lane_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3846,7 +3929,7 @@ func (x *ExchangePlacementsResponse) String() string {
 func (*ExchangePlacementsResponse) ProtoMessage() {}
 
 func (x *ExchangePlacementsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[36]
+	mi := &file_waypost_v1_lane_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3859,7 +3942,7 @@ func (x *ExchangePlacementsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExchangePlacementsResponse.ProtoReflect.Descriptor instead.
 func (*ExchangePlacementsResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{36}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ExchangePlacementsResponse) GetCoordinator() uint64 {
@@ -3890,7 +3973,7 @@ type PlaceFrame struct {
 
 func (x *PlaceFrame) Reset() {
 	*x = PlaceFrame{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[37]
+	mi := &file_waypost_v1_lane_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3902,7 +3985,7 @@ func (x *PlaceFrame) String() string {
 func (*PlaceFrame) ProtoMessage() {}
 
 func (x *PlaceFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[37]
+	mi := &file_waypost_v1_lane_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3915,7 +3998,7 @@ func (x *PlaceFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlaceFrame.ProtoReflect.Descriptor instead.
 func (*PlaceFrame) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{37}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *PlaceFrame) GetWorker() string {
@@ -3986,7 +4069,7 @@ type EvidenceAsk struct {
 
 func (x *EvidenceAsk) Reset() {
 	*x = EvidenceAsk{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[38]
+	mi := &file_waypost_v1_lane_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3998,7 +4081,7 @@ func (x *EvidenceAsk) String() string {
 func (*EvidenceAsk) ProtoMessage() {}
 
 func (x *EvidenceAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[38]
+	mi := &file_waypost_v1_lane_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4011,7 +4094,7 @@ func (x *EvidenceAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvidenceAsk.ProtoReflect.Descriptor instead.
 func (*EvidenceAsk) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{38}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *EvidenceAsk) GetAskId() uint32 {
@@ -4083,7 +4166,7 @@ type EvidencePoint struct {
 
 func (x *EvidencePoint) Reset() {
 	*x = EvidencePoint{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[39]
+	mi := &file_waypost_v1_lane_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4095,7 +4178,7 @@ func (x *EvidencePoint) String() string {
 func (*EvidencePoint) ProtoMessage() {}
 
 func (x *EvidencePoint) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[39]
+	mi := &file_waypost_v1_lane_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4108,7 +4191,7 @@ func (x *EvidencePoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvidencePoint.ProtoReflect.Descriptor instead.
 func (*EvidencePoint) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{39}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *EvidencePoint) GetDepth() uint32 {
@@ -4154,7 +4237,7 @@ type EvidenceReply struct {
 
 func (x *EvidenceReply) Reset() {
 	*x = EvidenceReply{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[40]
+	mi := &file_waypost_v1_lane_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4166,7 +4249,7 @@ func (x *EvidenceReply) String() string {
 func (*EvidenceReply) ProtoMessage() {}
 
 func (x *EvidenceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[40]
+	mi := &file_waypost_v1_lane_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4179,7 +4262,7 @@ func (x *EvidenceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvidenceReply.ProtoReflect.Descriptor instead.
 func (*EvidenceReply) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{40}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *EvidenceReply) GetAskId() uint32 {
@@ -4262,7 +4345,7 @@ type AskRecordsRequest struct {
 
 func (x *AskRecordsRequest) Reset() {
 	*x = AskRecordsRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[41]
+	mi := &file_waypost_v1_lane_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4274,7 +4357,7 @@ func (x *AskRecordsRequest) String() string {
 func (*AskRecordsRequest) ProtoMessage() {}
 
 func (x *AskRecordsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[41]
+	mi := &file_waypost_v1_lane_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4287,7 +4370,7 @@ func (x *AskRecordsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AskRecordsRequest.ProtoReflect.Descriptor instead.
 func (*AskRecordsRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{41}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *AskRecordsRequest) GetList() *ListPlacementsRequest {
@@ -4335,7 +4418,7 @@ type AskRecordsResponse struct {
 
 func (x *AskRecordsResponse) Reset() {
 	*x = AskRecordsResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[42]
+	mi := &file_waypost_v1_lane_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4347,7 +4430,7 @@ func (x *AskRecordsResponse) String() string {
 func (*AskRecordsResponse) ProtoMessage() {}
 
 func (x *AskRecordsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[42]
+	mi := &file_waypost_v1_lane_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4360,7 +4443,7 @@ func (x *AskRecordsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AskRecordsResponse.ProtoReflect.Descriptor instead.
 func (*AskRecordsResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{42}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *AskRecordsResponse) GetList() *ListPlacementsResponse {
@@ -4402,7 +4485,7 @@ type ForwardWriteRequest struct {
 
 func (x *ForwardWriteRequest) Reset() {
 	*x = ForwardWriteRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[43]
+	mi := &file_waypost_v1_lane_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4414,7 +4497,7 @@ func (x *ForwardWriteRequest) String() string {
 func (*ForwardWriteRequest) ProtoMessage() {}
 
 func (x *ForwardWriteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[43]
+	mi := &file_waypost_v1_lane_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4427,7 +4510,7 @@ func (x *ForwardWriteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForwardWriteRequest.ProtoReflect.Descriptor instead.
 func (*ForwardWriteRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{43}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ForwardWriteRequest) GetCommand() []byte {
@@ -4452,7 +4535,7 @@ type ForwardWriteResponse struct {
 
 func (x *ForwardWriteResponse) Reset() {
 	*x = ForwardWriteResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[44]
+	mi := &file_waypost_v1_lane_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4464,7 +4547,7 @@ func (x *ForwardWriteResponse) String() string {
 func (*ForwardWriteResponse) ProtoMessage() {}
 
 func (x *ForwardWriteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[44]
+	mi := &file_waypost_v1_lane_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4477,7 +4560,7 @@ func (x *ForwardWriteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForwardWriteResponse.ProtoReflect.Descriptor instead.
 func (*ForwardWriteResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{44}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ForwardWriteResponse) GetIndex() uint64 {
@@ -4522,7 +4605,7 @@ type JoinClusterRequest struct {
 
 func (x *JoinClusterRequest) Reset() {
 	*x = JoinClusterRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[45]
+	mi := &file_waypost_v1_lane_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4534,7 +4617,7 @@ func (x *JoinClusterRequest) String() string {
 func (*JoinClusterRequest) ProtoMessage() {}
 
 func (x *JoinClusterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[45]
+	mi := &file_waypost_v1_lane_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4547,7 +4630,7 @@ func (x *JoinClusterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinClusterRequest.ProtoReflect.Descriptor instead.
 func (*JoinClusterRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{45}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *JoinClusterRequest) GetId() string {
@@ -4605,7 +4688,7 @@ type JoinClusterResponse struct {
 
 func (x *JoinClusterResponse) Reset() {
 	*x = JoinClusterResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[46]
+	mi := &file_waypost_v1_lane_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4617,7 +4700,7 @@ func (x *JoinClusterResponse) String() string {
 func (*JoinClusterResponse) ProtoMessage() {}
 
 func (x *JoinClusterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[46]
+	mi := &file_waypost_v1_lane_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4630,7 +4713,7 @@ func (x *JoinClusterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinClusterResponse.ProtoReflect.Descriptor instead.
 func (*JoinClusterResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{46}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *JoinClusterResponse) GetNumber() uint32 {
@@ -4660,7 +4743,7 @@ type WaitAppliedRequest struct {
 
 func (x *WaitAppliedRequest) Reset() {
 	*x = WaitAppliedRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[47]
+	mi := &file_waypost_v1_lane_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4672,7 +4755,7 @@ func (x *WaitAppliedRequest) String() string {
 func (*WaitAppliedRequest) ProtoMessage() {}
 
 func (x *WaitAppliedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[47]
+	mi := &file_waypost_v1_lane_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4685,7 +4768,7 @@ func (x *WaitAppliedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitAppliedRequest.ProtoReflect.Descriptor instead.
 func (*WaitAppliedRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{47}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *WaitAppliedRequest) GetIndex() uint64 {
@@ -4715,7 +4798,7 @@ type WaitAppliedResponse struct {
 
 func (x *WaitAppliedResponse) Reset() {
 	*x = WaitAppliedResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[48]
+	mi := &file_waypost_v1_lane_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4727,7 +4810,7 @@ func (x *WaitAppliedResponse) String() string {
 func (*WaitAppliedResponse) ProtoMessage() {}
 
 func (x *WaitAppliedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[48]
+	mi := &file_waypost_v1_lane_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4740,7 +4823,7 @@ func (x *WaitAppliedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitAppliedResponse.ProtoReflect.Descriptor instead.
 func (*WaitAppliedResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{48}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *WaitAppliedResponse) GetAppliedIndex() uint64 {
@@ -4769,7 +4852,7 @@ type PeerInspectRequest struct {
 
 func (x *PeerInspectRequest) Reset() {
 	*x = PeerInspectRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[49]
+	mi := &file_waypost_v1_lane_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4781,7 +4864,7 @@ func (x *PeerInspectRequest) String() string {
 func (*PeerInspectRequest) ProtoMessage() {}
 
 func (x *PeerInspectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[49]
+	mi := &file_waypost_v1_lane_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4794,7 +4877,7 @@ func (x *PeerInspectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerInspectRequest.ProtoReflect.Descriptor instead.
 func (*PeerInspectRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{49}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *PeerInspectRequest) GetInspect() *InspectWorkerRequest {
@@ -4815,7 +4898,7 @@ type PeerInspectResponse struct {
 
 func (x *PeerInspectResponse) Reset() {
 	*x = PeerInspectResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[50]
+	mi := &file_waypost_v1_lane_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4827,7 +4910,7 @@ func (x *PeerInspectResponse) String() string {
 func (*PeerInspectResponse) ProtoMessage() {}
 
 func (x *PeerInspectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[50]
+	mi := &file_waypost_v1_lane_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4840,7 +4923,7 @@ func (x *PeerInspectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerInspectResponse.ProtoReflect.Descriptor instead.
 func (*PeerInspectResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{50}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *PeerInspectResponse) GetInspect() *InspectWorkerResponse {
@@ -4861,7 +4944,7 @@ type FetchPlacementRequest struct {
 
 func (x *FetchPlacementRequest) Reset() {
 	*x = FetchPlacementRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[51]
+	mi := &file_waypost_v1_lane_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4873,7 +4956,7 @@ func (x *FetchPlacementRequest) String() string {
 func (*FetchPlacementRequest) ProtoMessage() {}
 
 func (x *FetchPlacementRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[51]
+	mi := &file_waypost_v1_lane_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4886,7 +4969,7 @@ func (x *FetchPlacementRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchPlacementRequest.ProtoReflect.Descriptor instead.
 func (*FetchPlacementRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{51}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *FetchPlacementRequest) GetPlacementId() string {
@@ -4907,7 +4990,7 @@ type FetchPlacementResponse struct {
 
 func (x *FetchPlacementResponse) Reset() {
 	*x = FetchPlacementResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[52]
+	mi := &file_waypost_v1_lane_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4919,7 +5002,7 @@ func (x *FetchPlacementResponse) String() string {
 func (*FetchPlacementResponse) ProtoMessage() {}
 
 func (x *FetchPlacementResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[52]
+	mi := &file_waypost_v1_lane_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4932,7 +5015,7 @@ func (x *FetchPlacementResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchPlacementResponse.ProtoReflect.Descriptor instead.
 func (*FetchPlacementResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{52}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *FetchPlacementResponse) GetRecord() []byte {
@@ -4953,7 +5036,7 @@ type RelayOutcomeRequest struct {
 
 func (x *RelayOutcomeRequest) Reset() {
 	*x = RelayOutcomeRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[53]
+	mi := &file_waypost_v1_lane_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4965,7 +5048,7 @@ func (x *RelayOutcomeRequest) String() string {
 func (*RelayOutcomeRequest) ProtoMessage() {}
 
 func (x *RelayOutcomeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[53]
+	mi := &file_waypost_v1_lane_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4978,7 +5061,7 @@ func (x *RelayOutcomeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayOutcomeRequest.ProtoReflect.Descriptor instead.
 func (*RelayOutcomeRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{53}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *RelayOutcomeRequest) GetOutcome() *ReportOutcomeRequest {
@@ -4999,7 +5082,7 @@ type RelayOutcomeResponse struct {
 
 func (x *RelayOutcomeResponse) Reset() {
 	*x = RelayOutcomeResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[54]
+	mi := &file_waypost_v1_lane_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5011,7 +5094,7 @@ func (x *RelayOutcomeResponse) String() string {
 func (*RelayOutcomeResponse) ProtoMessage() {}
 
 func (x *RelayOutcomeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[54]
+	mi := &file_waypost_v1_lane_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5024,7 +5107,7 @@ func (x *RelayOutcomeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayOutcomeResponse.ProtoReflect.Descriptor instead.
 func (*RelayOutcomeResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{54}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *RelayOutcomeResponse) GetOutcome() *ReportOutcomeResponse {
@@ -5051,7 +5134,7 @@ type RelayReservationRequest struct {
 
 func (x *RelayReservationRequest) Reset() {
 	*x = RelayReservationRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[55]
+	mi := &file_waypost_v1_lane_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5063,7 +5146,7 @@ func (x *RelayReservationRequest) String() string {
 func (*RelayReservationRequest) ProtoMessage() {}
 
 func (x *RelayReservationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[55]
+	mi := &file_waypost_v1_lane_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5076,7 +5159,7 @@ func (x *RelayReservationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayReservationRequest.ProtoReflect.Descriptor instead.
 func (*RelayReservationRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{55}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *RelayReservationRequest) GetWhat() isRelayReservationRequest_What {
@@ -5138,7 +5221,7 @@ type RelayReservationResponse struct {
 
 func (x *RelayReservationResponse) Reset() {
 	*x = RelayReservationResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[56]
+	mi := &file_waypost_v1_lane_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5150,7 +5233,7 @@ func (x *RelayReservationResponse) String() string {
 func (*RelayReservationResponse) ProtoMessage() {}
 
 func (x *RelayReservationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[56]
+	mi := &file_waypost_v1_lane_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5163,7 +5246,7 @@ func (x *RelayReservationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayReservationResponse.ProtoReflect.Descriptor instead.
 func (*RelayReservationResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{56}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *RelayReservationResponse) GetWhat() isRelayReservationResponse_What {
@@ -5218,7 +5301,7 @@ type PeerMembersRequest struct {
 
 func (x *PeerMembersRequest) Reset() {
 	*x = PeerMembersRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[57]
+	mi := &file_waypost_v1_lane_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5230,7 +5313,7 @@ func (x *PeerMembersRequest) String() string {
 func (*PeerMembersRequest) ProtoMessage() {}
 
 func (x *PeerMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[57]
+	mi := &file_waypost_v1_lane_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5243,7 +5326,7 @@ func (x *PeerMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerMembersRequest.ProtoReflect.Descriptor instead.
 func (*PeerMembersRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{57}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{58}
 }
 
 // PeerMembersResponse is a coordinator's own view of the mesh.
@@ -5257,7 +5340,7 @@ type PeerMembersResponse struct {
 
 func (x *PeerMembersResponse) Reset() {
 	*x = PeerMembersResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[58]
+	mi := &file_waypost_v1_lane_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5269,7 +5352,7 @@ func (x *PeerMembersResponse) String() string {
 func (*PeerMembersResponse) ProtoMessage() {}
 
 func (x *PeerMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[58]
+	mi := &file_waypost_v1_lane_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5282,7 +5365,7 @@ func (x *PeerMembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerMembersResponse.ProtoReflect.Descriptor instead.
 func (*PeerMembersResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{58}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *PeerMembersResponse) GetMembers() *ListMembersResponse {
@@ -5305,7 +5388,7 @@ type CopyPrefixesRequest struct {
 
 func (x *CopyPrefixesRequest) Reset() {
 	*x = CopyPrefixesRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[59]
+	mi := &file_waypost_v1_lane_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5317,7 +5400,7 @@ func (x *CopyPrefixesRequest) String() string {
 func (*CopyPrefixesRequest) ProtoMessage() {}
 
 func (x *CopyPrefixesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[59]
+	mi := &file_waypost_v1_lane_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5330,7 +5413,7 @@ func (x *CopyPrefixesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyPrefixesRequest.ProtoReflect.Descriptor instead.
 func (*CopyPrefixesRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{59}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *CopyPrefixesRequest) GetWorker() string {
@@ -5360,7 +5443,7 @@ type CopyPrefixesResponse struct {
 
 func (x *CopyPrefixesResponse) Reset() {
 	*x = CopyPrefixesResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[60]
+	mi := &file_waypost_v1_lane_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5372,7 +5455,7 @@ func (x *CopyPrefixesResponse) String() string {
 func (*CopyPrefixesResponse) ProtoMessage() {}
 
 func (x *CopyPrefixesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[60]
+	mi := &file_waypost_v1_lane_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5385,7 +5468,7 @@ func (x *CopyPrefixesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyPrefixesResponse.ProtoReflect.Descriptor instead.
 func (*CopyPrefixesResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{60}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *CopyPrefixesResponse) GetFrames() [][]byte {
@@ -5413,7 +5496,7 @@ type RelayLearnRequest struct {
 
 func (x *RelayLearnRequest) Reset() {
 	*x = RelayLearnRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[61]
+	mi := &file_waypost_v1_lane_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5425,7 +5508,7 @@ func (x *RelayLearnRequest) String() string {
 func (*RelayLearnRequest) ProtoMessage() {}
 
 func (x *RelayLearnRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[61]
+	mi := &file_waypost_v1_lane_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5438,7 +5521,7 @@ func (x *RelayLearnRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayLearnRequest.ProtoReflect.Descriptor instead.
 func (*RelayLearnRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{61}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *RelayLearnRequest) GetLearn() *LearnTokensRequest {
@@ -5459,7 +5542,7 @@ type RelayLearnResponse struct {
 
 func (x *RelayLearnResponse) Reset() {
 	*x = RelayLearnResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[62]
+	mi := &file_waypost_v1_lane_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5471,7 +5554,7 @@ func (x *RelayLearnResponse) String() string {
 func (*RelayLearnResponse) ProtoMessage() {}
 
 func (x *RelayLearnResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[62]
+	mi := &file_waypost_v1_lane_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5484,7 +5567,7 @@ func (x *RelayLearnResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayLearnResponse.ProtoReflect.Descriptor instead.
 func (*RelayLearnResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{62}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *RelayLearnResponse) GetLearn() *LearnTokensResponse {
@@ -5503,7 +5586,7 @@ type CopyMemoRequest struct {
 
 func (x *CopyMemoRequest) Reset() {
 	*x = CopyMemoRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[63]
+	mi := &file_waypost_v1_lane_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5515,7 +5598,7 @@ func (x *CopyMemoRequest) String() string {
 func (*CopyMemoRequest) ProtoMessage() {}
 
 func (x *CopyMemoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[63]
+	mi := &file_waypost_v1_lane_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5528,7 +5611,7 @@ func (x *CopyMemoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyMemoRequest.ProtoReflect.Descriptor instead.
 func (*CopyMemoRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{63}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{64}
 }
 
 // CopyMemoResponse is a part of the entries.
@@ -5542,7 +5625,7 @@ type CopyMemoResponse struct {
 
 func (x *CopyMemoResponse) Reset() {
 	*x = CopyMemoResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[64]
+	mi := &file_waypost_v1_lane_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5554,7 +5637,7 @@ func (x *CopyMemoResponse) String() string {
 func (*CopyMemoResponse) ProtoMessage() {}
 
 func (x *CopyMemoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[64]
+	mi := &file_waypost_v1_lane_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5567,7 +5650,7 @@ func (x *CopyMemoResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyMemoResponse.ProtoReflect.Descriptor instead.
 func (*CopyMemoResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{64}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *CopyMemoResponse) GetEntries() []*MemoEntry {
@@ -5846,11 +5929,17 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	" \x01(\x06R\bafterKey\x12\x16\n" +
 	"\x06points\x18\x14 \x03(\x06R\x06points\x12\x12\n" +
 	"\x04slot\x18\x15 \x01(\rR\x04slot\x12\x18\n" +
-	"\asession\x18\x16 \x01(\tR\asession\"k\n" +
+	"\asession\x18\x16 \x01(\tR\asession\"\xc1\x01\n" +
 	"\tMarkFrame\x12 \n" +
 	"\vcoordinator\x18\x01 \x01(\x06R\vcoordinator\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\rR\x05index\x12&\n" +
-	"\x05marks\x18\x03 \x03(\v2\x10.waypost.v1.MarkR\x05marks\"\x8d\x01\n" +
+	"\x05marks\x18\x03 \x03(\v2\x10.waypost.v1.MarkR\x05marks\x120\n" +
+	"\x06learnt\x18\x14 \x03(\v2\x18.waypost.v1.LearntPromptR\x06learnt\x12\"\n" +
+	"\rpoints_key_id\x18\x15 \x01(\tR\vpointsKeyId\"]\n" +
+	"\fLearntPrompt\x12\x10\n" +
+	"\x03seq\x18\x01 \x01(\x06R\x03seq\x12#\n" +
+	"\rprompt_tokens\x18\x02 \x01(\rR\fpromptTokens\x12\x16\n" +
+	"\x06points\x18\x03 \x03(\x06R\x06points\"\x8d\x01\n" +
 	"\x04Mark\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x06R\x03seq\x12\x12\n" +
 	"\x04what\x18\x02 \x01(\tR\x04what\x12\x15\n" +
@@ -6042,7 +6131,7 @@ func file_waypost_v1_lane_proto_rawDescGZIP() []byte {
 	return file_waypost_v1_lane_proto_rawDescData
 }
 
-var file_waypost_v1_lane_proto_msgTypes = make([]protoimpl.MessageInfo, 66)
+var file_waypost_v1_lane_proto_msgTypes = make([]protoimpl.MessageInfo, 67)
 var file_waypost_v1_lane_proto_goTypes = []any{
 	(*ConnectRequest)(nil),              // 0: waypost.v1.ConnectRequest
 	(*ConnectResponse)(nil),             // 1: waypost.v1.ConnectResponse
@@ -6071,70 +6160,71 @@ var file_waypost_v1_lane_proto_goTypes = []any{
 	(*ClaimFrame)(nil),                  // 24: waypost.v1.ClaimFrame
 	(*Claim)(nil),                       // 25: waypost.v1.Claim
 	(*MarkFrame)(nil),                   // 26: waypost.v1.MarkFrame
-	(*Mark)(nil),                        // 27: waypost.v1.Mark
-	(*OutcomeFrame)(nil),                // 28: waypost.v1.OutcomeFrame
-	(*TransferFrame)(nil),               // 29: waypost.v1.TransferFrame
-	(*ObservedTransfer)(nil),            // 30: waypost.v1.ObservedTransfer
-	(*ObservedOutcome)(nil),             // 31: waypost.v1.ObservedOutcome
-	(*TokenizeAsk)(nil),                 // 32: waypost.v1.TokenizeAsk
-	(*RenderAsk)(nil),                   // 33: waypost.v1.RenderAsk
-	(*ExchangePlacementsRequest)(nil),   // 34: waypost.v1.ExchangePlacementsRequest
-	(*MemoEntry)(nil),                   // 35: waypost.v1.MemoEntry
-	(*ExchangePlacementsResponse)(nil),  // 36: waypost.v1.ExchangePlacementsResponse
-	(*PlaceFrame)(nil),                  // 37: waypost.v1.PlaceFrame
-	(*EvidenceAsk)(nil),                 // 38: waypost.v1.EvidenceAsk
-	(*EvidencePoint)(nil),               // 39: waypost.v1.EvidencePoint
-	(*EvidenceReply)(nil),               // 40: waypost.v1.EvidenceReply
-	(*AskRecordsRequest)(nil),           // 41: waypost.v1.AskRecordsRequest
-	(*AskRecordsResponse)(nil),          // 42: waypost.v1.AskRecordsResponse
-	(*ForwardWriteRequest)(nil),         // 43: waypost.v1.ForwardWriteRequest
-	(*ForwardWriteResponse)(nil),        // 44: waypost.v1.ForwardWriteResponse
-	(*JoinClusterRequest)(nil),          // 45: waypost.v1.JoinClusterRequest
-	(*JoinClusterResponse)(nil),         // 46: waypost.v1.JoinClusterResponse
-	(*WaitAppliedRequest)(nil),          // 47: waypost.v1.WaitAppliedRequest
-	(*WaitAppliedResponse)(nil),         // 48: waypost.v1.WaitAppliedResponse
-	(*PeerInspectRequest)(nil),          // 49: waypost.v1.PeerInspectRequest
-	(*PeerInspectResponse)(nil),         // 50: waypost.v1.PeerInspectResponse
-	(*FetchPlacementRequest)(nil),       // 51: waypost.v1.FetchPlacementRequest
-	(*FetchPlacementResponse)(nil),      // 52: waypost.v1.FetchPlacementResponse
-	(*RelayOutcomeRequest)(nil),         // 53: waypost.v1.RelayOutcomeRequest
-	(*RelayOutcomeResponse)(nil),        // 54: waypost.v1.RelayOutcomeResponse
-	(*RelayReservationRequest)(nil),     // 55: waypost.v1.RelayReservationRequest
-	(*RelayReservationResponse)(nil),    // 56: waypost.v1.RelayReservationResponse
-	(*PeerMembersRequest)(nil),          // 57: waypost.v1.PeerMembersRequest
-	(*PeerMembersResponse)(nil),         // 58: waypost.v1.PeerMembersResponse
-	(*CopyPrefixesRequest)(nil),         // 59: waypost.v1.CopyPrefixesRequest
-	(*CopyPrefixesResponse)(nil),        // 60: waypost.v1.CopyPrefixesResponse
-	(*RelayLearnRequest)(nil),           // 61: waypost.v1.RelayLearnRequest
-	(*RelayLearnResponse)(nil),          // 62: waypost.v1.RelayLearnResponse
-	(*CopyMemoRequest)(nil),             // 63: waypost.v1.CopyMemoRequest
-	(*CopyMemoResponse)(nil),            // 64: waypost.v1.CopyMemoResponse
-	nil,                                 // 65: waypost.v1.WorkerFacts.HeadersEntry
-	(*TransferFacts)(nil),               // 66: waypost.v1.TransferFacts
-	(*TermError)(nil),                   // 67: waypost.v1.TermError
-	(*HostFacts)(nil),                   // 68: waypost.v1.HostFacts
-	(*Gpu)(nil),                         // 69: waypost.v1.Gpu
-	(*Check)(nil),                       // 70: waypost.v1.Check
-	(*Cordon)(nil),                      // 71: waypost.v1.Cordon
-	(*ListPlacementsRequest)(nil),       // 72: waypost.v1.ListPlacementsRequest
-	(*SummarizePlacementsRequest)(nil),  // 73: waypost.v1.SummarizePlacementsRequest
-	(*GetReuseRequest)(nil),             // 74: waypost.v1.GetReuseRequest
-	(*ExplainWorkerRequest)(nil),        // 75: waypost.v1.ExplainWorkerRequest
-	(*ListPlacementsResponse)(nil),      // 76: waypost.v1.ListPlacementsResponse
-	(*SummarizePlacementsResponse)(nil), // 77: waypost.v1.SummarizePlacementsResponse
-	(*GetReuseResponse)(nil),            // 78: waypost.v1.GetReuseResponse
-	(*ExplainWorkerResponse)(nil),       // 79: waypost.v1.ExplainWorkerResponse
-	(*InspectWorkerRequest)(nil),        // 80: waypost.v1.InspectWorkerRequest
-	(*InspectWorkerResponse)(nil),       // 81: waypost.v1.InspectWorkerResponse
-	(*ReportOutcomeRequest)(nil),        // 82: waypost.v1.ReportOutcomeRequest
-	(*ReportOutcomeResponse)(nil),       // 83: waypost.v1.ReportOutcomeResponse
-	(*RenewPlacementRequest)(nil),       // 84: waypost.v1.RenewPlacementRequest
-	(*ReleasePlacementRequest)(nil),     // 85: waypost.v1.ReleasePlacementRequest
-	(*RenewPlacementResponse)(nil),      // 86: waypost.v1.RenewPlacementResponse
-	(*ReleasePlacementResponse)(nil),    // 87: waypost.v1.ReleasePlacementResponse
-	(*ListMembersResponse)(nil),         // 88: waypost.v1.ListMembersResponse
-	(*LearnTokensRequest)(nil),          // 89: waypost.v1.LearnTokensRequest
-	(*LearnTokensResponse)(nil),         // 90: waypost.v1.LearnTokensResponse
+	(*LearntPrompt)(nil),                // 27: waypost.v1.LearntPrompt
+	(*Mark)(nil),                        // 28: waypost.v1.Mark
+	(*OutcomeFrame)(nil),                // 29: waypost.v1.OutcomeFrame
+	(*TransferFrame)(nil),               // 30: waypost.v1.TransferFrame
+	(*ObservedTransfer)(nil),            // 31: waypost.v1.ObservedTransfer
+	(*ObservedOutcome)(nil),             // 32: waypost.v1.ObservedOutcome
+	(*TokenizeAsk)(nil),                 // 33: waypost.v1.TokenizeAsk
+	(*RenderAsk)(nil),                   // 34: waypost.v1.RenderAsk
+	(*ExchangePlacementsRequest)(nil),   // 35: waypost.v1.ExchangePlacementsRequest
+	(*MemoEntry)(nil),                   // 36: waypost.v1.MemoEntry
+	(*ExchangePlacementsResponse)(nil),  // 37: waypost.v1.ExchangePlacementsResponse
+	(*PlaceFrame)(nil),                  // 38: waypost.v1.PlaceFrame
+	(*EvidenceAsk)(nil),                 // 39: waypost.v1.EvidenceAsk
+	(*EvidencePoint)(nil),               // 40: waypost.v1.EvidencePoint
+	(*EvidenceReply)(nil),               // 41: waypost.v1.EvidenceReply
+	(*AskRecordsRequest)(nil),           // 42: waypost.v1.AskRecordsRequest
+	(*AskRecordsResponse)(nil),          // 43: waypost.v1.AskRecordsResponse
+	(*ForwardWriteRequest)(nil),         // 44: waypost.v1.ForwardWriteRequest
+	(*ForwardWriteResponse)(nil),        // 45: waypost.v1.ForwardWriteResponse
+	(*JoinClusterRequest)(nil),          // 46: waypost.v1.JoinClusterRequest
+	(*JoinClusterResponse)(nil),         // 47: waypost.v1.JoinClusterResponse
+	(*WaitAppliedRequest)(nil),          // 48: waypost.v1.WaitAppliedRequest
+	(*WaitAppliedResponse)(nil),         // 49: waypost.v1.WaitAppliedResponse
+	(*PeerInspectRequest)(nil),          // 50: waypost.v1.PeerInspectRequest
+	(*PeerInspectResponse)(nil),         // 51: waypost.v1.PeerInspectResponse
+	(*FetchPlacementRequest)(nil),       // 52: waypost.v1.FetchPlacementRequest
+	(*FetchPlacementResponse)(nil),      // 53: waypost.v1.FetchPlacementResponse
+	(*RelayOutcomeRequest)(nil),         // 54: waypost.v1.RelayOutcomeRequest
+	(*RelayOutcomeResponse)(nil),        // 55: waypost.v1.RelayOutcomeResponse
+	(*RelayReservationRequest)(nil),     // 56: waypost.v1.RelayReservationRequest
+	(*RelayReservationResponse)(nil),    // 57: waypost.v1.RelayReservationResponse
+	(*PeerMembersRequest)(nil),          // 58: waypost.v1.PeerMembersRequest
+	(*PeerMembersResponse)(nil),         // 59: waypost.v1.PeerMembersResponse
+	(*CopyPrefixesRequest)(nil),         // 60: waypost.v1.CopyPrefixesRequest
+	(*CopyPrefixesResponse)(nil),        // 61: waypost.v1.CopyPrefixesResponse
+	(*RelayLearnRequest)(nil),           // 62: waypost.v1.RelayLearnRequest
+	(*RelayLearnResponse)(nil),          // 63: waypost.v1.RelayLearnResponse
+	(*CopyMemoRequest)(nil),             // 64: waypost.v1.CopyMemoRequest
+	(*CopyMemoResponse)(nil),            // 65: waypost.v1.CopyMemoResponse
+	nil,                                 // 66: waypost.v1.WorkerFacts.HeadersEntry
+	(*TransferFacts)(nil),               // 67: waypost.v1.TransferFacts
+	(*TermError)(nil),                   // 68: waypost.v1.TermError
+	(*HostFacts)(nil),                   // 69: waypost.v1.HostFacts
+	(*Gpu)(nil),                         // 70: waypost.v1.Gpu
+	(*Check)(nil),                       // 71: waypost.v1.Check
+	(*Cordon)(nil),                      // 72: waypost.v1.Cordon
+	(*ListPlacementsRequest)(nil),       // 73: waypost.v1.ListPlacementsRequest
+	(*SummarizePlacementsRequest)(nil),  // 74: waypost.v1.SummarizePlacementsRequest
+	(*GetReuseRequest)(nil),             // 75: waypost.v1.GetReuseRequest
+	(*ExplainWorkerRequest)(nil),        // 76: waypost.v1.ExplainWorkerRequest
+	(*ListPlacementsResponse)(nil),      // 77: waypost.v1.ListPlacementsResponse
+	(*SummarizePlacementsResponse)(nil), // 78: waypost.v1.SummarizePlacementsResponse
+	(*GetReuseResponse)(nil),            // 79: waypost.v1.GetReuseResponse
+	(*ExplainWorkerResponse)(nil),       // 80: waypost.v1.ExplainWorkerResponse
+	(*InspectWorkerRequest)(nil),        // 81: waypost.v1.InspectWorkerRequest
+	(*InspectWorkerResponse)(nil),       // 82: waypost.v1.InspectWorkerResponse
+	(*ReportOutcomeRequest)(nil),        // 83: waypost.v1.ReportOutcomeRequest
+	(*ReportOutcomeResponse)(nil),       // 84: waypost.v1.ReportOutcomeResponse
+	(*RenewPlacementRequest)(nil),       // 85: waypost.v1.RenewPlacementRequest
+	(*ReleasePlacementRequest)(nil),     // 86: waypost.v1.ReleasePlacementRequest
+	(*RenewPlacementResponse)(nil),      // 87: waypost.v1.RenewPlacementResponse
+	(*ReleasePlacementResponse)(nil),    // 88: waypost.v1.ReleasePlacementResponse
+	(*ListMembersResponse)(nil),         // 89: waypost.v1.ListMembersResponse
+	(*LearnTokensRequest)(nil),          // 90: waypost.v1.LearnTokensRequest
+	(*LearnTokensResponse)(nil),         // 91: waypost.v1.LearnTokensResponse
 }
 var file_waypost_v1_lane_proto_depIdxs = []int32{
 	2,  // 0: waypost.v1.ConnectRequest.hello:type_name -> waypost.v1.AgentHello
@@ -6142,7 +6232,7 @@ var file_waypost_v1_lane_proto_depIdxs = []int32{
 	13, // 2: waypost.v1.ConnectRequest.prefixes:type_name -> waypost.v1.PrefixFrames
 	14, // 3: waypost.v1.ConnectRequest.tokenize_reply:type_name -> waypost.v1.TokenizeReply
 	16, // 4: waypost.v1.ConnectRequest.host:type_name -> waypost.v1.HostReport
-	40, // 5: waypost.v1.ConnectRequest.evidence:type_name -> waypost.v1.EvidenceReply
+	41, // 5: waypost.v1.ConnectRequest.evidence:type_name -> waypost.v1.EvidenceReply
 	21, // 6: waypost.v1.ConnectRequest.ack_gpu:type_name -> waypost.v1.AckGpuReply
 	15, // 7: waypost.v1.ConnectRequest.stored_prompt:type_name -> waypost.v1.StoredPrompt
 	17, // 8: waypost.v1.ConnectResponse.hello:type_name -> waypost.v1.CoordinatorHello
@@ -6150,94 +6240,95 @@ var file_waypost_v1_lane_proto_depIdxs = []int32{
 	23, // 10: waypost.v1.ConnectResponse.pull:type_name -> waypost.v1.PrefixPull
 	24, // 11: waypost.v1.ConnectResponse.claims:type_name -> waypost.v1.ClaimFrame
 	26, // 12: waypost.v1.ConnectResponse.marks:type_name -> waypost.v1.MarkFrame
-	32, // 13: waypost.v1.ConnectResponse.tokenize:type_name -> waypost.v1.TokenizeAsk
-	33, // 14: waypost.v1.ConnectResponse.render:type_name -> waypost.v1.RenderAsk
-	38, // 15: waypost.v1.ConnectResponse.evidence:type_name -> waypost.v1.EvidenceAsk
-	28, // 16: waypost.v1.ConnectResponse.outcomes:type_name -> waypost.v1.OutcomeFrame
-	29, // 17: waypost.v1.ConnectResponse.transfers:type_name -> waypost.v1.TransferFrame
+	33, // 13: waypost.v1.ConnectResponse.tokenize:type_name -> waypost.v1.TokenizeAsk
+	34, // 14: waypost.v1.ConnectResponse.render:type_name -> waypost.v1.RenderAsk
+	39, // 15: waypost.v1.ConnectResponse.evidence:type_name -> waypost.v1.EvidenceAsk
+	29, // 16: waypost.v1.ConnectResponse.outcomes:type_name -> waypost.v1.OutcomeFrame
+	30, // 17: waypost.v1.ConnectResponse.transfers:type_name -> waypost.v1.TransferFrame
 	20, // 18: waypost.v1.ConnectResponse.ack_gpu:type_name -> waypost.v1.AckGpu
 	22, // 19: waypost.v1.ConnectResponse.boundary:type_name -> waypost.v1.BoundaryAsk
 	5,  // 20: waypost.v1.AgentHello.workers:type_name -> waypost.v1.WorkerFacts
 	3,  // 21: waypost.v1.AgentHello.boundaries:type_name -> waypost.v1.EngineBoundary
 	4,  // 22: waypost.v1.EngineBoundary.probes:type_name -> waypost.v1.MeasuredProbe
-	65, // 23: waypost.v1.WorkerFacts.headers:type_name -> waypost.v1.WorkerFacts.HeadersEntry
+	66, // 23: waypost.v1.WorkerFacts.headers:type_name -> waypost.v1.WorkerFacts.HeadersEntry
 	6,  // 24: waypost.v1.WorkerFacts.step_model:type_name -> waypost.v1.StepModel
-	66, // 25: waypost.v1.WorkerFacts.transfer:type_name -> waypost.v1.TransferFacts
+	67, // 25: waypost.v1.WorkerFacts.transfer:type_name -> waypost.v1.TransferFacts
 	9,  // 26: waypost.v1.Load.workers:type_name -> waypost.v1.WorkerLoad
 	8,  // 27: waypost.v1.Load.drain_wish:type_name -> waypost.v1.DrainWish
 	12, // 28: waypost.v1.WorkerLoad.echo:type_name -> waypost.v1.Echo
 	10, // 29: waypost.v1.WorkerLoad.accuracy:type_name -> waypost.v1.WorkerAccuracy
-	30, // 30: waypost.v1.WorkerLoad.transfers:type_name -> waypost.v1.ObservedTransfer
+	31, // 30: waypost.v1.WorkerLoad.transfers:type_name -> waypost.v1.ObservedTransfer
 	11, // 31: waypost.v1.WorkerLoad.idle_slots:type_name -> waypost.v1.IdleSlot
-	67, // 32: waypost.v1.WorkerAccuracy.errors:type_name -> waypost.v1.TermError
-	68, // 33: waypost.v1.HostReport.facts:type_name -> waypost.v1.HostFacts
-	69, // 34: waypost.v1.HostReport.gpus:type_name -> waypost.v1.Gpu
-	70, // 35: waypost.v1.HostReport.checks:type_name -> waypost.v1.Check
-	71, // 36: waypost.v1.PolicyPush.cordons:type_name -> waypost.v1.Cordon
+	68, // 32: waypost.v1.WorkerAccuracy.errors:type_name -> waypost.v1.TermError
+	69, // 33: waypost.v1.HostReport.facts:type_name -> waypost.v1.HostFacts
+	70, // 34: waypost.v1.HostReport.gpus:type_name -> waypost.v1.Gpu
+	71, // 35: waypost.v1.HostReport.checks:type_name -> waypost.v1.Check
+	72, // 36: waypost.v1.PolicyPush.cordons:type_name -> waypost.v1.Cordon
 	19, // 37: waypost.v1.PolicyPush.gpu:type_name -> waypost.v1.GpuPolicy
 	25, // 38: waypost.v1.ClaimFrame.claims:type_name -> waypost.v1.Claim
-	27, // 39: waypost.v1.MarkFrame.marks:type_name -> waypost.v1.Mark
-	31, // 40: waypost.v1.OutcomeFrame.outcomes:type_name -> waypost.v1.ObservedOutcome
-	30, // 41: waypost.v1.TransferFrame.transfers:type_name -> waypost.v1.ObservedTransfer
-	37, // 42: waypost.v1.ExchangePlacementsRequest.places:type_name -> waypost.v1.PlaceFrame
-	35, // 43: waypost.v1.ExchangePlacementsRequest.memo:type_name -> waypost.v1.MemoEntry
-	25, // 44: waypost.v1.PlaceFrame.claim:type_name -> waypost.v1.Claim
-	39, // 45: waypost.v1.EvidenceAsk.expected:type_name -> waypost.v1.EvidencePoint
-	39, // 46: waypost.v1.EvidenceAsk.tip:type_name -> waypost.v1.EvidencePoint
-	39, // 47: waypost.v1.EvidenceAsk.unsalted:type_name -> waypost.v1.EvidencePoint
-	72, // 48: waypost.v1.AskRecordsRequest.list:type_name -> waypost.v1.ListPlacementsRequest
-	73, // 49: waypost.v1.AskRecordsRequest.summarize:type_name -> waypost.v1.SummarizePlacementsRequest
-	74, // 50: waypost.v1.AskRecordsRequest.reuse:type_name -> waypost.v1.GetReuseRequest
-	75, // 51: waypost.v1.AskRecordsRequest.worker:type_name -> waypost.v1.ExplainWorkerRequest
-	76, // 52: waypost.v1.AskRecordsResponse.list:type_name -> waypost.v1.ListPlacementsResponse
-	77, // 53: waypost.v1.AskRecordsResponse.summarize:type_name -> waypost.v1.SummarizePlacementsResponse
-	78, // 54: waypost.v1.AskRecordsResponse.reuse:type_name -> waypost.v1.GetReuseResponse
-	79, // 55: waypost.v1.AskRecordsResponse.worker:type_name -> waypost.v1.ExplainWorkerResponse
-	80, // 56: waypost.v1.PeerInspectRequest.inspect:type_name -> waypost.v1.InspectWorkerRequest
-	81, // 57: waypost.v1.PeerInspectResponse.inspect:type_name -> waypost.v1.InspectWorkerResponse
-	82, // 58: waypost.v1.RelayOutcomeRequest.outcome:type_name -> waypost.v1.ReportOutcomeRequest
-	83, // 59: waypost.v1.RelayOutcomeResponse.outcome:type_name -> waypost.v1.ReportOutcomeResponse
-	84, // 60: waypost.v1.RelayReservationRequest.renew:type_name -> waypost.v1.RenewPlacementRequest
-	85, // 61: waypost.v1.RelayReservationRequest.release:type_name -> waypost.v1.ReleasePlacementRequest
-	86, // 62: waypost.v1.RelayReservationResponse.renew:type_name -> waypost.v1.RenewPlacementResponse
-	87, // 63: waypost.v1.RelayReservationResponse.release:type_name -> waypost.v1.ReleasePlacementResponse
-	88, // 64: waypost.v1.PeerMembersResponse.members:type_name -> waypost.v1.ListMembersResponse
-	89, // 65: waypost.v1.RelayLearnRequest.learn:type_name -> waypost.v1.LearnTokensRequest
-	90, // 66: waypost.v1.RelayLearnResponse.learn:type_name -> waypost.v1.LearnTokensResponse
-	35, // 67: waypost.v1.CopyMemoResponse.entries:type_name -> waypost.v1.MemoEntry
-	0,  // 68: waypost.v1.LaneService.Connect:input_type -> waypost.v1.ConnectRequest
-	34, // 69: waypost.v1.PeerService.ExchangePlacements:input_type -> waypost.v1.ExchangePlacementsRequest
-	43, // 70: waypost.v1.PeerService.ForwardWrite:input_type -> waypost.v1.ForwardWriteRequest
-	45, // 71: waypost.v1.PeerService.JoinCluster:input_type -> waypost.v1.JoinClusterRequest
-	47, // 72: waypost.v1.PeerService.WaitApplied:input_type -> waypost.v1.WaitAppliedRequest
-	49, // 73: waypost.v1.PeerService.PeerInspect:input_type -> waypost.v1.PeerInspectRequest
-	51, // 74: waypost.v1.PeerService.FetchPlacement:input_type -> waypost.v1.FetchPlacementRequest
-	53, // 75: waypost.v1.PeerService.RelayOutcome:input_type -> waypost.v1.RelayOutcomeRequest
-	55, // 76: waypost.v1.PeerService.RelayReservation:input_type -> waypost.v1.RelayReservationRequest
-	41, // 77: waypost.v1.PeerService.AskRecords:input_type -> waypost.v1.AskRecordsRequest
-	57, // 78: waypost.v1.PeerService.PeerMembers:input_type -> waypost.v1.PeerMembersRequest
-	59, // 79: waypost.v1.PeerService.CopyPrefixes:input_type -> waypost.v1.CopyPrefixesRequest
-	61, // 80: waypost.v1.PeerService.RelayLearn:input_type -> waypost.v1.RelayLearnRequest
-	63, // 81: waypost.v1.PeerService.CopyMemo:input_type -> waypost.v1.CopyMemoRequest
-	1,  // 82: waypost.v1.LaneService.Connect:output_type -> waypost.v1.ConnectResponse
-	36, // 83: waypost.v1.PeerService.ExchangePlacements:output_type -> waypost.v1.ExchangePlacementsResponse
-	44, // 84: waypost.v1.PeerService.ForwardWrite:output_type -> waypost.v1.ForwardWriteResponse
-	46, // 85: waypost.v1.PeerService.JoinCluster:output_type -> waypost.v1.JoinClusterResponse
-	48, // 86: waypost.v1.PeerService.WaitApplied:output_type -> waypost.v1.WaitAppliedResponse
-	50, // 87: waypost.v1.PeerService.PeerInspect:output_type -> waypost.v1.PeerInspectResponse
-	52, // 88: waypost.v1.PeerService.FetchPlacement:output_type -> waypost.v1.FetchPlacementResponse
-	54, // 89: waypost.v1.PeerService.RelayOutcome:output_type -> waypost.v1.RelayOutcomeResponse
-	56, // 90: waypost.v1.PeerService.RelayReservation:output_type -> waypost.v1.RelayReservationResponse
-	42, // 91: waypost.v1.PeerService.AskRecords:output_type -> waypost.v1.AskRecordsResponse
-	58, // 92: waypost.v1.PeerService.PeerMembers:output_type -> waypost.v1.PeerMembersResponse
-	60, // 93: waypost.v1.PeerService.CopyPrefixes:output_type -> waypost.v1.CopyPrefixesResponse
-	62, // 94: waypost.v1.PeerService.RelayLearn:output_type -> waypost.v1.RelayLearnResponse
-	64, // 95: waypost.v1.PeerService.CopyMemo:output_type -> waypost.v1.CopyMemoResponse
-	82, // [82:96] is the sub-list for method output_type
-	68, // [68:82] is the sub-list for method input_type
-	68, // [68:68] is the sub-list for extension type_name
-	68, // [68:68] is the sub-list for extension extendee
-	0,  // [0:68] is the sub-list for field type_name
+	28, // 39: waypost.v1.MarkFrame.marks:type_name -> waypost.v1.Mark
+	27, // 40: waypost.v1.MarkFrame.learnt:type_name -> waypost.v1.LearntPrompt
+	32, // 41: waypost.v1.OutcomeFrame.outcomes:type_name -> waypost.v1.ObservedOutcome
+	31, // 42: waypost.v1.TransferFrame.transfers:type_name -> waypost.v1.ObservedTransfer
+	38, // 43: waypost.v1.ExchangePlacementsRequest.places:type_name -> waypost.v1.PlaceFrame
+	36, // 44: waypost.v1.ExchangePlacementsRequest.memo:type_name -> waypost.v1.MemoEntry
+	25, // 45: waypost.v1.PlaceFrame.claim:type_name -> waypost.v1.Claim
+	40, // 46: waypost.v1.EvidenceAsk.expected:type_name -> waypost.v1.EvidencePoint
+	40, // 47: waypost.v1.EvidenceAsk.tip:type_name -> waypost.v1.EvidencePoint
+	40, // 48: waypost.v1.EvidenceAsk.unsalted:type_name -> waypost.v1.EvidencePoint
+	73, // 49: waypost.v1.AskRecordsRequest.list:type_name -> waypost.v1.ListPlacementsRequest
+	74, // 50: waypost.v1.AskRecordsRequest.summarize:type_name -> waypost.v1.SummarizePlacementsRequest
+	75, // 51: waypost.v1.AskRecordsRequest.reuse:type_name -> waypost.v1.GetReuseRequest
+	76, // 52: waypost.v1.AskRecordsRequest.worker:type_name -> waypost.v1.ExplainWorkerRequest
+	77, // 53: waypost.v1.AskRecordsResponse.list:type_name -> waypost.v1.ListPlacementsResponse
+	78, // 54: waypost.v1.AskRecordsResponse.summarize:type_name -> waypost.v1.SummarizePlacementsResponse
+	79, // 55: waypost.v1.AskRecordsResponse.reuse:type_name -> waypost.v1.GetReuseResponse
+	80, // 56: waypost.v1.AskRecordsResponse.worker:type_name -> waypost.v1.ExplainWorkerResponse
+	81, // 57: waypost.v1.PeerInspectRequest.inspect:type_name -> waypost.v1.InspectWorkerRequest
+	82, // 58: waypost.v1.PeerInspectResponse.inspect:type_name -> waypost.v1.InspectWorkerResponse
+	83, // 59: waypost.v1.RelayOutcomeRequest.outcome:type_name -> waypost.v1.ReportOutcomeRequest
+	84, // 60: waypost.v1.RelayOutcomeResponse.outcome:type_name -> waypost.v1.ReportOutcomeResponse
+	85, // 61: waypost.v1.RelayReservationRequest.renew:type_name -> waypost.v1.RenewPlacementRequest
+	86, // 62: waypost.v1.RelayReservationRequest.release:type_name -> waypost.v1.ReleasePlacementRequest
+	87, // 63: waypost.v1.RelayReservationResponse.renew:type_name -> waypost.v1.RenewPlacementResponse
+	88, // 64: waypost.v1.RelayReservationResponse.release:type_name -> waypost.v1.ReleasePlacementResponse
+	89, // 65: waypost.v1.PeerMembersResponse.members:type_name -> waypost.v1.ListMembersResponse
+	90, // 66: waypost.v1.RelayLearnRequest.learn:type_name -> waypost.v1.LearnTokensRequest
+	91, // 67: waypost.v1.RelayLearnResponse.learn:type_name -> waypost.v1.LearnTokensResponse
+	36, // 68: waypost.v1.CopyMemoResponse.entries:type_name -> waypost.v1.MemoEntry
+	0,  // 69: waypost.v1.LaneService.Connect:input_type -> waypost.v1.ConnectRequest
+	35, // 70: waypost.v1.PeerService.ExchangePlacements:input_type -> waypost.v1.ExchangePlacementsRequest
+	44, // 71: waypost.v1.PeerService.ForwardWrite:input_type -> waypost.v1.ForwardWriteRequest
+	46, // 72: waypost.v1.PeerService.JoinCluster:input_type -> waypost.v1.JoinClusterRequest
+	48, // 73: waypost.v1.PeerService.WaitApplied:input_type -> waypost.v1.WaitAppliedRequest
+	50, // 74: waypost.v1.PeerService.PeerInspect:input_type -> waypost.v1.PeerInspectRequest
+	52, // 75: waypost.v1.PeerService.FetchPlacement:input_type -> waypost.v1.FetchPlacementRequest
+	54, // 76: waypost.v1.PeerService.RelayOutcome:input_type -> waypost.v1.RelayOutcomeRequest
+	56, // 77: waypost.v1.PeerService.RelayReservation:input_type -> waypost.v1.RelayReservationRequest
+	42, // 78: waypost.v1.PeerService.AskRecords:input_type -> waypost.v1.AskRecordsRequest
+	58, // 79: waypost.v1.PeerService.PeerMembers:input_type -> waypost.v1.PeerMembersRequest
+	60, // 80: waypost.v1.PeerService.CopyPrefixes:input_type -> waypost.v1.CopyPrefixesRequest
+	62, // 81: waypost.v1.PeerService.RelayLearn:input_type -> waypost.v1.RelayLearnRequest
+	64, // 82: waypost.v1.PeerService.CopyMemo:input_type -> waypost.v1.CopyMemoRequest
+	1,  // 83: waypost.v1.LaneService.Connect:output_type -> waypost.v1.ConnectResponse
+	37, // 84: waypost.v1.PeerService.ExchangePlacements:output_type -> waypost.v1.ExchangePlacementsResponse
+	45, // 85: waypost.v1.PeerService.ForwardWrite:output_type -> waypost.v1.ForwardWriteResponse
+	47, // 86: waypost.v1.PeerService.JoinCluster:output_type -> waypost.v1.JoinClusterResponse
+	49, // 87: waypost.v1.PeerService.WaitApplied:output_type -> waypost.v1.WaitAppliedResponse
+	51, // 88: waypost.v1.PeerService.PeerInspect:output_type -> waypost.v1.PeerInspectResponse
+	53, // 89: waypost.v1.PeerService.FetchPlacement:output_type -> waypost.v1.FetchPlacementResponse
+	55, // 90: waypost.v1.PeerService.RelayOutcome:output_type -> waypost.v1.RelayOutcomeResponse
+	57, // 91: waypost.v1.PeerService.RelayReservation:output_type -> waypost.v1.RelayReservationResponse
+	43, // 92: waypost.v1.PeerService.AskRecords:output_type -> waypost.v1.AskRecordsResponse
+	59, // 93: waypost.v1.PeerService.PeerMembers:output_type -> waypost.v1.PeerMembersResponse
+	61, // 94: waypost.v1.PeerService.CopyPrefixes:output_type -> waypost.v1.CopyPrefixesResponse
+	63, // 95: waypost.v1.PeerService.RelayLearn:output_type -> waypost.v1.RelayLearnResponse
+	65, // 96: waypost.v1.PeerService.CopyMemo:output_type -> waypost.v1.CopyMemoResponse
+	83, // [83:97] is the sub-list for method output_type
+	69, // [69:83] is the sub-list for method input_type
+	69, // [69:69] is the sub-list for extension type_name
+	69, // [69:69] is the sub-list for extension extendee
+	0,  // [0:69] is the sub-list for field type_name
 }
 
 func init() { file_waypost_v1_lane_proto_init() }
@@ -6271,11 +6362,11 @@ func file_waypost_v1_lane_proto_init() {
 		(*ConnectResponse_AckGpu)(nil),
 		(*ConnectResponse_Boundary)(nil),
 	}
-	file_waypost_v1_lane_proto_msgTypes[55].OneofWrappers = []any{
+	file_waypost_v1_lane_proto_msgTypes[56].OneofWrappers = []any{
 		(*RelayReservationRequest_Renew)(nil),
 		(*RelayReservationRequest_Release)(nil),
 	}
-	file_waypost_v1_lane_proto_msgTypes[56].OneofWrappers = []any{
+	file_waypost_v1_lane_proto_msgTypes[57].OneofWrappers = []any{
 		(*RelayReservationResponse_Renew)(nil),
 		(*RelayReservationResponse_Release)(nil),
 	}
@@ -6285,7 +6376,7 @@ func file_waypost_v1_lane_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_waypost_v1_lane_proto_rawDesc), len(file_waypost_v1_lane_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   66,
+			NumMessages:   67,
 			NumExtensions: 0,
 			NumServices:   2,
 		},
