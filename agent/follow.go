@@ -90,6 +90,14 @@ func (r *rank) followMarks(now time.Time, f *ledger.MarkFrame) (changed bool) {
 	if r.follow == nil {
 		return false
 	}
+	if len(f.Learnt) > 0 && f.PointsKeyID != r.key.ID() {
+		r.faults["points_of_another_key"]++
+	} else {
+		for i := range f.Learnt {
+			l := &f.Learnt[i]
+			r.follow.Learn(ledger.ClaimID{Coordinator: f.Coordinator, Seq: l.Seq}, l.Points, l.PromptTokens)
+		}
+	}
 	for i := range f.Marks {
 		m := &f.Marks[i]
 		id := ledger.ClaimID{Coordinator: f.Coordinator, Seq: m.Seq}

@@ -36,9 +36,6 @@ func TestCacheFollowsClaims(t *testing.T) {
 			t.Fatalf("due %v, %v", due, err)
 		}
 	}
-	r.mu.Lock()
-	replay.Observe([]slots.Seen{{Tokens: 30, Task: 1}, {Tokens: -1}})
-	r.mu.Unlock()
 	claim(1, key.ID())
 	if rep := r.report(time.Now()); rep.cachedBlocks != 0 || len(rep.idleSlots) != 0 {
 		t.Errorf("%d blocks of a slot that is in use", rep.cachedBlocks)
@@ -54,8 +51,8 @@ func TestCacheFollowsClaims(t *testing.T) {
 		t.Errorf("%d blocks, %d slots to name before the server confirmed them", rep.cachedBlocks, len(rep.idleSlots))
 	}
 	r.mu.Lock()
-	// The other slot kept what it held: each has a KV buffer of its own.
-	replay.Observe([]slots.Seen{{Tokens: 30, Task: 1}, {Tokens: 652, Task: 2}})
+	replay.Observe([]slots.Seen{{Tokens: -1}, {Tokens: 652, Task: 1}})
+	replay.Observe([]slots.Seen{{Tokens: 9, Task: 2}, {Tokens: 652, Task: 1}}) // slots keep what they hold
 	r.mu.Unlock()
 	if idle := r.report(time.Now()).idleSlots; len(idle) != 1 || idle[0] != (ledger.IdleSlot{Slot: 1, DepthTokens: 640, Key: 40}) {
 		t.Errorf("%+v", idle)
@@ -63,6 +60,29 @@ func TestCacheFollowsClaims(t *testing.T) {
 	claim(2, "another0")
 	if rep := r.report(time.Now()); rep.faults["points_of_another_key"] != 1 {
 		t.Errorf("%v", rep.faults)
+	}
+	// A text of which nothing was known becomes known while its request runs.
+	if due, err := r.takeClaims(&ledger.ClaimFrame{Coordinator: 9, Agent: 7, Prev: 2, PointsKeyID: key.ID(), Offers: []ledger.Offer{{Claim: ledger.Claim{
+		Seq: 3, EngineProcess: r.process, PromptTokens: 500, UncachedTokens: 500, OutputTokens: 8, Sequences: 1,
+	}}}}); err != nil || !due {
+		t.Fatalf("due %v, %v", due, err)
+	}
+	text := make([]prefix.Key, 20)
+	for i := range text {
+		text[i] = prefix.Key(i + 1000)
+	}
+	for _, by := range []string{"another0", key.ID()} {
+		_, err := r.takeMarks(&ledger.MarkFrame{Coordinator: 9, PointsKeyID: by, Learnt: []ledger.LearntPrompt{{Seq: 3, PromptTokens: 325, Points: text}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	before3 := r.report(time.Now())
+	if _, err := r.takeMarks(&ledger.MarkFrame{Coordinator: 9, Marks: []ledger.Marked{{Seq: 3, What: ledger.MarkDone, OutputTokens: 8}}}); err != nil {
+		t.Fatal(err)
+	}
+	if rep := r.report(time.Now()); rep.cachedBlocks != before3.cachedBlocks+20 || rep.faults["points_of_another_key"] != 2 {
+		t.Errorf("%d blocks after %d, %v", rep.cachedBlocks, before3.cachedBlocks, rep.faults)
 	}
 	r.reset(engine.ResetRestart)
 	if rep := r.report(time.Now()); rep.cachedBlocks != 0 {

@@ -65,7 +65,12 @@ func (h *lanes) ship(f *fleet.HostFrames) {
 		}
 	}
 	for i := range f.Marks {
-		send(&waypostv1.ConnectResponse{Frame: &waypostv1.ConnectResponse_Marks{Marks: lane.MarkFrameOf(f.Marks[i].Index, &f.Marks[i].MarkFrame)}})
+		if len(f.Marks[i].Learnt) > 0 {
+			f.Marks[i].PointsKeyID = h.c.prefixKey.ID()
+		}
+		for _, frame := range lane.MarkFramesOf(f.Marks[i].Index, &f.Marks[i].MarkFrame) {
+			send(&waypostv1.ConnectResponse{Frame: &waypostv1.ConnectResponse_Marks{Marks: frame}})
+		}
 	}
 }
 

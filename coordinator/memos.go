@@ -392,7 +392,8 @@ func (m *memos) teach(placement string, prompt, output []uint32, message string)
 }
 
 // extend predicts of a placement's worker what it will hold of the prompt, now
-// that its ids are known: a request that follows at once is sent there.
+// that its ids are known: a request that follows at once is sent there. An agent
+// that follows the worker's cache by its claims is told the whole prompt.
 func (m *memos) extend(tp *taughtPrompt, ids []uint32) {
 	claim, open := m.c.fleet.Open(tp.placement)
 	if !open || claim.Decode != nil {
@@ -408,9 +409,28 @@ func (m *memos) extend(tp *taughtPrompt, ids []uint32) {
 		return // it is longer than prompts are
 	}
 	p.probe.ResetTokens(ids, keyer)
+	if m.c.fleet.Followed(w.ID) {
+		m.c.fleet.Learn(tp.placement, len(ids), p.claimPoints())
+		m.c.wakeShipping()
+		return
+	}
 	held := min(claim.ReusedTokens(), len(ids))
 	keys, depths := p.newPart(held, w.Facts.BlockTokens, nil, nil)
 	m.c.fleet.Extend(tp.placement, uint64(p.after(held)), keys, depths)
+}
+
+// follow has the agent that follows a placement's worker told of the prompt before
+// it is told of its end, after which nothing is added.
+func (m *memos) follow(placement string, ids []uint32) {
+	m.mu.Lock()
+	tp := m.taught[placement]
+	m.mu.Unlock()
+	if tp == nil || len(ids) == 0 {
+		return
+	}
+	if w, err := m.c.fleet.Worker(time.Now(), tp.worker); err == nil && m.c.fleet.Followed(w.ID) {
+		m.extend(tp, ids)
+	}
 }
 
 // keep holds a prompt's ids until its answer comes.

@@ -74,6 +74,7 @@ func (p *placements) ReportOutcome(ctx context.Context, req *waypostv1.ReportOut
 	}
 	now := time.Now()
 	mark := map[string]ledger.Mark{outcome.ResultDone: ledger.MarkDone, outcome.ResultFailed: ledger.MarkFailed, outcome.ResultCancelled: ledger.MarkGone}[req.GetResult()]
+	c.memos.follow(req.GetPlacementId(), req.GetPromptTokenIds())
 	// What had ended by itself is still joined to its record below.
 	c.fleet.NoteReuse(req.GetPlacementId(), min(out.CachedTokens, ledger.MaxTokens))
 	changes, err := c.fleet.Mark(now, req.GetPlacementId(), mark, max(0, out.OutputTokens))

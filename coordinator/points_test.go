@@ -89,3 +89,60 @@ func TestClaimsCarryPointsForWhoFollowsByThem(t *testing.T) {
 		}
 	}
 }
+
+// A prompt that was placed by a text and becomes known while its request runs is
+// told to who follows the cache by its points, whoever tells the ids: at the first
+// chunk, or with the end, before it.
+func TestWhoFollowsIsToldWhatATextWas(t *testing.T) {
+	for _, how := range []string{"learn", "outcome", "tokenize"} {
+		o := startOne(t)
+		w := newTextWorker(0)
+		w.facts = func(f *waypostv1.WorkerFacts) {
+			f.Coverage, f.BlockTokens, f.Capabilities = new("none"), new(uint32(16)), []string{fleet.CapabilityClaimPoints}
+		}
+		if how == "tokenize" {
+			w.allow()
+		}
+		w.connect(t, o)
+		eventually(t, "the worker has joined", func() bool {
+			ws, err := waypostv1.NewOperatorServiceClient(o.conn).ListWorkers(t.Context(), &waypostv1.ListWorkersRequest{})
+			return err == nil && len(ws.GetWorkers()) == 1 && ws.GetWorkers()[0].GetState() == "ready" && o.Joined()
+		})
+		body := chatOf(message{"system", prose(1, 700)}, message{"user", "hello there"})
+		p, ids := o.place(t, noBudget(bodyInput(body))), rendered([]byte(body))
+		report := &waypostv1.ReportOutcomeRequest{PlacementId: p.PlacementId, Result: new("done"), OutputTokens: new(uint32(7))}
+		switch how {
+		case "learn":
+			o.learn(t, p.GetPlacementId(), ids, nil, "")
+		case "outcome":
+			report.PromptTokenIds = ids
+			if _, err := waypostv1.NewPlacementServiceClient(o.conn).ReportOutcome(t.Context(), report); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var probe prefix.Probe
+		pool, err := o.fleet.PoolName("")
+		if err != nil {
+			t.Fatal(err)
+		}
+		probe.ResetTokens(ids, o.keyers.of(prefix.Domain{Model: o.modelOf(pool)}))
+		var want []uint64
+		for d := 16; d <= len(ids); d += 16 {
+			k, _ := probe.At(d)
+			want = append(want, uint64(k))
+		}
+		eventually(t, how+": the prompt is told, and not after its end", func() bool {
+			w.fakeAgent.mu.Lock()
+			defer w.fakeAgent.mu.Unlock()
+			for _, f := range w.marks {
+				for _, l := range f.GetLearnt() {
+					return l.GetSeq() == 1 && int(l.GetPromptTokens()) == len(ids) && slices.Equal(l.GetPoints(), want) && f.GetPointsKeyId() == o.prefixKey.ID()
+				}
+				if len(f.GetMarks()) > 0 {
+					t.Fatalf("%s: the end is told before the prompt", how)
+				}
+			}
+			return false
+		})
+	}
+}

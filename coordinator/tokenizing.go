@@ -198,6 +198,7 @@ func (a *tokenizing) run() {
 				}
 				if ids := a.one(ctx, next.worker, &next.ask); len(ids) > 0 {
 					a.m.learn(next.tp, ids, next.ask.source())
+					a.m.extend(next.tp, ids)
 					next.tp.pool.taughtBy(false)
 				}
 			})

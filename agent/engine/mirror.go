@@ -19,6 +19,9 @@ type Mirror interface {
 	// -1: none. expected is the reuse it gets by what is known; -1: not known
 	// yet.
 	Begin(id ledger.ClaimID, keys []prefix.Key, promptTokens, slot int) (expected int)
+	// Learn tells that more is known of a request's prompt than when it was
+	// told: keys and promptTokens are as those of Begin.
+	Learn(id ledger.ClaimID, keys []prefix.Key, promptTokens int)
 	// First tells that the first token of its answer came.
 	First(id ledger.ClaimID)
 	// Done tells its end, with the length of the answer, 0: not known, and the

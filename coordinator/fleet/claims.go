@@ -378,6 +378,21 @@ func (f *Fleet) Extend(placementID string, afterKey uint64, keys []prefix.Key, d
 	return true
 }
 
+// Learn takes in the points of an open claim's prompt, which was not known as a
+// whole when it was made, and has the worker's agent told if it follows its cache
+// by them. The prompt's length is put right there; what was reckoned with here
+// stands. It reports false if no such claim is open, or its agent does not.
+func (f *Fleet) Learn(placementID string, promptTokens int, points []prefix.Key) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	c := f.claims.byPlacement[placementID]
+	if c == nil || !c.parts[0].w.followed || promptTokens < 1 || promptTokens > ledger.MaxTokens || len(points) > promptTokens/ledger.PointTokens {
+		return false
+	}
+	f.tellLearnt(c.parts[0], promptTokens, points)
+	return true
+}
+
 // Ended tells how a placement's claim ended; ok is false if it is open or
 // not remembered.
 func (f *Fleet) Ended(placementID string) (how EndReason, ok bool) {

@@ -1,14 +1,17 @@
 package fleet
 
 import (
+	"slices"
 	"time"
 
 	"waypost/gossip/ledger"
+	"waypost/gossip/prefix"
 )
 
 // Bounds of what waits to be sent.
 const (
 	maxMarksWaiting  = ledger.MaxOffers
+	maxLearntWaiting = 256
 	maxPlacesWaiting = 4096
 	// offerAgainMs is how long an offered claim may stay without an echo.
 	offerAgainMs = 300
@@ -24,6 +27,8 @@ type offering struct {
 	// seq is the last one offered, echo the newest echo.
 	seq, echo uint64
 	marks     []markOut
+	// learnt are prompts to be told before the marks.
+	learnt []ledger.LearntPrompt
 	// queued says that the worker is in the outbox.
 	queued bool
 }
@@ -97,6 +102,18 @@ func (f *Fleet) tellMark(p *part, what ledger.Mark, outputTokens int, nowMs floa
 	f.enqueue(p.w)
 }
 
+// tellLearnt notes that the prompt of a claim is known as a whole now. Where the
+// claim was not offered yet, it goes first.
+func (f *Fleet) tellLearnt(p *part, promptTokens int, points []prefix.Key) {
+	o := &p.w.offer
+	if p.w.host.lane == 0 || o.lane != p.w.host.lane {
+		return
+	}
+	f.counts.LostMarks += makeRoom(&o.learnt, maxLearntWaiting)
+	o.learnt = append(o.learnt, ledger.LearntPrompt{Seq: p.Seq, PromptTokens: promptTokens, Points: slices.Clone(points)})
+	f.enqueue(p.w)
+}
+
 // makeRoom drops the older half of a full list and returns how much that was.
 func makeRoom[T any](list *[]T, most int) uint64 {
 	if len(*list) < most {
@@ -159,7 +176,7 @@ func (f *Fleet) TakeOutgoing(now time.Time) Outgoing {
 	for _, w := range f.outbox {
 		w.offer.queued = false
 		claims, marks := f.offer(w, nowMs), w.takeMarks(f.options.Process, nowMs)
-		if len(claims.Offers) == 0 && len(marks.Marks) == 0 {
+		if len(claims.Offers) == 0 && len(marks.Marks) == 0 && len(marks.Learnt) == 0 {
 			continue
 		}
 		i, known := at[w.host]
@@ -171,7 +188,7 @@ func (f *Fleet) TakeOutgoing(now time.Time) Outgoing {
 		if len(claims.Offers) > 0 {
 			out.Hosts[i].Claims = append(out.Hosts[i].Claims, WorkerClaims{w.facts.Index, claims})
 		}
-		if len(marks.Marks) > 0 {
+		if len(marks.Marks) > 0 || len(marks.Learnt) > 0 {
 			out.Hosts[i].Marks = append(out.Hosts[i].Marks, WorkerMarks{w.facts.Index, marks})
 		}
 	}
@@ -223,11 +240,12 @@ func (w *worker) takeMarks(process uint64, nowMs float64) ledger.MarkFrame {
 	frame := ledger.MarkFrame{Coordinator: process}
 	o := &w.offer
 	if o.lane == w.host.lane && w.host.lane != 0 && w.listed {
+		frame.Learnt = o.learnt
 		for _, m := range o.marks {
 			age := min(max(nowMs-m.atMs, 0), ledger.MaxClaimAgeMs)
 			frame.Marks = append(frame.Marks, ledger.Marked{Seq: m.seq, What: m.what, AgeMs: age, OutputTokens: m.outputTokens, CachedTokens: m.cachedTokens})
 		}
 	}
-	o.marks = o.marks[:0]
+	o.marks, o.learnt = o.marks[:0], nil
 	return frame
 }

@@ -86,10 +86,30 @@ func offerOf(c *waypostv1.Claim) ledger.Offer {
 	return o
 }
 
-// MarkFrameOf turns a frame of marks for the worker with an index into its wire
-// form.
-func MarkFrameOf(index uint32, f *ledger.MarkFrame) *waypostv1.MarkFrame {
-	out := &waypostv1.MarkFrame{Coordinator: &f.Coordinator, Index: &index}
+// MarkFramesOf turns a frame of marks for the worker with an index into its wire
+// form: as many frames as the size of what was learnt asks for, the last one with
+// the marks.
+func MarkFramesOf(index uint32, f *ledger.MarkFrame) (frames []*waypostv1.MarkFrame) {
+	frame := func() *waypostv1.MarkFrame {
+		out := &waypostv1.MarkFrame{Coordinator: &f.Coordinator, Index: &index}
+		if f.PointsKeyID != "" {
+			out.PointsKeyId = &f.PointsKeyID
+		}
+		frames = append(frames, out)
+		return out
+	}
+	out, size := frame(), 0
+	for i := range f.Learnt {
+		l := &f.Learnt[i]
+		learnt := &waypostv1.LearntPrompt{Seq: &l.Seq, PromptTokens: proto.Uint32(uint32(l.PromptTokens))}
+		for _, k := range l.Points {
+			learnt.Points = append(learnt.Points, uint64(k))
+		}
+		if size += proto.Size(learnt); size > frameBytes && len(out.Learnt) > 0 {
+			out, size = frame(), proto.Size(learnt)
+		}
+		out.Learnt = append(out.Learnt, learnt)
+	}
 	for i := range f.Marks {
 		m := &f.Marks[i]
 		mark := &waypostv1.Mark{Seq: &m.Seq, What: proto.String(string(m.What)), AgeMs: &m.AgeMs}
@@ -101,13 +121,20 @@ func MarkFrameOf(index uint32, f *ledger.MarkFrame) *waypostv1.MarkFrame {
 		}
 		out.Marks = append(out.Marks, mark)
 	}
-	return out
+	return frames
 }
 
 // MarksOf turns the wire form of a frame of marks back. Check it with Validate
 // before use.
 func MarksOf(f *waypostv1.MarkFrame) ledger.MarkFrame {
-	out := ledger.MarkFrame{Coordinator: f.GetCoordinator()}
+	out := ledger.MarkFrame{Coordinator: f.GetCoordinator(), PointsKeyID: f.GetPointsKeyId()}
+	for _, l := range f.GetLearnt() {
+		learnt := ledger.LearntPrompt{Seq: l.GetSeq(), PromptTokens: int(l.GetPromptTokens())}
+		for _, k := range l.GetPoints() {
+			learnt.Points = append(learnt.Points, prefix.Key(k))
+		}
+		out.Learnt = append(out.Learnt, learnt)
+	}
 	for _, m := range f.GetMarks() {
 		mark := ledger.Marked{Seq: m.GetSeq(), What: ledger.Mark(m.GetWhat()), AgeMs: m.GetAgeMs(), OutputTokens: int(m.GetOutputTokens())}
 		if m.CachedTokens != nil {

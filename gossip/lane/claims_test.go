@@ -115,9 +115,26 @@ func TestMarksAndPlacementsTravel(t *testing.T) {
 			}
 			marks.Marks = append(marks.Marks, m)
 		}
-		f := wire(t, MarkFrameOf(7, &marks), &waypostv1.MarkFrame{})
-		if d := cmp.Diff(marks, MarksOf(f)); d != "" || f.GetIndex() != 7 {
-			t.Fatalf("index %d: %s", f.GetIndex(), d)
+		for i := range rapid.IntRange(0, 4).Draw(t, "learnt") {
+			marks.PointsKeyID = "00c0ffee"
+			l := ledger.LearntPrompt{Seq: uint64(i + 1), PromptTokens: rapid.SampledFrom([]int{1, 40, 5000, 400_000}).Draw(t, "prompt")}
+			for k := range l.PromptTokens / ledger.PointTokens {
+				l.Points = append(l.Points, prefix.Key(k+i))
+			}
+			marks.Learnt = append(marks.Learnt, l)
+		}
+		got := ledger.MarkFrame{Coordinator: marks.Coordinator, PointsKeyID: marks.PointsKeyID}
+		frames := MarkFramesOf(7, &marks)
+		for i, f := range frames {
+			f = wire(t, f, &waypostv1.MarkFrame{})
+			part := MarksOf(f)
+			if size := proto.Size(f); f.GetIndex() != 7 || part.PointsKeyID != marks.PointsKeyID || size > frameBytes && len(part.Learnt) > 1 || len(part.Marks) > 0 && i < len(frames)-1 {
+				t.Fatalf("frame %d of %d: index %d, %d bytes, %d marks", i, len(frames), f.GetIndex(), size, len(part.Marks))
+			}
+			got.Learnt, got.Marks = append(got.Learnt, part.Learnt...), append(got.Marks, part.Marks...)
+		}
+		if d := cmp.Diff(marks, got); d != "" {
+			t.Fatal(d)
 		}
 		placed := ledger.Placed{
 			Worker: "gpu-01/vllm-8000/0", Tenant: rapid.SampledFrom([]string{"", "team-a"}).Draw(t, "tenant"), RequestID: "r", Attempt: rapid.Uint32().Draw(t, "attempt"),

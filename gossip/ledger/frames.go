@@ -3,6 +3,8 @@ package ledger
 import (
 	"errors"
 	"fmt"
+
+	"waypost/gossip/prefix"
 )
 
 // ErrFrame is wrapped by every error about a frame of claims or marks.
@@ -141,10 +143,24 @@ type Marked struct {
 	CachedTokens *int
 }
 
+// LearntPrompt is the prompt of a claim of which more is known than when it was
+// told: it was placed by a text.
+type LearntPrompt struct {
+	// Seq is the claim's.
+	Seq uint64
+	// PromptTokens is the prompt length, Points are as those of a claim.
+	PromptTokens int
+	Points       []prefix.Key
+}
+
 // MarkFrame is marks of one coordinator on its claims of one worker.
 type MarkFrame struct {
 	// Coordinator is the process mark of the coordinator.
 	Coordinator uint64
+	// Learnt are prompts that became known; they come before the marks.
+	Learnt []LearntPrompt
+	// PointsKeyID is the id of the cluster key that their points are made with.
+	PointsKeyID string
 	// Marks are in the order they were made.
 	Marks []Marked
 }
@@ -156,6 +172,19 @@ func (f *MarkFrame) Validate() error {
 	}
 	if len(f.Marks) > MaxOffers {
 		return fmt.Errorf("%w: marks: %d are more than %d", ErrFrame, len(f.Marks), MaxOffers)
+	}
+	if len(f.Learnt) > MaxOffers {
+		return fmt.Errorf("%w: learnt: %d are more than %d", ErrFrame, len(f.Learnt), MaxOffers)
+	}
+	for i := range f.Learnt {
+		switch l := &f.Learnt[i]; {
+		case l.Seq == 0:
+			return fmt.Errorf("%w: learnt[%d].seq: is 0; seqs count from 1", ErrFrame, i)
+		case l.PromptTokens < 1 || l.PromptTokens > MaxTokens:
+			return fmt.Errorf("%w: learnt[%d].promptTokens: %d is not in 1 to %d", ErrFrame, i, l.PromptTokens, MaxTokens)
+		case len(l.Points) > l.PromptTokens/PointTokens:
+			return fmt.Errorf("%w: learnt[%d].points: %d are more than a prompt of %d tokens has", ErrFrame, i, len(l.Points), l.PromptTokens)
+		}
 	}
 	for i := range f.Marks {
 		m := &f.Marks[i]

@@ -3281,7 +3281,12 @@ type MarkFrame struct {
 	// Index from the hello.
 	Index *uint32 `protobuf:"varint,2,opt,name=index" json:"index,omitempty"`
 	// Marks.
-	Marks         []*Mark `protobuf:"bytes,3,rep,name=marks" json:"marks,omitempty"`
+	Marks []*Mark `protobuf:"bytes,3,rep,name=marks" json:"marks,omitempty"`
+	// Prompts of which more is known than when their claims were told; they come
+	// before the marks.
+	Learnt []*LearntPrompt `protobuf:"bytes,20,rep,name=learnt" json:"learnt,omitempty"`
+	// Id of the prefix cluster key that points are made with, 8 hex digits.
+	PointsKeyId   *string `protobuf:"bytes,21,opt,name=points_key_id,json=pointsKeyId" json:"points_key_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3337,6 +3342,84 @@ func (x *MarkFrame) GetMarks() []*Mark {
 	return nil
 }
 
+func (x *MarkFrame) GetLearnt() []*LearntPrompt {
+	if x != nil {
+		return x.Learnt
+	}
+	return nil
+}
+
+func (x *MarkFrame) GetPointsKeyId() string {
+	if x != nil && x.PointsKeyId != nil {
+		return *x.PointsKeyId
+	}
+	return ""
+}
+
+// LearntPrompt is the whole prompt of a claim that was placed by a text.
+type LearntPrompt struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Seq of the claim.
+	Seq *uint64 `protobuf:"fixed64,1,opt,name=seq" json:"seq,omitempty"`
+	// Prompt length, tokens.
+	PromptTokens *uint32 `protobuf:"varint,2,opt,name=prompt_tokens,json=promptTokens" json:"prompt_tokens,omitempty"`
+	// As those of a claim.
+	Points        []uint64 `protobuf:"fixed64,3,rep,packed,name=points" json:"points,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LearntPrompt) Reset() {
+	*x = LearntPrompt{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LearntPrompt) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LearntPrompt) ProtoMessage() {}
+
+func (x *LearntPrompt) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LearntPrompt.ProtoReflect.Descriptor instead.
+func (*LearntPrompt) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *LearntPrompt) GetSeq() uint64 {
+	if x != nil && x.Seq != nil {
+		return *x.Seq
+	}
+	return 0
+}
+
+func (x *LearntPrompt) GetPromptTokens() uint32 {
+	if x != nil && x.PromptTokens != nil {
+		return *x.PromptTokens
+	}
+	return 0
+}
+
+func (x *LearntPrompt) GetPoints() []uint64 {
+	if x != nil {
+		return x.Points
+	}
+	return nil
+}
+
 // Mark says what happened to a claim; it is never repeated.
 type Mark struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -3356,7 +3439,7 @@ type Mark struct {
 
 func (x *Mark) Reset() {
 	*x = Mark{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[30]
+	mi := &file_waypost_v1_lane_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3368,7 +3451,7 @@ func (x *Mark) String() string {
 func (*Mark) ProtoMessage() {}
 
 func (x *Mark) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[30]
+	mi := &file_waypost_v1_lane_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3381,7 +3464,7 @@ func (x *Mark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mark.ProtoReflect.Descriptor instead.
 func (*Mark) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{30}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Mark) GetSeq() uint64 {
@@ -3435,7 +3518,7 @@ type OutcomeFrame struct {
 
 func (x *OutcomeFrame) Reset() {
 	*x = OutcomeFrame{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[31]
+	mi := &file_waypost_v1_lane_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3447,7 +3530,7 @@ func (x *OutcomeFrame) String() string {
 func (*OutcomeFrame) ProtoMessage() {}
 
 func (x *OutcomeFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[31]
+	mi := &file_waypost_v1_lane_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3460,7 +3543,7 @@ func (x *OutcomeFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutcomeFrame.ProtoReflect.Descriptor instead.
 func (*OutcomeFrame) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{31}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *OutcomeFrame) GetCoordinator() uint64 {
@@ -3499,7 +3582,7 @@ type TransferFrame struct {
 
 func (x *TransferFrame) Reset() {
 	*x = TransferFrame{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[32]
+	mi := &file_waypost_v1_lane_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3511,7 +3594,7 @@ func (x *TransferFrame) String() string {
 func (*TransferFrame) ProtoMessage() {}
 
 func (x *TransferFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[32]
+	mi := &file_waypost_v1_lane_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3524,7 +3607,7 @@ func (x *TransferFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferFrame.ProtoReflect.Descriptor instead.
 func (*TransferFrame) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{32}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *TransferFrame) GetCoordinator() uint64 {
@@ -3574,7 +3657,7 @@ type ObservedTransfer struct {
 
 func (x *ObservedTransfer) Reset() {
 	*x = ObservedTransfer{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[33]
+	mi := &file_waypost_v1_lane_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3586,7 +3669,7 @@ func (x *ObservedTransfer) String() string {
 func (*ObservedTransfer) ProtoMessage() {}
 
 func (x *ObservedTransfer) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[33]
+	mi := &file_waypost_v1_lane_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3599,7 +3682,7 @@ func (x *ObservedTransfer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObservedTransfer.ProtoReflect.Descriptor instead.
 func (*ObservedTransfer) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{33}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ObservedTransfer) GetFrom() string {
@@ -3681,7 +3764,7 @@ type ObservedOutcome struct {
 
 func (x *ObservedOutcome) Reset() {
 	*x = ObservedOutcome{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[34]
+	mi := &file_waypost_v1_lane_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3693,7 +3776,7 @@ func (x *ObservedOutcome) String() string {
 func (*ObservedOutcome) ProtoMessage() {}
 
 func (x *ObservedOutcome) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[34]
+	mi := &file_waypost_v1_lane_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3706,7 +3789,7 @@ func (x *ObservedOutcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObservedOutcome.ProtoReflect.Descriptor instead.
 func (*ObservedOutcome) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{34}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ObservedOutcome) GetEngineProcess() uint64 {
@@ -3775,7 +3858,7 @@ type TokenizeAsk struct {
 
 func (x *TokenizeAsk) Reset() {
 	*x = TokenizeAsk{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[35]
+	mi := &file_waypost_v1_lane_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3787,7 +3870,7 @@ func (x *TokenizeAsk) String() string {
 func (*TokenizeAsk) ProtoMessage() {}
 
 func (x *TokenizeAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[35]
+	mi := &file_waypost_v1_lane_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3800,7 +3883,7 @@ func (x *TokenizeAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenizeAsk.ProtoReflect.Descriptor instead.
 func (*TokenizeAsk) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{35}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *TokenizeAsk) GetAskId() uint32 {
@@ -3846,7 +3929,7 @@ type RenderAsk struct {
 
 func (x *RenderAsk) Reset() {
 	*x = RenderAsk{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[36]
+	mi := &file_waypost_v1_lane_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3858,7 +3941,7 @@ func (x *RenderAsk) String() string {
 func (*RenderAsk) ProtoMessage() {}
 
 func (x *RenderAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[36]
+	mi := &file_waypost_v1_lane_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3871,7 +3954,7 @@ func (x *RenderAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenderAsk.ProtoReflect.Descriptor instead.
 func (*RenderAsk) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{36}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *RenderAsk) GetAskId() uint32 {
@@ -3914,7 +3997,7 @@ type ExchangePlacementsRequest struct {
 
 func (x *ExchangePlacementsRequest) Reset() {
 	*x = ExchangePlacementsRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[37]
+	mi := &file_waypost_v1_lane_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3926,7 +4009,7 @@ func (x *ExchangePlacementsRequest) String() string {
 func (*ExchangePlacementsRequest) ProtoMessage() {}
 
 func (x *ExchangePlacementsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[37]
+	mi := &file_waypost_v1_lane_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3939,7 +4022,7 @@ func (x *ExchangePlacementsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExchangePlacementsRequest.ProtoReflect.Descriptor instead.
 func (*ExchangePlacementsRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{37}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ExchangePlacementsRequest) GetCoordinator() uint64 {
@@ -4000,7 +4083,7 @@ type MemoEntry struct {
 
 func (x *MemoEntry) Reset() {
 	*x = MemoEntry{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[38]
+	mi := &file_waypost_v1_lane_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4012,7 +4095,7 @@ func (x *MemoEntry) String() string {
 func (*MemoEntry) ProtoMessage() {}
 
 func (x *MemoEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[38]
+	mi := &file_waypost_v1_lane_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4025,7 +4108,7 @@ func (x *MemoEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoEntry.ProtoReflect.Descriptor instead.
 func (*MemoEntry) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{38}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *MemoEntry) GetPool() string {
@@ -4082,7 +4165,7 @@ type ExchangePlacementsResponse struct {
 
 func (x *ExchangePlacementsResponse) Reset() {
 	*x = ExchangePlacementsResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[39]
+	mi := &file_waypost_v1_lane_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4094,7 +4177,7 @@ func (x *ExchangePlacementsResponse) String() string {
 func (*ExchangePlacementsResponse) ProtoMessage() {}
 
 func (x *ExchangePlacementsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[39]
+	mi := &file_waypost_v1_lane_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4107,7 +4190,7 @@ func (x *ExchangePlacementsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExchangePlacementsResponse.ProtoReflect.Descriptor instead.
 func (*ExchangePlacementsResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{39}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ExchangePlacementsResponse) GetCoordinator() uint64 {
@@ -4138,7 +4221,7 @@ type PlaceFrame struct {
 
 func (x *PlaceFrame) Reset() {
 	*x = PlaceFrame{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[40]
+	mi := &file_waypost_v1_lane_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4150,7 +4233,7 @@ func (x *PlaceFrame) String() string {
 func (*PlaceFrame) ProtoMessage() {}
 
 func (x *PlaceFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[40]
+	mi := &file_waypost_v1_lane_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4163,7 +4246,7 @@ func (x *PlaceFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlaceFrame.ProtoReflect.Descriptor instead.
 func (*PlaceFrame) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{40}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *PlaceFrame) GetWorker() string {
@@ -4234,7 +4317,7 @@ type EvidenceAsk struct {
 
 func (x *EvidenceAsk) Reset() {
 	*x = EvidenceAsk{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[41]
+	mi := &file_waypost_v1_lane_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4246,7 +4329,7 @@ func (x *EvidenceAsk) String() string {
 func (*EvidenceAsk) ProtoMessage() {}
 
 func (x *EvidenceAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[41]
+	mi := &file_waypost_v1_lane_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4259,7 +4342,7 @@ func (x *EvidenceAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvidenceAsk.ProtoReflect.Descriptor instead.
 func (*EvidenceAsk) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{41}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *EvidenceAsk) GetAskId() uint32 {
@@ -4331,7 +4414,7 @@ type EvidencePoint struct {
 
 func (x *EvidencePoint) Reset() {
 	*x = EvidencePoint{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[42]
+	mi := &file_waypost_v1_lane_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4343,7 +4426,7 @@ func (x *EvidencePoint) String() string {
 func (*EvidencePoint) ProtoMessage() {}
 
 func (x *EvidencePoint) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[42]
+	mi := &file_waypost_v1_lane_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4356,7 +4439,7 @@ func (x *EvidencePoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvidencePoint.ProtoReflect.Descriptor instead.
 func (*EvidencePoint) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{42}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *EvidencePoint) GetDepth() uint32 {
@@ -4402,7 +4485,7 @@ type EvidenceReply struct {
 
 func (x *EvidenceReply) Reset() {
 	*x = EvidenceReply{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[43]
+	mi := &file_waypost_v1_lane_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4414,7 +4497,7 @@ func (x *EvidenceReply) String() string {
 func (*EvidenceReply) ProtoMessage() {}
 
 func (x *EvidenceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[43]
+	mi := &file_waypost_v1_lane_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4427,7 +4510,7 @@ func (x *EvidenceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvidenceReply.ProtoReflect.Descriptor instead.
 func (*EvidenceReply) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{43}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *EvidenceReply) GetAskId() uint32 {
@@ -4510,7 +4593,7 @@ type AskRecordsRequest struct {
 
 func (x *AskRecordsRequest) Reset() {
 	*x = AskRecordsRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[44]
+	mi := &file_waypost_v1_lane_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4522,7 +4605,7 @@ func (x *AskRecordsRequest) String() string {
 func (*AskRecordsRequest) ProtoMessage() {}
 
 func (x *AskRecordsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[44]
+	mi := &file_waypost_v1_lane_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4535,7 +4618,7 @@ func (x *AskRecordsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AskRecordsRequest.ProtoReflect.Descriptor instead.
 func (*AskRecordsRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{44}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *AskRecordsRequest) GetList() *ListPlacementsRequest {
@@ -4583,7 +4666,7 @@ type AskRecordsResponse struct {
 
 func (x *AskRecordsResponse) Reset() {
 	*x = AskRecordsResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[45]
+	mi := &file_waypost_v1_lane_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4595,7 +4678,7 @@ func (x *AskRecordsResponse) String() string {
 func (*AskRecordsResponse) ProtoMessage() {}
 
 func (x *AskRecordsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[45]
+	mi := &file_waypost_v1_lane_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4608,7 +4691,7 @@ func (x *AskRecordsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AskRecordsResponse.ProtoReflect.Descriptor instead.
 func (*AskRecordsResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{45}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *AskRecordsResponse) GetList() *ListPlacementsResponse {
@@ -4650,7 +4733,7 @@ type ForwardWriteRequest struct {
 
 func (x *ForwardWriteRequest) Reset() {
 	*x = ForwardWriteRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[46]
+	mi := &file_waypost_v1_lane_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4662,7 +4745,7 @@ func (x *ForwardWriteRequest) String() string {
 func (*ForwardWriteRequest) ProtoMessage() {}
 
 func (x *ForwardWriteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[46]
+	mi := &file_waypost_v1_lane_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4675,7 +4758,7 @@ func (x *ForwardWriteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForwardWriteRequest.ProtoReflect.Descriptor instead.
 func (*ForwardWriteRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{46}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ForwardWriteRequest) GetCommand() []byte {
@@ -4700,7 +4783,7 @@ type ForwardWriteResponse struct {
 
 func (x *ForwardWriteResponse) Reset() {
 	*x = ForwardWriteResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[47]
+	mi := &file_waypost_v1_lane_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4712,7 +4795,7 @@ func (x *ForwardWriteResponse) String() string {
 func (*ForwardWriteResponse) ProtoMessage() {}
 
 func (x *ForwardWriteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[47]
+	mi := &file_waypost_v1_lane_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4725,7 +4808,7 @@ func (x *ForwardWriteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForwardWriteResponse.ProtoReflect.Descriptor instead.
 func (*ForwardWriteResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{47}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ForwardWriteResponse) GetIndex() uint64 {
@@ -4770,7 +4853,7 @@ type JoinClusterRequest struct {
 
 func (x *JoinClusterRequest) Reset() {
 	*x = JoinClusterRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[48]
+	mi := &file_waypost_v1_lane_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4782,7 +4865,7 @@ func (x *JoinClusterRequest) String() string {
 func (*JoinClusterRequest) ProtoMessage() {}
 
 func (x *JoinClusterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[48]
+	mi := &file_waypost_v1_lane_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4795,7 +4878,7 @@ func (x *JoinClusterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinClusterRequest.ProtoReflect.Descriptor instead.
 func (*JoinClusterRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{48}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *JoinClusterRequest) GetId() string {
@@ -4853,7 +4936,7 @@ type JoinClusterResponse struct {
 
 func (x *JoinClusterResponse) Reset() {
 	*x = JoinClusterResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[49]
+	mi := &file_waypost_v1_lane_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4865,7 +4948,7 @@ func (x *JoinClusterResponse) String() string {
 func (*JoinClusterResponse) ProtoMessage() {}
 
 func (x *JoinClusterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[49]
+	mi := &file_waypost_v1_lane_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4878,7 +4961,7 @@ func (x *JoinClusterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinClusterResponse.ProtoReflect.Descriptor instead.
 func (*JoinClusterResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{49}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *JoinClusterResponse) GetNumber() uint32 {
@@ -4908,7 +4991,7 @@ type WaitAppliedRequest struct {
 
 func (x *WaitAppliedRequest) Reset() {
 	*x = WaitAppliedRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[50]
+	mi := &file_waypost_v1_lane_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4920,7 +5003,7 @@ func (x *WaitAppliedRequest) String() string {
 func (*WaitAppliedRequest) ProtoMessage() {}
 
 func (x *WaitAppliedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[50]
+	mi := &file_waypost_v1_lane_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4933,7 +5016,7 @@ func (x *WaitAppliedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitAppliedRequest.ProtoReflect.Descriptor instead.
 func (*WaitAppliedRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{50}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *WaitAppliedRequest) GetIndex() uint64 {
@@ -4963,7 +5046,7 @@ type WaitAppliedResponse struct {
 
 func (x *WaitAppliedResponse) Reset() {
 	*x = WaitAppliedResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[51]
+	mi := &file_waypost_v1_lane_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4975,7 +5058,7 @@ func (x *WaitAppliedResponse) String() string {
 func (*WaitAppliedResponse) ProtoMessage() {}
 
 func (x *WaitAppliedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[51]
+	mi := &file_waypost_v1_lane_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4988,7 +5071,7 @@ func (x *WaitAppliedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitAppliedResponse.ProtoReflect.Descriptor instead.
 func (*WaitAppliedResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{51}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *WaitAppliedResponse) GetAppliedIndex() uint64 {
@@ -5017,7 +5100,7 @@ type PeerInspectRequest struct {
 
 func (x *PeerInspectRequest) Reset() {
 	*x = PeerInspectRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[52]
+	mi := &file_waypost_v1_lane_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5029,7 +5112,7 @@ func (x *PeerInspectRequest) String() string {
 func (*PeerInspectRequest) ProtoMessage() {}
 
 func (x *PeerInspectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[52]
+	mi := &file_waypost_v1_lane_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5042,7 +5125,7 @@ func (x *PeerInspectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerInspectRequest.ProtoReflect.Descriptor instead.
 func (*PeerInspectRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{52}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *PeerInspectRequest) GetInspect() *InspectWorkerRequest {
@@ -5063,7 +5146,7 @@ type PeerInspectResponse struct {
 
 func (x *PeerInspectResponse) Reset() {
 	*x = PeerInspectResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[53]
+	mi := &file_waypost_v1_lane_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5075,7 +5158,7 @@ func (x *PeerInspectResponse) String() string {
 func (*PeerInspectResponse) ProtoMessage() {}
 
 func (x *PeerInspectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[53]
+	mi := &file_waypost_v1_lane_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5088,7 +5171,7 @@ func (x *PeerInspectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerInspectResponse.ProtoReflect.Descriptor instead.
 func (*PeerInspectResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{53}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *PeerInspectResponse) GetInspect() *InspectWorkerResponse {
@@ -5109,7 +5192,7 @@ type FetchPlacementRequest struct {
 
 func (x *FetchPlacementRequest) Reset() {
 	*x = FetchPlacementRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[54]
+	mi := &file_waypost_v1_lane_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5121,7 +5204,7 @@ func (x *FetchPlacementRequest) String() string {
 func (*FetchPlacementRequest) ProtoMessage() {}
 
 func (x *FetchPlacementRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[54]
+	mi := &file_waypost_v1_lane_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5134,7 +5217,7 @@ func (x *FetchPlacementRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchPlacementRequest.ProtoReflect.Descriptor instead.
 func (*FetchPlacementRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{54}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *FetchPlacementRequest) GetPlacementId() string {
@@ -5155,7 +5238,7 @@ type FetchPlacementResponse struct {
 
 func (x *FetchPlacementResponse) Reset() {
 	*x = FetchPlacementResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[55]
+	mi := &file_waypost_v1_lane_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5167,7 +5250,7 @@ func (x *FetchPlacementResponse) String() string {
 func (*FetchPlacementResponse) ProtoMessage() {}
 
 func (x *FetchPlacementResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[55]
+	mi := &file_waypost_v1_lane_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5180,7 +5263,7 @@ func (x *FetchPlacementResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchPlacementResponse.ProtoReflect.Descriptor instead.
 func (*FetchPlacementResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{55}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *FetchPlacementResponse) GetRecord() []byte {
@@ -5201,7 +5284,7 @@ type RelayOutcomeRequest struct {
 
 func (x *RelayOutcomeRequest) Reset() {
 	*x = RelayOutcomeRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[56]
+	mi := &file_waypost_v1_lane_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5213,7 +5296,7 @@ func (x *RelayOutcomeRequest) String() string {
 func (*RelayOutcomeRequest) ProtoMessage() {}
 
 func (x *RelayOutcomeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[56]
+	mi := &file_waypost_v1_lane_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5226,7 +5309,7 @@ func (x *RelayOutcomeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayOutcomeRequest.ProtoReflect.Descriptor instead.
 func (*RelayOutcomeRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{56}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *RelayOutcomeRequest) GetOutcome() *ReportOutcomeRequest {
@@ -5247,7 +5330,7 @@ type RelayOutcomeResponse struct {
 
 func (x *RelayOutcomeResponse) Reset() {
 	*x = RelayOutcomeResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[57]
+	mi := &file_waypost_v1_lane_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5259,7 +5342,7 @@ func (x *RelayOutcomeResponse) String() string {
 func (*RelayOutcomeResponse) ProtoMessage() {}
 
 func (x *RelayOutcomeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[57]
+	mi := &file_waypost_v1_lane_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5272,7 +5355,7 @@ func (x *RelayOutcomeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayOutcomeResponse.ProtoReflect.Descriptor instead.
 func (*RelayOutcomeResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{57}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *RelayOutcomeResponse) GetOutcome() *ReportOutcomeResponse {
@@ -5299,7 +5382,7 @@ type RelayReservationRequest struct {
 
 func (x *RelayReservationRequest) Reset() {
 	*x = RelayReservationRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[58]
+	mi := &file_waypost_v1_lane_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5311,7 +5394,7 @@ func (x *RelayReservationRequest) String() string {
 func (*RelayReservationRequest) ProtoMessage() {}
 
 func (x *RelayReservationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[58]
+	mi := &file_waypost_v1_lane_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5324,7 +5407,7 @@ func (x *RelayReservationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayReservationRequest.ProtoReflect.Descriptor instead.
 func (*RelayReservationRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{58}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *RelayReservationRequest) GetWhat() isRelayReservationRequest_What {
@@ -5386,7 +5469,7 @@ type RelayReservationResponse struct {
 
 func (x *RelayReservationResponse) Reset() {
 	*x = RelayReservationResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[59]
+	mi := &file_waypost_v1_lane_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5398,7 +5481,7 @@ func (x *RelayReservationResponse) String() string {
 func (*RelayReservationResponse) ProtoMessage() {}
 
 func (x *RelayReservationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[59]
+	mi := &file_waypost_v1_lane_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5411,7 +5494,7 @@ func (x *RelayReservationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayReservationResponse.ProtoReflect.Descriptor instead.
 func (*RelayReservationResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{59}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *RelayReservationResponse) GetWhat() isRelayReservationResponse_What {
@@ -5466,7 +5549,7 @@ type PeerMembersRequest struct {
 
 func (x *PeerMembersRequest) Reset() {
 	*x = PeerMembersRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[60]
+	mi := &file_waypost_v1_lane_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5478,7 +5561,7 @@ func (x *PeerMembersRequest) String() string {
 func (*PeerMembersRequest) ProtoMessage() {}
 
 func (x *PeerMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[60]
+	mi := &file_waypost_v1_lane_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5491,7 +5574,7 @@ func (x *PeerMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerMembersRequest.ProtoReflect.Descriptor instead.
 func (*PeerMembersRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{60}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{61}
 }
 
 // PeerMembersResponse is a coordinator's own view of the mesh.
@@ -5505,7 +5588,7 @@ type PeerMembersResponse struct {
 
 func (x *PeerMembersResponse) Reset() {
 	*x = PeerMembersResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[61]
+	mi := &file_waypost_v1_lane_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5517,7 +5600,7 @@ func (x *PeerMembersResponse) String() string {
 func (*PeerMembersResponse) ProtoMessage() {}
 
 func (x *PeerMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[61]
+	mi := &file_waypost_v1_lane_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5530,7 +5613,7 @@ func (x *PeerMembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerMembersResponse.ProtoReflect.Descriptor instead.
 func (*PeerMembersResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{61}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *PeerMembersResponse) GetMembers() *ListMembersResponse {
@@ -5553,7 +5636,7 @@ type CopyPrefixesRequest struct {
 
 func (x *CopyPrefixesRequest) Reset() {
 	*x = CopyPrefixesRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[62]
+	mi := &file_waypost_v1_lane_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5565,7 +5648,7 @@ func (x *CopyPrefixesRequest) String() string {
 func (*CopyPrefixesRequest) ProtoMessage() {}
 
 func (x *CopyPrefixesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[62]
+	mi := &file_waypost_v1_lane_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5578,7 +5661,7 @@ func (x *CopyPrefixesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyPrefixesRequest.ProtoReflect.Descriptor instead.
 func (*CopyPrefixesRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{62}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *CopyPrefixesRequest) GetWorker() string {
@@ -5608,7 +5691,7 @@ type CopyPrefixesResponse struct {
 
 func (x *CopyPrefixesResponse) Reset() {
 	*x = CopyPrefixesResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[63]
+	mi := &file_waypost_v1_lane_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5620,7 +5703,7 @@ func (x *CopyPrefixesResponse) String() string {
 func (*CopyPrefixesResponse) ProtoMessage() {}
 
 func (x *CopyPrefixesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[63]
+	mi := &file_waypost_v1_lane_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5633,7 +5716,7 @@ func (x *CopyPrefixesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyPrefixesResponse.ProtoReflect.Descriptor instead.
 func (*CopyPrefixesResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{63}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *CopyPrefixesResponse) GetFrames() [][]byte {
@@ -5661,7 +5744,7 @@ type RelayLearnRequest struct {
 
 func (x *RelayLearnRequest) Reset() {
 	*x = RelayLearnRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[64]
+	mi := &file_waypost_v1_lane_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5673,7 +5756,7 @@ func (x *RelayLearnRequest) String() string {
 func (*RelayLearnRequest) ProtoMessage() {}
 
 func (x *RelayLearnRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[64]
+	mi := &file_waypost_v1_lane_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5686,7 +5769,7 @@ func (x *RelayLearnRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayLearnRequest.ProtoReflect.Descriptor instead.
 func (*RelayLearnRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{64}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *RelayLearnRequest) GetLearn() *LearnTokensRequest {
@@ -5707,7 +5790,7 @@ type RelayLearnResponse struct {
 
 func (x *RelayLearnResponse) Reset() {
 	*x = RelayLearnResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[65]
+	mi := &file_waypost_v1_lane_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5719,7 +5802,7 @@ func (x *RelayLearnResponse) String() string {
 func (*RelayLearnResponse) ProtoMessage() {}
 
 func (x *RelayLearnResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[65]
+	mi := &file_waypost_v1_lane_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5732,7 +5815,7 @@ func (x *RelayLearnResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayLearnResponse.ProtoReflect.Descriptor instead.
 func (*RelayLearnResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{65}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *RelayLearnResponse) GetLearn() *LearnTokensResponse {
@@ -5751,7 +5834,7 @@ type CopyMemoRequest struct {
 
 func (x *CopyMemoRequest) Reset() {
 	*x = CopyMemoRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[66]
+	mi := &file_waypost_v1_lane_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5763,7 +5846,7 @@ func (x *CopyMemoRequest) String() string {
 func (*CopyMemoRequest) ProtoMessage() {}
 
 func (x *CopyMemoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[66]
+	mi := &file_waypost_v1_lane_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5776,7 +5859,7 @@ func (x *CopyMemoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyMemoRequest.ProtoReflect.Descriptor instead.
 func (*CopyMemoRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{66}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{67}
 }
 
 // CopyMemoResponse is a part of the entries.
@@ -5790,7 +5873,7 @@ type CopyMemoResponse struct {
 
 func (x *CopyMemoResponse) Reset() {
 	*x = CopyMemoResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[67]
+	mi := &file_waypost_v1_lane_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5802,7 +5885,7 @@ func (x *CopyMemoResponse) String() string {
 func (*CopyMemoResponse) ProtoMessage() {}
 
 func (x *CopyMemoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[67]
+	mi := &file_waypost_v1_lane_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5815,7 +5898,7 @@ func (x *CopyMemoResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyMemoResponse.ProtoReflect.Descriptor instead.
 func (*CopyMemoResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{67}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *CopyMemoResponse) GetEntries() []*MemoEntry {
@@ -6117,11 +6200,17 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	" \x01(\x06R\bafterKey\x12\x16\n" +
 	"\x06points\x18\x14 \x03(\x06R\x06points\x12\x12\n" +
 	"\x04slot\x18\x15 \x01(\rR\x04slot\x12\x18\n" +
-	"\asession\x18\x16 \x01(\tR\asession\"k\n" +
+	"\asession\x18\x16 \x01(\tR\asession\"\xc1\x01\n" +
 	"\tMarkFrame\x12 \n" +
 	"\vcoordinator\x18\x01 \x01(\x06R\vcoordinator\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\rR\x05index\x12&\n" +
-	"\x05marks\x18\x03 \x03(\v2\x10.waypost.v1.MarkR\x05marks\"\x8d\x01\n" +
+	"\x05marks\x18\x03 \x03(\v2\x10.waypost.v1.MarkR\x05marks\x120\n" +
+	"\x06learnt\x18\x14 \x03(\v2\x18.waypost.v1.LearntPromptR\x06learnt\x12\"\n" +
+	"\rpoints_key_id\x18\x15 \x01(\tR\vpointsKeyId\"]\n" +
+	"\fLearntPrompt\x12\x10\n" +
+	"\x03seq\x18\x01 \x01(\x06R\x03seq\x12#\n" +
+	"\rprompt_tokens\x18\x02 \x01(\rR\fpromptTokens\x12\x16\n" +
+	"\x06points\x18\x03 \x03(\x06R\x06points\"\x8d\x01\n" +
 	"\x04Mark\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x06R\x03seq\x12\x12\n" +
 	"\x04what\x18\x02 \x01(\tR\x04what\x12\x15\n" +
@@ -6313,7 +6402,7 @@ func file_waypost_v1_lane_proto_rawDescGZIP() []byte {
 	return file_waypost_v1_lane_proto_rawDescData
 }
 
-var file_waypost_v1_lane_proto_msgTypes = make([]protoimpl.MessageInfo, 69)
+var file_waypost_v1_lane_proto_msgTypes = make([]protoimpl.MessageInfo, 70)
 var file_waypost_v1_lane_proto_goTypes = []any{
 	(*ConnectRequest)(nil),              // 0: waypost.v1.ConnectRequest
 	(*ConnectResponse)(nil),             // 1: waypost.v1.ConnectResponse
@@ -6345,70 +6434,71 @@ var file_waypost_v1_lane_proto_goTypes = []any{
 	(*ClaimFrame)(nil),                  // 27: waypost.v1.ClaimFrame
 	(*Claim)(nil),                       // 28: waypost.v1.Claim
 	(*MarkFrame)(nil),                   // 29: waypost.v1.MarkFrame
-	(*Mark)(nil),                        // 30: waypost.v1.Mark
-	(*OutcomeFrame)(nil),                // 31: waypost.v1.OutcomeFrame
-	(*TransferFrame)(nil),               // 32: waypost.v1.TransferFrame
-	(*ObservedTransfer)(nil),            // 33: waypost.v1.ObservedTransfer
-	(*ObservedOutcome)(nil),             // 34: waypost.v1.ObservedOutcome
-	(*TokenizeAsk)(nil),                 // 35: waypost.v1.TokenizeAsk
-	(*RenderAsk)(nil),                   // 36: waypost.v1.RenderAsk
-	(*ExchangePlacementsRequest)(nil),   // 37: waypost.v1.ExchangePlacementsRequest
-	(*MemoEntry)(nil),                   // 38: waypost.v1.MemoEntry
-	(*ExchangePlacementsResponse)(nil),  // 39: waypost.v1.ExchangePlacementsResponse
-	(*PlaceFrame)(nil),                  // 40: waypost.v1.PlaceFrame
-	(*EvidenceAsk)(nil),                 // 41: waypost.v1.EvidenceAsk
-	(*EvidencePoint)(nil),               // 42: waypost.v1.EvidencePoint
-	(*EvidenceReply)(nil),               // 43: waypost.v1.EvidenceReply
-	(*AskRecordsRequest)(nil),           // 44: waypost.v1.AskRecordsRequest
-	(*AskRecordsResponse)(nil),          // 45: waypost.v1.AskRecordsResponse
-	(*ForwardWriteRequest)(nil),         // 46: waypost.v1.ForwardWriteRequest
-	(*ForwardWriteResponse)(nil),        // 47: waypost.v1.ForwardWriteResponse
-	(*JoinClusterRequest)(nil),          // 48: waypost.v1.JoinClusterRequest
-	(*JoinClusterResponse)(nil),         // 49: waypost.v1.JoinClusterResponse
-	(*WaitAppliedRequest)(nil),          // 50: waypost.v1.WaitAppliedRequest
-	(*WaitAppliedResponse)(nil),         // 51: waypost.v1.WaitAppliedResponse
-	(*PeerInspectRequest)(nil),          // 52: waypost.v1.PeerInspectRequest
-	(*PeerInspectResponse)(nil),         // 53: waypost.v1.PeerInspectResponse
-	(*FetchPlacementRequest)(nil),       // 54: waypost.v1.FetchPlacementRequest
-	(*FetchPlacementResponse)(nil),      // 55: waypost.v1.FetchPlacementResponse
-	(*RelayOutcomeRequest)(nil),         // 56: waypost.v1.RelayOutcomeRequest
-	(*RelayOutcomeResponse)(nil),        // 57: waypost.v1.RelayOutcomeResponse
-	(*RelayReservationRequest)(nil),     // 58: waypost.v1.RelayReservationRequest
-	(*RelayReservationResponse)(nil),    // 59: waypost.v1.RelayReservationResponse
-	(*PeerMembersRequest)(nil),          // 60: waypost.v1.PeerMembersRequest
-	(*PeerMembersResponse)(nil),         // 61: waypost.v1.PeerMembersResponse
-	(*CopyPrefixesRequest)(nil),         // 62: waypost.v1.CopyPrefixesRequest
-	(*CopyPrefixesResponse)(nil),        // 63: waypost.v1.CopyPrefixesResponse
-	(*RelayLearnRequest)(nil),           // 64: waypost.v1.RelayLearnRequest
-	(*RelayLearnResponse)(nil),          // 65: waypost.v1.RelayLearnResponse
-	(*CopyMemoRequest)(nil),             // 66: waypost.v1.CopyMemoRequest
-	(*CopyMemoResponse)(nil),            // 67: waypost.v1.CopyMemoResponse
-	nil,                                 // 68: waypost.v1.WorkerFacts.HeadersEntry
-	(*TransferFacts)(nil),               // 69: waypost.v1.TransferFacts
-	(*TermError)(nil),                   // 70: waypost.v1.TermError
-	(*HostFacts)(nil),                   // 71: waypost.v1.HostFacts
-	(*Gpu)(nil),                         // 72: waypost.v1.Gpu
-	(*Check)(nil),                       // 73: waypost.v1.Check
-	(*Cordon)(nil),                      // 74: waypost.v1.Cordon
-	(*ListPlacementsRequest)(nil),       // 75: waypost.v1.ListPlacementsRequest
-	(*SummarizePlacementsRequest)(nil),  // 76: waypost.v1.SummarizePlacementsRequest
-	(*GetReuseRequest)(nil),             // 77: waypost.v1.GetReuseRequest
-	(*ExplainWorkerRequest)(nil),        // 78: waypost.v1.ExplainWorkerRequest
-	(*ListPlacementsResponse)(nil),      // 79: waypost.v1.ListPlacementsResponse
-	(*SummarizePlacementsResponse)(nil), // 80: waypost.v1.SummarizePlacementsResponse
-	(*GetReuseResponse)(nil),            // 81: waypost.v1.GetReuseResponse
-	(*ExplainWorkerResponse)(nil),       // 82: waypost.v1.ExplainWorkerResponse
-	(*InspectWorkerRequest)(nil),        // 83: waypost.v1.InspectWorkerRequest
-	(*InspectWorkerResponse)(nil),       // 84: waypost.v1.InspectWorkerResponse
-	(*ReportOutcomeRequest)(nil),        // 85: waypost.v1.ReportOutcomeRequest
-	(*ReportOutcomeResponse)(nil),       // 86: waypost.v1.ReportOutcomeResponse
-	(*RenewPlacementRequest)(nil),       // 87: waypost.v1.RenewPlacementRequest
-	(*ReleasePlacementRequest)(nil),     // 88: waypost.v1.ReleasePlacementRequest
-	(*RenewPlacementResponse)(nil),      // 89: waypost.v1.RenewPlacementResponse
-	(*ReleasePlacementResponse)(nil),    // 90: waypost.v1.ReleasePlacementResponse
-	(*ListMembersResponse)(nil),         // 91: waypost.v1.ListMembersResponse
-	(*LearnTokensRequest)(nil),          // 92: waypost.v1.LearnTokensRequest
-	(*LearnTokensResponse)(nil),         // 93: waypost.v1.LearnTokensResponse
+	(*LearntPrompt)(nil),                // 30: waypost.v1.LearntPrompt
+	(*Mark)(nil),                        // 31: waypost.v1.Mark
+	(*OutcomeFrame)(nil),                // 32: waypost.v1.OutcomeFrame
+	(*TransferFrame)(nil),               // 33: waypost.v1.TransferFrame
+	(*ObservedTransfer)(nil),            // 34: waypost.v1.ObservedTransfer
+	(*ObservedOutcome)(nil),             // 35: waypost.v1.ObservedOutcome
+	(*TokenizeAsk)(nil),                 // 36: waypost.v1.TokenizeAsk
+	(*RenderAsk)(nil),                   // 37: waypost.v1.RenderAsk
+	(*ExchangePlacementsRequest)(nil),   // 38: waypost.v1.ExchangePlacementsRequest
+	(*MemoEntry)(nil),                   // 39: waypost.v1.MemoEntry
+	(*ExchangePlacementsResponse)(nil),  // 40: waypost.v1.ExchangePlacementsResponse
+	(*PlaceFrame)(nil),                  // 41: waypost.v1.PlaceFrame
+	(*EvidenceAsk)(nil),                 // 42: waypost.v1.EvidenceAsk
+	(*EvidencePoint)(nil),               // 43: waypost.v1.EvidencePoint
+	(*EvidenceReply)(nil),               // 44: waypost.v1.EvidenceReply
+	(*AskRecordsRequest)(nil),           // 45: waypost.v1.AskRecordsRequest
+	(*AskRecordsResponse)(nil),          // 46: waypost.v1.AskRecordsResponse
+	(*ForwardWriteRequest)(nil),         // 47: waypost.v1.ForwardWriteRequest
+	(*ForwardWriteResponse)(nil),        // 48: waypost.v1.ForwardWriteResponse
+	(*JoinClusterRequest)(nil),          // 49: waypost.v1.JoinClusterRequest
+	(*JoinClusterResponse)(nil),         // 50: waypost.v1.JoinClusterResponse
+	(*WaitAppliedRequest)(nil),          // 51: waypost.v1.WaitAppliedRequest
+	(*WaitAppliedResponse)(nil),         // 52: waypost.v1.WaitAppliedResponse
+	(*PeerInspectRequest)(nil),          // 53: waypost.v1.PeerInspectRequest
+	(*PeerInspectResponse)(nil),         // 54: waypost.v1.PeerInspectResponse
+	(*FetchPlacementRequest)(nil),       // 55: waypost.v1.FetchPlacementRequest
+	(*FetchPlacementResponse)(nil),      // 56: waypost.v1.FetchPlacementResponse
+	(*RelayOutcomeRequest)(nil),         // 57: waypost.v1.RelayOutcomeRequest
+	(*RelayOutcomeResponse)(nil),        // 58: waypost.v1.RelayOutcomeResponse
+	(*RelayReservationRequest)(nil),     // 59: waypost.v1.RelayReservationRequest
+	(*RelayReservationResponse)(nil),    // 60: waypost.v1.RelayReservationResponse
+	(*PeerMembersRequest)(nil),          // 61: waypost.v1.PeerMembersRequest
+	(*PeerMembersResponse)(nil),         // 62: waypost.v1.PeerMembersResponse
+	(*CopyPrefixesRequest)(nil),         // 63: waypost.v1.CopyPrefixesRequest
+	(*CopyPrefixesResponse)(nil),        // 64: waypost.v1.CopyPrefixesResponse
+	(*RelayLearnRequest)(nil),           // 65: waypost.v1.RelayLearnRequest
+	(*RelayLearnResponse)(nil),          // 66: waypost.v1.RelayLearnResponse
+	(*CopyMemoRequest)(nil),             // 67: waypost.v1.CopyMemoRequest
+	(*CopyMemoResponse)(nil),            // 68: waypost.v1.CopyMemoResponse
+	nil,                                 // 69: waypost.v1.WorkerFacts.HeadersEntry
+	(*TransferFacts)(nil),               // 70: waypost.v1.TransferFacts
+	(*TermError)(nil),                   // 71: waypost.v1.TermError
+	(*HostFacts)(nil),                   // 72: waypost.v1.HostFacts
+	(*Gpu)(nil),                         // 73: waypost.v1.Gpu
+	(*Check)(nil),                       // 74: waypost.v1.Check
+	(*Cordon)(nil),                      // 75: waypost.v1.Cordon
+	(*ListPlacementsRequest)(nil),       // 76: waypost.v1.ListPlacementsRequest
+	(*SummarizePlacementsRequest)(nil),  // 77: waypost.v1.SummarizePlacementsRequest
+	(*GetReuseRequest)(nil),             // 78: waypost.v1.GetReuseRequest
+	(*ExplainWorkerRequest)(nil),        // 79: waypost.v1.ExplainWorkerRequest
+	(*ListPlacementsResponse)(nil),      // 80: waypost.v1.ListPlacementsResponse
+	(*SummarizePlacementsResponse)(nil), // 81: waypost.v1.SummarizePlacementsResponse
+	(*GetReuseResponse)(nil),            // 82: waypost.v1.GetReuseResponse
+	(*ExplainWorkerResponse)(nil),       // 83: waypost.v1.ExplainWorkerResponse
+	(*InspectWorkerRequest)(nil),        // 84: waypost.v1.InspectWorkerRequest
+	(*InspectWorkerResponse)(nil),       // 85: waypost.v1.InspectWorkerResponse
+	(*ReportOutcomeRequest)(nil),        // 86: waypost.v1.ReportOutcomeRequest
+	(*ReportOutcomeResponse)(nil),       // 87: waypost.v1.ReportOutcomeResponse
+	(*RenewPlacementRequest)(nil),       // 88: waypost.v1.RenewPlacementRequest
+	(*ReleasePlacementRequest)(nil),     // 89: waypost.v1.ReleasePlacementRequest
+	(*RenewPlacementResponse)(nil),      // 90: waypost.v1.RenewPlacementResponse
+	(*ReleasePlacementResponse)(nil),    // 91: waypost.v1.ReleasePlacementResponse
+	(*ListMembersResponse)(nil),         // 92: waypost.v1.ListMembersResponse
+	(*LearnTokensRequest)(nil),          // 93: waypost.v1.LearnTokensRequest
+	(*LearnTokensResponse)(nil),         // 94: waypost.v1.LearnTokensResponse
 }
 var file_waypost_v1_lane_proto_depIdxs = []int32{
 	2,  // 0: waypost.v1.ConnectRequest.hello:type_name -> waypost.v1.AgentHello
@@ -6416,7 +6506,7 @@ var file_waypost_v1_lane_proto_depIdxs = []int32{
 	16, // 2: waypost.v1.ConnectRequest.prefixes:type_name -> waypost.v1.PrefixFrames
 	17, // 3: waypost.v1.ConnectRequest.tokenize_reply:type_name -> waypost.v1.TokenizeReply
 	19, // 4: waypost.v1.ConnectRequest.host:type_name -> waypost.v1.HostReport
-	43, // 5: waypost.v1.ConnectRequest.evidence:type_name -> waypost.v1.EvidenceReply
+	44, // 5: waypost.v1.ConnectRequest.evidence:type_name -> waypost.v1.EvidenceReply
 	24, // 6: waypost.v1.ConnectRequest.ack_gpu:type_name -> waypost.v1.AckGpuReply
 	18, // 7: waypost.v1.ConnectRequest.stored_prompt:type_name -> waypost.v1.StoredPrompt
 	20, // 8: waypost.v1.ConnectResponse.hello:type_name -> waypost.v1.CoordinatorHello
@@ -6424,11 +6514,11 @@ var file_waypost_v1_lane_proto_depIdxs = []int32{
 	26, // 10: waypost.v1.ConnectResponse.pull:type_name -> waypost.v1.PrefixPull
 	27, // 11: waypost.v1.ConnectResponse.claims:type_name -> waypost.v1.ClaimFrame
 	29, // 12: waypost.v1.ConnectResponse.marks:type_name -> waypost.v1.MarkFrame
-	35, // 13: waypost.v1.ConnectResponse.tokenize:type_name -> waypost.v1.TokenizeAsk
-	36, // 14: waypost.v1.ConnectResponse.render:type_name -> waypost.v1.RenderAsk
-	41, // 15: waypost.v1.ConnectResponse.evidence:type_name -> waypost.v1.EvidenceAsk
-	31, // 16: waypost.v1.ConnectResponse.outcomes:type_name -> waypost.v1.OutcomeFrame
-	32, // 17: waypost.v1.ConnectResponse.transfers:type_name -> waypost.v1.TransferFrame
+	36, // 13: waypost.v1.ConnectResponse.tokenize:type_name -> waypost.v1.TokenizeAsk
+	37, // 14: waypost.v1.ConnectResponse.render:type_name -> waypost.v1.RenderAsk
+	42, // 15: waypost.v1.ConnectResponse.evidence:type_name -> waypost.v1.EvidenceAsk
+	32, // 16: waypost.v1.ConnectResponse.outcomes:type_name -> waypost.v1.OutcomeFrame
+	33, // 17: waypost.v1.ConnectResponse.transfers:type_name -> waypost.v1.TransferFrame
 	23, // 18: waypost.v1.ConnectResponse.ack_gpu:type_name -> waypost.v1.AckGpu
 	25, // 19: waypost.v1.ConnectResponse.boundary:type_name -> waypost.v1.BoundaryAsk
 	7,  // 20: waypost.v1.AgentHello.workers:type_name -> waypost.v1.WorkerFacts
@@ -6436,85 +6526,86 @@ var file_waypost_v1_lane_proto_depIdxs = []int32{
 	3,  // 22: waypost.v1.AgentHello.shares:type_name -> waypost.v1.GroupShares
 	4,  // 23: waypost.v1.GroupShares.shares:type_name -> waypost.v1.GroupShare
 	6,  // 24: waypost.v1.EngineBoundary.probes:type_name -> waypost.v1.MeasuredProbe
-	68, // 25: waypost.v1.WorkerFacts.headers:type_name -> waypost.v1.WorkerFacts.HeadersEntry
+	69, // 25: waypost.v1.WorkerFacts.headers:type_name -> waypost.v1.WorkerFacts.HeadersEntry
 	8,  // 26: waypost.v1.WorkerFacts.step_model:type_name -> waypost.v1.StepModel
-	69, // 27: waypost.v1.WorkerFacts.transfer:type_name -> waypost.v1.TransferFacts
+	70, // 27: waypost.v1.WorkerFacts.transfer:type_name -> waypost.v1.TransferFacts
 	12, // 28: waypost.v1.Load.workers:type_name -> waypost.v1.WorkerLoad
 	11, // 29: waypost.v1.Load.drain_wish:type_name -> waypost.v1.DrainWish
 	10, // 30: waypost.v1.Load.shares:type_name -> waypost.v1.ShareLoad
 	15, // 31: waypost.v1.WorkerLoad.echo:type_name -> waypost.v1.Echo
 	13, // 32: waypost.v1.WorkerLoad.accuracy:type_name -> waypost.v1.WorkerAccuracy
-	33, // 33: waypost.v1.WorkerLoad.transfers:type_name -> waypost.v1.ObservedTransfer
+	34, // 33: waypost.v1.WorkerLoad.transfers:type_name -> waypost.v1.ObservedTransfer
 	14, // 34: waypost.v1.WorkerLoad.idle_slots:type_name -> waypost.v1.IdleSlot
-	70, // 35: waypost.v1.WorkerAccuracy.errors:type_name -> waypost.v1.TermError
-	71, // 36: waypost.v1.HostReport.facts:type_name -> waypost.v1.HostFacts
-	72, // 37: waypost.v1.HostReport.gpus:type_name -> waypost.v1.Gpu
-	73, // 38: waypost.v1.HostReport.checks:type_name -> waypost.v1.Check
-	74, // 39: waypost.v1.PolicyPush.cordons:type_name -> waypost.v1.Cordon
+	71, // 35: waypost.v1.WorkerAccuracy.errors:type_name -> waypost.v1.TermError
+	72, // 36: waypost.v1.HostReport.facts:type_name -> waypost.v1.HostFacts
+	73, // 37: waypost.v1.HostReport.gpus:type_name -> waypost.v1.Gpu
+	74, // 38: waypost.v1.HostReport.checks:type_name -> waypost.v1.Check
+	75, // 39: waypost.v1.PolicyPush.cordons:type_name -> waypost.v1.Cordon
 	22, // 40: waypost.v1.PolicyPush.gpu:type_name -> waypost.v1.GpuPolicy
 	28, // 41: waypost.v1.ClaimFrame.claims:type_name -> waypost.v1.Claim
-	30, // 42: waypost.v1.MarkFrame.marks:type_name -> waypost.v1.Mark
-	34, // 43: waypost.v1.OutcomeFrame.outcomes:type_name -> waypost.v1.ObservedOutcome
-	33, // 44: waypost.v1.TransferFrame.transfers:type_name -> waypost.v1.ObservedTransfer
-	40, // 45: waypost.v1.ExchangePlacementsRequest.places:type_name -> waypost.v1.PlaceFrame
-	38, // 46: waypost.v1.ExchangePlacementsRequest.memo:type_name -> waypost.v1.MemoEntry
-	28, // 47: waypost.v1.PlaceFrame.claim:type_name -> waypost.v1.Claim
-	42, // 48: waypost.v1.EvidenceAsk.expected:type_name -> waypost.v1.EvidencePoint
-	42, // 49: waypost.v1.EvidenceAsk.tip:type_name -> waypost.v1.EvidencePoint
-	42, // 50: waypost.v1.EvidenceAsk.unsalted:type_name -> waypost.v1.EvidencePoint
-	75, // 51: waypost.v1.AskRecordsRequest.list:type_name -> waypost.v1.ListPlacementsRequest
-	76, // 52: waypost.v1.AskRecordsRequest.summarize:type_name -> waypost.v1.SummarizePlacementsRequest
-	77, // 53: waypost.v1.AskRecordsRequest.reuse:type_name -> waypost.v1.GetReuseRequest
-	78, // 54: waypost.v1.AskRecordsRequest.worker:type_name -> waypost.v1.ExplainWorkerRequest
-	79, // 55: waypost.v1.AskRecordsResponse.list:type_name -> waypost.v1.ListPlacementsResponse
-	80, // 56: waypost.v1.AskRecordsResponse.summarize:type_name -> waypost.v1.SummarizePlacementsResponse
-	81, // 57: waypost.v1.AskRecordsResponse.reuse:type_name -> waypost.v1.GetReuseResponse
-	82, // 58: waypost.v1.AskRecordsResponse.worker:type_name -> waypost.v1.ExplainWorkerResponse
-	83, // 59: waypost.v1.PeerInspectRequest.inspect:type_name -> waypost.v1.InspectWorkerRequest
-	84, // 60: waypost.v1.PeerInspectResponse.inspect:type_name -> waypost.v1.InspectWorkerResponse
-	85, // 61: waypost.v1.RelayOutcomeRequest.outcome:type_name -> waypost.v1.ReportOutcomeRequest
-	86, // 62: waypost.v1.RelayOutcomeResponse.outcome:type_name -> waypost.v1.ReportOutcomeResponse
-	87, // 63: waypost.v1.RelayReservationRequest.renew:type_name -> waypost.v1.RenewPlacementRequest
-	88, // 64: waypost.v1.RelayReservationRequest.release:type_name -> waypost.v1.ReleasePlacementRequest
-	89, // 65: waypost.v1.RelayReservationResponse.renew:type_name -> waypost.v1.RenewPlacementResponse
-	90, // 66: waypost.v1.RelayReservationResponse.release:type_name -> waypost.v1.ReleasePlacementResponse
-	91, // 67: waypost.v1.PeerMembersResponse.members:type_name -> waypost.v1.ListMembersResponse
-	92, // 68: waypost.v1.RelayLearnRequest.learn:type_name -> waypost.v1.LearnTokensRequest
-	93, // 69: waypost.v1.RelayLearnResponse.learn:type_name -> waypost.v1.LearnTokensResponse
-	38, // 70: waypost.v1.CopyMemoResponse.entries:type_name -> waypost.v1.MemoEntry
-	0,  // 71: waypost.v1.LaneService.Connect:input_type -> waypost.v1.ConnectRequest
-	37, // 72: waypost.v1.PeerService.ExchangePlacements:input_type -> waypost.v1.ExchangePlacementsRequest
-	46, // 73: waypost.v1.PeerService.ForwardWrite:input_type -> waypost.v1.ForwardWriteRequest
-	48, // 74: waypost.v1.PeerService.JoinCluster:input_type -> waypost.v1.JoinClusterRequest
-	50, // 75: waypost.v1.PeerService.WaitApplied:input_type -> waypost.v1.WaitAppliedRequest
-	52, // 76: waypost.v1.PeerService.PeerInspect:input_type -> waypost.v1.PeerInspectRequest
-	54, // 77: waypost.v1.PeerService.FetchPlacement:input_type -> waypost.v1.FetchPlacementRequest
-	56, // 78: waypost.v1.PeerService.RelayOutcome:input_type -> waypost.v1.RelayOutcomeRequest
-	58, // 79: waypost.v1.PeerService.RelayReservation:input_type -> waypost.v1.RelayReservationRequest
-	44, // 80: waypost.v1.PeerService.AskRecords:input_type -> waypost.v1.AskRecordsRequest
-	60, // 81: waypost.v1.PeerService.PeerMembers:input_type -> waypost.v1.PeerMembersRequest
-	62, // 82: waypost.v1.PeerService.CopyPrefixes:input_type -> waypost.v1.CopyPrefixesRequest
-	64, // 83: waypost.v1.PeerService.RelayLearn:input_type -> waypost.v1.RelayLearnRequest
-	66, // 84: waypost.v1.PeerService.CopyMemo:input_type -> waypost.v1.CopyMemoRequest
-	1,  // 85: waypost.v1.LaneService.Connect:output_type -> waypost.v1.ConnectResponse
-	39, // 86: waypost.v1.PeerService.ExchangePlacements:output_type -> waypost.v1.ExchangePlacementsResponse
-	47, // 87: waypost.v1.PeerService.ForwardWrite:output_type -> waypost.v1.ForwardWriteResponse
-	49, // 88: waypost.v1.PeerService.JoinCluster:output_type -> waypost.v1.JoinClusterResponse
-	51, // 89: waypost.v1.PeerService.WaitApplied:output_type -> waypost.v1.WaitAppliedResponse
-	53, // 90: waypost.v1.PeerService.PeerInspect:output_type -> waypost.v1.PeerInspectResponse
-	55, // 91: waypost.v1.PeerService.FetchPlacement:output_type -> waypost.v1.FetchPlacementResponse
-	57, // 92: waypost.v1.PeerService.RelayOutcome:output_type -> waypost.v1.RelayOutcomeResponse
-	59, // 93: waypost.v1.PeerService.RelayReservation:output_type -> waypost.v1.RelayReservationResponse
-	45, // 94: waypost.v1.PeerService.AskRecords:output_type -> waypost.v1.AskRecordsResponse
-	61, // 95: waypost.v1.PeerService.PeerMembers:output_type -> waypost.v1.PeerMembersResponse
-	63, // 96: waypost.v1.PeerService.CopyPrefixes:output_type -> waypost.v1.CopyPrefixesResponse
-	65, // 97: waypost.v1.PeerService.RelayLearn:output_type -> waypost.v1.RelayLearnResponse
-	67, // 98: waypost.v1.PeerService.CopyMemo:output_type -> waypost.v1.CopyMemoResponse
-	85, // [85:99] is the sub-list for method output_type
-	71, // [71:85] is the sub-list for method input_type
-	71, // [71:71] is the sub-list for extension type_name
-	71, // [71:71] is the sub-list for extension extendee
-	0,  // [0:71] is the sub-list for field type_name
+	31, // 42: waypost.v1.MarkFrame.marks:type_name -> waypost.v1.Mark
+	30, // 43: waypost.v1.MarkFrame.learnt:type_name -> waypost.v1.LearntPrompt
+	35, // 44: waypost.v1.OutcomeFrame.outcomes:type_name -> waypost.v1.ObservedOutcome
+	34, // 45: waypost.v1.TransferFrame.transfers:type_name -> waypost.v1.ObservedTransfer
+	41, // 46: waypost.v1.ExchangePlacementsRequest.places:type_name -> waypost.v1.PlaceFrame
+	39, // 47: waypost.v1.ExchangePlacementsRequest.memo:type_name -> waypost.v1.MemoEntry
+	28, // 48: waypost.v1.PlaceFrame.claim:type_name -> waypost.v1.Claim
+	43, // 49: waypost.v1.EvidenceAsk.expected:type_name -> waypost.v1.EvidencePoint
+	43, // 50: waypost.v1.EvidenceAsk.tip:type_name -> waypost.v1.EvidencePoint
+	43, // 51: waypost.v1.EvidenceAsk.unsalted:type_name -> waypost.v1.EvidencePoint
+	76, // 52: waypost.v1.AskRecordsRequest.list:type_name -> waypost.v1.ListPlacementsRequest
+	77, // 53: waypost.v1.AskRecordsRequest.summarize:type_name -> waypost.v1.SummarizePlacementsRequest
+	78, // 54: waypost.v1.AskRecordsRequest.reuse:type_name -> waypost.v1.GetReuseRequest
+	79, // 55: waypost.v1.AskRecordsRequest.worker:type_name -> waypost.v1.ExplainWorkerRequest
+	80, // 56: waypost.v1.AskRecordsResponse.list:type_name -> waypost.v1.ListPlacementsResponse
+	81, // 57: waypost.v1.AskRecordsResponse.summarize:type_name -> waypost.v1.SummarizePlacementsResponse
+	82, // 58: waypost.v1.AskRecordsResponse.reuse:type_name -> waypost.v1.GetReuseResponse
+	83, // 59: waypost.v1.AskRecordsResponse.worker:type_name -> waypost.v1.ExplainWorkerResponse
+	84, // 60: waypost.v1.PeerInspectRequest.inspect:type_name -> waypost.v1.InspectWorkerRequest
+	85, // 61: waypost.v1.PeerInspectResponse.inspect:type_name -> waypost.v1.InspectWorkerResponse
+	86, // 62: waypost.v1.RelayOutcomeRequest.outcome:type_name -> waypost.v1.ReportOutcomeRequest
+	87, // 63: waypost.v1.RelayOutcomeResponse.outcome:type_name -> waypost.v1.ReportOutcomeResponse
+	88, // 64: waypost.v1.RelayReservationRequest.renew:type_name -> waypost.v1.RenewPlacementRequest
+	89, // 65: waypost.v1.RelayReservationRequest.release:type_name -> waypost.v1.ReleasePlacementRequest
+	90, // 66: waypost.v1.RelayReservationResponse.renew:type_name -> waypost.v1.RenewPlacementResponse
+	91, // 67: waypost.v1.RelayReservationResponse.release:type_name -> waypost.v1.ReleasePlacementResponse
+	92, // 68: waypost.v1.PeerMembersResponse.members:type_name -> waypost.v1.ListMembersResponse
+	93, // 69: waypost.v1.RelayLearnRequest.learn:type_name -> waypost.v1.LearnTokensRequest
+	94, // 70: waypost.v1.RelayLearnResponse.learn:type_name -> waypost.v1.LearnTokensResponse
+	39, // 71: waypost.v1.CopyMemoResponse.entries:type_name -> waypost.v1.MemoEntry
+	0,  // 72: waypost.v1.LaneService.Connect:input_type -> waypost.v1.ConnectRequest
+	38, // 73: waypost.v1.PeerService.ExchangePlacements:input_type -> waypost.v1.ExchangePlacementsRequest
+	47, // 74: waypost.v1.PeerService.ForwardWrite:input_type -> waypost.v1.ForwardWriteRequest
+	49, // 75: waypost.v1.PeerService.JoinCluster:input_type -> waypost.v1.JoinClusterRequest
+	51, // 76: waypost.v1.PeerService.WaitApplied:input_type -> waypost.v1.WaitAppliedRequest
+	53, // 77: waypost.v1.PeerService.PeerInspect:input_type -> waypost.v1.PeerInspectRequest
+	55, // 78: waypost.v1.PeerService.FetchPlacement:input_type -> waypost.v1.FetchPlacementRequest
+	57, // 79: waypost.v1.PeerService.RelayOutcome:input_type -> waypost.v1.RelayOutcomeRequest
+	59, // 80: waypost.v1.PeerService.RelayReservation:input_type -> waypost.v1.RelayReservationRequest
+	45, // 81: waypost.v1.PeerService.AskRecords:input_type -> waypost.v1.AskRecordsRequest
+	61, // 82: waypost.v1.PeerService.PeerMembers:input_type -> waypost.v1.PeerMembersRequest
+	63, // 83: waypost.v1.PeerService.CopyPrefixes:input_type -> waypost.v1.CopyPrefixesRequest
+	65, // 84: waypost.v1.PeerService.RelayLearn:input_type -> waypost.v1.RelayLearnRequest
+	67, // 85: waypost.v1.PeerService.CopyMemo:input_type -> waypost.v1.CopyMemoRequest
+	1,  // 86: waypost.v1.LaneService.Connect:output_type -> waypost.v1.ConnectResponse
+	40, // 87: waypost.v1.PeerService.ExchangePlacements:output_type -> waypost.v1.ExchangePlacementsResponse
+	48, // 88: waypost.v1.PeerService.ForwardWrite:output_type -> waypost.v1.ForwardWriteResponse
+	50, // 89: waypost.v1.PeerService.JoinCluster:output_type -> waypost.v1.JoinClusterResponse
+	52, // 90: waypost.v1.PeerService.WaitApplied:output_type -> waypost.v1.WaitAppliedResponse
+	54, // 91: waypost.v1.PeerService.PeerInspect:output_type -> waypost.v1.PeerInspectResponse
+	56, // 92: waypost.v1.PeerService.FetchPlacement:output_type -> waypost.v1.FetchPlacementResponse
+	58, // 93: waypost.v1.PeerService.RelayOutcome:output_type -> waypost.v1.RelayOutcomeResponse
+	60, // 94: waypost.v1.PeerService.RelayReservation:output_type -> waypost.v1.RelayReservationResponse
+	46, // 95: waypost.v1.PeerService.AskRecords:output_type -> waypost.v1.AskRecordsResponse
+	62, // 96: waypost.v1.PeerService.PeerMembers:output_type -> waypost.v1.PeerMembersResponse
+	64, // 97: waypost.v1.PeerService.CopyPrefixes:output_type -> waypost.v1.CopyPrefixesResponse
+	66, // 98: waypost.v1.PeerService.RelayLearn:output_type -> waypost.v1.RelayLearnResponse
+	68, // 99: waypost.v1.PeerService.CopyMemo:output_type -> waypost.v1.CopyMemoResponse
+	86, // [86:100] is the sub-list for method output_type
+	72, // [72:86] is the sub-list for method input_type
+	72, // [72:72] is the sub-list for extension type_name
+	72, // [72:72] is the sub-list for extension extendee
+	0,  // [0:72] is the sub-list for field type_name
 }
 
 func init() { file_waypost_v1_lane_proto_init() }
@@ -6548,11 +6639,11 @@ func file_waypost_v1_lane_proto_init() {
 		(*ConnectResponse_AckGpu)(nil),
 		(*ConnectResponse_Boundary)(nil),
 	}
-	file_waypost_v1_lane_proto_msgTypes[58].OneofWrappers = []any{
+	file_waypost_v1_lane_proto_msgTypes[59].OneofWrappers = []any{
 		(*RelayReservationRequest_Renew)(nil),
 		(*RelayReservationRequest_Release)(nil),
 	}
-	file_waypost_v1_lane_proto_msgTypes[59].OneofWrappers = []any{
+	file_waypost_v1_lane_proto_msgTypes[60].OneofWrappers = []any{
 		(*RelayReservationResponse_Renew)(nil),
 		(*RelayReservationResponse_Release)(nil),
 	}
@@ -6562,7 +6653,7 @@ func file_waypost_v1_lane_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_waypost_v1_lane_proto_rawDesc), len(file_waypost_v1_lane_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   69,
+			NumMessages:   70,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -21,6 +21,9 @@ type fault struct {
 	noClaim, noEnd, untold float64
 	// noTask says that the pages name neither prompts nor requests.
 	noTask bool
+	// texts is the share of requests of which a part is known only while they
+	// run.
+	texts float64
 }
 
 // scene is callers at a server, and a replay that is told of them.
@@ -107,8 +110,16 @@ func (s *scene) request(chat int, then func()) {
 	id := ledger.ClaimID{Coordinator: uint64(chat % 2), Seq: s.n}
 	untold := s.rng.Float64() < s.fault.untold
 	if !untold && s.rng.Float64() >= s.fault.noClaim {
-		keys := keysOf(prompt)
-		s.tell(chat%2, func() { s.replay.Begin(id, keys, len(prompt), -1) })
+		keys, known, guess := keysOf(prompt), 0, len(prompt)
+		if text := s.rng.Float64() < s.fault.texts; text {
+			known, guess = s.rng.IntN(len(keys)), len(prompt)+s.rng.IntN(400)-200
+		} else {
+			known = len(keys)
+		}
+		s.tell(chat%2, func() { s.replay.Begin(id, keys[:known], max(guess, known*ledger.PointTokens), -1) })
+		if known < len(keys) {
+			s.tell(chat%2, func() { s.replay.Learn(id, keys, len(prompt)) })
+		}
 	}
 	s.after(3+s.rng.IntN(1+s.fault.lateMs/4), func() {
 		t := s.server.arrive(prompt, output)
@@ -194,7 +205,7 @@ func (s *scene) until(over func() bool) {
 // calm ends what goes wrong, once all that was told has arrived.
 func (s *scene) calm() {
 	until := s.now + 2*s.fault.lateMs
-	s.fault = fault{lateMs: 2, noTask: s.fault.noTask}
+	s.fault = fault{lateMs: 2, noTask: s.fault.noTask, texts: s.fault.texts}
 	s.until(func() bool { return s.now >= until })
 }
 
@@ -223,10 +234,14 @@ func TestViewComesBack(t *testing.T) {
 		s.fault = fault{
 			lateMs: rapid.SampledFrom([]int{8, 100, 600, 1500}).Draw(t, "late"), noClaim: part.Draw(t, "no claim"), noEnd: part.Draw(t, "no end"),
 			untold: part.Draw(t, "untold"), noTask: rapid.Bool().Draw(t, "no task"),
+			texts: rapid.SampledFrom([]float64{0, .3, 1}).Draw(t, "texts"),
 		}
 		s.look()
 		s.run(rapid.IntRange(1, 6).Draw(t, "callers"), 12, 3)
 		s.calm()
+		// The first turn of a chat tells what it is, the second drives out of the
+		// host cache what nobody knows of.
+		s.touch(12)
 		s.touch(12)
 		s.measured = true
 		s.run(1, 80, 12)

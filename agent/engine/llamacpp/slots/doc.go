@@ -21,10 +21,18 @@
 //   - the host cache lets go of what was given to it first; what continues an
 //     entry replaces it, what an entry holds already is not given;
 //   - a new request makes the server copy what idle slots hold to the host
-//     cache and, when the slots share one KV buffer, empty them.
+//     cache and, when the slots share one KV buffer, empty them; a request that
+//     names an empty slot takes nothing from the cache.
+//
+// What is told comes late, in another order than the server's, or never. The
+// server's own page of its slots puts that right: the length of a prompt and of
+// what a slot holds, and the name of its latest request, tell which of the known
+// sequences is where. What nobody told of has a length only; it takes room, in a
+// slot and in the host cache, and is never promised.
 //
 // How much the host cache holds is not told over HTTP. Where it is not known from
 // elsewhere it is learnt from reuse that was missing or not expected; where it
-// is, from reuse that is missing again and again. Of generated tokens only the number is known, so
-// a prefix ends with the prompt. A Replay is not safe for concurrent use.
+// is, from reuse that is missing again and again. Of generated tokens only the
+// number is known, so a prefix ends with the prompt. A Replay is not safe for
+// concurrent use.
 package slots

@@ -56,8 +56,8 @@ type request struct {
 	began bool
 	// task is the server's name of it; 0: not known.
 	task uint64
-	// before is what its slot held before.
-	before *sequence
+	// before is what its slot held before, taken what came from the host cache.
+	before, taken *sequence
 	// told is Replay.looks when it was told, look when it got its slot.
 	told, look uint64
 	// expected is the reuse that the rules give, from what was held before;
@@ -188,6 +188,36 @@ func (r *Replay) Begin(id ledger.ClaimID, keys []prefix.Key, promptTokens, pinne
 	return expected
 }
 
+// Learn tells that more is known of a request's prompt than when it was told. As
+// long as the server was not seen to have it in its slot, it is taken to be where
+// the rules put it by what is known now.
+func (r *Replay) Learn(id ledger.ClaimID, keys []prefix.Key, promptTokens int) {
+	q := r.open[id]
+	if q == nil || promptTokens < 1 {
+		return
+	}
+	keys = keys[:min(len(keys), promptTokens/ledger.PointTokens, maxPoints)]
+	if len(keys) < len(q.keys) {
+		return
+	}
+	q.keys, q.tokens = append([]prefix.Key(nil), keys...), promptTokens
+	if q.slot < 0 {
+		return
+	}
+	s := &r.slots[q.slot]
+	if q.task > 0 {
+		s.held = &sequence{keys: q.keys, tokens: q.tokens}
+		return
+	}
+	s.held, s.by = q.before, nil
+	if q.taken != nil {
+		r.give(q.taken)
+	}
+	q.slot, q.least, q.fromHost, q.taken = -1, false, 0, nil
+	r.launch(q)
+	r.publish()
+}
+
 // Slot is the slot a request is believed to be in; -1: none.
 func (r *Replay) Slot(id ledger.ClaimID) int {
 	if q := r.open[id]; q != nil {
@@ -217,7 +247,7 @@ func (r *Replay) launch(q *request) bool {
 		if e := r.cache.better(s.held, q); e != nil {
 			q.fromHost = r.cache.newer(e)
 			r.cache.take(e)
-			s.held = e
+			s.held, q.taken = e, e
 			r.counts.Taken++
 			lcp = e.shared(q.keys)
 		}
@@ -316,8 +346,11 @@ func (r *Replay) Done(id ledger.ClaimID, outputTokens, cachedTokens int) {
 // left is what a request leaves in its slot. The last token that is sampled is
 // not computed any more.
 func (q *request) left(outputTokens int) *sequence {
-	return &sequence{keys: q.keys, tokens: q.tokens + outputTokens - 1, exact: true, task: q.task}
+	return &sequence{keys: q.keys, tokens: q.tokens + outputTokens - 1, exact: q.whole(), task: q.task}
 }
+
+// whole says that all of a prompt is known: else its length is a guess.
+func (q *request) whole() bool { return len(q.keys) >= min(q.tokens/ledger.PointTokens, maxPoints) }
 
 // sure is what a request leaves whose answer's length is not known: its prompt,
 // if its first token was told, else what was there before.

@@ -1,7 +1,5 @@
 package slots
 
-import "waypost/gossip/ledger"
-
 // Seen is what the server says of a slot.
 type Seen struct {
 	// Busy says that a request is under way.
@@ -190,7 +188,7 @@ func (r *Replay) correct(i int, seen []Seen) (changed bool) {
 		s.foreign = true
 		return true
 	case now.Busy:
-		if !again || now.Prompt == 0 || len(s.by.keys) < s.by.tokens/ledger.PointTokens {
+		if !again || now.Prompt == 0 || !s.by.whole() {
 			return false // the length of its prompt is not that sure
 		}
 		r.lose(s.by, &sequence{})
@@ -265,7 +263,7 @@ func (r *Replay) known(now *Seen) *sequence {
 		return nil
 	}
 	for i := len(r.ended) - 1; i >= 0; i-- {
-		if e := r.ended[i]; e.tokens == now.Tokens && same(e.task, now.Task) && !r.inSlot(e) {
+		if e := r.ended[i]; e.exact && e.tokens == now.Tokens && same(e.task, now.Task) && !r.inSlot(e) {
 			return e
 		}
 	}
@@ -321,5 +319,5 @@ func (r *Replay) place(e *sequence) {
 // names says that another sequence, of which only the length is known, may be
 // this one.
 func (s *sequence) names(other *sequence) bool {
-	return other != s && len(other.keys) == 0 && len(s.keys) > 0 && other.exact && other.tokens == s.tokens && same(other.task, s.task)
+	return other != s && len(other.keys) == 0 && len(s.keys) > 0 && s.exact && other.exact && other.tokens == s.tokens && same(other.task, s.task)
 }
