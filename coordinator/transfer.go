@@ -418,7 +418,7 @@ func (p *placements) match(w *work) (deepest int) {
 		first, words := g.Workers.Bitmap()
 		w.ask.Matches = placement.AppendMatches(w.ask.Matches, m, first, words)
 	})
-	w.ask.Matches = p.c.sketches.credit(p.c.fleet, &w.prompt.probe, w.ask.Matches)
+	w.ask.Matches = p.c.views.Credit(&w.prompt.probe, w.ask.Matches)
 	p.c.fleet.Reusable(w.ask.Matches, w.prompt.tokens, w.prompt.probe.At)
 	for i := range w.ask.Matches {
 		deepest = max(deepest, int(w.ask.Matches[i].Tokens))
