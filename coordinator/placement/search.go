@@ -156,6 +156,7 @@ type search struct {
 	lambda, perLive float64 // weights of the queue and stall terms
 	pulls           bool
 	waysDiffer      bool // or are not known to be alike
+	idleBlocks      int  // blocks with rows that have twins
 	tieKey          uint64
 	bestOwn         float64
 	limit           float64
@@ -251,6 +252,7 @@ func (s *search) run() bool {
 	s.perLive = p.policy.Theta / p.meanOutputTokens
 	s.pulls = len(p.sit.Sources) > 0 && b.pulling > 0
 	s.waysDiffer = len(s.q.Ways) > 0 && !s.q.WaysAlike
+	s.idleBlocks = (b.idle + blockRows - 1) / blockRows
 	s.tieKey = p.tieKey()
 	s.bestOwn, s.least, s.bound = math.Inf(1), math.Inf(1), math.Inf(1)
 	for i := range s.lowest {
@@ -396,7 +398,7 @@ func (s *search) findBestOwn() {
 		if s.blocks[k].own > int64(math.Float64bits(least)) {
 			continue
 		}
-		if s.ownTwins(k, least) {
+		if k < s.idleBlocks && s.ownTwins(k, least) {
 			least = slack(s.bestOwn)
 			continue
 		}
@@ -438,7 +440,7 @@ func (s *search) findTotals() {
 	}
 	s.findTwins()
 	for k := range s.blocks {
-		if s.blocks[k].twinned || s.blocks[k].total > int64(math.Float64bits(s.bound)) || s.twinBlock(k) {
+		if s.blocks[k].twinned || s.blocks[k].total > int64(math.Float64bits(s.bound)) || k < s.idleBlocks && s.twinBlock(k) {
 			continue
 		}
 		s.unfold(k)
@@ -455,7 +457,7 @@ func (s *search) findTotals() {
 // consider prices a worker within the bound, unless the doubt puts it beyond
 // that; one that has a twin is kept among them.
 func (s *search) consider(i int) {
-	if s.totals[i]+s.doubtMs(i) > s.bound || !s.open(i) {
+	if !s.open(i) || s.totals[i]+s.doubtMs(i) > s.bound {
 		return
 	}
 	if key := s.twinKey(i); key == 0 || !s.twin(key, i, nil) {
@@ -466,7 +468,7 @@ func (s *search) consider(i int) {
 // findTwins prices those of workers that cost the same as one priced before that
 // could be chosen: then few of the others can be within what these cost.
 func (s *search) findTwins() {
-	for k := range s.blocks[:(s.board.idle+blockRows-1)/blockRows] {
+	for k := range s.blocks[:s.idleBlocks] {
 		if s.blocks[k].total <= int64(math.Float64bits(s.bound)) {
 			s.twinBlock(k)
 		}
