@@ -15,8 +15,8 @@ import (
 const (
 	// SketchVersion is the first byte of every sketch.
 	SketchVersion = 1
-	// MaxSketchBytes keeps a sketch within one packet of the mesh, which has
-	// room for 1,400 bytes with what the mesh adds.
+	// MaxSketchBytes bounds a sketch; what the mesh has room for in a packet of
+	// 1,200 bytes is a little less.
 	MaxSketchBytes = 1200
 	// LeastSketchBytes is the size that sketches have in large fleets.
 	LeastSketchBytes = 110
@@ -111,14 +111,6 @@ func (c LoadClass) BelowMs() (waitMs float64, ok bool) {
 		return 0, false
 	}
 	return math.Ldexp(1, int(c)-1), true
-}
-
-// Newer says whether a sketch replaces another one of the same host.
-func (s *Sketch) Newer(than *Sketch) bool {
-	if s.Session != than.Session {
-		return s.Session > than.Session
-	}
-	return s.Seq > than.Seq
 }
 
 // sketchDepth is the bound of a root's depth code.
@@ -249,7 +241,8 @@ func (r *reader) worker() (w WorkerSketch) {
 
 const (
 	// gossipBytesPerSec is what a node of the mesh sends at most with its default
-	// settings: measured, three packets of 1,400 bytes each 200 ms at the best.
+	// settings: measured with packets of 1,400 bytes, the default, three
+	// of them each 200 ms at the best; those of this mesh are of 1,200.
 	gossipBytesPerSec = 22_000
 	// sketchShare is the part of it that all sketches together may use.
 	sketchShare = 0.5
