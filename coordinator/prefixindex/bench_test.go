@@ -122,18 +122,25 @@ func BenchmarkSearch(b *testing.B) {
 				groups := 0
 				each(b, qs, func(q *query) { groups += len(s.Search(&q.probe)) })
 			})
-			tokens, queued := make([]uint32, workers), make([]int32, workers)
+			queued := make([]int32, workers)
 			for i := range queued {
 				queued[i] = rand.Int32N(20_000)
 			}
 			b.Run("lookup+argmin", func(b *testing.B) {
 				best := 0
 				each(b, qs, func(q *query) {
-					FillTokens(tokens, s.Search(&q.probe))
+					groups := s.Search(&q.probe)
 					least := int32(1 << 30)
-					for w, n := range tokens {
-						if c := queued[w] - int32(n); c < least {
+					for w, c := range queued {
+						if c < least {
 							least, best = c, w
+						}
+					}
+					for i := range groups {
+						for w := range groups[i].Workers.All {
+							if c := queued[w] - int32(groups[i].Tokens); c < least {
+								least, best = c, int(w)
+							}
 						}
 					}
 				})

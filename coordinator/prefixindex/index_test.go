@@ -440,13 +440,6 @@ func TestFormsOfAResult(t *testing.T) {
 	if first != 0 || !slices.Equal(words, []uint64{1 << 5}) {
 		t.Errorf("bitmap %d, %x", first, words)
 	}
-	tokens := []uint32{9: 9, 70: 9}
-	FillTokens(tokens, groups)
-	for id, n := range tokens {
-		if want := map[int]uint32{0: 608, 5: 2000, 63: 608, 64: 608}[id]; n != want {
-			t.Errorf("worker %d: %d tokens, want %d", id, n, want)
-		}
-	}
 	if groups[1].Workers.Has(5) || !groups[1].Workers.Has(700) || groups[1].Workers.Has(9999) {
 		t.Error("Has is wrong")
 	}

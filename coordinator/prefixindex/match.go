@@ -116,22 +116,6 @@ func AppendMatches(dst []Match, groups []Group) []Match {
 	return dst
 }
 
-// FillTokens sets dst[w] to the tokens that worker w holds, 0 for all workers
-// in no group.
-func FillTokens(dst []uint32, groups []Group) {
-	clear(dst)
-	for i := range groups {
-		g := &groups[i]
-		for j, word := range g.Workers.words {
-			for ; word != 0; word &= word - 1 {
-				if id := 64*(g.Workers.first+j) + bits.TrailingZeros64(word); id < len(dst) {
-					dst[id] = g.Tokens
-				}
-			}
-		}
-	}
-}
-
 // emit reports a set of slots, all of which hold the prefix of a point, in
 // groups of equal trust. It changes the set.
 func (s *Searcher) emit(set *bitset, at *point, likely uint32, was read) {

@@ -32,9 +32,6 @@ const anyHandle = slabClasses<<handleBits - 1
 func (h handle) class() int  { return int(h >> handleBits) }
 func (h handle) number() int { return int(h & (1<<handleBits - 1)) }
 
-// size is the length of a handle's block in words.
-func (h handle) size() int { return 1 << h.class() }
-
 // pageShift is the logarithm of how many blocks of a class share a page.
 func pageShift(class int) int { return max(0, pageBits-class) }
 

@@ -15,14 +15,11 @@ type Mark struct {
 	// the item. In NextMarked and PointMarked it counts from the start of the
 	// chunk.
 	Position uint32
-	// Digest identifies the content; see [DigestOf].
+	// Digest identifies the content: of an item that an engine calls by an
+	// identifier, such as the hash of its content or a name that the caller gave,
+	// the unseeded xxh3-64 of the identifier's bytes.
 	Digest uint64
 }
-
-// DigestOf is the digest of an item that an engine calls by an identifier, such
-// as the hash of its content or a name that the caller gave: the unseeded xxh3-64
-// of the identifier's bytes.
-func DigestOf(identifier string) uint64 { return xxh3.HashString(identifier) }
 
 // ErrMarks reports marks that do not fit their prompt.
 var ErrMarks = errors.New("marks must ascend and lie within the prompt")
