@@ -44,11 +44,8 @@ func (a *Agent) checkGPUs(l *doctor.List) {
 		l.Good(checkDriver, a.name, "GPU facts are switched off: gpu.enabled = \"off\"")
 		return
 	}
-	v := a.gpus.View()
+	v, policy := a.gpus.View(), a.truth.policyNow()
 	a.checkDriver(l, &v)
-	a.truth.mu.Lock()
-	policy := a.truth.policy
-	a.truth.mu.Unlock()
 	for i := range v.Devices {
 		d := &v.Devices[i]
 		a.checkGPU(l, &v, d, policy.Judge(v.Status.Code, v.XidState, d))

@@ -141,6 +141,9 @@ func (h *lanes) takeLoad(hl *hostLane, s *lane.Session, load *waypostv1.Load, se
 		AgentProcess: load.GetAgentProcess(), LoadSeq: load.GetLoadSeq(), SentMonoNs: sentMonoNs, PolicyVersion: uint64(load.GetPolicyVersion()), Cordons: load.GetCordons(),
 		Wish: fleet.DrainWish{ID: load.GetDrainWish().GetId(), Reason: load.GetDrainWish().GetReason()},
 	}
+	for _, s := range load.GetShares() {
+		r.Shares = append(r.Shares, fleet.ShareVerdict{Process: s.GetProcess(), Verdict: s.GetGpuVerdict()})
+	}
 	for _, w := range load.GetWorkers() {
 		l := lane.LoadOf(w)
 		l.AgeMs, l.CountersAgeMs = younger(l.AgeMs, late), younger(l.CountersAgeMs, late)
@@ -240,6 +243,7 @@ func helloOf(s *lane.Session, vectors map[string]*boundary.Vector) fleet.Hello {
 		Host: s.Host(), AgentProcess: m.GetAgentProcess(), Session: m.GetSession(), Version: m.GetVersion(),
 		ZoneHint: m.GetZoneHint(), RackHint: m.GetRackHint(), EchoesClaims: true,
 	}
+	out.Shares, out.LooksForShares = sharesOf(m)
 	for _, w := range m.GetWorkers() {
 		f := fleet.Facts{
 			Index: w.GetIndex(), Engine: w.GetEngine(), Rank: int(w.GetRank()), Ranks: int(w.GetRanks()), Kind: w.GetKind(), EngineVersion: w.GetEngineVersion(),

@@ -227,6 +227,7 @@ func (o *operators) GetStatus(context.Context, *waypostv1.GetStatusRequest) (*wa
 		p.check(!c.judges.disagrees(now, w.Name, w.Process), "warning", w.Name,
 			"cache view disagrees with engine: what it reuses is not what is expected (block size, tokenizer or template, salt or adapter rule, lost events)", nil,
 			"its view was read anew; credit follows what comes true", "waypost explain --mispredicted --worker "+w.Name)
+		p.check(groupFault(&w) == "", "warning", w.Name, groupFault(&w), nil, "it serves; a fault there would not be seen", "waypost workers "+w.Name)
 		fault, effect := c.boundaryFault(w.Name)
 		p.check(fault == "", "warning", w.Name, fault, nil, effect, "waypost boundary --pool "+w.Pool)
 		view := c.viewWord(&w)

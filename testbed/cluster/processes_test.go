@@ -54,7 +54,7 @@ type processes struct {
 func freePort(t *testing.T) string {
 	t.Helper()
 	for range 20 {
-		l, err := net.Listen("tcp", fmt.Sprintf("127.%d.%d.%d:0", 1+rand.IntN(254), rand.IntN(256), 1+rand.IntN(254)))
+		l, err := net.Listen("tcp", net.JoinHostPort(ownLoopback(), "0"))
 		if err != nil {
 			t.Fatal(err)
 		}
