@@ -224,10 +224,10 @@ func (o *operators) GetStatus(context.Context, *waypostv1.GetStatusRequest) (*wa
 		bad := strings.HasPrefix(w.State, "lost") || strings.HasPrefix(w.State, "stalled") || strings.HasPrefix(w.State, "excluded") || w.State == "failing"
 		p.check(!bad, "error", w.Name, joinWhy(w.State, w.StateWhy), nil, "0 new placements", "waypost workers "+w.Name)
 		p.check(w.Pool != "", "warning", w.Name, "belongs to no pool: "+c.fleetFile.Load().WhyNoPool(w.Name, w.Facts.Model), nil, "0 placements", "waypost fleet show")
-		p.check(groupFault(&w) == "", "warning", w.Name, groupFault(&w), nil, "it serves; a fault there would not be seen", "waypost workers "+w.Name)
 		p.check(!c.judges.disagrees(now, w.Name, w.Process), "warning", w.Name,
 			"cache view disagrees with engine: what it reuses is not what is expected (block size, tokenizer or template, salt or adapter rule, lost events)", nil,
 			"its view was read anew; credit follows what comes true", "waypost explain --mispredicted --worker "+w.Name)
+		p.check(groupFault(&w) == "", "warning", w.Name, groupFault(&w), nil, "it serves; a fault there would not be seen", "waypost workers "+w.Name)
 		fault, effect := c.boundaryFault(w.Name)
 		p.check(fault == "", "warning", w.Name, fault, nil, effect, "waypost boundary --pool "+w.Pool)
 		view := c.viewWord(&w)
