@@ -42,6 +42,10 @@ type discovery struct {
 	// refused are engines that were to be watched and cannot be, by name, with the
 	// reason.
 	refused map[string]string
+	// shares are what this host carries of engines over several hosts; looked says
+	// that it was looked for.
+	shares []share
+	looked bool
 }
 
 func newDiscovery(a *Agent) *discovery {
@@ -93,6 +97,7 @@ func (d *discovery) look(now time.Time) {
 		d.result, d.failed, d.at = discover.Result{}, nil, time.Time{}
 		d.mu.Unlock()
 		d.follow(nil, now)
+		d.takeShares(nil, false)
 		return
 	}
 	result, err := d.scanner.Scan()
@@ -110,6 +115,7 @@ func (d *discovery) look(now time.Time) {
 		return
 	}
 	d.follow(result.Engines, now)
+	d.takeShares(d.sharesOf(result.Engines, d.scanner.Boot()), true)
 }
 
 // follow has the engines that are there watched, and those that are gone no more.
@@ -149,11 +155,20 @@ func (d *discovery) follow(engines []discover.Engine, now time.Time) {
 
 // served says whether an engine takes requests at this host.
 func served(e *discover.Engine) bool {
-	return e.Place == discover.Here && (e.Group == nil || e.Group.Front)
+	_, published := e.Published()
+	return (e.Place == discover.Here || published) && (e.Group == nil || e.Group.Front)
 }
 
 // unwanted says why an engine that is found is not served unasked; empty: it is.
 func (d *discovery) unwanted(e *discover.Engine) string {
+	if _, published := e.Published(); published {
+		return "it is in another network namespace, and reached only through a published port"
+	}
+	return d.distrusted(e)
+}
+
+// distrusted says why nothing is made of a process that is found; empty: it is.
+func (d *discovery) distrusted(e *discover.Engine) string {
 	switch {
 	case slices.Contains(d.settings().Ignore, e.Name()):
 		return "discover.ignore in agent.toml names it"
@@ -166,9 +181,19 @@ func (d *discovery) unwanted(e *discover.Engine) string {
 // watchedAt is the engine that is watched at the place of one that was found;
 // nil: there is none.
 func (a *Agent) watchedAt(e *discover.Engine) *watched {
+	port, published := e.Port, false
+	if at, ok := e.Published(); ok {
+		port, published = int(at.Port()), true
+	}
 	for _, w := range a.watching() {
 		u, err := url.Parse(w.target.URL)
-		if err != nil || w.target.Kind != e.Kind && w.target.Kind != "generic" || portOf(u) != fmt.Sprint(e.Port) {
+		if err != nil || w.target.Kind != e.Kind && w.target.Kind != "generic" || portOf(u) != fmt.Sprint(port) {
+			continue
+		}
+		if published {
+			if w.configured && a.isOwn(u.Hostname()) {
+				return w
+			}
 			continue
 		}
 		if !w.configured {

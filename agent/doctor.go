@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"net/url"
 	"strings"
 	"time"
@@ -14,7 +15,6 @@ import (
 	"waypost/agent/engine"
 	"waypost/gossip/doctor"
 	"waypost/gossip/lane"
-	"waypost/nvml"
 	waypostv1 "waypost/proto/waypost/v1"
 )
 
@@ -76,10 +76,19 @@ func (a *Agent) checkDiscovery(l *doctor.List) {
 			l.Bad(discover.CheckReachable, a.name, fmt.Sprintf("%s, a part whose engine is gone; it holds ports %s", found, ports(e.Ports)),
 				"the next engine cannot use them, and its GPU memory stays taken", fmt.Sprintf("kill %d", e.PID))
 		case e.Group != nil && !e.Group.Front:
-			l.Good(discover.CheckReachable, a.name, fmt.Sprintf("%s, node %d of the engine at %s, which is served at its front host", found, e.Group.Node, e.Group.Address))
+			share := fmt.Sprintf("%s, %s of the engine at %s, which is served at its front host", found, e.Group.Part(), e.Group.Meeting)
+			if why := d.distrusted(e); why != "" {
+				l.Add(discover.CheckReachable, doctor.OK, a.name, share+"; not told to coordinators: "+why, "a fault of its GPUs is then not known at the engine's front", "run it as a system user or in a container")
+				break
+			}
+			l.Good(discover.CheckReachable, a.name, share)
 		case e.Place == discover.Elsewhere:
 			if elsewhere[e.Kind] > 0 {
 				elsewhere[e.Kind]--
+				continue
+			}
+			if at, published := e.Published(); published {
+				a.checkPublished(l, subject, found, e, at)
 				continue
 			}
 			l.Bad(discover.CheckReachable, subject, fmt.Sprintf("%s in another network namespace, port %d not reachable from the host; publish it or set [[engine]] url", found, e.Port),
@@ -93,6 +102,27 @@ func (a *Agent) checkDiscovery(l *doctor.List) {
 			l.Bad(discover.CheckReachable, subject, found+", not served: "+refused[e.Name()], "", "[[engine]]\nname = \"NAME\"\n"+strings.TrimPrefix(e.Allow(), "[[engine]]\n"))
 		}
 	}
+}
+
+// checkPublished tells of an engine in a container that this host reaches through
+// a port of its own.
+func (a *Agent) checkPublished(l *doctor.List, subject, found string, e *discover.Engine, at netip.AddrPort) {
+	if a.watchedAt(e) != nil {
+		return // agent.toml names it, and it is told of as any other
+	}
+	live, replay, missing := e.PublishedEvents()
+	fix := fmt.Sprintf("[[engine]]\nkind = %q\nurl = \"http://%s\"", e.Kind, at)
+	if live != "" {
+		fix += fmt.Sprintf("\nkv_events = %q", live)
+	}
+	if replay != "" {
+		fix += fmt.Sprintf("\nkv_replay = %q", replay)
+	}
+	cause := ""
+	if len(missing) > 0 {
+		cause = fmt.Sprintf("its events are not read without publishing port %s as well", ports(missing))
+	}
+	l.Bad(discover.CheckReachable, subject, fmt.Sprintf("%s in another network namespace, its port %d is published at %s; set [[engine]] url", found, e.Port, at), cause, fix)
 }
 
 func ports(list []int) string {
@@ -217,39 +247,6 @@ func fixIn(hint string) string {
 		return fix
 	}
 	return hint
-}
-
-// checkGPUs tells the state of the driver and of each GPU.
-func (a *Agent) checkGPUs(l *doctor.List) {
-	if a.gpus == nil {
-		l.Good("nvml-driver", a.name, "GPU facts are switched off: gpu.enabled = \"off\"")
-		return
-	}
-	v, policy := a.gpus.View(), nvml.DefaultPolicy()
-	switch v.Status.Code {
-	case nvml.StateOK:
-		l.Good("nvml-driver", a.name, fmt.Sprintf("%d GPUs, driver %s", len(v.Devices), orUnknown(v.Driver.DriverVersion)))
-	case nvml.StateNoLibrary, nvml.StateNoGPUs:
-		l.Good("nvml-driver", a.name, v.Status.Text)
-	case nvml.StateNotBuilt, nvml.StateStarting:
-		l.Add("nvml-driver", doctor.Unknown, a.name, v.Status.Text, "", "")
-	case nvml.StateNoPermission:
-		l.Bad("nvml-driver", a.name, v.Status.Text, "", "give the agent's unit DeviceAllow=char-nvidia* rw, or remove its DevicePolicy drop-in")
-	case nvml.StateVersionMismatch:
-		l.Bad("nvml-driver", a.name, v.Status.Text, "the driver was upgraded since boot", "reboot this host, or unload and load the nvidia modules")
-	default:
-		l.Bad("nvml-driver", a.name, v.Status.Text, "", "nvidia-smi, then journalctl -k -g 'NVRM|Xid'")
-	}
-	for i := range v.Devices {
-		d := &v.Devices[i]
-		subject := fmt.Sprintf("%s/%d", a.name, d.Index)
-		verdict := v.Judge(policy, []string{d.UUID})
-		if verdict.Action == nvml.ActionOK {
-			l.Good("gpu-fault", subject, "ok")
-			continue
-		}
-		l.Bad("gpu-fault", subject, verdict.String(), "", "waypost gpus "+a.name)
-	}
 }
 
 // checkLanes tells the state of the way to each coordinator, and of its clock.

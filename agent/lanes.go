@@ -239,6 +239,7 @@ func (h *lanes) load(l *lane.Lane) *waypostv1.Load {
 		}
 	}
 	verdict := h.a.gpuVerdicts()
+	out.Shares = h.a.sharesLoad(verdict)
 	for _, r := range h.a.ranks() {
 		rep := r.report(now)
 		cached := uint32(rep.cachedBlocks)
@@ -270,15 +271,8 @@ func (h *lanes) ask(l *lane.Lane, id, index uint32, bytes int, fn func(context.C
 		h.reply(l, reply)
 		return
 	}
-	if !h.tokenize.take(time.Now(), bytes) {
-		reply.Error = proto.String("over budget: too much text for the tokenizer at once")
-		h.reply(l, reply)
-		return
-	}
-	select {
-	case h.asks <- struct{}{}:
-	default:
-		reply.Error = proto.String("busy: too many questions to the tokenizer at once")
+	if why := h.mayAsk(time.Now(), bytes); why != "" {
+		reply.Error = &why
 		h.reply(l, reply)
 		return
 	}
@@ -296,6 +290,21 @@ func (h *lanes) ask(l *lane.Lane, id, index uint32, bytes int, fn func(context.C
 	})
 }
 
+// mayAsk takes one of the places of questions to tokenizers and its share of the
+// budget; why says why not. A question that is not asked costs nothing.
+func (h *lanes) mayAsk(now time.Time, bytes int) (why string) {
+	select {
+	case h.asks <- struct{}{}:
+	default:
+		return "busy: too many questions to the tokenizer at once"
+	}
+	if !h.tokenize.take(now, bytes) {
+		<-h.asks
+		return "over budget: too much text for the tokenizer at once"
+	}
+	return ""
+}
+
 func (h *lanes) reply(l *lane.Lane, r *waypostv1.TokenizeReply) {
 	if err := l.Send(&waypostv1.ConnectRequest{Frame: &waypostv1.ConnectRequest_TokenizeReply{TokenizeReply: r}}); err != nil {
 		h.a.log.Debug("tokenizer answer not sent", "error", err)
@@ -306,7 +315,7 @@ func (h *lanes) reply(l *lane.Lane, r *waypostv1.TokenizeReply) {
 func (h *lanes) hello() *waypostv1.AgentHello {
 	a := h.a
 	out := &waypostv1.AgentHello{
-		Host: &a.name, AgentProcess: &a.process, Version: &a.opt.Version, PrefixKeyIds: a.keyIDs(),
+		Host: &a.name, AgentProcess: &a.process, Shares: a.sharesHello(), Version: &a.opt.Version, PrefixKeyIds: a.keyIDs(),
 		PrefixFormat: proto.Uint32(summary.Version), ZoneHint: &a.cfg.Hint.Zone, RackHint: &a.cfg.Hint.Rack,
 	}
 	for _, w := range a.watching() {

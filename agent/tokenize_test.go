@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"strings"
 	"testing"
 	"time"
 )
@@ -33,5 +34,33 @@ func TestTokenizingIsBudgetedBySize(t *testing.T) {
 	}
 	if !a.take(now.Add(time.Hour), tokenizeBurstBytes) {
 		t.Error("the allowance does not come back")
+	}
+}
+
+// A question that is refused, for want of a place or of budget, takes neither.
+func TestRefusedQuestionsCostNothing(t *testing.T) {
+	h := newLanes(nil)
+	now := time.Now()
+	for range tokenizeAtOnce {
+		if why := h.mayAsk(now, 1); why != "" {
+			t.Fatal(why)
+		}
+	}
+	for range 100 {
+		if why := h.mayAsk(now, tokenizeBurstBytes/4); !strings.HasPrefix(why, "busy") {
+			t.Fatalf("refused because %q", why)
+		}
+	}
+	for range tokenizeAtOnce {
+		<-h.asks
+	}
+	if why := h.mayAsk(now, tokenizeBurstBytes); !strings.HasPrefix(why, "over budget") {
+		t.Fatalf("refused because %q", why)
+	}
+	if why := h.mayAsk(now, tokenizeBurstBytes-tokenizeAtOnce); why != "" {
+		t.Errorf("what was refused was paid for: %s", why)
+	}
+	if n := len(h.asks); n != 1 {
+		t.Errorf("%d places are taken by one question", n)
 	}
 }

@@ -116,10 +116,10 @@ func TestAnotherBoundaryEarnsNoCredit(t *testing.T) {
 		t.Errorf("%v workers counted", n)
 	}
 	found := false
-	events, _ := o.board.events.after(0)
-	for _, e := range events {
-		f := e.fields
-		found = found || e.name == "boundary_differs" && f["worker"] == name && f["part"] == "chat" && f["probe"] == "3" && f["first_difference"] == "token:2" && f["action"] == "no prefix credit"
+	happened, _ := o.board.events.After(0)
+	for _, e := range happened {
+		f := e.Fields
+		found = found || e.Name == "boundary_differs" && f["worker"] == name && f["part"] == "chat" && f["probe"] == "3" && f["first_difference"] == "token:2" && f["action"] == "no prefix credit"
 	}
 	if !found {
 		t.Error("no event boundary_differs with probe and token")

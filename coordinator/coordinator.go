@@ -21,12 +21,15 @@ import (
 	"google.golang.org/grpc"
 
 	"waypost/coordinator/api"
+	"waypost/coordinator/events"
+	"waypost/coordinator/exchange"
 	"waypost/coordinator/explain"
 	"waypost/coordinator/fleet"
 	"waypost/coordinator/placement"
 	"waypost/coordinator/prefixindex"
 	"waypost/coordinator/registry"
 	"waypost/coordinator/replica"
+	"waypost/coordinator/views"
 	"waypost/gossip/identity"
 	"waypost/gossip/lane"
 	"waypost/gossip/mesh"
@@ -80,40 +83,38 @@ type Coordinator struct {
 	number  atomic.Uint32
 	late    atomic.Int64 // ns that a tick was handled late, the worst of late
 
-	prefixKey    prefix.ClusterKey
-	keyers       keyers
-	identity     *identity.Source
-	fleet        *fleet.Fleet
-	index        *prefixindex.Index
-	slots        idleSlots
-	records      *explain.Store
-	journal      *explain.Journal // nil: the disk is unusable
-	journalError error
-	cases        *cases
-	memos        *memos
-	acks         *gpuAcks
-	judges       *judges
-	transfers    *transfers
-	heardMu      sync.Mutex
-	heard        map[string]heardSeries // by receiving worker
-	tenantShares tenantShares
-	shares       tally
-	replica      *replica.Replica
-	mesh         *mesh.Mesh
-	meshUp       bool
-	lanes        *lanes
-	verifier     verifier
-	laneServer   *lane.Server
-	placements   *placements
-	operators    *operators
-	peers        *peers
-	exchange     *exchange
-	hearing      *hearing
-	board        *board
-	announced    atomic.Pointer[registry.State]
-	drains       drains
-	// inferred are the workers of which the index retains what was placed.
-	inferred       sync.Map
+	prefixKey      prefix.ClusterKey
+	keyers         keyers
+	identity       *identity.Source
+	fleet          *fleet.Fleet
+	index          *prefixindex.Index
+	slots          idleSlots
+	records        *explain.Store
+	journal        *explain.Journal // nil: the disk is unusable
+	journalError   error
+	cases          *cases
+	memos          *memos
+	acks           *gpuAcks
+	judges         *judges
+	transfers      *transfers
+	heardMu        sync.Mutex
+	heard          map[string]heardSeries // by receiving worker
+	tenantShares   tenantShares
+	shares         tally
+	replica        *replica.Replica
+	mesh           *mesh.Mesh
+	meshUp         bool
+	lanes          *lanes
+	views          *views.Views
+	laneServer     *lane.Server
+	placements     *placements
+	operators      *operators
+	peers          *peers
+	exchange       *exchange.Exchange
+	hearing        *hearing
+	board          *board
+	announced      atomic.Pointer[registry.State]
+	drains         drains
 	metrics        *metrics
 	policy         atomic.Pointer[placement.Policy]
 	fleetFile      atomic.Pointer[registry.Fleet]
@@ -124,7 +125,6 @@ type Coordinator struct {
 	shipC      chan struct{}
 	began      time.Time
 	boundaries *boundaries
-	sketches   sketches
 
 	clusterListener, apiListener net.Listener
 	clusterPort, apiPort         *oneport.Port
@@ -144,7 +144,7 @@ type Coordinator struct {
 func New(opt Options) (*Coordinator, error) {
 	c := &Coordinator{
 		opt: opt, cfg: opt.Config, reservationTTL: cmp.Or(opt.ReservationTTL, reservationTTL),
-		shipC: make(chan struct{}, 1), began: time.Now(), sketches: sketches{outdated: streamOutdated}, journalDone: make(chan struct{}), boundaries: newBoundaries(),
+		shipC: make(chan struct{}, 1), began: time.Now(), journalDone: make(chan struct{}), boundaries: newBoundaries(),
 	}
 	if err := c.cfg.Validate(); err != nil {
 		return nil, err
@@ -188,7 +188,7 @@ func (c *Coordinator) wireIdentity() error {
 		c.name = "c-" + host
 	}
 	c.board = newBoard(c)
-	c.log = slog.New(&eventTap{Handler: c.opt.Logger.Handler(), keep: c.board.keep}).With("coordinator", c.name)
+	c.log = slog.New(&events.Tap{Handler: c.opt.Logger.Handler(), Keep: c.board.keep}).With("coordinator", c.name)
 	if c.process = c.opt.Process; c.process == 0 {
 		var err error
 		if c.process, err = daemon.ProcessMark(); err != nil {
@@ -220,29 +220,25 @@ func (c *Coordinator) wireIdentity() error {
 }
 
 // predicted hands the ledger's predicted keys to the index.
-type predicted struct {
-	index    *prefixindex.Index
-	inferred *sync.Map
-}
+type predicted struct{ c *Coordinator }
 
 func (p predicted) AddPredicted(w fleet.WorkerID, claim, after uint64, keys []prefix.Key, depths []uint32) {
-	p.index.AddPredicted(prefixindex.WorkerID(w), claim, summary.IndexKey(after), keys, depths)
+	p.c.index.AddPredicted(prefixindex.WorkerID(w), claim, summary.IndexKey(after), keys, depths)
 }
 
 func (p predicted) RemovePredicted(w fleet.WorkerID, claim uint64) {
-	p.index.RemovePredicted(prefixindex.WorkerID(w), claim)
+	p.c.index.RemovePredicted(prefixindex.WorkerID(w), claim)
 }
 
 func (p predicted) Drop(w fleet.WorkerID) {
-	p.inferred.Delete(w)
-	p.index.Drop(prefixindex.WorkerID(w))
+	p.c.views.Drop(w)
 }
 
 // wireView makes the pure parts.
 func (c *Coordinator) wireView() error {
 	c.index = prefixindex.New(prefixindex.Options{})
 	var err error
-	c.fleet, err = fleet.New(fleet.Options{Epoch: time.Now(), Process: c.process, Predicted: predicted{c.index, &c.inferred}, ReservationTTL: c.reservationTTL})
+	c.fleet, err = fleet.New(fleet.Options{Epoch: time.Now(), Process: c.process, Predicted: predicted{c}, ReservationTTL: c.reservationTTL})
 	if err != nil {
 		return err
 	}
@@ -268,14 +264,21 @@ func (c *Coordinator) wireView() error {
 	c.fleetFile.Store(registry.EmptyFleet())
 	c.transfers, c.heard = newTransfers(time.Now()), map[string]heardSeries{}
 	c.inFlight = make(chan struct{}, c.cfg.Limits.PlacesInFlight)
-	if c.lanes, err = newLanes(c); err != nil {
+	c.lanes, c.peers = newLanes(c), newPeers(c)
+	c.views, err = views.New(views.Options{
+		Fleet: c.fleet, Index: c.index, PrefixKey: c.prefixKey, Peers: c.peers, Lost: c.cases.lost, Logger: c.log, Registerer: c.opt.Registerer,
+		Refused: func(kind string) { c.metrics.badFrames.WithLabelValues(kind).Inc() },
+	})
+	if err != nil {
 		return err
 	}
 	c.placements, c.operators = &placements{c: c}, &operators{c: c}
-	c.peers = newPeers(c)
-	c.exchange, c.hearing = newExchange(c), newHearing()
-	c.metrics = newMetrics(c.opt.Registerer, c)
-	return nil
+	c.hearing, c.metrics = newHearing(), newMetrics(c.opt.Registerer, c)
+	c.exchange, err = exchange.New(exchange.Options{
+		Name: c.name, Process: c.process, Began: c.began, Dial: c.peer, HostsHeard: func() int { return c.lanes.heardHosts(time.Now()) }, Met: c.copyMemo,
+		Places: c.metrics.places, MemoEntries: c.metrics.memoEntries, Logger: c.log,
+	})
+	return err
 }
 
 // bind opens the two ports.
@@ -534,11 +537,6 @@ func (c *Coordinator) modelOf(pool string) string {
 		return p.Model
 	}
 	return pool
-}
-
-// setView tells the fleet how good a worker's cache view is.
-func (c *Coordinator) setView(id fleet.WorkerID, process uint64, kind placement.ViewKind, age time.Duration) {
-	c.fleet.SetView(time.Now(), id, process, kind, age)
 }
 
 // Joined says whether this coordinator has its number and can reserve.

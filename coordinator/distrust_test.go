@@ -18,7 +18,7 @@ func TestDistrustAsksForAllOfAView(t *testing.T) {
 	a := &fakeAgent{workers: 1, pulled: func(p *waypostv1.PrefixPull) [][]byte {
 		if !asked {
 			asked = true
-			c.lanes.distrust(worker)
+			c.views.Distrust(worker)
 		}
 		return cache.replayOr(p)
 	}}
@@ -29,7 +29,7 @@ func TestDistrustAsksForAllOfAView(t *testing.T) {
 	eventually(t, "some more reports", func() bool { now, _ := a.counts(); return now > loads+20 })
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if first, second := a.pulls[0], a.pulls[1]; len(a.pulls) != 2 || first.GetReason() != "new" || second.GetReason() != pullDistrust || second.HaveSeq != nil {
+	if first, second := a.pulls[0], a.pulls[1]; len(a.pulls) != 2 || first.GetReason() != "new" || second.GetReason() != "distrust" || second.HaveSeq != nil {
 		t.Errorf("pulls %v", a.pulls)
 	}
 }

@@ -111,14 +111,11 @@ func (c *Coordinator) checkHost(l *doctor.List, h *fleet.HostInfo, now time.Time
 			l.Clock(h.Name, c.name, ahead)
 		}
 	}
-	for _, w := range c.fleet.Workers(now) {
-		if w.Host != h.Name {
-			continue
-		}
-		if fault, effect := c.boundaryFault(w.Name); fault != "" {
-			l.Bad("boundary", w.Name, fault, effect, "waypost boundary")
+	for _, worker := range h.Workers {
+		if fault, effect := c.boundaryFault(worker); fault != "" {
+			l.Bad("boundary", worker, fault, effect, "waypost boundary")
 		} else {
-			l.Good("boundary", w.Name, "agrees with its pool, as far as it is told")
+			l.Good("boundary", worker, "agrees with its pool, as far as it is told")
 		}
 	}
 }

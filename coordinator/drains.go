@@ -91,7 +91,7 @@ func (c *Coordinator) checkDrains(now time.Time) {
 		var of []string
 		inFlight := 0.0
 		for i := range workers {
-			if w := &workers[i]; names(selector, w.Name, w.Facts.GPUUUIDs) {
+			if w := &workers[i]; selects(selector, w) {
 				of, inFlight = append(of, w.Name), inFlight+w.InFlight // NaN stays NaN
 			}
 		}

@@ -16,30 +16,26 @@ func TestStreamsOfForgottenHostsAreGivenUp(t *testing.T) {
 	words.grow(8)
 	a := &fakeAgent{workers: 1, pulled: func(*waypostv1.PrefixPull) [][]byte { return words.snapshot() }}
 	a.start(t, c)
-	held := func() (hosts, streams int) {
+	held := func() (hosts, streams, bytes int) {
+		hosts, streams, bytes = c.views.Size()
 		c.lanes.mu.Lock()
 		defer c.lanes.mu.Unlock()
-		for _, hl := range c.lanes.hosts {
-			hosts++
-			hl.mu.Lock()
-			streams += len(hl.streams)
-			hl.mu.Unlock()
-		}
-		return hosts, streams
+		return hosts + len(c.lanes.hosts), streams, bytes
 	}
-	eventually(t, "the stream", func() bool { hosts, streams := held(); return hosts == 1 && streams == 1 && c.lanes.decoderBytes() > 0 })
+	eventually(t, "the stream", func() bool { hosts, streams, bytes := held(); return hosts == 2 && streams == 1 && bytes > 0 })
 	c.lanes.forget() // the host is there: nothing goes
-	if hosts, streams := held(); hosts != 1 || streams != 1 {
-		t.Fatalf("%d hosts, %d streams of a host that is there", hosts, streams)
+	c.views.Forget()
+	if hosts, streams, _ := held(); hosts != 2 || streams != 1 {
+		t.Fatalf("%d entries, %d streams of a host that is there", hosts, streams)
 	}
 	a.dialer.Close()
 	eventually(t, "the lane is down", func() bool { return c.lanes.session("gpu-01") == nil })
 	c.fleet.Tick(time.Now().Add(25 * time.Hour))
-	eventually(t, "all is given up", func() bool { hosts, streams := held(); return hosts+streams+c.lanes.decoderBytes() == 0 })
+	eventually(t, "all is given up", func() bool { hosts, streams, bytes := held(); return hosts+streams+bytes == 0 })
 	// It may come back.
 	again := &fakeAgent{workers: 1, pulled: a.pulled}
 	again.start(t, c)
-	eventually(t, "the stream again", func() bool { _, streams := held(); return streams == 1 && c.lanes.decoderBytes() > 0 })
+	eventually(t, "the stream again", func() bool { _, streams, bytes := held(); return streams == 1 && bytes > 0 })
 }
 
 // Coordinators that are replaced for years leave room for the next one.
@@ -78,12 +74,8 @@ func TestAgeThatIsNone(t *testing.T) {
 		ageMs: func() *float64 { return new(math.NaN()) },
 	}
 	a.start(t, c)
-	eventually(t, "the stream", func() bool { return c.lanes.decoderBytes() > 0 })
-	hl := c.lanes.host("gpu-01")
 	eventually(t, "a view of a known age", func() bool {
-		hl.mu.Lock()
-		defer hl.mu.Unlock()
-		st := hl.streams[0]
-		return st != nil && st.untoldMs == nil && !st.viewAt.IsZero() && !st.viewAt.After(time.Now())
+		st, ok := c.stream()
+		return ok && st.DecoderBytes > 0 && st.UntoldMs == nil && !st.ViewAt.IsZero() && !st.ViewAt.After(time.Now())
 	})
 }

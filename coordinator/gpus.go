@@ -141,7 +141,7 @@ func (o *operators) ListGpus(_ context.Context, req *waypostv1.ListGpusRequest) 
 		for _, g := range r.GetGpus() {
 			name := fmt.Sprintf("%s/%d", h.Name, g.GetIndex())
 			out.Gpus = append(out.Gpus, &waypostv1.HostGpu{
-				Name: &name, Host: &h.Name, Gpu: g, Workers: workersOn(h.Name, h.Workers, g.GetEngines()), AgeMs: proto.Float64(ms(now.Sub(at))),
+				Name: &name, Host: &h.Name, Gpu: g, Workers: append(workersOn(h.Name, h.Workers, g.GetEngines()), o.c.fleet.GroupWorkers(uuidsOf(g)...)...), AgeMs: proto.Float64(ms(now.Sub(at))),
 			})
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
+	"waypost/coordinator/events"
 	"waypost/gossip/lane"
 	waypostv1 "waypost/proto/waypost/v1"
 )
@@ -86,14 +87,13 @@ func TestGPUsAreListedAndAcknowledged(t *testing.T) {
 	// first is no news.
 	event := func(name string, fields map[string]string) func() bool {
 		return func() bool {
-			o.board.events.mu.Lock()
-			defer o.board.events.mu.Unlock()
-			return slices.ContainsFunc(o.board.events.events, func(e *event) bool {
-				if e.name != name {
+			happened, _ := o.board.events.After(0)
+			return slices.ContainsFunc(happened, func(e *events.Event) bool {
+				if e.Name != name {
 					return false
 				}
 				for k, v := range fields {
-					if e.fields[k] != v {
+					if e.Fields[k] != v {
 						return false
 					}
 				}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"waypost/coordinator/api"
+	"waypost/coordinator/exchange"
 )
 
 // A host is heard while its lane brought a frame within heardWithin: reports
@@ -14,7 +15,7 @@ import (
 // its messages more.
 const (
 	heardWithin = 5 * time.Second
-	toldWithin  = heardWithin + 3*exchangeEvery
+	toldWithin  = heardWithin + 3*exchange.Every
 )
 
 // hearing compares the lanes of this coordinator with those of the others. When

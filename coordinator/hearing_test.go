@@ -45,7 +45,7 @@ func TestSilentLanesAreNotReady(t *testing.T) {
 	eventually(t, "the first is a cluster", first.Joined)
 	second := startOneOf(t, "c-2", first)
 	eventually(t, "the second joined it", second.Joined)
-	eventually(t, "they tell each other", func() bool { return first.exchange.connected() == 1 && second.exchange.connected() == 1 })
+	eventually(t, "they tell each other", func() bool { return first.exchange.Connected() == 1 && second.exchange.Connected() == 1 })
 	if ready, said, _ := second.readiness(t); !ready {
 		t.Errorf("without any host: %s", said)
 	}

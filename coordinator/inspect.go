@@ -3,7 +3,6 @@ package coordinator
 import (
 	"context"
 	"fmt"
-	"maps"
 	"sync"
 	"time"
 
@@ -29,7 +28,7 @@ func (o *operators) InspectWorker(ctx context.Context, req *waypostv1.InspectWor
 	}
 	w, err := c.fleet.Worker(time.Now(), req.GetWorker())
 	known := err == nil
-	if !known || req.GetVerify() && !c.lanes.isUp(w.Host) {
+	if !known || req.GetVerify() && c.lanes.session(w.Host) == nil {
 		if conn := c.laneHolder(ctx, req.GetWorker()); conn != nil {
 			resp, err := waypostv1.NewPeerServiceClient(conn).PeerInspect(ctx, &waypostv1.PeerInspectRequest{Inspect: req})
 			return resp.GetInspect(), err
@@ -87,8 +86,7 @@ func (c *Coordinator) inspectHere(ctx context.Context, req *waypostv1.InspectWor
 	}
 	var comparison *waypostv1.StreamComparison
 	if req.GetVerify() {
-		comparison, err = c.lanes.verify(ctx, &w)
-		c.noteVerified(&w, comparison, err)
+		comparison, err = c.views.Verify(ctx, &w)
 		if err != nil {
 			return nil, err
 		}
@@ -96,20 +94,6 @@ func (c *Coordinator) inspectHere(ctx context.Context, req *waypostv1.InspectWor
 	out := c.inspect(&w)
 	out.Comparison = comparison
 	return out, nil
-}
-
-// noteVerified counts a verification and tells of a difference.
-func (c *Coordinator) noteVerified(w *fleet.WorkerInfo, r *waypostv1.StreamComparison, err error) {
-	switch {
-	case err != nil:
-		c.metrics.verified.WithLabelValues("failed").Inc()
-	case r.GetMissing()+r.GetExtra()+r.GetExtents() > 0:
-		c.metrics.verified.WithLabelValues("differs").Inc()
-		c.log.Warn("the index differs from what the agent has", "event", "view_disagrees", "worker", w.Name,
-			"equal", r.GetEqual(), "missing", r.GetMissing(), "extra", r.GetExtra(), "extents", r.GetExtents())
-	default:
-		c.metrics.verified.WithLabelValues("equal").Inc()
-	}
 }
 
 // inspect tells what is held of a worker's prefix stream.
@@ -120,39 +104,25 @@ func (c *Coordinator) inspect(w *fleet.WorkerInfo) *waypostv1.InspectWorkerRespo
 		Coverage: &w.Facts.Coverage, Keys: proto.Uint32(uint32(c.index.WorkerKeys(prefixindex.WorkerID(w.ID)))), AnsweredBy: &c.name,
 		IndexWorkers: proto.Uint32(uint32(stats.Workers)), IndexKeys: proto.Uint32(uint32(stats.Keys)), IndexBytes: proto.Float64(float64(stats.Bytes)),
 	}
-	hl := c.lanes.host(w.Host)
-	hl.mu.Lock()
-	defer hl.mu.Unlock()
-	out.LaneUp = proto.Bool(hl.open)
-	_, st := hl.streamFor(w)
-	if st == nil {
+	out.LaneUp = proto.Bool(c.lanes.session(w.Host) != nil)
+	st, ok := c.views.Stream(w)
+	if !ok {
 		return out
 	}
-	out.StreamBytes, out.PulledBytes = proto.Float64(float64(st.streamBytes)), proto.Float64(float64(st.pulledBytes))
-	out.Frames, out.Resyncs, out.LastResyncReason = maps.Clone(st.frames), maps.Clone(st.resyncs), proto.String(st.resyncReason)
-	if !st.asked.IsZero() {
-		out.LastResyncMs = proto.Float64(ms(time.Since(st.asked)))
+	out.StreamBytes, out.PulledBytes = proto.Float64(float64(st.StreamBytes)), proto.Float64(float64(st.PulledBytes))
+	out.Frames, out.Resyncs, out.LastResyncReason = st.Frames, st.Resyncs, &st.ResyncReason
+	if !st.AskedAt.IsZero() {
+		out.LastResyncMs = proto.Float64(ms(time.Since(st.AskedAt)))
 	}
-	if st.coverage != "" {
-		out.Coverage = proto.String(st.coverage)
+	if st.Coverage != "" {
+		out.Coverage = &st.Coverage
 	}
-	epoch, seq, ok := st.decoder.Have()
-	if ok {
-		out.Epoch, out.Seq = &epoch, proto.Float64(float64(seq))
+	if st.InPlace {
+		out.Epoch, out.Seq = &st.Epoch, proto.Float64(float64(st.Seq))
 	}
-	// After a mismatch what was known stands until the resync, without its place
-	// in the stream.
-	if ok || st.decoder.Keys() > 0 {
-		out.Runs, out.StreamKeys = proto.Uint32(uint32(st.decoder.Runs())), proto.Uint32(uint32(st.decoder.Keys()))
-		out.DecoderBytes = proto.Float64(float64(st.decoder.MemoryBytes()))
+	if st.InPlace || st.Keys > 0 {
+		out.Runs, out.StreamKeys = proto.Uint32(uint32(st.Runs)), proto.Uint32(uint32(st.Keys))
+		out.DecoderBytes = proto.Float64(float64(st.DecoderBytes))
 	}
 	return out
-}
-
-// isUp says whether the lane of a host is up.
-func (h *lanes) isUp(host string) bool {
-	hl := h.host(host)
-	hl.mu.Lock()
-	defer hl.mu.Unlock()
-	return hl.open
 }

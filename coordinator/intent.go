@@ -32,12 +32,13 @@ func intentOf(state *registry.State) fleet.Intent {
 			}
 			place := file.HostPlace(id.Host)
 			out.Zone, out.Rack = place.Zone, place.Rack
-			if c := state.CordonsFor(id.Name, id.Model, id.GPUUUIDs); len(c) > 0 {
+			if c := cordonsOn(state, id.Name, id.Model, id.GPUUUIDs, id.Members); len(c) > 0 {
 				out.Cordoned = true
 				out.Why = fmt.Sprintf("by %s: %s", c[0].By, c[0].Reason)
 			}
 			return out
 		},
+		GroupOf: file.MayShare,
 		Way: func(callerZone string, to fleet.Identity) fleet.Way {
 			outside := false
 			if pool := file.PoolOf(to.Name, to.Model); pool != nil && pool.StayIn.Value != registry.StayInNone {
@@ -127,7 +128,7 @@ func (c *Coordinator) announce(state *registry.State) {
 func (c *Coordinator) whereIs(selector string) []string {
 	var out []string
 	for _, w := range c.fleet.Workers(time.Now()) {
-		if names(selector, w.Name, w.Facts.GPUUUIDs) {
+		if selects(selector, &w) {
 			out = append(out, w.Name)
 		}
 	}

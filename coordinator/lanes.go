@@ -2,7 +2,6 @@ package coordinator
 
 import (
 	"errors"
-	"maps"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -10,12 +9,9 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"waypost/coordinator/fleet"
-	"waypost/coordinator/placement"
-	"waypost/coordinator/prefixindex"
 	"waypost/coordinator/registry"
 	"waypost/gossip/boundary"
 	"waypost/gossip/lane"
-	"waypost/gossip/summary"
 	waypostv1 "waypost/proto/waypost/v1"
 )
 
@@ -25,14 +21,10 @@ type lanes struct {
 
 	mu    sync.Mutex
 	hosts map[string]*hostLane
-	pulls uint32 // the number of the latest pull
-
-	puller *puller
 }
 
-// hostLane is what a coordinator keeps per host beside the fleet: its prefix
-// streams and its last host report. It outlives a lane, so that an agent that
-// comes back continues where it was.
+// hostLane is what a coordinator keeps per host beside the fleet and the views:
+// its lane and its last host report, which outlives a lane.
 type hostLane struct {
 	// heardNs is when a frame came last, in ns since the coordinator began; 0:
 	// never.
@@ -42,7 +34,6 @@ type hostLane struct {
 	session *lane.Session
 	open    bool
 	lane    fleet.Lane
-	streams map[uint32]*stream
 	report  *waypostv1.HostReport
 	// reportAt is when the report came, ahead how far the host's clock was ahead
 	// of this one then.
@@ -50,58 +41,14 @@ type hostLane struct {
 	ahead    time.Duration
 }
 
-// stream is the prefix stream of one worker.
-type stream struct {
-	// verification is under way; nil: none.
-	verification *verification
-
-	worker  fleet.WorkerID
-	process uint64
-	decoder *summary.Decoder
-	// pull is the id of the pull that is not answered yet; 0: none. wanted says
-	// that there is one, or will be.
-	pull   uint32
-	wanted bool
-	// asked is when the latest pull was sent.
-	asked time.Time
-	// short is why the stream is not known to be whole, by what came since the
-	// latest pull was sent; empty: it is.
-	short string
-	// distrusted says that all of the view is to be read anew, not what is
-	// missing of it; distrustPull is the pull that asks for that.
-	distrusted   bool
-	distrustPull uint32
-	// peerAsked says that the peers were asked for a copy.
-	peerAsked bool
-	// untoldMs is the age of the oldest change that the agent has not told, by
-	// the latest report; nil: the agent does not say.
-	untoldMs *float64
-	// viewKind is what was seen of the cache last, viewAt when it was true.
-	viewKind placement.ViewKind
-	viewAt   time.Time
-	// coverage is what the agent says the engine's events show; retainedTokens
-	// how much of what was placed the index keeps where that is not all.
-	coverage       string
-	retainedTokens uint64
-	// frames, resyncs and bytes are what `inspect` tells.
-	frames, resyncs          map[string]uint32
-	streamBytes, pulledBytes uint64
-	resyncReason             string
-}
-
-func newLanes(c *Coordinator) (*lanes, error) {
-	h := &lanes{c: c, hosts: map[string]*hostLane{}}
-	var err error
-	h.puller, err = newPuller(h)
-	return h, err
-}
+func newLanes(c *Coordinator) *lanes { return &lanes{c: c, hosts: map[string]*hostLane{}} }
 
 func (h *lanes) host(name string) *hostLane {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	hl := h.hosts[name]
 	if hl == nil {
-		hl = &hostLane{streams: map[uint32]*stream{}}
+		hl = &hostLane{}
 		h.hosts[name] = hl
 	}
 	return hl
@@ -122,10 +69,11 @@ func (h *lanes) LaneUp(s *lane.Session) error {
 	hl := h.host(s.Host())
 	hl.mu.Lock()
 	hl.session, hl.lane, hl.open = s, l, true
+	h.c.views.LaneUp(s, l) // in one with the above: two may come up at once
 	hl.mu.Unlock()
 	h.c.note(changes)
 	h.c.boundaries.changed()
-	h.sync(hl, s, true)
+	h.c.views.Sync(s, true)
 	h.sendPolicy(s, h.c.replica.State())
 	h.c.log.Info("lane up", "event", "host_joined", "host", s.Host(), "workers", len(hello.Workers))
 	return nil
@@ -138,8 +86,7 @@ func (h *lanes) LaneDown(s *lane.Session, cause error) {
 	l, open := hl.lane, hl.open && hl.session == s
 	if open {
 		hl.open, hl.session = false, nil
-		h.puller.drop(s.Host())
-		h.stale(hl)
+		h.c.views.LaneDown(s)
 	}
 	hl.mu.Unlock()
 	if open {
@@ -158,19 +105,7 @@ func (h *lanes) Frame(s *lane.Session, f *waypostv1.ConnectRequest, late time.Du
 	case *waypostv1.ConnectRequest_Load:
 		h.takeLoad(hl, s, fr.Load, f.GetSentMonoNs(), late)
 	case *waypostv1.ConnectRequest_Prefixes:
-		p := fr.Prefixes
-		if p.GetPullId()&verifyPulls != 0 {
-			h.takeVerified(hl, s, p)
-			return
-		}
-		for _, frame := range p.GetFrames() {
-			h.takePrefix(hl, s, p.GetIndex(), p.GetEngineProcess(), frame, fromAgent)
-		}
-		h.puller.progress(p.GetPullId())
-		if p.GetLast() {
-			h.answered(hl, s, p.GetIndex(), p.GetPullId())
-		}
-		h.follow(hl, s, p.GetIndex(), p.GetEngineProcess(), nil)
+		h.c.views.TakePulled(s, fr.Prefixes)
 	case *waypostv1.ConnectRequest_Host:
 		h.takeHost(hl, s.Host(), fr.Host)
 	case *waypostv1.ConnectRequest_AckGpu:
@@ -195,7 +130,7 @@ func (h *lanes) takeHello(hl *hostLane, s *lane.Session) {
 	}
 	h.c.note(changes)
 	h.c.boundaries.changed()
-	h.sync(hl, s, false)
+	h.c.views.Sync(s, false)
 }
 
 func (h *lanes) takeLoad(hl *hostLane, s *lane.Session, load *waypostv1.Load, sentMonoNs uint64, late time.Duration) {
@@ -205,6 +140,9 @@ func (h *lanes) takeLoad(hl *hostLane, s *lane.Session, load *waypostv1.Load, se
 	r := fleet.Report{
 		AgentProcess: load.GetAgentProcess(), LoadSeq: load.GetLoadSeq(), SentMonoNs: sentMonoNs, PolicyVersion: uint64(load.GetPolicyVersion()), Cordons: load.GetCordons(),
 		Wish: fleet.DrainWish{ID: load.GetDrainWish().GetId(), Reason: load.GetDrainWish().GetReason()},
+	}
+	for _, s := range load.GetShares() {
+		r.Shares = append(r.Shares, fleet.ShareVerdict{Process: s.GetProcess(), Verdict: s.GetGpuVerdict()})
 	}
 	for _, w := range load.GetWorkers() {
 		l := lane.LoadOf(w)
@@ -219,62 +157,53 @@ func (h *lanes) takeLoad(hl *hostLane, s *lane.Session, load *waypostv1.Load, se
 	}
 	h.c.note(changes)
 	for _, w := range load.GetWorkers() {
-		h.covered(hl, s, w)
+		if id, ok := h.c.views.TakeCoverage(s, w); ok {
+			h.c.slots.report(id, w.GetIdleSlots())
+		}
 		if w.GetAccuracy() != nil || len(w.GetTransfers()) > 0 {
 			h.takeLearnt(hl, s, w)
 		}
-		if len(w.GetPrefixFrame()) > 0 {
-			h.takePrefix(hl, s, w.GetIndex(), w.GetEngineProcess(), w.GetPrefixFrame(), fromDelta)
-		} else {
-			h.heard(hl, s, w.GetIndex())
-		}
-		h.follow(hl, s, w.GetIndex(), w.GetEngineProcess(), w.GetPrefixFrame())
+		h.c.views.TakeLoad(s, w)
 	}
 }
 
-// streamOf returns the prefix stream that a lane means by an index. A worker
-// with a new engine process starts a stream of its own; what the old one said
-// is forgotten with it.
-func (h *lanes) streamOf(hl *hostLane, s *lane.Session, index uint32) *stream {
-	id, process, ok := h.c.fleet.LaneWorker(s.Host(), hl.lane, index)
-	if !ok {
-		return nil
-	}
-	st := hl.streams[index]
-	if st == nil || st.worker != id || st.process != process {
-		if st != nil {
-			st.verification.fail(errRestarted)
-		}
-		st = &stream{worker: id, process: process, frames: map[string]uint32{}, resyncs: map[string]uint32{}}
-		st.decoder = summary.NewDecoder(h.c.index.WorkerSink(prefixindex.WorkerID(id)))
-		st.decoder.RequireKey(h.c.prefixKey)
-		hl.streams[index] = st
-	}
-	return st
-}
-
-// forget gives up what belongs to hosts and engine lives that the fleet does not
-// know any more: the mirror of a cache takes megabytes.
+// forget gives up what belongs to hosts that the fleet does not know any more.
 func (h *lanes) forget() {
 	h.mu.Lock()
-	hosts := maps.Clone(h.hosts)
-	h.mu.Unlock()
-	for name, hl := range hosts {
-		hl.mu.Lock()
-		for index, st := range hl.streams {
-			if _, process, ok := h.c.fleet.ViewOf(st.worker); !ok || process != st.process {
-				st.verification.fail(errRestarted)
-				delete(hl.streams, index)
-			}
-		}
-		hl.mu.Unlock()
-		h.mu.Lock()
+	defer h.mu.Unlock()
+	for name := range h.hosts {
 		// A host that comes is known to the fleet before it asks for its entry.
 		if !h.c.fleet.HasHost(name) {
 			delete(h.hosts, name)
 		}
-		h.mu.Unlock()
 	}
+}
+
+// where is the lane and index of a worker.
+func (h *lanes) where(worker string) (host string, index uint32, ok bool) {
+	w, err := h.c.fleet.Worker(time.Now(), worker)
+	if err != nil {
+		return "", 0, false
+	}
+	return w.Host, w.Facts.Index, true
+}
+
+// send puts a frame on a host's lane; false: it is down or stuck.
+func (h *lanes) send(host string, f *waypostv1.ConnectResponse) bool {
+	s := h.session(host)
+	return s != nil && s.Send(f) == nil
+}
+
+func (h *lanes) session(host string) *lane.Session {
+	h.mu.Lock()
+	hl := h.hosts[host]
+	h.mu.Unlock()
+	if hl == nil {
+		return nil
+	}
+	hl.mu.Lock()
+	defer hl.mu.Unlock()
+	return hl.session
 }
 
 // sendPolicy tells a host what it must obey.
@@ -314,6 +243,7 @@ func helloOf(s *lane.Session, vectors map[string]*boundary.Vector) fleet.Hello {
 		Host: s.Host(), AgentProcess: m.GetAgentProcess(), Session: m.GetSession(), Version: m.GetVersion(),
 		ZoneHint: m.GetZoneHint(), RackHint: m.GetRackHint(), EchoesClaims: true,
 	}
+	out.Shares, out.LooksForShares = sharesOf(m)
 	for _, w := range m.GetWorkers() {
 		f := fleet.Facts{
 			Index: w.GetIndex(), Engine: w.GetEngine(), Rank: int(w.GetRank()), Ranks: int(w.GetRanks()), Kind: w.GetKind(), EngineVersion: w.GetEngineVersion(),

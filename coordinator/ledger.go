@@ -35,7 +35,7 @@ func (c *Coordinator) shipping() {
 			for i := range out.Hosts {
 				c.lanes.ship(&out.Hosts[i])
 			}
-			c.exchange.tell(now, out.Places)
+			c.exchange.Tell(now, out.Places)
 		}
 	}
 }

@@ -10,7 +10,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
-	"waypost/gossip/ledger"
+	"waypost/coordinator/exchange"
 	"waypost/gossip/prefix"
 	waypostv1 "waypost/proto/waypost/v1"
 )
@@ -225,28 +225,6 @@ func count(t *testing.T, o *one, name, label string) float64 {
 	return 0
 }
 
-// What waits for a peer that does not listen is bounded in number and in age,
-// and what is lost is counted.
-func TestPlacesForASilentPeerAreBounded(t *testing.T) {
-	o := startOne(t)
-	l := &link{x: o.exchange, wake: make(chan struct{}, 1)}
-	now := time.Now()
-	for i := range maxPlacesQueued + 10 {
-		l.push(now, []ledger.Placed{{RequestID: fmt.Sprint(i)}})
-	}
-	l.push(now.Add(maxPlaceAge), []ledger.Placed{{RequestID: "new"}})
-	if n := count(t, o, "waypost_ledger_places_total", "lost"); n != 11 {
-		t.Errorf("%v lost for want of room, want 11", n)
-	}
-	waiting := l.take(now.Add(maxPlaceAge + time.Millisecond))
-	if len(waiting) != 1 || waiting[0].RequestID != "new" {
-		t.Errorf("%d wait, want the new one", len(waiting))
-	}
-	if n := count(t, o, "waypost_ledger_places_total", "lost"); n != 11+maxPlacesQueued-1 {
-		t.Errorf("%v lost in all", n)
-	}
-}
-
 // Every series of the ledger is there before anything happened.
 func TestLedgerSeries(t *testing.T) {
 	o := startOne(t)
@@ -287,31 +265,18 @@ func TestLatenessCountsOnce(t *testing.T) {
 
 // A peer that cannot be told for a while is a problem with its reason.
 func TestUntoldPeerIsAProblem(t *testing.T) {
-	o := startOne(t)
-	l := &link{x: o.exchange, name: "c-2", cancel: func() {}, since: time.Now().Add(-2 * laneGrace)}
-	eventually(t, "the cluster is formed", o.Joined)
-	o.exchange.mu.Lock()
-	o.exchange.links["127.0.0.1:1"] = l
-	o.exchange.mu.Unlock()
-	found := func() (said []string) {
-		p := &problems{}
-		o.exchange.check(p, time.Now())
-		for _, x := range p.sorted() {
-			said = append(said, x.GetSubject()+" "+x.GetWhat())
-		}
-		return said
+	now := time.Now()
+	p := &problems{}
+	checkTold(p, []exchange.Peer{
+		{Name: "c-2", Since: now.Add(-2 * laneGrace)}, {Name: "just ended", Since: now}, {Name: "told", Up: true, Since: now.Add(-2 * laneGrace)},
+	}, now)
+	var said []string
+	for _, x := range p.sorted() {
+		said = append(said, x.GetSubject()+" "+x.GetWhat())
 	}
-	if got := fmt.Sprint(found()); got != "[c-2 is not told of placements made here]" {
+	if got := fmt.Sprint(said); got != "[c-2 is not told of placements made here]" {
 		t.Error(got)
 	}
-	l.setUp(true)
-	l.setUp(false)
-	if got := found(); got != nil {
-		t.Errorf("a stream that ended just now: %v", got)
-	}
-	o.exchange.mu.Lock()
-	delete(o.exchange.links, "127.0.0.1:1")
-	o.exchange.mu.Unlock()
 }
 
 // What a placement adds to a long prompt that a worker holds is expected there

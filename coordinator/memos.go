@@ -341,7 +341,7 @@ func (m *memos) learnFrom(tp *taughtPrompt, source string, tokens int, learn fun
 	open, share, _ := p.memo.Breaker()
 	entries, epoch := p.memo.Share(m.key, maxSharedBytes, true), p.memo.Epoch()
 	p.mu.Unlock()
-	m.c.exchange.tellMemo(tp.name, epoch, entries)
+	m.c.exchange.TellMemo(tp.name, epoch, entries)
 	m.c.metrics.memoLearnt.WithLabelValues(tp.name, source).Inc()
 	switch {
 	case got.BreakerChanged && open:

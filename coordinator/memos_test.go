@@ -300,7 +300,7 @@ func TestMemoIsShared(t *testing.T) {
 	a := startOne(t)
 	b := startOneOf(t, "c-2", a)
 	startText(t, a, b)
-	eventually(t, "each tells the other", func() bool { return a.exchange.connected() == 1 && b.exchange.connected() == 1 })
+	eventually(t, "each tells the other", func() bool { return a.exchange.Connected() == 1 && b.exchange.Connected() == 1 })
 	system := prose(9, 1300)
 	for i := range 4 {
 		body := chatOf(message{"system", system}, message{"user", prose(20+i, 12)})

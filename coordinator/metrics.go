@@ -2,6 +2,7 @@ package coordinator
 
 import (
 	"math"
+	"slices"
 	"strings"
 	"time"
 
@@ -10,6 +11,7 @@ import (
 
 	"waypost/coordinator/fleet"
 	"waypost/gossip/doctor"
+	"waypost/gossip/mesh"
 )
 
 // metrics are the coordinator's own series; the parts have theirs.
@@ -25,12 +27,8 @@ type metrics struct {
 	decidingTerm                  *prometheus.CounterVec
 	// predictionRatio is actual over predicted time to the first token.
 	predictionRatio *prometheus.HistogramVec
-	verified        *prometheus.CounterVec
 	ended           *prometheus.CounterVec
 	badFrames       *prometheus.CounterVec
-	prefixFrames    *prometheus.CounterVec
-	prefixBytes     *prometheus.CounterVec
-	pulls           *prometheus.CounterVec
 	places          *prometheus.CounterVec
 	peerLag         prometheus.Histogram
 	framesUnsent    prometheus.Counter
@@ -49,11 +47,12 @@ func newMetrics(reg prometheus.Registerer, c *Coordinator) *metrics {
 		f.NewGaugeFunc(prometheus.GaugeOpts{Name: "waypost_" + name, Help: help}, fn)
 	}
 	recordMetrics(f, c)
-	gauge("ledger_peers_connected", "Other coordinators that are told of placements now.", func() float64 { return float64(c.exchange.connected()) })
+	gauge("workers_boundary_differs", "Workers whose boundary is not their pool's.", func() float64 { return float64(c.boundaries.differing()) })
+	gauge("ledger_peers_connected", "Other coordinators that are told of placements now.", func() float64 { return float64(c.exchange.Connected()) })
 	desc := func(name, help string, labels ...string) *prometheus.Desc {
 		return prometheus.NewDesc("waypost_"+name, help, labels, nil)
 	}
-	reg.MustRegister(newViewCollector(c), newMemoCollector(c))
+	reg.MustRegister(newMemoCollector(c))
 	reg.MustRegister(&stateCollector{
 		c:            c,
 		workers:      desc("workers", "Workers by state.", "pool", "state"),
@@ -74,18 +73,14 @@ func newMetrics(reg prometheus.Registerer, c *Coordinator) *metrics {
 		redirected:     vec("redirected_total", "Placements that passed over the worker with most reuse.", "pool"),
 		reuseClass:     vec("reuse_class_total", "Reported outcomes by class.", "pool", "class"),
 		reuseTokens:    vec("reuse_tokens_total", "Prompt tokens of reported outcomes.", "pool", "kind"),
-		verified:       vec("prefix_verifications_total", "Comparisons of the index with an agent's whole set, by result.", "result"),
 		decidingTerm:   vec("placement_deciding_term_total", "Placements by the term in which the choice led most.", "pool", "term"),
 		predictionRatio: f.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "waypost_first_token_prediction_ratio", Help: "Reported over predicted time to the first token.",
 			Buckets: []float64{.25, .5, .75, .9, 1, 1.1, 1.25, 1.5, 2, 4, 8},
 		}, []string{"pool"}),
-		ended:        vec("reservations_ended_total", "Claims that ended, by how.", "how"),
-		badFrames:    vec("lane_frames_refused_total", "Frames from agents that were refused.", "kind"),
-		prefixFrames: vec("prefix_frames_total", "Prefix frames by what became of them.", "result"),
-		prefixBytes:  vec("prefix_bytes_total", "Bytes of prefix frames, by where they came from: delta, or asked for from an agent or a peer.", "source"),
-		pulls:        vec("prefix_pulls_total", "Snapshots and replays asked for, by reason and by whom: agent or peer.", "reason", "source"),
-		places:       vec("ledger_places_total", "Placements told to other coordinators or by them, by what became of them.", "result"),
+		ended:     vec("reservations_ended_total", "Claims that ended, by how.", "how"),
+		badFrames: vec("lane_frames_refused_total", "Frames from agents that were refused.", "kind"),
+		places:    vec("ledger_places_total", "Placements told to other coordinators or by them, by what became of them.", "result"),
 		peerLag: f.NewHistogram(prometheus.HistogramOpts{
 			Name: "waypost_ledger_peer_lag_seconds", Help: "Age of other coordinators' placements when they were taken in.", Buckets: []float64{.001, .003, .01, .03, .1, .3, 1, 3, 10},
 		}),
@@ -174,12 +169,20 @@ func (c *Coordinator) note(ch fleet.Changes) {
 	c.wakeShipping()
 	for i := range ch.Ended {
 		e := &ch.Ended[i]
-		c.unretain(e)
+		c.views.Unretain(e)
 		c.metrics.ended.WithLabelValues(string(e.How)).Inc()
 		if e.How == fleet.EndExpired || e.How == fleet.EndWorkerLost {
 			c.cases.endedUnreported(e.Placement, time.Now())
 		}
 	}
+}
+
+// readSketches hands over what the mesh says of hosts without a lane.
+func (c *Coordinator) readSketches(now time.Time) {
+	c.views.TakeSketches(now, slices.DeleteFunc(c.mesh.Sketches(), func(m mesh.Sketch) bool {
+		_, up := c.laneServer.Session(m.Name)
+		return up || m.Name == c.name
+	}))
 }
 
 // tick drives what happens by itself.
@@ -194,6 +197,7 @@ func (c *Coordinator) tick() {
 			c.noteLate(time.Since(now))
 			c.note(c.fleet.Tick(now))
 			c.lanes.forget()
+			c.views.Forget()
 			c.readSketches(now)
 			c.judges.tick(now)
 			c.checkDrains(now)

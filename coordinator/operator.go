@@ -61,6 +61,7 @@ func (c *Coordinator) workerProto(w *fleet.WorkerInfo, state *registry.State) *w
 		QueueBasis:   proto.String(string(w.QueueBasis)), Live: counted(w.Live), OpenClaims: proto.Uint32(uint32(w.OpenClaims)),
 		PendingClaims: counted(w.PendingClaims), InFlight: counted(math.Ceil(w.InFlight)), SpeedSource: proto.String(string(w.SpeedSource)), Role: &f.Role, Transfer: transferProto(f.Transfer),
 	}
+	out.Group = groupProto(w, c.fleet.Ms(time.Now()))
 	out.Learnt = c.judges.learnt(time.Now(), w.Name, w.Process)
 	if f.BlockTokens == 0 {
 		out.CachedTokens = nil
@@ -76,9 +77,9 @@ func (c *Coordinator) workerProto(w *fleet.WorkerInfo, state *registry.State) *w
 	if f.Coverage != "full" && f.CoverageHint != "" {
 		out.ViewHint = &f.CoverageHint
 	}
-	cs := state.CordonsFor(w.Name, f.Model, f.GPUUUIDs)
+	cs := cordonsOn(state, w.Name, f.Model, f.GPUUUIDs, w.Members)
 	if w.Wish.ID != "" && !slices.ContainsFunc(cs, func(k registry.Cordon) bool { return k.Drain }) {
-		cs = append([]registry.Cordon{wishDrain(w.Host, w.Wish)}, cs...)
+		cs = append([]registry.Cordon{wishDrain(w.WishHost, w.Wish)}, cs...)
 	}
 	if len(cs) > 0 {
 		out.Cordon = cordonProto(cs[0])
@@ -93,10 +94,8 @@ func (c *Coordinator) viewWord(w *fleet.WorkerInfo) string { return c.shownView(
 // shownView is the view of a worker's cache as screens, answers and records name
 // it: of an engine that shows nothing, what was placed there may be retained.
 func (c *Coordinator) shownView(id fleet.WorkerID, kind placement.ViewKind) placement.ViewKind {
-	if kind == placement.ViewBlind {
-		if _, retained := c.inferred.Load(id); retained {
-			return placement.ViewInferred
-		}
+	if kind == placement.ViewBlind && c.views.Retains(id) {
+		return placement.ViewInferred
 	}
 	return kind
 }

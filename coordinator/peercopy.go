@@ -7,16 +7,12 @@ import (
 	"io"
 	"math/rand/v2"
 	"slices"
-	"strings"
 	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"waypost/coordinator/fleet"
-	"waypost/coordinator/placement"
-	"waypost/coordinator/pull"
-	"waypost/gossip/lane"
+	"waypost/coordinator/views"
 	waypostv1 "waypost/proto/waypost/v1"
 )
 
@@ -34,20 +30,20 @@ const (
 	maxCopyBytes = 16 << 20
 )
 
-// copyPeers are the cluster addresses of coordinators to ask for copies, in
-// random order, so that not all ask the same. Configured ones are among them: a
-// coordinator that starts has lanes before it has its catalogue.
-func (c *Coordinator) copyPeers() []string {
+// CopyPeers implements [views.Peers]: it returns the cluster addresses of
+// coordinators in random order, so that not all ask the same. Configured ones are
+// among them: a coordinator that starts has lanes before it has its catalogue.
+func (p *peers) CopyPeers() []string {
 	var out []string
 	now := time.Now()
-	known := c.joinAddresses()
-	c.peers.mu.Lock()
+	known := p.c.joinAddresses()
+	p.mu.Lock()
 	for _, address := range known {
-		if address != "" && address != c.ClusterAddress() && !now.Before(c.peers.mute[address]) && !slices.Contains(out, address) {
+		if address != "" && address != p.c.ClusterAddress() && !now.Before(p.mute[address]) && !slices.Contains(out, address) {
 			out = append(out, address)
 		}
 	}
-	c.peers.mu.Unlock()
+	p.mu.Unlock()
 	rand.Shuffle(len(out), func(i, j int) { out[i], out[j] = out[j], out[i] })
 	return out[:min(len(out), copyPeersAsked)]
 }
@@ -61,34 +57,20 @@ func (p *peers) muted(address string) {
 	}
 }
 
-// copyFromPeer takes over what another coordinator knows of a worker's cache. It
-// is as old as that knowledge: what happened since, the agent tells.
-func (h *lanes) copyFromPeer(peers []string, hl *hostLane, s *lane.Session, ask pull.Ask, worker fleet.WorkerID, process uint64) {
-	at, ok := h.c.fleet.Endpoint(worker)
-	if !ok {
-		return
+// FetchCopy implements [views.Peers]; a peer that fails is not asked for a while.
+func (p *peers) FetchCopy(ctx context.Context, address, worker string, process uint64) (frames [][]byte, age time.Duration, err error) {
+	if frames, age, err = p.fetchCopy(ctx, address, worker, process); err != nil {
+		p.muted(address)
 	}
-	for _, address := range peers {
-		h.c.metrics.pulls.WithLabelValues(ask.Reason, string(fromPeer)).Inc()
-		frames, age, err := h.c.fetchCopy(address, at.Name, process)
-		if err != nil {
-			h.c.peers.muted(address)
-			h.c.log.Debug("no copy of a prefix stream", "worker", at.Name, "peer", address, "error", err)
-			continue
-		}
-		if len(frames) > 0 && h.takeCopy(hl, s, ask, process, frames, age) {
-			return
-		}
-	}
+	return frames, age, err
 }
 
-// fetchCopy asks one peer. No frames: it knows nothing.
-func (c *Coordinator) fetchCopy(address, worker string, process uint64) (frames [][]byte, age time.Duration, err error) {
-	conn, err := c.peer(address)
+func (p *peers) fetchCopy(ctx context.Context, address, worker string, process uint64) (frames [][]byte, age time.Duration, err error) {
+	conn, err := p.c.peer(address)
 	if err != nil {
 		return nil, 0, err
 	}
-	ctx, cancel := context.WithTimeout(c.ctx, copyWithin)
+	ctx, cancel := context.WithTimeout(ctx, copyWithin)
 	defer cancel()
 	stream, err := waypostv1.NewPeerServiceClient(conn).CopyPrefixes(ctx, &waypostv1.CopyPrefixesRequest{Worker: &worker, EngineProcess: &process})
 	if err != nil {
@@ -110,31 +92,8 @@ func (c *Coordinator) fetchCopy(address, worker string, process uint64) (frames 
 			return nil, 0, fmt.Errorf("more than %d bytes", maxCopyBytes)
 		}
 		frames = append(frames, part.GetFrames()...)
-		age = time.Duration(max(0, min(part.GetAgeMs(), maxUntoldMs)) * float64(time.Millisecond))
+		age = time.Duration(max(0, min(part.GetAgeMs(), views.MaxUntoldMs)) * float64(time.Millisecond))
 	}
-}
-
-// takeCopy makes a peer's copy this coordinator's view, if the pull is still
-// wanted. What does not decode, or does not have the digest that it says, leaves
-// everything to the agent.
-func (h *lanes) takeCopy(hl *hostLane, s *lane.Session, ask pull.Ask, process uint64, frames [][]byte, age time.Duration) bool {
-	hl.mu.Lock()
-	defer hl.mu.Unlock()
-	st := h.streamOf(hl, s, ask.Index)
-	if hl.session != s || st == nil || st.process != process || st.pull != ask.ID {
-		return false
-	}
-	short := st.short
-	for _, f := range frames {
-		h.apply(s.Host(), ask.Index, st, f, fromPeer)
-	}
-	st.short = short // what a peer sent wrong is not the agent's to repair
-	_, _, ok := st.decoder.Have()
-	if ok && st.coverage != "none" {
-		st.viewKind, st.viewAt = placement.ViewWarming, time.Now().Add(-age)
-		h.c.setView(st.worker, st.process, placement.ViewWarming, age)
-	}
-	return ok
 }
 
 // CopyPrefixes implements the peer service.
@@ -148,7 +107,7 @@ func (p *peers) CopyPrefixes(req *waypostv1.CopyPrefixesRequest, stream waypostv
 	default:
 		return status.Errorf(codes.ResourceExhausted, "%s sends %d copies at once already", p.c.name, copiesAtOnce)
 	}
-	frames, age := p.c.lanes.copyOf(req.GetWorker(), req.GetEngineProcess())
+	frames, age := p.c.views.CopyOf(req.GetWorker(), req.GetEngineProcess())
 	ageMs := ms(age)
 	for i := range frames {
 		if err := stream.Send(&waypostv1.CopyPrefixesResponse{Frames: frames[i : i+1], AgeMs: &ageMs}); err != nil {
@@ -156,26 +115,4 @@ func (p *peers) CopyPrefixes(req *waypostv1.CopyPrefixesRequest, stream waypostv
 		}
 	}
 	return nil
-}
-
-// copyOf writes what is known of a worker's cache as a snapshot, and tells how
-// old it is; nothing if it is not known which frame of the stream it equals.
-func (h *lanes) copyOf(worker string, process uint64) (frames [][]byte, age time.Duration) {
-	id, current, ok := h.c.fleet.LookupWorker(worker)
-	host, _, _ := strings.Cut(worker, "/")
-	h.mu.Lock()
-	hl := h.hosts[host]
-	h.mu.Unlock()
-	if !ok || current != process || hl == nil {
-		return nil, 0
-	}
-	hl.mu.Lock()
-	defer hl.mu.Unlock()
-	for _, st := range hl.streams {
-		if st.worker == id && st.process == process && !st.viewAt.IsZero() {
-			frames, _ = st.decoder.Snapshot()
-			return frames, time.Since(st.viewAt)
-		}
-	}
-	return nil, 0
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -19,6 +20,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"waypost/coordinator/exchange"
 	"waypost/coordinator/registry"
 	"waypost/coordinator/replica"
 	"waypost/gossip/identity"
@@ -32,6 +34,8 @@ type peers struct {
 
 	// copies are the copies of prefix streams being sent.
 	copies chan struct{}
+	// inbound counts the streams on which peers tell their placements.
+	inbound atomic.Int32
 
 	mu    sync.Mutex
 	conns map[string]*grpc.ClientConn
@@ -45,7 +49,7 @@ func newPeers(c *Coordinator) *peers {
 }
 
 // maxPeers bounds the connections to other coordinators.
-const maxPeers = 64
+const maxPeers = exchange.MaxPeers
 
 // peer returns a connection to the coordinator at a cluster address.
 func (c *Coordinator) peer(address string) (*grpc.ClientConn, error) {
@@ -67,7 +71,7 @@ func (c *Coordinator) peer(address string) (*grpc.ClientConn, error) {
 	}
 	conn, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(creds), grpc.WithDisableServiceConfig(),
 		// A peer that comes back is found at once, one that vanished is noticed.
-		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: exchangePause, Multiplier: 1.6, Jitter: .2, MaxDelay: exchangePauseMost}, MinConnectTimeout: exchangeGreeting}),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: exchange.Pause, Multiplier: 1.6, Jitter: .2, MaxDelay: exchange.PauseMost}, MinConnectTimeout: exchange.Greeting}),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 2 * time.Second}))
 	if err != nil {
 		return nil, err

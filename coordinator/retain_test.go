@@ -31,11 +31,8 @@ func TestPlacementsAreRetainedWithoutEvents(t *testing.T) {
 			}
 			a.start(t, o)
 			eventually(t, "the coverage is known", func() bool {
-				hl := o.lanes.host("gpu-01")
-				hl.mu.Lock()
-				defer hl.mu.Unlock()
-				st := hl.streams[0]
-				return st != nil && st.coverage == c.coverage && o.Joined()
+				st, ok := o.stream()
+				return ok && st.Coverage == c.coverage && o.Joined()
 			})
 			ws, err := waypostv1.NewOperatorServiceClient(o.conn).ListWorkers(t.Context(), &waypostv1.ListWorkersRequest{})
 			if err != nil || len(ws.GetWorkers()) != 1 {

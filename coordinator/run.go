@@ -38,7 +38,7 @@ func (c *Coordinator) Start() error {
 	c.tasks.Go(c.cases.run)
 	c.tasks.Go(c.memos.ask.run)
 	c.tasks.Go(c.shipping)
-	c.tasks.Go(c.lanes.puller.run)
+	c.tasks.Go(func() { c.views.Run(c.ctx) })
 	c.tasks.Go(func() { c.join(c.ctx) })
 	c.log.Info("coordinator started", "api", c.APIAddress(), "cluster", c.ClusterAddress(), "mesh", c.MeshAddress())
 	return nil
@@ -66,7 +66,7 @@ func (c *Coordinator) follow() {
 	state := c.replica.State()
 	c.takeNumber(state)
 	c.applyState(state)
-	c.exchange.follow(state)
+	c.exchange.Follow(state)
 	c.tasks.Go(func() {
 		defer stop()
 		for {
@@ -77,7 +77,7 @@ func (c *Coordinator) follow() {
 				state := c.replica.State()
 				c.takeNumber(state)
 				c.applyState(state)
-				c.exchange.follow(state)
+				c.exchange.Follow(state)
 			}
 		}
 	})
@@ -103,6 +103,7 @@ func (c *Coordinator) startLocal() error {
 // Stop ends the coordinator: no new work, then lanes, Raft, mesh.
 func (c *Coordinator) Stop(ctx context.Context) error {
 	c.cancel()
+	c.exchange.Stop()
 	errs := []error{c.api.Stop(ctx)}
 	c.localGRPC.Stop()
 	c.laneServer.Close()

@@ -105,18 +105,20 @@ func TestSketchStandsInForALane(t *testing.T) {
 		t.Error("a sketch outranks what the stream told just before")
 	}
 
-	// As if the lane had been down for long.
-	hl := o.lanes.host("gpu-01")
-	hl.mu.Lock()
-	for _, st := range hl.streams {
-		st.viewAt = st.viewAt.Add(-10 * streamOutdated)
-	}
-	hl.mu.Unlock()
+	// As if the lane had been down for long: what its stream tells is old.
+	old := &fakeAgent{workers: 1, pulled: c.replayOr, process: 0xa3, ageMs: func() *float64 { return new(20 * 60_000.0) }}
+	old.connect(t, o)
+	eventually(t, "the view is old", func() bool {
+		st, ok := o.stream()
+		return ok && time.Since(st.ViewAt) > 19*time.Minute
+	})
+	old.dialer.Close()
+	eventually(t, "the view is stale again", func() bool { return view() == "stale" })
 	for _, no := range []struct {
 		state summary.SketchState
 		keyID uint32
 		age   time.Duration
-	}{{summary.SketchLost, testKey.IDUint32(), 0}, {summary.SketchReady, 1, 0}, {summary.SketchReady, testKey.IDUint32(), maxSketchAge + time.Minute}} {
+	}{{summary.SketchLost, testKey.IDUint32(), 0}, {summary.SketchReady, 1, 0}, {summary.SketchReady, testKey.IDUint32(), 11 * time.Minute}} {
 		send(no.state, no.keyID, no.age)
 		o.readSketches(time.Now())
 		if got := o.placed(t, other).GetTerms()[0].GetReuseTokens(); got != 0 {

@@ -218,12 +218,13 @@ func (o *operators) GetStatus(context.Context, *waypostv1.GetStatusRequest) (*wa
 	}
 	silent := c.laneCheck(now).Problem
 	p.check(silent == "", "error", c.name, silent, nil, "it is not ready, and answers with what it knows", "waypost coordinators")
-	c.exchange.check(p, now)
+	checkTold(p, c.exchange.Peers(), now)
 	c.transfers.check(p, now)
 	for _, w := range c.fleet.Workers(now) {
 		bad := strings.HasPrefix(w.State, "lost") || strings.HasPrefix(w.State, "stalled") || strings.HasPrefix(w.State, "excluded") || w.State == "failing"
 		p.check(!bad, "error", w.Name, joinWhy(w.State, w.StateWhy), nil, "0 new placements", "waypost workers "+w.Name)
 		p.check(w.Pool != "", "warning", w.Name, "belongs to no pool: "+c.fleetFile.Load().WhyNoPool(w.Name, w.Facts.Model), nil, "0 placements", "waypost fleet show")
+		p.check(groupFault(&w) == "", "warning", w.Name, groupFault(&w), nil, "it serves; a fault there would not be seen", "waypost workers "+w.Name)
 		fault, effect := c.boundaryFault(w.Name)
 		p.check(fault == "", "warning", w.Name, fault, nil, effect, "waypost boundary --pool "+w.Pool)
 		view := c.viewWord(&w)

@@ -2,6 +2,7 @@ package coordinator
 
 import (
 	"context"
+	"math"
 	"slices"
 	"sync"
 	"time"
@@ -121,19 +122,19 @@ func (a *tokenizing) first(w *work, req *waypostv1.PlaceRequest, keyer *prefix.K
 // empty: there is none. One that turns text into other tokens than its pool is
 // not asked.
 func (a *tokenizing) anyWorker(pool string) string {
-	var names []string
-	for _, w := range a.m.c.fleet.Workers(time.Now()) {
-		if w.Pool == pool && w.State == "ready" && a.m.c.boundaries.credited(w.Name) && a.m.c.lanes.session(w.Host) != nil {
-			names = append(names, w.Name)
+	a.mu.Lock()
+	a.turn = (a.turn + 1) % math.MaxInt32
+	turn := a.turn
+	a.mu.Unlock()
+	c := a.m.c
+	for tried, of := 0, 1; tried < of; tried++ {
+		name, host, ready, members := c.fleet.Member(pool, turn+tried)
+		of = members
+		if ready && c.boundaries.credited(name) && c.lanes.session(host) != nil {
+			return name
 		}
 	}
-	if len(names) == 0 {
-		return ""
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.turn++
-	return names[a.turn%len(names)]
+	return ""
 }
 
 // later has a text tokenised in the background if much of it is unknown. Where

@@ -420,7 +420,7 @@ func (p *placements) match(w *work) (deepest int) {
 			w.ask.Matches = append(w.ask.Matches, m)
 		}
 	})
-	w.ask.Matches = p.c.sketches.credit(p.c.fleet, &w.prompt.probe, w.ask.Matches)
+	w.ask.Matches = p.c.views.Credit(&w.prompt.probe, w.ask.Matches)
 	p.c.fleet.Reusable(w.ask.Matches, w.prompt.tokens, w.prompt.probe.At)
 	for i := range w.ask.Matches {
 		deepest = max(deepest, w.ask.Matches[i].Tokens)

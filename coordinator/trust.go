@@ -91,7 +91,7 @@ func (j *judges) observe(now time.Time, e *explain.Entry) {
 	j.mu.Unlock()
 	j.c.lanes.report(e.Worker, o)
 	if resync {
-		j.c.lanes.distrust(e.Worker)
+		j.c.views.Distrust(e.Worker)
 	}
 }
 

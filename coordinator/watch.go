@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"waypost/coordinator/api"
+	"waypost/coordinator/events"
 	waypostv1 "waypost/proto/waypost/v1"
 )
 
@@ -44,7 +45,7 @@ const (
 // since its place, however often it did; it costs no memory.
 type board struct {
 	c      *Coordinator
-	events eventRing
+	events events.Ring
 	// rev is the last place given.
 	rev      atomic.Uint64
 	watching atomic.Int32
@@ -85,7 +86,7 @@ func newBoard(c *Coordinator) *board {
 func (b *board) next() uint64 { return b.rev.Add(1) }
 
 // keep takes an event of the log.
-func (b *board) keep(e *event) { b.events.add(e, b.next) }
+func (b *board) keep(e *events.Event) { b.events.Add(e, b.next) }
 
 // revText is a place in the stream in words: of which life, and where.
 func (b *board) revText(rev uint64) *string {
@@ -199,10 +200,10 @@ func (b *board) news(kinds map[string]bool, after uint64) (out []*waypostv1.Watc
 		}
 	}
 	if kinds[kindEvents] {
-		events, kept := b.events.after(after)
+		happened, kept := b.events.After(after)
 		whole = whole && (after == 0 || kept)
-		for _, e := range events {
-			all = append(all, at{e.rev, b.eventProto(e)})
+		for _, e := range happened {
+			all = append(all, at{e.Rev, b.eventProto(e)})
 		}
 	}
 	slices.SortFunc(all, func(x, y at) int { return cmp.Compare(x.rev, y.rev) })
@@ -212,10 +213,10 @@ func (b *board) news(kinds map[string]bool, after uint64) (out []*waypostv1.Watc
 	return out, next, whole
 }
 
-func (b *board) eventProto(e *event) *waypostv1.WatchResponse {
-	return &waypostv1.WatchResponse{Kind: proto.String(kindEvents), Rev: b.revText(e.rev), Event: &waypostv1.Event{
-		Event: &e.name, Level: proto.String(e.level.String()), Message: &e.message, AgeMs: proto.Float64(max(0, ms(time.Since(e.at)))),
-		At: proto.String(e.at.UTC().Format(time.RFC3339)), Fields: e.fields,
+func (b *board) eventProto(e *events.Event) *waypostv1.WatchResponse {
+	return &waypostv1.WatchResponse{Kind: proto.String(kindEvents), Rev: b.revText(e.Rev), Event: &waypostv1.Event{
+		Event: &e.Name, Level: proto.String(e.Level.String()), Message: &e.Message, AgeMs: proto.Float64(max(0, ms(time.Since(e.At)))),
+		At: proto.String(e.At.UTC().Format(time.RFC3339)), Fields: e.Fields,
 	}}
 }
 

@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"log/slog"
 	"net/http"
 	"strings"
 	"testing"
@@ -14,6 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"waypost/coordinator/events"
 	waypostv1 "waypost/proto/waypost/v1"
 )
 
@@ -106,12 +106,12 @@ func TestWatchFromAPlaceThatIsGone(t *testing.T) {
 	restarted("00000000000000aa.3")
 	restarted(fmt.Sprintf("%016x.%d", o.process, uint64(1)<<60))
 	place := *watching(t, o, nil, []string{kindEvents}, synced)[0].Rev
-	for i := range keptEvents + 10 {
+	for i := range events.Kept + 10 {
 		o.log.Info("flood", "event", "view_gap", "n", i)
 	}
 	restarted(place)
-	if n := len(o.board.events.events); n != keptEvents {
-		t.Errorf("%d events are kept", n)
+	if happened, _ := o.board.events.After(0); len(happened) != events.Kept {
+		t.Errorf("%d events are kept", len(happened))
 	}
 	for _, c := range []struct {
 		kinds []string
@@ -170,21 +170,5 @@ func TestWatchLines(t *testing.T) {
 			body, _ := io.ReadAll(lines)
 			t.Errorf("%s: %d %s", bad, resp.StatusCode, body)
 		}
-	}
-}
-
-// Events are kept at whatever level the log is, with what loggers add, and
-// nothing else is.
-func TestEventTap(t *testing.T) {
-	var kept []*event
-	quiet := slog.NewTextHandler(io.Discard, &slog.HandlerOptions{Level: slog.LevelError})
-	log := slog.New(&eventTap{Handler: quiet, keep: func(e *event) { kept = append(kept, e) }}).With("host", "gpu-01")
-	log.Info("no event")
-	log.WithGroup("g").With("a", 1).Warn(strings.Repeat("x", 2*maxEventText), "event", "view_gap", "missing", 41)
-	if len(kept) != 1 || kept[0].name != "view_gap" || kept[0].fields["host"] != "gpu-01" || kept[0].fields["missing"] != "41" || kept[0].fields["a"] != "1" || len(kept[0].message) != maxEventText || kept[0].level != slog.LevelWarn {
-		t.Errorf("kept %+v", kept)
-	}
-	if log.Enabled(t.Context(), slog.LevelDebug) {
-		t.Error("debug lines are made for nobody")
 	}
 }

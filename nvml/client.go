@@ -276,12 +276,11 @@ func (c *Client) setStatus(s Status) {
 	if s.Code == StateBlocked || s.Code == StateCrashed {
 		level = slog.LevelWarn
 	}
-	event := "nvml_state"
+	attrs := []any{"state", string(s.Code), "text", s.Text, "before", string(old.Code)}
 	if s.Code == StateBlocked {
-		event = "nvml_blocked"
+		attrs = append(attrs, "event", "nvml_blocked")
 	}
-	c.options.Logger.Log(context.Background(), level, "NVML state changed",
-		"event", event, "state", string(s.Code), "text", s.Text, "before", string(old.Code))
+	c.options.Logger.Log(context.Background(), level, "NVML state changed", attrs...)
 	c.signal()
 }
 

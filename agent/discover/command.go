@@ -194,32 +194,3 @@ func (k *kind) modelOf(f Flags) string {
 	}
 	return ""
 }
-
-// Group is the share that a process has in an engine which spans hosts.
-type Group struct {
-	// Address is where its processes meet, the same for all of them.
-	Address string
-	// Node is this host's number, Nodes how many there are; Nodes 0: not told.
-	Node, Nodes int
-	// Front says that requests go to this host.
-	Front bool
-}
-
-// groupOf is the share that a command line tells of; nil: the engine is of one
-// host.
-func groupOf(f Flags) *Group {
-	nodes, _ := f.Int("--nnodes")
-	node, _ := f.Int("--node-rank")
-	headless := f.Has("--headless")
-	if nodes <= 1 && !headless {
-		return nil
-	}
-	g := &Group{Node: node, Nodes: max(0, nodes), Front: node == 0 && !headless}
-	for _, flag := range []string{"--dist-init-addr", "--nccl-init-addr", "--master-addr", "--data-parallel-address"} {
-		if v, _ := f.Get(flag); v != "" {
-			g.Address = v
-			break
-		}
-	}
-	return g
-}

@@ -10,6 +10,7 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 )
 
 const (
@@ -42,6 +43,10 @@ type Scanner struct {
 	// dull are the processes that were no engine, with the scan in which to look
 	// again.
 	dull map[int]int
+	// forwards are the processes that forward ports to containers.
+	forwards map[int]forward
+	// settings are those of engines besides their command lines.
+	settings map[life]*settings
 }
 
 // New makes a scanner; nothing is read before Scan.
@@ -49,7 +54,7 @@ func New(o Options) *Scanner {
 	if o.Proc == nil {
 		o.Proc = os.DirFS("/proc")
 	}
-	return &Scanner{proc: o.Proc, dull: map[int]int{}}
+	return &Scanner{proc: o.Proc, dull: map[int]int{}, forwards: map[int]forward{}, settings: map[life]*settings{}}
 }
 
 // Place says where an engine listens.
@@ -96,9 +101,14 @@ type Engine struct {
 	Orphan bool
 	// Ports are those that an orphan holds.
 	Ports []int
-	// Flags are the words of the command line. They may hold keys: they are
-	// looked at and never told.
+	// Flags are the words of the command line, after those that stand for its other
+	// settings. They may hold keys: they are looked at and never told.
 	Flags Flags
+	// forwarded are the addresses on this host of its ports, by the port in its own
+	// network namespace.
+	forwarded map[int]netip.AddrPort
+	// settings are what it was told besides; nil: nothing.
+	settings *settings
 }
 
 // Name is the engine's name on its host.
@@ -146,7 +156,7 @@ func (s *Scanner) Scan() (Result, error) {
 	}
 	out := Result{}
 	found := map[int]candidate{}
-	dull := map[int]int{}
+	dull, forwards := map[int]int{}, map[int]forward{}
 	looked := 0
 	for _, entry := range entries {
 		pid, err := strconv.Atoi(entry.Name())
@@ -159,9 +169,15 @@ func (s *Scanner) Scan() (Result, error) {
 		}
 		if next, known := s.dull[pid]; known && s.scan < next {
 			dull[pid] = next
+			if fw, is := s.forwards[pid]; is {
+				forwards[pid] = fw
+			}
 			continue
 		}
-		c, ok := s.look(pid)
+		c, fw, ok := s.look(pid)
+		if fw != nil && len(forwards) < maxForwards {
+			forwards[pid] = *fw
+		}
 		if !ok {
 			// Spread over the scans, so that each costs alike.
 			dull[pid] = s.scan + 1 + (pid+s.scan)%lookAgain
@@ -169,7 +185,8 @@ func (s *Scanner) Scan() (Result, error) {
 		}
 		found[pid] = c
 	}
-	s.dull = dull
+	s.dull, s.forwards = dull, forwards
+	maps.DeleteFunc(s.settings, func(l life, _ *settings) bool { c, known := found[l.pid]; return !known || c.started != l.started })
 	for _, pid := range slices.Sorted(maps.Keys(found)) {
 		c := found[pid]
 		up := ancestor(s.proc, c, found)
@@ -197,27 +214,40 @@ type candidate struct {
 	part  bool
 }
 
-// look reads one process; false: it is no engine.
-func (s *Scanner) look(pid int) (candidate, bool) {
+// look reads one process; false: it is no engine, but may be one that forwards
+// ports to containers.
+func (s *Scanner) look(pid int) (candidate, *forward, bool) {
 	args, err := readArgs(s.proc, pid)
 	if err != nil {
-		return candidate{}, false // it is gone, or hidden from this process
+		return candidate{}, nil, false // it is gone, or hidden from this process
+	}
+	if fw, ok := forwardOf(pid, args); ok {
+		return candidate{}, &fw, false
 	}
 	k, words, part := classify(args)
 	if k == nil {
-		return candidate{}, false
+		return candidate{}, nil, false
 	}
 	p, err := readProcess(s.proc, pid, args)
 	if err != nil {
-		return candidate{}, false
+		return candidate{}, nil, false
 	}
-	return candidate{p, k, words, part}, true
+	return candidate{p, k, words, part}, nil, true
 }
 
 // Parent is the parent of a process; ok is false if there is no such process.
 func (s *Scanner) Parent(pid int) (parent int, ok bool) {
 	p, err := readProcess(s.proc, pid, nil)
 	return p.parent, err == nil
+}
+
+// Boot names the life of the host's kernel; empty: not known.
+func (s *Scanner) Boot() string {
+	text, err := readSome(s.proc, "sys/kernel/random/boot_id", maxStatusBytes)
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(text)
 }
 
 // maxAncestors bounds the walk from a process to its ancestors.
@@ -266,10 +296,15 @@ func sameEngine(proc fs.FS, c candidate, found map[int]candidate) (yes bool) {
 
 // engineOf works out where an engine listens and who runs it.
 func (s *Scanner) engineOf(c candidate, own sockets, out *Result) Engine {
-	f := Flags(c.words)
+	trusted := c.container || systemUser(c.uid)
+	more := &settings{}
+	if !c.part {
+		more = s.settingsOf(&c, trusted)
+	}
+	f := more.under(c.words)
 	e := Engine{
 		Kind: c.kind.name, Title: c.kind.title, PID: c.pid, Started: c.started, UID: c.uid, Container: c.container,
-		Trusted: c.container || systemUser(c.uid), Place: Nowhere, Model: c.kind.modelOf(f), Group: groupOf(f), Flags: f, Orphan: c.part,
+		Trusted: trusted, Place: Nowhere, Model: cmp.Or(c.kind.modelOf(c.words), c.kind.modelOf(more.words)), settings: more, Group: groupOf(c.kind.name, f), Flags: f, Orphan: c.part,
 	}
 	var asked bool
 	e.Port, asked = c.kind.portOf(f)
@@ -302,7 +337,7 @@ func (s *Scanner) engineOf(c candidate, own sockets, out *Result) Engine {
 	}
 	e.Place, e.Address, e.Port = Here, socket.address.Addr(), int(socket.address.Port())
 	if _, here := own[socket.inode]; !here {
-		e.Place = Elsewhere
+		e.Place, e.forwarded = Elsewhere, s.published(c.pid)
 	}
 	return e
 }

@@ -49,7 +49,13 @@ type Known struct {
 // Advise checks the flags of an engine. It looks at flags alone: that events
 // really come is seen on the engine's stream.
 func (e *Engine) Advise(k Known) []Advice {
-	a := &adviser{e: e, f: e.Flags, v: parseVersion(k.Version), known: k}
+	a := &adviser{e: e, f: e.Flags, set: e.settings, v: parseVersion(k.Version), known: k}
+	if a.set == nil {
+		a.set = &settings{file: settingsFile(e.Kind, e.Flags)}
+		if a.set.file != "" {
+			a.set.unread = "nobody has looked at it"
+		}
+	}
 	switch e.Kind {
 	case "vllm":
 		a.vllm()
@@ -67,6 +73,7 @@ func (e *Engine) Advise(k Known) []Advice {
 type adviser struct {
 	e     *Engine
 	f     Flags
+	set   *settings
 	v     []int
 	known Known
 	out   []Advice
@@ -123,11 +130,13 @@ func parseVersion(s string) (v []int) {
 	return v
 }
 
-// fileOf is a file that holds further settings, which are not read; empty: there
-// is none.
-func (a *adviser) fileOf(flags ...string) string {
-	v, _ := a.f.Get(flags...)
-	return v
+// unread says of a file with further settings that it, or a part of it, is not
+// known; empty: there is none, or all of it is.
+func (a *adviser) unread() string {
+	if a.set.unread == "" {
+		return ""
+	}
+	return "further settings stand in " + a.set.file + ", which is not read: " + a.set.unread
 }
 
 // events are the settings of an event publisher.
@@ -280,8 +289,8 @@ func (a *adviser) vllmEvents() string {
 }
 
 func (a *adviser) vllm() {
-	if file := a.fileOf("--config"); file != "" && !a.f.Has("--kv-events-config") {
-		a.add(CheckEvents, Unknown, "further flags stand in "+file+", which is not read", "", "")
+	if unread := a.unread(); unread != "" && !a.f.Has("--kv-events-config") && a.f.Under("--kv-events-config") == nil {
+		a.add(CheckEvents, Unknown, unread, "", "")
 	} else {
 		a.vllmPublisher()
 	}
@@ -330,8 +339,8 @@ func (a *adviser) wants(check, flag string) {
 	switch {
 	case a.f.Has(flag):
 		a.good(check, "answers tell how many tokens were reused")
-	case a.fileOf("--config") != "":
-		a.add(check, Unknown, "further flags stand in "+a.fileOf("--config")+", which is not read", "", "")
+	case a.unread() != "":
+		a.add(check, Unknown, a.unread(), "", "")
 	default:
 		a.fault(check, "answers do not tell how many tokens were reused", "predictions are then confirmed by events alone", flag)
 	}
@@ -360,15 +369,15 @@ func (a *adviser) sglangEvents() string {
 
 func (a *adviser) sglang() {
 	ev, given, err := eventsOf(a.f)
-	file := a.fileOf("--config")
+	unread := a.unread()
 	switch {
 	case a.f.Has("--disable-radix-cache"):
 		a.fault(CheckEvents, "the engine keeps no prefixes: nothing is reused and nothing is published", "it was started with --disable-radix-cache",
 			"start it without --disable-radix-cache, and with "+a.sglangEvents())
 	case err != nil:
 		a.fault(CheckEvents, "--kv-events-config cannot be read", err.Error(), a.sglangEvents())
-	case !given && file != "":
-		a.add(CheckEvents, Unknown, "further flags stand in "+file+", which is not read", "", "")
+	case !given && unread != "":
+		a.add(CheckEvents, Unknown, unread, "", "")
 	case !given:
 		a.fault(CheckEvents, "the engine publishes no KV events", "it was started without --kv-events-config; placements still work", a.sglangEvents())
 	case ev.Publisher == nil || *ev.Publisher != "zmq":
@@ -385,7 +394,7 @@ func (a *adviser) sglang() {
 	switch {
 	case set && page >= leastPage:
 		a.good(CheckBlockSize, fmt.Sprintf("pages of %d tokens", page))
-	case set || file == "":
+	case set || unread == "":
 		a.fault(CheckBlockSize, "pages are small: an event names every few tokens", "without --page-size most backends use 1", fmt.Sprintf("--page-size %d", leastPage))
 	}
 	a.wants(CheckCachedTokens, "--enable-cache-report")
@@ -393,14 +402,29 @@ func (a *adviser) sglang() {
 	a.reach()
 }
 
+// trtllmEvents makes TensorRT-LLM keep what it stores for reading, and count.
+const trtllmEvents = "enable_iter_perf_stats: true\nreturn_perf_metrics: true\nkv_cache_config:\n  enable_block_reuse: true\n  event_buffer_max_size: 16384"
+
 func (a *adviser) trtllm() {
-	const file = "/etc/trtllm.yaml"
-	options := a.fileOf("--extra_llm_api_options", "--config", "--extra-llm-api-options")
-	if options == "" {
+	const usual = "/etc/trtllm.yaml"
+	set := a.set
+	fix := func(file string) string { return "# " + file + ":\n" + trtllmEvents }
+	events, told := set.values["kv_cache_config.event_buffer_max_size"]
+	switch size, err := strconv.Atoi(events); {
+	case set.file == "":
 		a.fault(CheckEvents, "the engine publishes no KV events", "it was started without --extra_llm_api_options, and event_buffer_max_size is 0 by default",
-			"--extra_llm_api_options "+file+"\n# "+file+":\nenable_iter_perf_stats: true\nreturn_perf_metrics: true\nkv_cache_config:\n  enable_block_reuse: true\n  event_buffer_max_size: 16384")
-	} else {
-		a.add(CheckEvents, Unknown, "its settings stand in "+options+", which is not read", "", "")
+			"--extra_llm_api_options "+usual+"\n"+fix(usual))
+	case isFalse(set.values["kv_cache_config.enable_block_reuse"]):
+		a.fault(CheckEvents, "the engine keeps no prefixes: nothing is reused and nothing is published", "enable_block_reuse is false in "+set.file, fix(set.file))
+	case told && err == nil && size > 0:
+		a.good(CheckEvents, fmt.Sprintf("keeps up to %d KV events for reading", size))
+	case !told && set.unread != "":
+		a.add(CheckEvents, Unknown, a.unread(), "", "")
+	default:
+		a.fault(CheckEvents, "the engine publishes no KV events", "event_buffer_max_size is 0 unless it is set in "+set.file, fix(set.file))
+	}
+	if set.file != "" && set.unread == "" && !isTrue(set.values["enable_iter_perf_stats"]) {
+		a.fault(CheckBlockSize, "the engine tells neither its queue nor the size of its blocks", "enable_iter_perf_stats is not true in "+set.file, fix(set.file))
 	}
 	a.good(CheckCachedTokens, "answers tell how many tokens were reused")
 	a.reach()

@@ -129,6 +129,9 @@ func printWorker(out io.Writer, w *waypostv1.Worker) {
 	if c := w.GetCordon(); c != nil {
 		line("Cordon", fmt.Sprintf("%s by %s at %s: %s", c.GetSelector(), c.GetBy(), c.GetAt(), c.GetReason()))
 	}
+	for i, m := range w.GetGroup() {
+		line([]string{"Group", ""}[min(i, 1)], memberText(m))
+	}
 	line("Engine", strings.TrimSpace(fmt.Sprintf("%s %s, %s, incarnation %s", w.GetEngine(), w.GetEngineVersion(), w.GetModel(), w.GetIncarnation())))
 	line("Reached at", w.GetUrl())
 	for k, v := range w.GetHeaders() {
@@ -157,6 +160,22 @@ func printWorker(out io.Writer, w *waypostv1.Worker) {
 	line("Capabilities", text(strings.Join(w.GetCapabilities(), ", ")))
 	line("GPUs", text(strings.Join(w.GetGpuUuids(), ", ")))
 	line("Updated", age(w.UpdatedMs)+" ago")
+}
+
+// memberText is a share of an engine that spans hosts.
+func memberText(m *waypostv1.GroupMember) string {
+	s := m.GetPart()
+	if m.GetHost() != "" {
+		s += " on " + m.GetHost()
+	}
+	s += ": " + m.GetState()
+	if m.AwayMs != nil {
+		s += " for " + age(m.AwayMs)
+	}
+	if m.GetWhy() != "" {
+		s += ", " + m.GetWhy()
+	}
+	return s
 }
 
 func hostsCommand(f *flags) *cobra.Command {

@@ -70,6 +70,7 @@ func printWhy(out io.Writer, r *waypostv1.ExplainWorkerResponse) {
 	if excluded := shares(r.GetExcluded()); excluded != "" {
 		fmt.Fprintf(out, "Excluded    %s\n", excluded)
 	}
+	printGroup(out, w.GetGroup())
 	printPresent(out, r)
 	printLearnt(func(name, value string) { fmt.Fprintf(out, "%-11s %s\n", name, value) }, w.GetLearnt())
 	fmt.Fprintf(out, "Ages        queue data %s\n", age(w.UpdatedMs))
@@ -79,6 +80,23 @@ func printWhy(out io.Writer, r *waypostv1.ExplainWorkerResponse) {
 			name = ""
 		}
 		fmt.Fprintf(out, "%-11s %s\n", name, s)
+	}
+}
+
+// printGroup prints what of a group is not as it should be.
+func printGroup(out io.Writer, members []*waypostv1.GroupMember) {
+	if len(members) == 0 {
+		return
+	}
+	name := "Group"
+	for _, m := range members {
+		if m.GetState() != "ok" {
+			fmt.Fprintf(out, "%-11s %s\n", name, memberText(m))
+			name = ""
+		}
+	}
+	if name != "" {
+		fmt.Fprintf(out, "%-11s %d hosts, all ok\n", name, len(members))
 	}
 }
 

@@ -158,6 +158,7 @@ type Fleet struct {
 	counts Counts
 	claims claims
 	outbox []*worker // with claims or marks to send
+	fronts []*worker // of engines that span hosts
 	// learnt are the classes of workers in which a speed was learnt.
 	learnt map[ledger.Class]bool
 	// graceMs is the age of a claim beyond which a report must speak of it.

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"waypost/coordinator/group"
 	"waypost/coordinator/placement"
 )
 
@@ -22,6 +23,10 @@ type Intent struct {
 	// Assign says what intent makes of a worker; nil: one pool per served
 	// model, no zones, no cordons.
 	Assign func(Identity) Assignment
+	// GroupOf says which hosts may carry shares of engines that a host serves:
+	// declared, that operators list them, may, whether one is listed; nil: no host
+	// is listed anywhere, and any may.
+	GroupOf func(host string) (declared bool, may func(other string) bool)
 	// Way prices the way from a caller's zone to a worker; nil: unknown.
 	Way func(callerZone string, to Identity) Way
 }
@@ -35,6 +40,8 @@ type Identity struct {
 	Model, Boundary string
 	// GPUUUIDs are the GPUs its processes use.
 	GPUUUIDs []string
+	// Members are the other shares of an engine that spans hosts.
+	Members []group.Member
 	// ZoneHint and RackHint are what the host says; Raft outranks them.
 	ZoneHint, RackHint string
 }
@@ -89,6 +96,7 @@ func (f *Fleet) SetIntent(now time.Time, intent Intent) Changes {
 			f.publish(w, nowMs, &changes)
 		}
 	}
+	f.regroup(nil, nowMs, &changes)
 	return changes
 }
 
@@ -96,7 +104,7 @@ func (w *worker) identity() Identity {
 	return Identity{
 		Name: w.name, Host: w.host.name, Engine: w.facts.Engine, Rank: w.facts.Rank,
 		Model: w.facts.Model, Boundary: w.facts.Boundary, GPUUUIDs: w.facts.GPUUUIDs,
-		ZoneHint: w.host.zone, RackHint: w.host.rack,
+		Members: w.memberList(), ZoneHint: w.host.zone, RackHint: w.host.rack,
 	}
 }
 
@@ -117,6 +125,9 @@ func (f *Fleet) assign(w *worker) {
 // host's word cordons the worker. A host that was told a newer state than we
 // have stays as it was told, on both sides of a partition.
 func (w *worker) cordon(ownVersion uint64) (bool, string) {
+	if cordoned, why := w.groupCordon(ownVersion); cordoned {
+		return true, why
+	}
 	h := w.host
 	if h.wish.ID != "" && !(h.policyVersion <= ownVersion && w.assigned.Cordoned) {
 		return true, "by the host itself (drain --local): " + h.wish.Reason

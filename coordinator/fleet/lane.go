@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"waypost/coordinator/group"
 	"waypost/coordinator/placement"
 	"waypost/gossip/boundary"
 	"waypost/gossip/ledger"
@@ -35,6 +36,11 @@ type Hello struct {
 	EchoesClaims bool
 	// Workers are the host's workers.
 	Workers []Facts
+	// Shares are what the host carries of engines that span hosts.
+	// LooksForShares says that the agent looks for them: one that is not told is
+	// then not there.
+	Shares         []group.Share
+	LooksForShares bool
 }
 
 // Facts is what seldom changes about a worker. A count of 0 is unknown.
@@ -118,6 +124,9 @@ func (h *Hello) validate() error {
 	}
 	if len(h.Workers) > maxWorkersPerHost {
 		return bad("workers", "%d are more than %d", len(h.Workers), maxWorkersPerHost)
+	}
+	if err := h.validateShares(bad); err != nil {
+		return err
 	}
 	indices, names := map[uint32]bool{}, map[string]bool{}
 	for i := range h.Workers {
@@ -244,6 +253,10 @@ type host struct {
 	conflictWith uint64
 	conflictAtMs float64 // NaN: never
 
+	// shares are what it told last, also while its lane is down.
+	shares []group.Share
+	looks  bool
+
 	policyVersion uint64
 	cordons       []string // selectors the host obeys
 	// wish is the host's own, known since wishedMs. It outlives the agent that
@@ -337,6 +350,7 @@ func (f *Fleet) introduce(h *host, hello *Hello, nowMs float64, changes *Changes
 	h.version, h.zone, h.rack = hello.Version, hello.ZoneHint, hello.RackHint
 	h.heardMs = nowMs
 	h.downSinceMs = math.NaN()
+	h.takeShares(hello)
 	h.byIndex = make(map[uint32]*worker, len(hello.Workers))
 	listed := map[*worker]bool{}
 	moved := map[ledger.Class]bool{}
@@ -357,8 +371,10 @@ func (f *Fleet) introduce(h *host, hello *Hello, nowMs float64, changes *Changes
 		if !listed[w] && w.listed {
 			w.listed, w.unlistedMs = false, nowMs
 		}
+		f.setFront(w, nowMs)
 		f.publish(w, nowMs, changes)
 	}
+	f.regroup(h, nowMs, changes)
 }
 
 // introduceWorker takes the facts of one worker and reports whether its step
@@ -434,6 +450,7 @@ func (f *Fleet) CloseLane(now time.Time, host string, lane Lane) Changes {
 	for _, w := range h.workers {
 		f.publish(w, nowMs, &changes)
 	}
+	f.regroup(h, nowMs, &changes)
 	return changes
 }
 
@@ -444,6 +461,7 @@ func (f *Fleet) removeHost(h *host, nowMs float64, changes *Changes) {
 		f.removeWorker(w, nowMs, changes)
 	}
 	delete(f.hosts, h.name)
+	f.regroup(h, nowMs, changes)
 }
 
 // HasHost says whether a host is known: its lane is up, or was not long ago.
@@ -458,6 +476,7 @@ func (f *Fleet) removeWorker(w *worker, nowMs float64, changes *Changes) {
 	f.endAll(w, nowMs, changes)
 	f.dropPeers(w, func(*part) bool { return true })
 	w.peerKeys = nil
+	f.dropFront(w)
 	f.leave(w)
 	f.options.Predicted.Drop(w.id)
 	h := w.host

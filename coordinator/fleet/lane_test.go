@@ -44,6 +44,24 @@ func TestSlotsAreDenseAndReusedAfterRemovalOnly(t *testing.T) {
 	}
 }
 
+// Members are counted around, and say the same as Workers.
+func TestMembersOfAPool(t *testing.T) {
+	r := newRig(t, 3)
+	r.loadAll(0)
+	r.f.CloseLane(at(1), "gpu-01", r.lanes["gpu-01"])
+	r.f.Tick(at(60_000))
+	workers := r.f.Workers(at(60_000))
+	for place := range 7 {
+		name, host, ready, of := r.f.Member(workers[0].Pool, place)
+		if want := workers[place%3]; name != want.Name || host != want.Host || ready != (want.State == "ready") || of != 3 {
+			t.Errorf("member %d is %s of %s, ready %v, of %d; want %s, %s", place, name, host, ready, of, want.Name, want.State)
+		}
+	}
+	if name, _, ready, of := r.f.Member("nobody's", 0); name != "" || ready || of != 0 {
+		t.Errorf("of an unknown pool: %s %v %d", name, ready, of)
+	}
+}
+
 // A fleet whose hosts come and go for ever has room for the next ones: who has
 // been away for a day is forgotten with all that was known of it, whoever is
 // there or was there today is not.

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"waypost/coordinator/group"
 	"waypost/coordinator/placement"
 	"waypost/gossip/ledger"
 	"waypost/gossip/prefix"
@@ -25,6 +26,8 @@ type Report struct {
 	Wish DrainWish
 	// Workers are the loads by index.
 	Workers []WorkerLoad
+	// Shares are the verdicts on the GPUs of shares.
+	Shares []ShareVerdict
 }
 
 // DrainWish is a host's own wish for no new placements; the zero value is none.
@@ -68,6 +71,14 @@ func (r *Report) validate() error {
 	}
 	if len(r.Workers) > maxWorkersPerHost {
 		return fmt.Errorf("%w: workers: %d are more than %d", ErrReport, len(r.Workers), maxWorkersPerHost)
+	}
+	if len(r.Shares) > group.MaxShares {
+		return fmt.Errorf("%w: shares: %d are more than %d", ErrReport, len(r.Shares), group.MaxShares)
+	}
+	for i := range r.Shares {
+		if n := len(r.Shares[i].Verdict); n > maxSelectorBytes {
+			return fmt.Errorf("%w: shares[%d].verdict: %d bytes are more than %d", ErrReport, i, n, maxSelectorBytes)
+		}
 	}
 	for i := range r.Workers {
 		if err := r.Workers[i].Validate(); err != nil {
@@ -130,6 +141,10 @@ func (f *Fleet) Load(now time.Time, host string, lane Lane, report Report) (Chan
 		for _, w := range h.workers {
 			f.publish(w, nowMs, &changes)
 		}
+		f.publishFrontsOf(h, nowMs, &changes)
+	}
+	if h.takeVerdicts(report.Shares) {
+		f.regroup(h, nowMs, &changes)
 	}
 	return changes, nil
 }

@@ -187,5 +187,6 @@ func (f *Fleet) Tick(now time.Time) Changes {
 			f.removeHost(h, nowMs, &changes)
 		}
 	}
+	f.settleGroups(nowMs, &changes)
 	return changes
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"waypost/coordinator/group"
 	"waypost/coordinator/placement"
 	"waypost/gossip/ledger"
 )
@@ -26,9 +27,11 @@ type WorkerInfo struct {
 	Pool, Zone, Rack string
 	// State is the state word, StateWhy says more.
 	State, StateWhy string
-	// Wish is what its host wants for itself, known for WishMs.
-	Wish   DrainWish
-	WishMs float64
+	// Wish is what its host, or one that carries a share of its engine, wants for
+	// itself: WishHost, known for WishMs.
+	Wish     DrainWish
+	WishHost string
+	WishMs   float64
 	// Facts are as the agent told them.
 	Facts Facts
 	// WaitMs is the expected wait of a new request; unknown while no report
@@ -65,6 +68,10 @@ type WorkerInfo struct {
 	UpdatedMs float64
 	// GPUVerdict is what was reported of its GPUs.
 	GPUVerdict string
+	// Front is its own share of an engine that spans hosts, nil: it is of one;
+	// Members are the other shares.
+	Front   *group.Share
+	Members []group.Member
 	// Snapshot is what decisions see.
 	Snapshot *placement.Worker
 }
@@ -126,6 +133,20 @@ func (f *Fleet) Worker(now time.Time, name string) (WorkerInfo, error) {
 		return WorkerInfo{}, fmt.Errorf("%w: %q", ErrUnknownWorker, name)
 	}
 	return w.info(f.Ms(now)), nil
+}
+
+// Member is a worker of a pool by its place in it, counted around: its name and
+// host, and whether it is ready; of is how many there are, 0 of a pool that is
+// unknown. Where many are looked for one that serves, it is cheaper than Workers.
+func (f *Fleet) Member(pool string, place int) (name, host string, ready bool, of int) {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	p, err := f.pool(pool)
+	if err != nil || len(p.workers) == 0 {
+		return "", "", false, 0
+	}
+	w := f.worker(p.workers[place%len(p.workers)])
+	return w.name, w.host.name, w.state.word == "ready", len(p.workers)
 }
 
 // Endpoint is how to reach a worker.
@@ -230,12 +251,23 @@ func (w *worker) info(nowMs float64) WorkerInfo {
 	info := WorkerInfo{
 		ID: w.id, Name: w.name, Host: w.host.name, Process: w.process, KnownMs: nowMs - w.addedMs,
 		Pool: w.assigned.Pool, Zone: w.assigned.Zone, Rack: w.assigned.Rack,
-		State: w.state.word, StateWhy: w.state.why, Facts: copyFacts(&w.facts), Wish: w.host.wish, WishMs: nowMs - w.host.wishedMs,
+		State: w.state.word, StateWhy: w.state.why, Facts: copyFacts(&w.facts),
 		WaitMs: math.NaN(), Running: r.running, Waiting: r.waiting, KVUsedRatio: r.kvUsedRatio,
 		Live: s.Live, OpenClaims: w.own(), PendingClaims: s.OpenClaims, SpeedSource: w.model.Source, QueueBasis: r.basis, StepMs: r.gapMs, CachedBlocks: r.cachedBlocks,
 		ErrorMs: s.ErrorMs, View: w.view.Kind, ViewAgeMs: nowMs - w.view.AtMs, Trust: w.view.Trust,
-		UpdatedMs: nowMs - r.factsMs, GPUVerdict: r.gpuVerdict, Snapshot: s,
+		UpdatedMs: nowMs - r.factsMs, GPUVerdict: r.gpuVerdict, Snapshot: s, Members: w.memberList(),
 	}
+	wishing := w.host
+	if w.group != nil {
+		front := *w.group.front
+		info.Front = &front
+		for _, h := range w.group.hosts {
+			if wishing.wish.ID == "" && h.wish.ID != "" {
+				wishing = h
+			}
+		}
+	}
+	info.Wish, info.WishHost, info.WishMs = wishing.wish, wishing.name, nowMs-wishing.wishedMs
 	switch {
 	case r.state == ledger.StateLost:
 		info.InFlight = 0

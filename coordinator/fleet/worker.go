@@ -38,6 +38,7 @@ type worker struct {
 	open     []*part       // claims by time made: own open ones, and peers'
 	echoes   []ledger.Echo // of the newest report
 	echoing  bool          // its agents echo claims
+	group    *grouped      // nil: its engine is of one host
 	counted  []counted     // arrivals of peers' claims
 	peerKeys []peerKeys    // predicted keys of peers' claims
 	offer    offering
@@ -151,9 +152,7 @@ func (f *Fleet) publish(w *worker, nowMs float64, changes *Changes) {
 	s.ErrorMs = w.errorMs.get()
 	s.View = w.view
 	s.View.EvictionAgeMs = r.evictionAgeMs
-	if w.host.lane == 0 {
-		s.AwaySinceMs = w.host.downSinceMs
-	}
+	s.AwaySinceMs = w.awaySinceMs()
 	s.Barred, s.BarredWhy = w.barred(f.intent.Version)
 	s.Doubted, s.DoubtedWhy = w.doubted()
 	w.snapshot = &s
@@ -208,6 +207,9 @@ func (w *worker) doubted() (placement.Reason, string) {
 	}
 	switch r.state {
 	case "", ledger.StateReady, ledger.StateLost:
+		if reason, why := w.groupDoubt(); reason != placement.ReasonNone {
+			return reason, why
+		}
 		if w.judged.Failing {
 			return placement.ReasonFailing, w.judged.Why
 		}
@@ -236,8 +238,10 @@ func (w *worker) stateWord() stateWord {
 		return stateWord{s.Barred.String(), s.BarredWhy}
 	case w.host.lane == 0:
 		return stateWord{"away", "the host's lane is lost"}
-	case s.Doubted == placement.ReasonGPUFault:
-		return stateWord{"excluded:gpu_fault", s.DoubtedWhy}
+	case s.Doubted == placement.ReasonGPUFault || s.Doubted == placement.ReasonGroupIncomplete:
+		return stateWord{"excluded:" + s.Doubted.String(), s.DoubtedWhy}
+	case !math.IsNaN(s.AwaySinceMs):
+		return stateWord{"away", w.group.health.Why}
 	case s.Doubted == placement.ReasonNotReady:
 		return stateWord{string(w.report.state), w.report.stateReason}
 	case s.Doubted != placement.ReasonNone:

@@ -214,12 +214,13 @@ const (
 	ReasonNoPartner
 	ReasonAway
 	ReasonSilent
+	ReasonGroupIncomplete
 	numReasons
 )
 
 var reasonWords = [numReasons]string{
 	"", "cordoned", "excluded_by_request", "superseded", "tenant", "too_long", "no_adapter", "outside", "lost",
-	"starting", "sleeping", "stalled", "failing", "gpu_fault", "not_ready", "decode_only", "no_decode_partner", "away", "silent",
+	"starting", "sleeping", "stalled", "failing", "gpu_fault", "not_ready", "decode_only", "no_decode_partner", "away", "silent", "group_incomplete",
 }
 
 // String is the word used in refusals and counters; empty for ReasonNone.

@@ -20,7 +20,7 @@ type attribute struct {
 }
 
 // Diff says what a new fleet file changes, one line each: "~ policy …", then
-// "+", "-" or "~" for zones, racks, links, pools and tenants, by name. A link
+// "+", "-" or "~" for zones, racks, links, groups, pools and tenants, by name. A link
 // is never new or gone, because there is always some path: a line for it
 // compares what is in force between its ends before and after. What only becomes
 // explicit changes nothing and gives no line.
@@ -36,6 +36,9 @@ func Diff(old, new *Fleet) []string {
 		return r.Name, []attribute{{name: "zone", text: r.Zone, source: Declared}, listAttribute("hosts", joinTexts(r.Hosts))}
 	})...)
 	out = append(out, diffLinks(old, new)...)
+	out = append(out, diffSection("group", old.Groups, new.Groups, func(g *Group) (string, []attribute) {
+		return g.Name, []attribute{listAttribute("hosts", joinTexts(g.Hosts))}
+	})...)
 	out = append(out, diffSection("pool", old.Pools, new.Pools, poolAttributes)...)
 	return append(out, diffSection("tenant", old.Tenants, new.Tenants, tenantAttributes)...)
 }

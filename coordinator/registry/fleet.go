@@ -36,6 +36,7 @@ type Fleet struct {
 	Zones   []Zone
 	Racks   []Rack
 	Links   []Link
+	Groups  []Group
 	Pools   []Pool
 	Tenants []Tenant
 

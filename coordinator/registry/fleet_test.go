@@ -114,7 +114,7 @@ func TestDefaultsAreTheOnesShown(t *testing.T) {
 // TestFleetKeysAreComplete: the list that suggestions come from is what the
 // parser asks for.
 func TestFleetKeysAreComplete(t *testing.T) {
-	text := "version = 1\n[policy]\n[policy.gpu]\n[policy.unplaceable_after]\n[[zone]]\n[[rack]]\n[[link]]\n[[pool]]\n[[tenant]]\n"
+	text := "version = 1\n[policy]\n[policy.gpu]\n[policy.unplaceable_after]\n[[zone]]\n[[rack]]\n[[link]]\n[[group]]\n[[pool]]\n[[tenant]]\n"
 	doc, top, err := openDocument("fleet.toml", text, false)
 	if err != nil {
 		t.Fatal(err)
@@ -138,13 +138,14 @@ func TestFleetKeysAreComplete(t *testing.T) {
 		"rack":   func(s *section) { r.rack(s) },
 		"link":   func(s *section) { r.link(s) },
 		"pool":   func(s *section) { r.pool(s) },
+		"group":  func(s *section) { r.group(s) },
 		"tenant": func(s *section) { r.tenant(s) },
 	} {
 		s := top.tables(key)[0]
 		read(s)
 		collect(s)
 	}
-	asked = append(asked, "version", "policy", "zone", "rack", "link", "pool", "tenant", "pool.slo.ttft", "pool.slo.itl")
+	asked = append(asked, "version", "policy", "zone", "rack", "link", "group", "pool", "tenant", "pool.slo.ttft", "pool.slo.itl")
 	slices.Sort(asked)
 	asked = slices.Compact(asked)
 	known := slices.Clone(fleetKeys)

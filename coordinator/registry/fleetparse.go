@@ -11,12 +11,13 @@ import (
 
 // fleetKeys are all keys of a fleet file, for suggestions.
 var fleetKeys = []string{
-	"version", "policy", "zone", "rack", "link", "pool", "tenant",
+	"version", "policy", "zone", "rack", "link", "group", "pool", "tenant",
 	"policy.objective", "policy.own_delay_limit", "policy.if_infeasible", "policy.unplaceable_after", "policy.gpu",
 	"policy.unplaceable_after.agent_silent", "policy.unplaceable_after.no_progress",
 	"policy.gpu.exclude", "policy.gpu.price", "policy.gpu.ignore",
 	"zone.name", "zone.hosts", "zone.networks", "rack.name", "rack.zone", "rack.hosts",
 	"link.between", "link.bandwidth", "link.latency", "link.transfer", "link.place_surcharge",
+	"group.name", "group.hosts",
 	"pool.name", "pool.model", "pool.workers", "pool.tenants", "pool.stay_in", "pool.max_transfer", "pool.slo", "pool.slo.ttft", "pool.slo.itl",
 	"tenant.name", "tenant.share", "tenant.max_inflight_tokens", "tenant.cache_salts", "tenant.api_key_sha256", "tenant.networks",
 }
@@ -44,6 +45,7 @@ func parseFleet(file, text string, lenient bool) (*Fleet, error) {
 	f.Zones = readAll(top, "zone", r.zone, func(z Zone) string { return z.Name })
 	f.Racks = readAll(top, "rack", r.rack, func(k Rack) string { return k.Name })
 	f.Links = r.links(top)
+	f.Groups = readAll(top, "group", r.group, func(g Group) string { return g.Name })
 	f.Tenants = readAll(top, "tenant", r.tenant, func(t Tenant) string { return t.Name })
 	f.Pools = readAll(top, "pool", r.pool, func(p Pool) string { return p.Name })
 	top.done(fleetKeys)

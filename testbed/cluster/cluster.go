@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"math/rand/v2"
 	"net"
@@ -41,6 +42,9 @@ type Options struct {
 	// ChangeAgent changes the configuration of the agent of an engine; nil:
 	// nothing.
 	ChangeAgent func(i int, cfg *agent.Config)
+	// Proc is the process table that the agent of an engine finds engines in; nil:
+	// the system's.
+	Proc func(i int) fs.FS
 	// SelfTest has agents test their engines when these come up.
 	SelfTest bool
 	// Coordinators is the number of coordinators; 1, 3 or 5 of them vote.
@@ -219,8 +223,12 @@ func free(address string) bool {
 func (c *Cluster) StartCoordinator(i int) error {
 	first := c.clusterAddr[i] == ""
 	series := prometheus.NewRegistry()
+	log, err := daemon.CountEvents(c.opt.Logger, series)
+	if err != nil {
+		return err
+	}
 	co, err := coordinator.New(coordinator.Options{
-		Config: c.CoordinatorConfig(i), Bootstrap: i == 0 && first, Version: c.opt.Version, Process: rand.Uint64() | 1, Logger: c.opt.Logger,
+		Config: c.CoordinatorConfig(i), Bootstrap: i == 0 && first, Version: c.opt.Version, Process: rand.Uint64() | 1, Logger: log,
 		Timing:         replica.Timing{Heartbeat: 300 * time.Millisecond, Election: 300 * time.Millisecond, Lease: 250 * time.Millisecond},
 		ReservationTTL: c.opt.Reservation, SettleAfter: c.opt.SettleAfter, Registerer: series, Gatherer: series,
 	})
@@ -293,12 +301,20 @@ func (c *Cluster) AgentConfig(i int) agent.Config {
 // StartAgent starts the agent of an engine.
 func (c *Cluster) StartAgent(i int) error {
 	series := prometheus.NewRegistry()
+	log, err := daemon.CountEvents(c.opt.Logger, series)
+	if err != nil {
+		return err
+	}
 	cfg := c.AgentConfig(i)
 	if c.opt.ChangeAgent != nil {
 		c.opt.ChangeAgent(i, &cfg)
 	}
+	var proc fs.FS
+	if c.opt.Proc != nil {
+		proc = c.opt.Proc(i)
+	}
 	a, err := agent.New(agent.Options{
-		Config: cfg, Version: c.opt.Version, Process: rand.Uint64() | 1, DeltaEvery: c.opt.DeltaEvery, PageTimeout: c.opt.PageTimeout, Logger: c.opt.Logger,
+		Config: cfg, Proc: proc, Version: c.opt.Version, Process: rand.Uint64() | 1, DeltaEvery: c.opt.DeltaEvery, PageTimeout: c.opt.PageTimeout, Logger: log,
 		Registerer: series, Gatherer: series,
 	})
 	if err != nil {

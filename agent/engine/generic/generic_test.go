@@ -192,7 +192,7 @@ func TestPageWithoutAStartIsNoRestart(t *testing.T) {
 	}
 	defer a.client.Close()
 	s := &sink{}
-	p := &poller{a: a, sink: s}
+	p := &reading{a: a, sink: s}
 	for i, want := range []int{0, 0, 0, 1} {
 		p.poll(t.Context())
 		if len(s.resets) != want {
@@ -202,6 +202,52 @@ func TestPageWithoutAStartIsNoRestart(t *testing.T) {
 	for _, f := range s.facts[:len(s.facts)-1] {
 		if f.StartMark != s.facts[0].StartMark {
 			t.Errorf("the mark changed to %x without a restart", f.StartMark)
+		}
+	}
+}
+
+// A page that was missing is asked for again with the rhythm of the facts, and
+// not more often.
+func TestMissingPageIsAskedForAgain(t *testing.T) {
+	asked, shown := 0, false
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case r.URL.Path == "/v1/models":
+			fmt.Fprint(w, `{"data":[{"id":"m"}]}`)
+			return
+		case shown:
+			fmt.Fprint(w, "num_requests_running 3\n")
+		default:
+			http.NotFound(w, r)
+		}
+		asked++
+	}))
+	defer srv.Close()
+	a, err := New(Options{Options: engine.Options{Target: engine.Target{Name: "x", URL: srv.URL}, FactsEvery: time.Hour, PageTimeout: patience, Logger: slog.New(slog.DiscardHandler)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.client.Close()
+	s := &sink{}
+	r := &reading{a: a, sink: s}
+	for i, step := range []struct {
+		later time.Duration // since the page was asked for last
+		shown bool
+		asked int
+		loads int
+	}{
+		{0, false, 1, 0},
+		{0, false, 1, 0},
+		{time.Hour - time.Minute, true, 1, 0},
+		{time.Hour, false, 2, 0},
+		{0, true, 2, 0},
+		{time.Hour, true, 3, 1},
+		{0, true, 4, 2}, // it is there: read as often as any
+	} {
+		r.missedAt, shown = r.missedAt.Add(-step.later), step.shown
+		r.poll(t.Context())
+		if asked != step.asked || len(s.loads) != step.loads {
+			t.Errorf("step %d: asked for the page %d times and told %d loads, want %d and %d", i, asked, len(s.loads), step.asked, step.loads)
 		}
 	}
 }

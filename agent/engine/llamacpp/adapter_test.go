@@ -230,7 +230,8 @@ func TestServerIsRead(t *testing.T) {
 // The content of slots is checked against what the server says of them.
 func TestSlotsAreCompared(t *testing.T) {
 	f := &fake{version: "b11434", start: "1"}
-	s, _, _ := run(t, f)
+	// What a slot loses is not in a host cache.
+	s, _, _ := runWith(t, f, func(a *Adapter) { a.o.Target.HostCacheMiB = new(int) })
 	s.eventually(t, "mirror", func() bool { return s.mirror != nil })
 	keys := make([]prefix.Key, 20)
 	for i := range keys {

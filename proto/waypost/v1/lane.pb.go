@@ -520,7 +520,10 @@ type AgentHello struct {
 	// stays, and this lane is told so by session_up.
 	OpenSessions []uint64 `protobuf:"fixed64,12,rep,packed,name=open_sessions,json=openSessions" json:"open_sessions,omitempty"`
 	// Hashing boundaries of the host's engines.
-	Boundaries    []*EngineBoundary `protobuf:"bytes,60,rep,name=boundaries" json:"boundaries,omitempty"`
+	Boundaries []*EngineBoundary `protobuf:"bytes,60,rep,name=boundaries" json:"boundaries,omitempty"`
+	// What the host carries of engines that span hosts; unset: the agent does not
+	// look for it.
+	Shares        *GroupShares `protobuf:"bytes,100,opt,name=shares" json:"shares,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -646,6 +649,186 @@ func (x *AgentHello) GetBoundaries() []*EngineBoundary {
 	return nil
 }
 
+func (x *AgentHello) GetShares() *GroupShares {
+	if x != nil {
+		return x.Shares
+	}
+	return nil
+}
+
+// GroupShares lists the shares of a host; none listed: it carries none.
+type GroupShares struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Shares, at most 64.
+	Shares        []*GroupShare `protobuf:"bytes,1,rep,name=shares" json:"shares,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GroupShares) Reset() {
+	*x = GroupShares{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GroupShares) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GroupShares) ProtoMessage() {}
+
+func (x *GroupShares) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GroupShares.ProtoReflect.Descriptor instead.
+func (*GroupShares) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *GroupShares) GetShares() []*GroupShare {
+	if x != nil {
+		return x.Shares
+	}
+	return nil
+}
+
+// GroupShare is what one host carries of an engine that spans hosts.
+type GroupShare struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Process mark of the share's process.
+	Process *uint64 `protobuf:"fixed64,1,opt,name=process" json:"process,omitempty"`
+	// Engine kind, "vllm" for example.
+	Kind *string `protobuf:"bytes,2,opt,name=kind" json:"kind,omitempty"`
+	// Name of the engine where this host serves it; empty: another one does.
+	Engine *string `protobuf:"bytes,3,opt,name=engine" json:"engine,omitempty"`
+	// Where the engine's processes meet, host:port, as this one's command line says.
+	Meeting *string `protobuf:"bytes,4,opt,name=meeting" json:"meeting,omitempty"`
+	// Number of this host, from 0.
+	Node *uint32 `protobuf:"varint,5,opt,name=node" json:"node,omitempty"`
+	// How many hosts there are; 0: the engine does not count them.
+	Nodes *uint32 `protobuf:"varint,6,opt,name=nodes" json:"nodes,omitempty"`
+	// First data-parallel rank carried here.
+	FirstRank *uint32 `protobuf:"varint,7,opt,name=first_rank,json=firstRank" json:"first_rank,omitempty"`
+	// Data-parallel ranks carried here.
+	LocalRanks *uint32 `protobuf:"varint,8,opt,name=local_ranks,json=localRanks" json:"local_ranks,omitempty"`
+	// Data-parallel ranks of the engine; 0: it does not spread them over hosts.
+	Ranks *uint32 `protobuf:"varint,9,opt,name=ranks" json:"ranks,omitempty"`
+	// UUIDs of the GPUs its processes use; none: unknown.
+	GpuUuids      []string `protobuf:"bytes,10,rep,name=gpu_uuids,json=gpuUuids" json:"gpu_uuids,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GroupShare) Reset() {
+	*x = GroupShare{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GroupShare) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GroupShare) ProtoMessage() {}
+
+func (x *GroupShare) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GroupShare.ProtoReflect.Descriptor instead.
+func (*GroupShare) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *GroupShare) GetProcess() uint64 {
+	if x != nil && x.Process != nil {
+		return *x.Process
+	}
+	return 0
+}
+
+func (x *GroupShare) GetKind() string {
+	if x != nil && x.Kind != nil {
+		return *x.Kind
+	}
+	return ""
+}
+
+func (x *GroupShare) GetEngine() string {
+	if x != nil && x.Engine != nil {
+		return *x.Engine
+	}
+	return ""
+}
+
+func (x *GroupShare) GetMeeting() string {
+	if x != nil && x.Meeting != nil {
+		return *x.Meeting
+	}
+	return ""
+}
+
+func (x *GroupShare) GetNode() uint32 {
+	if x != nil && x.Node != nil {
+		return *x.Node
+	}
+	return 0
+}
+
+func (x *GroupShare) GetNodes() uint32 {
+	if x != nil && x.Nodes != nil {
+		return *x.Nodes
+	}
+	return 0
+}
+
+func (x *GroupShare) GetFirstRank() uint32 {
+	if x != nil && x.FirstRank != nil {
+		return *x.FirstRank
+	}
+	return 0
+}
+
+func (x *GroupShare) GetLocalRanks() uint32 {
+	if x != nil && x.LocalRanks != nil {
+		return *x.LocalRanks
+	}
+	return 0
+}
+
+func (x *GroupShare) GetRanks() uint32 {
+	if x != nil && x.Ranks != nil {
+		return *x.Ranks
+	}
+	return 0
+}
+
+func (x *GroupShare) GetGpuUuids() []string {
+	if x != nil {
+		return x.GpuUuids
+	}
+	return nil
+}
+
 // EngineBoundary is how one engine turns text into blocks, as measured or
 // declared.
 type EngineBoundary struct {
@@ -668,7 +851,7 @@ type EngineBoundary struct {
 
 func (x *EngineBoundary) Reset() {
 	*x = EngineBoundary{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[3]
+	mi := &file_waypost_v1_lane_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -680,7 +863,7 @@ func (x *EngineBoundary) String() string {
 func (*EngineBoundary) ProtoMessage() {}
 
 func (x *EngineBoundary) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[3]
+	mi := &file_waypost_v1_lane_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -693,7 +876,7 @@ func (x *EngineBoundary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EngineBoundary.ProtoReflect.Descriptor instead.
 func (*EngineBoundary) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{3}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *EngineBoundary) GetEngine() string {
@@ -755,7 +938,7 @@ type MeasuredProbe struct {
 
 func (x *MeasuredProbe) Reset() {
 	*x = MeasuredProbe{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[4]
+	mi := &file_waypost_v1_lane_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -767,7 +950,7 @@ func (x *MeasuredProbe) String() string {
 func (*MeasuredProbe) ProtoMessage() {}
 
 func (x *MeasuredProbe) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[4]
+	mi := &file_waypost_v1_lane_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -780,7 +963,7 @@ func (x *MeasuredProbe) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MeasuredProbe.ProtoReflect.Descriptor instead.
 func (*MeasuredProbe) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{4}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *MeasuredProbe) GetPart() string {
@@ -873,7 +1056,7 @@ type WorkerFacts struct {
 
 func (x *WorkerFacts) Reset() {
 	*x = WorkerFacts{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[5]
+	mi := &file_waypost_v1_lane_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -885,7 +1068,7 @@ func (x *WorkerFacts) String() string {
 func (*WorkerFacts) ProtoMessage() {}
 
 func (x *WorkerFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[5]
+	mi := &file_waypost_v1_lane_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -898,7 +1081,7 @@ func (x *WorkerFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerFacts.ProtoReflect.Descriptor instead.
 func (*WorkerFacts) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{5}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *WorkerFacts) GetIndex() uint32 {
@@ -1111,7 +1294,7 @@ type StepModel struct {
 
 func (x *StepModel) Reset() {
 	*x = StepModel{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[6]
+	mi := &file_waypost_v1_lane_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1123,7 +1306,7 @@ func (x *StepModel) String() string {
 func (*StepModel) ProtoMessage() {}
 
 func (x *StepModel) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[6]
+	mi := &file_waypost_v1_lane_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1136,7 +1319,7 @@ func (x *StepModel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepModel.ProtoReflect.Descriptor instead.
 func (*StepModel) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{6}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *StepModel) GetP0Ms() float64 {
@@ -1216,14 +1399,16 @@ type Load struct {
 	// Policy version obeyed.
 	PolicyVersion *uint32 `protobuf:"varint,5,opt,name=policy_version,json=policyVersion" json:"policy_version,omitempty"`
 	// What this host wants for itself; unset: nothing.
-	DrainWish     *DrainWish `protobuf:"bytes,8,opt,name=drain_wish,json=drainWish" json:"drain_wish,omitempty"`
+	DrainWish *DrainWish `protobuf:"bytes,8,opt,name=drain_wish,json=drainWish" json:"drain_wish,omitempty"`
+	// Health of the shares that the hello lists; one that is left out is unknown.
+	Shares        []*ShareLoad `protobuf:"bytes,100,rep,name=shares" json:"shares,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Load) Reset() {
 	*x = Load{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[7]
+	mi := &file_waypost_v1_lane_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1235,7 +1420,7 @@ func (x *Load) String() string {
 func (*Load) ProtoMessage() {}
 
 func (x *Load) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[7]
+	mi := &file_waypost_v1_lane_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1248,7 +1433,7 @@ func (x *Load) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Load.ProtoReflect.Descriptor instead.
 func (*Load) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{7}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Load) GetAgentProcess() uint64 {
@@ -1293,6 +1478,69 @@ func (x *Load) GetDrainWish() *DrainWish {
 	return nil
 }
 
+func (x *Load) GetShares() []*ShareLoad {
+	if x != nil {
+		return x.Shares
+	}
+	return nil
+}
+
+// ShareLoad is the health of a share.
+type ShareLoad struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Process mark of the share's process.
+	Process *uint64 `protobuf:"fixed64,1,opt,name=process" json:"process,omitempty"`
+	// Verdict on its GPUs: ok, price or exclude, with the reason after a colon;
+	// empty: unknown.
+	GpuVerdict    *string `protobuf:"bytes,2,opt,name=gpu_verdict,json=gpuVerdict" json:"gpu_verdict,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ShareLoad) Reset() {
+	*x = ShareLoad{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ShareLoad) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ShareLoad) ProtoMessage() {}
+
+func (x *ShareLoad) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ShareLoad.ProtoReflect.Descriptor instead.
+func (*ShareLoad) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *ShareLoad) GetProcess() uint64 {
+	if x != nil && x.Process != nil {
+		return *x.Process
+	}
+	return 0
+}
+
+func (x *ShareLoad) GetGpuVerdict() string {
+	if x != nil && x.GpuVerdict != nil {
+		return *x.GpuVerdict
+	}
+	return ""
+}
+
 // DrainWish asks for no new placements on the host that says it. It is obeyed
 // while it is said; a leader makes a drain of it.
 type DrainWish struct {
@@ -1307,7 +1555,7 @@ type DrainWish struct {
 
 func (x *DrainWish) Reset() {
 	*x = DrainWish{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[8]
+	mi := &file_waypost_v1_lane_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1319,7 +1567,7 @@ func (x *DrainWish) String() string {
 func (*DrainWish) ProtoMessage() {}
 
 func (x *DrainWish) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[8]
+	mi := &file_waypost_v1_lane_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1332,7 +1580,7 @@ func (x *DrainWish) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainWish.ProtoReflect.Descriptor instead.
 func (*DrainWish) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{8}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *DrainWish) GetId() string {
@@ -1423,7 +1671,7 @@ type WorkerLoad struct {
 
 func (x *WorkerLoad) Reset() {
 	*x = WorkerLoad{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[9]
+	mi := &file_waypost_v1_lane_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1435,7 +1683,7 @@ func (x *WorkerLoad) String() string {
 func (*WorkerLoad) ProtoMessage() {}
 
 func (x *WorkerLoad) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[9]
+	mi := &file_waypost_v1_lane_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1448,7 +1696,7 @@ func (x *WorkerLoad) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerLoad.ProtoReflect.Descriptor instead.
 func (*WorkerLoad) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{9}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *WorkerLoad) GetIndex() uint32 {
@@ -1686,7 +1934,7 @@ type WorkerAccuracy struct {
 
 func (x *WorkerAccuracy) Reset() {
 	*x = WorkerAccuracy{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[10]
+	mi := &file_waypost_v1_lane_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1698,7 +1946,7 @@ func (x *WorkerAccuracy) String() string {
 func (*WorkerAccuracy) ProtoMessage() {}
 
 func (x *WorkerAccuracy) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[10]
+	mi := &file_waypost_v1_lane_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1711,7 +1959,7 @@ func (x *WorkerAccuracy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerAccuracy.ProtoReflect.Descriptor instead.
 func (*WorkerAccuracy) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{10}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *WorkerAccuracy) GetOutcomes() float64 {
@@ -1757,7 +2005,7 @@ type IdleSlot struct {
 
 func (x *IdleSlot) Reset() {
 	*x = IdleSlot{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[11]
+	mi := &file_waypost_v1_lane_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1769,7 +2017,7 @@ func (x *IdleSlot) String() string {
 func (*IdleSlot) ProtoMessage() {}
 
 func (x *IdleSlot) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[11]
+	mi := &file_waypost_v1_lane_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1782,7 +2030,7 @@ func (x *IdleSlot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IdleSlot.ProtoReflect.Descriptor instead.
 func (*IdleSlot) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{11}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *IdleSlot) GetSlot() uint32 {
@@ -1819,7 +2067,7 @@ type Echo struct {
 
 func (x *Echo) Reset() {
 	*x = Echo{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[12]
+	mi := &file_waypost_v1_lane_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1831,7 +2079,7 @@ func (x *Echo) String() string {
 func (*Echo) ProtoMessage() {}
 
 func (x *Echo) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[12]
+	mi := &file_waypost_v1_lane_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1844,7 +2092,7 @@ func (x *Echo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Echo.ProtoReflect.Descriptor instead.
 func (*Echo) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{12}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Echo) GetCoordinator() uint64 {
@@ -1880,7 +2128,7 @@ type PrefixFrames struct {
 
 func (x *PrefixFrames) Reset() {
 	*x = PrefixFrames{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[13]
+	mi := &file_waypost_v1_lane_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1892,7 +2140,7 @@ func (x *PrefixFrames) String() string {
 func (*PrefixFrames) ProtoMessage() {}
 
 func (x *PrefixFrames) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[13]
+	mi := &file_waypost_v1_lane_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1905,7 +2153,7 @@ func (x *PrefixFrames) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrefixFrames.ProtoReflect.Descriptor instead.
 func (*PrefixFrames) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{13}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *PrefixFrames) GetIndex() uint32 {
@@ -1958,7 +2206,7 @@ type TokenizeReply struct {
 
 func (x *TokenizeReply) Reset() {
 	*x = TokenizeReply{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[14]
+	mi := &file_waypost_v1_lane_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1970,7 +2218,7 @@ func (x *TokenizeReply) String() string {
 func (*TokenizeReply) ProtoMessage() {}
 
 func (x *TokenizeReply) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[14]
+	mi := &file_waypost_v1_lane_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1983,7 +2231,7 @@ func (x *TokenizeReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenizeReply.ProtoReflect.Descriptor instead.
 func (*TokenizeReply) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{14}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *TokenizeReply) GetAskId() uint32 {
@@ -2022,7 +2270,7 @@ type StoredPrompt struct {
 
 func (x *StoredPrompt) Reset() {
 	*x = StoredPrompt{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[15]
+	mi := &file_waypost_v1_lane_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2034,7 +2282,7 @@ func (x *StoredPrompt) String() string {
 func (*StoredPrompt) ProtoMessage() {}
 
 func (x *StoredPrompt) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[15]
+	mi := &file_waypost_v1_lane_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2047,7 +2295,7 @@ func (x *StoredPrompt) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredPrompt.ProtoReflect.Descriptor instead.
 func (*StoredPrompt) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{15}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *StoredPrompt) GetSession() string {
@@ -2094,7 +2342,7 @@ type HostReport struct {
 
 func (x *HostReport) Reset() {
 	*x = HostReport{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[16]
+	mi := &file_waypost_v1_lane_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2106,7 +2354,7 @@ func (x *HostReport) String() string {
 func (*HostReport) ProtoMessage() {}
 
 func (x *HostReport) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[16]
+	mi := &file_waypost_v1_lane_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2119,7 +2367,7 @@ func (x *HostReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostReport.ProtoReflect.Descriptor instead.
 func (*HostReport) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{16}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *HostReport) GetFacts() *HostFacts {
@@ -2197,7 +2445,7 @@ type CoordinatorHello struct {
 
 func (x *CoordinatorHello) Reset() {
 	*x = CoordinatorHello{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[17]
+	mi := &file_waypost_v1_lane_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2209,7 +2457,7 @@ func (x *CoordinatorHello) String() string {
 func (*CoordinatorHello) ProtoMessage() {}
 
 func (x *CoordinatorHello) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[17]
+	mi := &file_waypost_v1_lane_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2222,7 +2470,7 @@ func (x *CoordinatorHello) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CoordinatorHello.ProtoReflect.Descriptor instead.
 func (*CoordinatorHello) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{17}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *CoordinatorHello) GetName() string {
@@ -2306,7 +2554,7 @@ type PolicyPush struct {
 
 func (x *PolicyPush) Reset() {
 	*x = PolicyPush{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[18]
+	mi := &file_waypost_v1_lane_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2318,7 +2566,7 @@ func (x *PolicyPush) String() string {
 func (*PolicyPush) ProtoMessage() {}
 
 func (x *PolicyPush) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[18]
+	mi := &file_waypost_v1_lane_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2331,7 +2579,7 @@ func (x *PolicyPush) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyPush.ProtoReflect.Descriptor instead.
 func (*PolicyPush) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{18}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *PolicyPush) GetPolicyVersion() uint32 {
@@ -2399,7 +2647,7 @@ type GpuPolicy struct {
 
 func (x *GpuPolicy) Reset() {
 	*x = GpuPolicy{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[19]
+	mi := &file_waypost_v1_lane_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2411,7 +2659,7 @@ func (x *GpuPolicy) String() string {
 func (*GpuPolicy) ProtoMessage() {}
 
 func (x *GpuPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[19]
+	mi := &file_waypost_v1_lane_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2424,7 +2672,7 @@ func (x *GpuPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GpuPolicy.ProtoReflect.Descriptor instead.
 func (*GpuPolicy) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{19}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *GpuPolicy) GetExclude() []string {
@@ -2469,7 +2717,7 @@ type AckGpu struct {
 
 func (x *AckGpu) Reset() {
 	*x = AckGpu{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[20]
+	mi := &file_waypost_v1_lane_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2481,7 +2729,7 @@ func (x *AckGpu) String() string {
 func (*AckGpu) ProtoMessage() {}
 
 func (x *AckGpu) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[20]
+	mi := &file_waypost_v1_lane_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2494,7 +2742,7 @@ func (x *AckGpu) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AckGpu.ProtoReflect.Descriptor instead.
 func (*AckGpu) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{20}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *AckGpu) GetAskId() uint32 {
@@ -2559,7 +2807,7 @@ type AckGpuReply struct {
 
 func (x *AckGpuReply) Reset() {
 	*x = AckGpuReply{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[21]
+	mi := &file_waypost_v1_lane_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2571,7 +2819,7 @@ func (x *AckGpuReply) String() string {
 func (*AckGpuReply) ProtoMessage() {}
 
 func (x *AckGpuReply) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[21]
+	mi := &file_waypost_v1_lane_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2584,7 +2832,7 @@ func (x *AckGpuReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AckGpuReply.ProtoReflect.Descriptor instead.
 func (*AckGpuReply) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{21}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *AckGpuReply) GetAskId() uint32 {
@@ -2638,7 +2886,7 @@ type BoundaryAsk struct {
 
 func (x *BoundaryAsk) Reset() {
 	*x = BoundaryAsk{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[22]
+	mi := &file_waypost_v1_lane_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2650,7 +2898,7 @@ func (x *BoundaryAsk) String() string {
 func (*BoundaryAsk) ProtoMessage() {}
 
 func (x *BoundaryAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[22]
+	mi := &file_waypost_v1_lane_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2663,7 +2911,7 @@ func (x *BoundaryAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BoundaryAsk.ProtoReflect.Descriptor instead.
 func (*BoundaryAsk) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{22}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *BoundaryAsk) GetIndex() uint32 {
@@ -2708,7 +2956,7 @@ type PrefixPull struct {
 
 func (x *PrefixPull) Reset() {
 	*x = PrefixPull{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[23]
+	mi := &file_waypost_v1_lane_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2720,7 +2968,7 @@ func (x *PrefixPull) String() string {
 func (*PrefixPull) ProtoMessage() {}
 
 func (x *PrefixPull) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[23]
+	mi := &file_waypost_v1_lane_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2733,7 +2981,7 @@ func (x *PrefixPull) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrefixPull.ProtoReflect.Descriptor instead.
 func (*PrefixPull) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{23}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *PrefixPull) GetPullId() uint32 {
@@ -2799,7 +3047,7 @@ type ClaimFrame struct {
 
 func (x *ClaimFrame) Reset() {
 	*x = ClaimFrame{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[24]
+	mi := &file_waypost_v1_lane_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2811,7 +3059,7 @@ func (x *ClaimFrame) String() string {
 func (*ClaimFrame) ProtoMessage() {}
 
 func (x *ClaimFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[24]
+	mi := &file_waypost_v1_lane_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2824,7 +3072,7 @@ func (x *ClaimFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimFrame.ProtoReflect.Descriptor instead.
 func (*ClaimFrame) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{24}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ClaimFrame) GetCoordinator() uint64 {
@@ -2906,7 +3154,7 @@ type Claim struct {
 
 func (x *Claim) Reset() {
 	*x = Claim{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[25]
+	mi := &file_waypost_v1_lane_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2918,7 +3166,7 @@ func (x *Claim) String() string {
 func (*Claim) ProtoMessage() {}
 
 func (x *Claim) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[25]
+	mi := &file_waypost_v1_lane_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2931,7 +3179,7 @@ func (x *Claim) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Claim.ProtoReflect.Descriptor instead.
 func (*Claim) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{25}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Claim) GetSeq() uint64 {
@@ -3040,7 +3288,7 @@ type MarkFrame struct {
 
 func (x *MarkFrame) Reset() {
 	*x = MarkFrame{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[26]
+	mi := &file_waypost_v1_lane_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3052,7 +3300,7 @@ func (x *MarkFrame) String() string {
 func (*MarkFrame) ProtoMessage() {}
 
 func (x *MarkFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[26]
+	mi := &file_waypost_v1_lane_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3065,7 +3313,7 @@ func (x *MarkFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MarkFrame.ProtoReflect.Descriptor instead.
 func (*MarkFrame) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{26}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *MarkFrame) GetCoordinator() uint64 {
@@ -3108,7 +3356,7 @@ type Mark struct {
 
 func (x *Mark) Reset() {
 	*x = Mark{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[27]
+	mi := &file_waypost_v1_lane_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3120,7 +3368,7 @@ func (x *Mark) String() string {
 func (*Mark) ProtoMessage() {}
 
 func (x *Mark) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[27]
+	mi := &file_waypost_v1_lane_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3133,7 +3381,7 @@ func (x *Mark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mark.ProtoReflect.Descriptor instead.
 func (*Mark) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{27}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Mark) GetSeq() uint64 {
@@ -3187,7 +3435,7 @@ type OutcomeFrame struct {
 
 func (x *OutcomeFrame) Reset() {
 	*x = OutcomeFrame{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[28]
+	mi := &file_waypost_v1_lane_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3199,7 +3447,7 @@ func (x *OutcomeFrame) String() string {
 func (*OutcomeFrame) ProtoMessage() {}
 
 func (x *OutcomeFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[28]
+	mi := &file_waypost_v1_lane_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3212,7 +3460,7 @@ func (x *OutcomeFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutcomeFrame.ProtoReflect.Descriptor instead.
 func (*OutcomeFrame) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{28}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *OutcomeFrame) GetCoordinator() uint64 {
@@ -3251,7 +3499,7 @@ type TransferFrame struct {
 
 func (x *TransferFrame) Reset() {
 	*x = TransferFrame{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[29]
+	mi := &file_waypost_v1_lane_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3263,7 +3511,7 @@ func (x *TransferFrame) String() string {
 func (*TransferFrame) ProtoMessage() {}
 
 func (x *TransferFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[29]
+	mi := &file_waypost_v1_lane_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3276,7 +3524,7 @@ func (x *TransferFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferFrame.ProtoReflect.Descriptor instead.
 func (*TransferFrame) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{29}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *TransferFrame) GetCoordinator() uint64 {
@@ -3326,7 +3574,7 @@ type ObservedTransfer struct {
 
 func (x *ObservedTransfer) Reset() {
 	*x = ObservedTransfer{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[30]
+	mi := &file_waypost_v1_lane_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3338,7 +3586,7 @@ func (x *ObservedTransfer) String() string {
 func (*ObservedTransfer) ProtoMessage() {}
 
 func (x *ObservedTransfer) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[30]
+	mi := &file_waypost_v1_lane_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3351,7 +3599,7 @@ func (x *ObservedTransfer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObservedTransfer.ProtoReflect.Descriptor instead.
 func (*ObservedTransfer) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{30}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ObservedTransfer) GetFrom() string {
@@ -3433,7 +3681,7 @@ type ObservedOutcome struct {
 
 func (x *ObservedOutcome) Reset() {
 	*x = ObservedOutcome{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[31]
+	mi := &file_waypost_v1_lane_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3445,7 +3693,7 @@ func (x *ObservedOutcome) String() string {
 func (*ObservedOutcome) ProtoMessage() {}
 
 func (x *ObservedOutcome) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[31]
+	mi := &file_waypost_v1_lane_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3458,7 +3706,7 @@ func (x *ObservedOutcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObservedOutcome.ProtoReflect.Descriptor instead.
 func (*ObservedOutcome) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{31}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ObservedOutcome) GetEngineProcess() uint64 {
@@ -3527,7 +3775,7 @@ type TokenizeAsk struct {
 
 func (x *TokenizeAsk) Reset() {
 	*x = TokenizeAsk{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[32]
+	mi := &file_waypost_v1_lane_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3539,7 +3787,7 @@ func (x *TokenizeAsk) String() string {
 func (*TokenizeAsk) ProtoMessage() {}
 
 func (x *TokenizeAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[32]
+	mi := &file_waypost_v1_lane_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3552,7 +3800,7 @@ func (x *TokenizeAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenizeAsk.ProtoReflect.Descriptor instead.
 func (*TokenizeAsk) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{32}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *TokenizeAsk) GetAskId() uint32 {
@@ -3598,7 +3846,7 @@ type RenderAsk struct {
 
 func (x *RenderAsk) Reset() {
 	*x = RenderAsk{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[33]
+	mi := &file_waypost_v1_lane_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3610,7 +3858,7 @@ func (x *RenderAsk) String() string {
 func (*RenderAsk) ProtoMessage() {}
 
 func (x *RenderAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[33]
+	mi := &file_waypost_v1_lane_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3623,7 +3871,7 @@ func (x *RenderAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenderAsk.ProtoReflect.Descriptor instead.
 func (*RenderAsk) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{33}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *RenderAsk) GetAskId() uint32 {
@@ -3666,7 +3914,7 @@ type ExchangePlacementsRequest struct {
 
 func (x *ExchangePlacementsRequest) Reset() {
 	*x = ExchangePlacementsRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[34]
+	mi := &file_waypost_v1_lane_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3678,7 +3926,7 @@ func (x *ExchangePlacementsRequest) String() string {
 func (*ExchangePlacementsRequest) ProtoMessage() {}
 
 func (x *ExchangePlacementsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[34]
+	mi := &file_waypost_v1_lane_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3691,7 +3939,7 @@ func (x *ExchangePlacementsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExchangePlacementsRequest.ProtoReflect.Descriptor instead.
 func (*ExchangePlacementsRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{34}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ExchangePlacementsRequest) GetCoordinator() uint64 {
@@ -3752,7 +4000,7 @@ type MemoEntry struct {
 
 func (x *MemoEntry) Reset() {
 	*x = MemoEntry{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[35]
+	mi := &file_waypost_v1_lane_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3764,7 +4012,7 @@ func (x *MemoEntry) String() string {
 func (*MemoEntry) ProtoMessage() {}
 
 func (x *MemoEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[35]
+	mi := &file_waypost_v1_lane_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3777,7 +4025,7 @@ func (x *MemoEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoEntry.ProtoReflect.Descriptor instead.
 func (*MemoEntry) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{35}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *MemoEntry) GetPool() string {
@@ -3834,7 +4082,7 @@ type ExchangePlacementsResponse struct {
 
 func (x *ExchangePlacementsResponse) Reset() {
 	*x = ExchangePlacementsResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[36]
+	mi := &file_waypost_v1_lane_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3846,7 +4094,7 @@ func (x *ExchangePlacementsResponse) String() string {
 func (*ExchangePlacementsResponse) ProtoMessage() {}
 
 func (x *ExchangePlacementsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[36]
+	mi := &file_waypost_v1_lane_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3859,7 +4107,7 @@ func (x *ExchangePlacementsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExchangePlacementsResponse.ProtoReflect.Descriptor instead.
 func (*ExchangePlacementsResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{36}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ExchangePlacementsResponse) GetCoordinator() uint64 {
@@ -3890,7 +4138,7 @@ type PlaceFrame struct {
 
 func (x *PlaceFrame) Reset() {
 	*x = PlaceFrame{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[37]
+	mi := &file_waypost_v1_lane_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3902,7 +4150,7 @@ func (x *PlaceFrame) String() string {
 func (*PlaceFrame) ProtoMessage() {}
 
 func (x *PlaceFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[37]
+	mi := &file_waypost_v1_lane_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3915,7 +4163,7 @@ func (x *PlaceFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlaceFrame.ProtoReflect.Descriptor instead.
 func (*PlaceFrame) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{37}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *PlaceFrame) GetWorker() string {
@@ -3986,7 +4234,7 @@ type EvidenceAsk struct {
 
 func (x *EvidenceAsk) Reset() {
 	*x = EvidenceAsk{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[38]
+	mi := &file_waypost_v1_lane_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3998,7 +4246,7 @@ func (x *EvidenceAsk) String() string {
 func (*EvidenceAsk) ProtoMessage() {}
 
 func (x *EvidenceAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[38]
+	mi := &file_waypost_v1_lane_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4011,7 +4259,7 @@ func (x *EvidenceAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvidenceAsk.ProtoReflect.Descriptor instead.
 func (*EvidenceAsk) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{38}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *EvidenceAsk) GetAskId() uint32 {
@@ -4083,7 +4331,7 @@ type EvidencePoint struct {
 
 func (x *EvidencePoint) Reset() {
 	*x = EvidencePoint{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[39]
+	mi := &file_waypost_v1_lane_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4095,7 +4343,7 @@ func (x *EvidencePoint) String() string {
 func (*EvidencePoint) ProtoMessage() {}
 
 func (x *EvidencePoint) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[39]
+	mi := &file_waypost_v1_lane_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4108,7 +4356,7 @@ func (x *EvidencePoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvidencePoint.ProtoReflect.Descriptor instead.
 func (*EvidencePoint) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{39}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *EvidencePoint) GetDepth() uint32 {
@@ -4154,7 +4402,7 @@ type EvidenceReply struct {
 
 func (x *EvidenceReply) Reset() {
 	*x = EvidenceReply{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[40]
+	mi := &file_waypost_v1_lane_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4166,7 +4414,7 @@ func (x *EvidenceReply) String() string {
 func (*EvidenceReply) ProtoMessage() {}
 
 func (x *EvidenceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[40]
+	mi := &file_waypost_v1_lane_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4179,7 +4427,7 @@ func (x *EvidenceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvidenceReply.ProtoReflect.Descriptor instead.
 func (*EvidenceReply) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{40}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *EvidenceReply) GetAskId() uint32 {
@@ -4262,7 +4510,7 @@ type AskRecordsRequest struct {
 
 func (x *AskRecordsRequest) Reset() {
 	*x = AskRecordsRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[41]
+	mi := &file_waypost_v1_lane_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4274,7 +4522,7 @@ func (x *AskRecordsRequest) String() string {
 func (*AskRecordsRequest) ProtoMessage() {}
 
 func (x *AskRecordsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[41]
+	mi := &file_waypost_v1_lane_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4287,7 +4535,7 @@ func (x *AskRecordsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AskRecordsRequest.ProtoReflect.Descriptor instead.
 func (*AskRecordsRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{41}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *AskRecordsRequest) GetList() *ListPlacementsRequest {
@@ -4335,7 +4583,7 @@ type AskRecordsResponse struct {
 
 func (x *AskRecordsResponse) Reset() {
 	*x = AskRecordsResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[42]
+	mi := &file_waypost_v1_lane_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4347,7 +4595,7 @@ func (x *AskRecordsResponse) String() string {
 func (*AskRecordsResponse) ProtoMessage() {}
 
 func (x *AskRecordsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[42]
+	mi := &file_waypost_v1_lane_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4360,7 +4608,7 @@ func (x *AskRecordsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AskRecordsResponse.ProtoReflect.Descriptor instead.
 func (*AskRecordsResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{42}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *AskRecordsResponse) GetList() *ListPlacementsResponse {
@@ -4402,7 +4650,7 @@ type ForwardWriteRequest struct {
 
 func (x *ForwardWriteRequest) Reset() {
 	*x = ForwardWriteRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[43]
+	mi := &file_waypost_v1_lane_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4414,7 +4662,7 @@ func (x *ForwardWriteRequest) String() string {
 func (*ForwardWriteRequest) ProtoMessage() {}
 
 func (x *ForwardWriteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[43]
+	mi := &file_waypost_v1_lane_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4427,7 +4675,7 @@ func (x *ForwardWriteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForwardWriteRequest.ProtoReflect.Descriptor instead.
 func (*ForwardWriteRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{43}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ForwardWriteRequest) GetCommand() []byte {
@@ -4452,7 +4700,7 @@ type ForwardWriteResponse struct {
 
 func (x *ForwardWriteResponse) Reset() {
 	*x = ForwardWriteResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[44]
+	mi := &file_waypost_v1_lane_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4464,7 +4712,7 @@ func (x *ForwardWriteResponse) String() string {
 func (*ForwardWriteResponse) ProtoMessage() {}
 
 func (x *ForwardWriteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[44]
+	mi := &file_waypost_v1_lane_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4477,7 +4725,7 @@ func (x *ForwardWriteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForwardWriteResponse.ProtoReflect.Descriptor instead.
 func (*ForwardWriteResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{44}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ForwardWriteResponse) GetIndex() uint64 {
@@ -4522,7 +4770,7 @@ type JoinClusterRequest struct {
 
 func (x *JoinClusterRequest) Reset() {
 	*x = JoinClusterRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[45]
+	mi := &file_waypost_v1_lane_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4534,7 +4782,7 @@ func (x *JoinClusterRequest) String() string {
 func (*JoinClusterRequest) ProtoMessage() {}
 
 func (x *JoinClusterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[45]
+	mi := &file_waypost_v1_lane_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4547,7 +4795,7 @@ func (x *JoinClusterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinClusterRequest.ProtoReflect.Descriptor instead.
 func (*JoinClusterRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{45}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *JoinClusterRequest) GetId() string {
@@ -4605,7 +4853,7 @@ type JoinClusterResponse struct {
 
 func (x *JoinClusterResponse) Reset() {
 	*x = JoinClusterResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[46]
+	mi := &file_waypost_v1_lane_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4617,7 +4865,7 @@ func (x *JoinClusterResponse) String() string {
 func (*JoinClusterResponse) ProtoMessage() {}
 
 func (x *JoinClusterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[46]
+	mi := &file_waypost_v1_lane_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4630,7 +4878,7 @@ func (x *JoinClusterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinClusterResponse.ProtoReflect.Descriptor instead.
 func (*JoinClusterResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{46}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *JoinClusterResponse) GetNumber() uint32 {
@@ -4660,7 +4908,7 @@ type WaitAppliedRequest struct {
 
 func (x *WaitAppliedRequest) Reset() {
 	*x = WaitAppliedRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[47]
+	mi := &file_waypost_v1_lane_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4672,7 +4920,7 @@ func (x *WaitAppliedRequest) String() string {
 func (*WaitAppliedRequest) ProtoMessage() {}
 
 func (x *WaitAppliedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[47]
+	mi := &file_waypost_v1_lane_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4685,7 +4933,7 @@ func (x *WaitAppliedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitAppliedRequest.ProtoReflect.Descriptor instead.
 func (*WaitAppliedRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{47}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *WaitAppliedRequest) GetIndex() uint64 {
@@ -4715,7 +4963,7 @@ type WaitAppliedResponse struct {
 
 func (x *WaitAppliedResponse) Reset() {
 	*x = WaitAppliedResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[48]
+	mi := &file_waypost_v1_lane_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4727,7 +4975,7 @@ func (x *WaitAppliedResponse) String() string {
 func (*WaitAppliedResponse) ProtoMessage() {}
 
 func (x *WaitAppliedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[48]
+	mi := &file_waypost_v1_lane_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4740,7 +4988,7 @@ func (x *WaitAppliedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitAppliedResponse.ProtoReflect.Descriptor instead.
 func (*WaitAppliedResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{48}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *WaitAppliedResponse) GetAppliedIndex() uint64 {
@@ -4769,7 +5017,7 @@ type PeerInspectRequest struct {
 
 func (x *PeerInspectRequest) Reset() {
 	*x = PeerInspectRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[49]
+	mi := &file_waypost_v1_lane_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4781,7 +5029,7 @@ func (x *PeerInspectRequest) String() string {
 func (*PeerInspectRequest) ProtoMessage() {}
 
 func (x *PeerInspectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[49]
+	mi := &file_waypost_v1_lane_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4794,7 +5042,7 @@ func (x *PeerInspectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerInspectRequest.ProtoReflect.Descriptor instead.
 func (*PeerInspectRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{49}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *PeerInspectRequest) GetInspect() *InspectWorkerRequest {
@@ -4815,7 +5063,7 @@ type PeerInspectResponse struct {
 
 func (x *PeerInspectResponse) Reset() {
 	*x = PeerInspectResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[50]
+	mi := &file_waypost_v1_lane_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4827,7 +5075,7 @@ func (x *PeerInspectResponse) String() string {
 func (*PeerInspectResponse) ProtoMessage() {}
 
 func (x *PeerInspectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[50]
+	mi := &file_waypost_v1_lane_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4840,7 +5088,7 @@ func (x *PeerInspectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerInspectResponse.ProtoReflect.Descriptor instead.
 func (*PeerInspectResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{50}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *PeerInspectResponse) GetInspect() *InspectWorkerResponse {
@@ -4861,7 +5109,7 @@ type FetchPlacementRequest struct {
 
 func (x *FetchPlacementRequest) Reset() {
 	*x = FetchPlacementRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[51]
+	mi := &file_waypost_v1_lane_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4873,7 +5121,7 @@ func (x *FetchPlacementRequest) String() string {
 func (*FetchPlacementRequest) ProtoMessage() {}
 
 func (x *FetchPlacementRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[51]
+	mi := &file_waypost_v1_lane_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4886,7 +5134,7 @@ func (x *FetchPlacementRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchPlacementRequest.ProtoReflect.Descriptor instead.
 func (*FetchPlacementRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{51}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *FetchPlacementRequest) GetPlacementId() string {
@@ -4907,7 +5155,7 @@ type FetchPlacementResponse struct {
 
 func (x *FetchPlacementResponse) Reset() {
 	*x = FetchPlacementResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[52]
+	mi := &file_waypost_v1_lane_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4919,7 +5167,7 @@ func (x *FetchPlacementResponse) String() string {
 func (*FetchPlacementResponse) ProtoMessage() {}
 
 func (x *FetchPlacementResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[52]
+	mi := &file_waypost_v1_lane_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4932,7 +5180,7 @@ func (x *FetchPlacementResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchPlacementResponse.ProtoReflect.Descriptor instead.
 func (*FetchPlacementResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{52}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *FetchPlacementResponse) GetRecord() []byte {
@@ -4953,7 +5201,7 @@ type RelayOutcomeRequest struct {
 
 func (x *RelayOutcomeRequest) Reset() {
 	*x = RelayOutcomeRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[53]
+	mi := &file_waypost_v1_lane_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4965,7 +5213,7 @@ func (x *RelayOutcomeRequest) String() string {
 func (*RelayOutcomeRequest) ProtoMessage() {}
 
 func (x *RelayOutcomeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[53]
+	mi := &file_waypost_v1_lane_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4978,7 +5226,7 @@ func (x *RelayOutcomeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayOutcomeRequest.ProtoReflect.Descriptor instead.
 func (*RelayOutcomeRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{53}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *RelayOutcomeRequest) GetOutcome() *ReportOutcomeRequest {
@@ -4999,7 +5247,7 @@ type RelayOutcomeResponse struct {
 
 func (x *RelayOutcomeResponse) Reset() {
 	*x = RelayOutcomeResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[54]
+	mi := &file_waypost_v1_lane_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5011,7 +5259,7 @@ func (x *RelayOutcomeResponse) String() string {
 func (*RelayOutcomeResponse) ProtoMessage() {}
 
 func (x *RelayOutcomeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[54]
+	mi := &file_waypost_v1_lane_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5024,7 +5272,7 @@ func (x *RelayOutcomeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayOutcomeResponse.ProtoReflect.Descriptor instead.
 func (*RelayOutcomeResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{54}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *RelayOutcomeResponse) GetOutcome() *ReportOutcomeResponse {
@@ -5051,7 +5299,7 @@ type RelayReservationRequest struct {
 
 func (x *RelayReservationRequest) Reset() {
 	*x = RelayReservationRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[55]
+	mi := &file_waypost_v1_lane_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5063,7 +5311,7 @@ func (x *RelayReservationRequest) String() string {
 func (*RelayReservationRequest) ProtoMessage() {}
 
 func (x *RelayReservationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[55]
+	mi := &file_waypost_v1_lane_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5076,7 +5324,7 @@ func (x *RelayReservationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayReservationRequest.ProtoReflect.Descriptor instead.
 func (*RelayReservationRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{55}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *RelayReservationRequest) GetWhat() isRelayReservationRequest_What {
@@ -5138,7 +5386,7 @@ type RelayReservationResponse struct {
 
 func (x *RelayReservationResponse) Reset() {
 	*x = RelayReservationResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[56]
+	mi := &file_waypost_v1_lane_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5150,7 +5398,7 @@ func (x *RelayReservationResponse) String() string {
 func (*RelayReservationResponse) ProtoMessage() {}
 
 func (x *RelayReservationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[56]
+	mi := &file_waypost_v1_lane_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5163,7 +5411,7 @@ func (x *RelayReservationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayReservationResponse.ProtoReflect.Descriptor instead.
 func (*RelayReservationResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{56}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *RelayReservationResponse) GetWhat() isRelayReservationResponse_What {
@@ -5218,7 +5466,7 @@ type PeerMembersRequest struct {
 
 func (x *PeerMembersRequest) Reset() {
 	*x = PeerMembersRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[57]
+	mi := &file_waypost_v1_lane_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5230,7 +5478,7 @@ func (x *PeerMembersRequest) String() string {
 func (*PeerMembersRequest) ProtoMessage() {}
 
 func (x *PeerMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[57]
+	mi := &file_waypost_v1_lane_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5243,7 +5491,7 @@ func (x *PeerMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerMembersRequest.ProtoReflect.Descriptor instead.
 func (*PeerMembersRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{57}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{60}
 }
 
 // PeerMembersResponse is a coordinator's own view of the mesh.
@@ -5257,7 +5505,7 @@ type PeerMembersResponse struct {
 
 func (x *PeerMembersResponse) Reset() {
 	*x = PeerMembersResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[58]
+	mi := &file_waypost_v1_lane_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5269,7 +5517,7 @@ func (x *PeerMembersResponse) String() string {
 func (*PeerMembersResponse) ProtoMessage() {}
 
 func (x *PeerMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[58]
+	mi := &file_waypost_v1_lane_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5282,7 +5530,7 @@ func (x *PeerMembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerMembersResponse.ProtoReflect.Descriptor instead.
 func (*PeerMembersResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{58}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *PeerMembersResponse) GetMembers() *ListMembersResponse {
@@ -5305,7 +5553,7 @@ type CopyPrefixesRequest struct {
 
 func (x *CopyPrefixesRequest) Reset() {
 	*x = CopyPrefixesRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[59]
+	mi := &file_waypost_v1_lane_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5317,7 +5565,7 @@ func (x *CopyPrefixesRequest) String() string {
 func (*CopyPrefixesRequest) ProtoMessage() {}
 
 func (x *CopyPrefixesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[59]
+	mi := &file_waypost_v1_lane_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5330,7 +5578,7 @@ func (x *CopyPrefixesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyPrefixesRequest.ProtoReflect.Descriptor instead.
 func (*CopyPrefixesRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{59}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *CopyPrefixesRequest) GetWorker() string {
@@ -5360,7 +5608,7 @@ type CopyPrefixesResponse struct {
 
 func (x *CopyPrefixesResponse) Reset() {
 	*x = CopyPrefixesResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[60]
+	mi := &file_waypost_v1_lane_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5372,7 +5620,7 @@ func (x *CopyPrefixesResponse) String() string {
 func (*CopyPrefixesResponse) ProtoMessage() {}
 
 func (x *CopyPrefixesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[60]
+	mi := &file_waypost_v1_lane_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5385,7 +5633,7 @@ func (x *CopyPrefixesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyPrefixesResponse.ProtoReflect.Descriptor instead.
 func (*CopyPrefixesResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{60}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *CopyPrefixesResponse) GetFrames() [][]byte {
@@ -5413,7 +5661,7 @@ type RelayLearnRequest struct {
 
 func (x *RelayLearnRequest) Reset() {
 	*x = RelayLearnRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[61]
+	mi := &file_waypost_v1_lane_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5425,7 +5673,7 @@ func (x *RelayLearnRequest) String() string {
 func (*RelayLearnRequest) ProtoMessage() {}
 
 func (x *RelayLearnRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[61]
+	mi := &file_waypost_v1_lane_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5438,7 +5686,7 @@ func (x *RelayLearnRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayLearnRequest.ProtoReflect.Descriptor instead.
 func (*RelayLearnRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{61}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *RelayLearnRequest) GetLearn() *LearnTokensRequest {
@@ -5459,7 +5707,7 @@ type RelayLearnResponse struct {
 
 func (x *RelayLearnResponse) Reset() {
 	*x = RelayLearnResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[62]
+	mi := &file_waypost_v1_lane_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5471,7 +5719,7 @@ func (x *RelayLearnResponse) String() string {
 func (*RelayLearnResponse) ProtoMessage() {}
 
 func (x *RelayLearnResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[62]
+	mi := &file_waypost_v1_lane_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5484,7 +5732,7 @@ func (x *RelayLearnResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayLearnResponse.ProtoReflect.Descriptor instead.
 func (*RelayLearnResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{62}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *RelayLearnResponse) GetLearn() *LearnTokensResponse {
@@ -5503,7 +5751,7 @@ type CopyMemoRequest struct {
 
 func (x *CopyMemoRequest) Reset() {
 	*x = CopyMemoRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[63]
+	mi := &file_waypost_v1_lane_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5515,7 +5763,7 @@ func (x *CopyMemoRequest) String() string {
 func (*CopyMemoRequest) ProtoMessage() {}
 
 func (x *CopyMemoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[63]
+	mi := &file_waypost_v1_lane_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5528,7 +5776,7 @@ func (x *CopyMemoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyMemoRequest.ProtoReflect.Descriptor instead.
 func (*CopyMemoRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{63}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{66}
 }
 
 // CopyMemoResponse is a part of the entries.
@@ -5542,7 +5790,7 @@ type CopyMemoResponse struct {
 
 func (x *CopyMemoResponse) Reset() {
 	*x = CopyMemoResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[64]
+	mi := &file_waypost_v1_lane_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5554,7 +5802,7 @@ func (x *CopyMemoResponse) String() string {
 func (*CopyMemoResponse) ProtoMessage() {}
 
 func (x *CopyMemoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[64]
+	mi := &file_waypost_v1_lane_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5567,7 +5815,7 @@ func (x *CopyMemoResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyMemoResponse.ProtoReflect.Descriptor instead.
 func (*CopyMemoResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{64}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *CopyMemoResponse) GetEntries() []*MemoEntry {
@@ -5610,7 +5858,7 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\ttransfers\x18\x16 \x01(\v2\x19.waypost.v1.TransferFrameH\x00R\ttransfers\x12-\n" +
 	"\aack_gpu\x18< \x01(\v2\x12.waypost.v1.AckGpuH\x00R\x06ackGpu\x125\n" +
 	"\bboundary\x18= \x01(\v2\x17.waypost.v1.BoundaryAskH\x00R\bboundaryB\a\n" +
-	"\x05frame\"\xd1\x03\n" +
+	"\x05frame\"\x82\x04\n" +
 	"\n" +
 	"AgentHello\x12\x12\n" +
 	"\x04host\x18\x01 \x01(\tR\x04host\x12#\n" +
@@ -5628,7 +5876,25 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\ropen_sessions\x18\f \x03(\x06R\fopenSessions\x12:\n" +
 	"\n" +
 	"boundaries\x18< \x03(\v2\x1a.waypost.v1.EngineBoundaryR\n" +
-	"boundaries\"\xb6\x01\n" +
+	"boundaries\x12/\n" +
+	"\x06shares\x18d \x01(\v2\x17.waypost.v1.GroupSharesR\x06shares\"=\n" +
+	"\vGroupShares\x12.\n" +
+	"\x06shares\x18\x01 \x03(\v2\x16.waypost.v1.GroupShareR\x06shares\"\x89\x02\n" +
+	"\n" +
+	"GroupShare\x12\x18\n" +
+	"\aprocess\x18\x01 \x01(\x06R\aprocess\x12\x12\n" +
+	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x16\n" +
+	"\x06engine\x18\x03 \x01(\tR\x06engine\x12\x18\n" +
+	"\ameeting\x18\x04 \x01(\tR\ameeting\x12\x12\n" +
+	"\x04node\x18\x05 \x01(\rR\x04node\x12\x14\n" +
+	"\x05nodes\x18\x06 \x01(\rR\x05nodes\x12\x1d\n" +
+	"\n" +
+	"first_rank\x18\a \x01(\rR\tfirstRank\x12\x1f\n" +
+	"\vlocal_ranks\x18\b \x01(\rR\n" +
+	"localRanks\x12\x14\n" +
+	"\x05ranks\x18\t \x01(\rR\x05ranks\x12\x1b\n" +
+	"\tgpu_uuids\x18\n" +
+	" \x03(\tR\bgpuUuids\"\xb6\x01\n" +
 	"\x0eEngineBoundary\x12\x16\n" +
 	"\x06engine\x18\x01 \x01(\tR\x06engine\x12\x12\n" +
 	"\x04sets\x18\x02 \x03(\rR\x04sets\x12\x15\n" +
@@ -5685,7 +5951,7 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\x11d1_ms_per_request\x18\x06 \x01(\x01R\x0ed1MsPerRequest\x12%\n" +
 	"\x0fd2_ms_per_token\x18\a \x01(\x01R\fd2MsPerToken\x12\x13\n" +
 	"\x05d3_ms\x18\b \x01(\x01R\x04d3Ms\x12\x16\n" +
-	"\x06source\x18\t \x01(\tR\x06source\"\xef\x01\n" +
+	"\x06source\x18\t \x01(\tR\x06source\"\x9e\x02\n" +
 	"\x04Load\x12#\n" +
 	"\ragent_process\x18\x01 \x01(\x06R\fagentProcess\x12\x19\n" +
 	"\bload_seq\x18\x02 \x01(\x06R\aloadSeq\x120\n" +
@@ -5693,7 +5959,12 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\acordons\x18\x04 \x03(\tR\acordons\x12%\n" +
 	"\x0epolicy_version\x18\x05 \x01(\rR\rpolicyVersion\x124\n" +
 	"\n" +
-	"drain_wish\x18\b \x01(\v2\x15.waypost.v1.DrainWishR\tdrainWish\"3\n" +
+	"drain_wish\x18\b \x01(\v2\x15.waypost.v1.DrainWishR\tdrainWish\x12-\n" +
+	"\x06shares\x18d \x03(\v2\x15.waypost.v1.ShareLoadR\x06shares\"F\n" +
+	"\tShareLoad\x12\x18\n" +
+	"\aprocess\x18\x01 \x01(\x06R\aprocess\x12\x1f\n" +
+	"\vgpu_verdict\x18\x02 \x01(\tR\n" +
+	"gpuVerdict\"3\n" +
 	"\tDrainWish\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\"\xbc\b\n" +
@@ -6042,202 +6313,208 @@ func file_waypost_v1_lane_proto_rawDescGZIP() []byte {
 	return file_waypost_v1_lane_proto_rawDescData
 }
 
-var file_waypost_v1_lane_proto_msgTypes = make([]protoimpl.MessageInfo, 66)
+var file_waypost_v1_lane_proto_msgTypes = make([]protoimpl.MessageInfo, 69)
 var file_waypost_v1_lane_proto_goTypes = []any{
 	(*ConnectRequest)(nil),              // 0: waypost.v1.ConnectRequest
 	(*ConnectResponse)(nil),             // 1: waypost.v1.ConnectResponse
 	(*AgentHello)(nil),                  // 2: waypost.v1.AgentHello
-	(*EngineBoundary)(nil),              // 3: waypost.v1.EngineBoundary
-	(*MeasuredProbe)(nil),               // 4: waypost.v1.MeasuredProbe
-	(*WorkerFacts)(nil),                 // 5: waypost.v1.WorkerFacts
-	(*StepModel)(nil),                   // 6: waypost.v1.StepModel
-	(*Load)(nil),                        // 7: waypost.v1.Load
-	(*DrainWish)(nil),                   // 8: waypost.v1.DrainWish
-	(*WorkerLoad)(nil),                  // 9: waypost.v1.WorkerLoad
-	(*WorkerAccuracy)(nil),              // 10: waypost.v1.WorkerAccuracy
-	(*IdleSlot)(nil),                    // 11: waypost.v1.IdleSlot
-	(*Echo)(nil),                        // 12: waypost.v1.Echo
-	(*PrefixFrames)(nil),                // 13: waypost.v1.PrefixFrames
-	(*TokenizeReply)(nil),               // 14: waypost.v1.TokenizeReply
-	(*StoredPrompt)(nil),                // 15: waypost.v1.StoredPrompt
-	(*HostReport)(nil),                  // 16: waypost.v1.HostReport
-	(*CoordinatorHello)(nil),            // 17: waypost.v1.CoordinatorHello
-	(*PolicyPush)(nil),                  // 18: waypost.v1.PolicyPush
-	(*GpuPolicy)(nil),                   // 19: waypost.v1.GpuPolicy
-	(*AckGpu)(nil),                      // 20: waypost.v1.AckGpu
-	(*AckGpuReply)(nil),                 // 21: waypost.v1.AckGpuReply
-	(*BoundaryAsk)(nil),                 // 22: waypost.v1.BoundaryAsk
-	(*PrefixPull)(nil),                  // 23: waypost.v1.PrefixPull
-	(*ClaimFrame)(nil),                  // 24: waypost.v1.ClaimFrame
-	(*Claim)(nil),                       // 25: waypost.v1.Claim
-	(*MarkFrame)(nil),                   // 26: waypost.v1.MarkFrame
-	(*Mark)(nil),                        // 27: waypost.v1.Mark
-	(*OutcomeFrame)(nil),                // 28: waypost.v1.OutcomeFrame
-	(*TransferFrame)(nil),               // 29: waypost.v1.TransferFrame
-	(*ObservedTransfer)(nil),            // 30: waypost.v1.ObservedTransfer
-	(*ObservedOutcome)(nil),             // 31: waypost.v1.ObservedOutcome
-	(*TokenizeAsk)(nil),                 // 32: waypost.v1.TokenizeAsk
-	(*RenderAsk)(nil),                   // 33: waypost.v1.RenderAsk
-	(*ExchangePlacementsRequest)(nil),   // 34: waypost.v1.ExchangePlacementsRequest
-	(*MemoEntry)(nil),                   // 35: waypost.v1.MemoEntry
-	(*ExchangePlacementsResponse)(nil),  // 36: waypost.v1.ExchangePlacementsResponse
-	(*PlaceFrame)(nil),                  // 37: waypost.v1.PlaceFrame
-	(*EvidenceAsk)(nil),                 // 38: waypost.v1.EvidenceAsk
-	(*EvidencePoint)(nil),               // 39: waypost.v1.EvidencePoint
-	(*EvidenceReply)(nil),               // 40: waypost.v1.EvidenceReply
-	(*AskRecordsRequest)(nil),           // 41: waypost.v1.AskRecordsRequest
-	(*AskRecordsResponse)(nil),          // 42: waypost.v1.AskRecordsResponse
-	(*ForwardWriteRequest)(nil),         // 43: waypost.v1.ForwardWriteRequest
-	(*ForwardWriteResponse)(nil),        // 44: waypost.v1.ForwardWriteResponse
-	(*JoinClusterRequest)(nil),          // 45: waypost.v1.JoinClusterRequest
-	(*JoinClusterResponse)(nil),         // 46: waypost.v1.JoinClusterResponse
-	(*WaitAppliedRequest)(nil),          // 47: waypost.v1.WaitAppliedRequest
-	(*WaitAppliedResponse)(nil),         // 48: waypost.v1.WaitAppliedResponse
-	(*PeerInspectRequest)(nil),          // 49: waypost.v1.PeerInspectRequest
-	(*PeerInspectResponse)(nil),         // 50: waypost.v1.PeerInspectResponse
-	(*FetchPlacementRequest)(nil),       // 51: waypost.v1.FetchPlacementRequest
-	(*FetchPlacementResponse)(nil),      // 52: waypost.v1.FetchPlacementResponse
-	(*RelayOutcomeRequest)(nil),         // 53: waypost.v1.RelayOutcomeRequest
-	(*RelayOutcomeResponse)(nil),        // 54: waypost.v1.RelayOutcomeResponse
-	(*RelayReservationRequest)(nil),     // 55: waypost.v1.RelayReservationRequest
-	(*RelayReservationResponse)(nil),    // 56: waypost.v1.RelayReservationResponse
-	(*PeerMembersRequest)(nil),          // 57: waypost.v1.PeerMembersRequest
-	(*PeerMembersResponse)(nil),         // 58: waypost.v1.PeerMembersResponse
-	(*CopyPrefixesRequest)(nil),         // 59: waypost.v1.CopyPrefixesRequest
-	(*CopyPrefixesResponse)(nil),        // 60: waypost.v1.CopyPrefixesResponse
-	(*RelayLearnRequest)(nil),           // 61: waypost.v1.RelayLearnRequest
-	(*RelayLearnResponse)(nil),          // 62: waypost.v1.RelayLearnResponse
-	(*CopyMemoRequest)(nil),             // 63: waypost.v1.CopyMemoRequest
-	(*CopyMemoResponse)(nil),            // 64: waypost.v1.CopyMemoResponse
-	nil,                                 // 65: waypost.v1.WorkerFacts.HeadersEntry
-	(*TransferFacts)(nil),               // 66: waypost.v1.TransferFacts
-	(*TermError)(nil),                   // 67: waypost.v1.TermError
-	(*HostFacts)(nil),                   // 68: waypost.v1.HostFacts
-	(*Gpu)(nil),                         // 69: waypost.v1.Gpu
-	(*Check)(nil),                       // 70: waypost.v1.Check
-	(*Cordon)(nil),                      // 71: waypost.v1.Cordon
-	(*ListPlacementsRequest)(nil),       // 72: waypost.v1.ListPlacementsRequest
-	(*SummarizePlacementsRequest)(nil),  // 73: waypost.v1.SummarizePlacementsRequest
-	(*GetReuseRequest)(nil),             // 74: waypost.v1.GetReuseRequest
-	(*ExplainWorkerRequest)(nil),        // 75: waypost.v1.ExplainWorkerRequest
-	(*ListPlacementsResponse)(nil),      // 76: waypost.v1.ListPlacementsResponse
-	(*SummarizePlacementsResponse)(nil), // 77: waypost.v1.SummarizePlacementsResponse
-	(*GetReuseResponse)(nil),            // 78: waypost.v1.GetReuseResponse
-	(*ExplainWorkerResponse)(nil),       // 79: waypost.v1.ExplainWorkerResponse
-	(*InspectWorkerRequest)(nil),        // 80: waypost.v1.InspectWorkerRequest
-	(*InspectWorkerResponse)(nil),       // 81: waypost.v1.InspectWorkerResponse
-	(*ReportOutcomeRequest)(nil),        // 82: waypost.v1.ReportOutcomeRequest
-	(*ReportOutcomeResponse)(nil),       // 83: waypost.v1.ReportOutcomeResponse
-	(*RenewPlacementRequest)(nil),       // 84: waypost.v1.RenewPlacementRequest
-	(*ReleasePlacementRequest)(nil),     // 85: waypost.v1.ReleasePlacementRequest
-	(*RenewPlacementResponse)(nil),      // 86: waypost.v1.RenewPlacementResponse
-	(*ReleasePlacementResponse)(nil),    // 87: waypost.v1.ReleasePlacementResponse
-	(*ListMembersResponse)(nil),         // 88: waypost.v1.ListMembersResponse
-	(*LearnTokensRequest)(nil),          // 89: waypost.v1.LearnTokensRequest
-	(*LearnTokensResponse)(nil),         // 90: waypost.v1.LearnTokensResponse
+	(*GroupShares)(nil),                 // 3: waypost.v1.GroupShares
+	(*GroupShare)(nil),                  // 4: waypost.v1.GroupShare
+	(*EngineBoundary)(nil),              // 5: waypost.v1.EngineBoundary
+	(*MeasuredProbe)(nil),               // 6: waypost.v1.MeasuredProbe
+	(*WorkerFacts)(nil),                 // 7: waypost.v1.WorkerFacts
+	(*StepModel)(nil),                   // 8: waypost.v1.StepModel
+	(*Load)(nil),                        // 9: waypost.v1.Load
+	(*ShareLoad)(nil),                   // 10: waypost.v1.ShareLoad
+	(*DrainWish)(nil),                   // 11: waypost.v1.DrainWish
+	(*WorkerLoad)(nil),                  // 12: waypost.v1.WorkerLoad
+	(*WorkerAccuracy)(nil),              // 13: waypost.v1.WorkerAccuracy
+	(*IdleSlot)(nil),                    // 14: waypost.v1.IdleSlot
+	(*Echo)(nil),                        // 15: waypost.v1.Echo
+	(*PrefixFrames)(nil),                // 16: waypost.v1.PrefixFrames
+	(*TokenizeReply)(nil),               // 17: waypost.v1.TokenizeReply
+	(*StoredPrompt)(nil),                // 18: waypost.v1.StoredPrompt
+	(*HostReport)(nil),                  // 19: waypost.v1.HostReport
+	(*CoordinatorHello)(nil),            // 20: waypost.v1.CoordinatorHello
+	(*PolicyPush)(nil),                  // 21: waypost.v1.PolicyPush
+	(*GpuPolicy)(nil),                   // 22: waypost.v1.GpuPolicy
+	(*AckGpu)(nil),                      // 23: waypost.v1.AckGpu
+	(*AckGpuReply)(nil),                 // 24: waypost.v1.AckGpuReply
+	(*BoundaryAsk)(nil),                 // 25: waypost.v1.BoundaryAsk
+	(*PrefixPull)(nil),                  // 26: waypost.v1.PrefixPull
+	(*ClaimFrame)(nil),                  // 27: waypost.v1.ClaimFrame
+	(*Claim)(nil),                       // 28: waypost.v1.Claim
+	(*MarkFrame)(nil),                   // 29: waypost.v1.MarkFrame
+	(*Mark)(nil),                        // 30: waypost.v1.Mark
+	(*OutcomeFrame)(nil),                // 31: waypost.v1.OutcomeFrame
+	(*TransferFrame)(nil),               // 32: waypost.v1.TransferFrame
+	(*ObservedTransfer)(nil),            // 33: waypost.v1.ObservedTransfer
+	(*ObservedOutcome)(nil),             // 34: waypost.v1.ObservedOutcome
+	(*TokenizeAsk)(nil),                 // 35: waypost.v1.TokenizeAsk
+	(*RenderAsk)(nil),                   // 36: waypost.v1.RenderAsk
+	(*ExchangePlacementsRequest)(nil),   // 37: waypost.v1.ExchangePlacementsRequest
+	(*MemoEntry)(nil),                   // 38: waypost.v1.MemoEntry
+	(*ExchangePlacementsResponse)(nil),  // 39: waypost.v1.ExchangePlacementsResponse
+	(*PlaceFrame)(nil),                  // 40: waypost.v1.PlaceFrame
+	(*EvidenceAsk)(nil),                 // 41: waypost.v1.EvidenceAsk
+	(*EvidencePoint)(nil),               // 42: waypost.v1.EvidencePoint
+	(*EvidenceReply)(nil),               // 43: waypost.v1.EvidenceReply
+	(*AskRecordsRequest)(nil),           // 44: waypost.v1.AskRecordsRequest
+	(*AskRecordsResponse)(nil),          // 45: waypost.v1.AskRecordsResponse
+	(*ForwardWriteRequest)(nil),         // 46: waypost.v1.ForwardWriteRequest
+	(*ForwardWriteResponse)(nil),        // 47: waypost.v1.ForwardWriteResponse
+	(*JoinClusterRequest)(nil),          // 48: waypost.v1.JoinClusterRequest
+	(*JoinClusterResponse)(nil),         // 49: waypost.v1.JoinClusterResponse
+	(*WaitAppliedRequest)(nil),          // 50: waypost.v1.WaitAppliedRequest
+	(*WaitAppliedResponse)(nil),         // 51: waypost.v1.WaitAppliedResponse
+	(*PeerInspectRequest)(nil),          // 52: waypost.v1.PeerInspectRequest
+	(*PeerInspectResponse)(nil),         // 53: waypost.v1.PeerInspectResponse
+	(*FetchPlacementRequest)(nil),       // 54: waypost.v1.FetchPlacementRequest
+	(*FetchPlacementResponse)(nil),      // 55: waypost.v1.FetchPlacementResponse
+	(*RelayOutcomeRequest)(nil),         // 56: waypost.v1.RelayOutcomeRequest
+	(*RelayOutcomeResponse)(nil),        // 57: waypost.v1.RelayOutcomeResponse
+	(*RelayReservationRequest)(nil),     // 58: waypost.v1.RelayReservationRequest
+	(*RelayReservationResponse)(nil),    // 59: waypost.v1.RelayReservationResponse
+	(*PeerMembersRequest)(nil),          // 60: waypost.v1.PeerMembersRequest
+	(*PeerMembersResponse)(nil),         // 61: waypost.v1.PeerMembersResponse
+	(*CopyPrefixesRequest)(nil),         // 62: waypost.v1.CopyPrefixesRequest
+	(*CopyPrefixesResponse)(nil),        // 63: waypost.v1.CopyPrefixesResponse
+	(*RelayLearnRequest)(nil),           // 64: waypost.v1.RelayLearnRequest
+	(*RelayLearnResponse)(nil),          // 65: waypost.v1.RelayLearnResponse
+	(*CopyMemoRequest)(nil),             // 66: waypost.v1.CopyMemoRequest
+	(*CopyMemoResponse)(nil),            // 67: waypost.v1.CopyMemoResponse
+	nil,                                 // 68: waypost.v1.WorkerFacts.HeadersEntry
+	(*TransferFacts)(nil),               // 69: waypost.v1.TransferFacts
+	(*TermError)(nil),                   // 70: waypost.v1.TermError
+	(*HostFacts)(nil),                   // 71: waypost.v1.HostFacts
+	(*Gpu)(nil),                         // 72: waypost.v1.Gpu
+	(*Check)(nil),                       // 73: waypost.v1.Check
+	(*Cordon)(nil),                      // 74: waypost.v1.Cordon
+	(*ListPlacementsRequest)(nil),       // 75: waypost.v1.ListPlacementsRequest
+	(*SummarizePlacementsRequest)(nil),  // 76: waypost.v1.SummarizePlacementsRequest
+	(*GetReuseRequest)(nil),             // 77: waypost.v1.GetReuseRequest
+	(*ExplainWorkerRequest)(nil),        // 78: waypost.v1.ExplainWorkerRequest
+	(*ListPlacementsResponse)(nil),      // 79: waypost.v1.ListPlacementsResponse
+	(*SummarizePlacementsResponse)(nil), // 80: waypost.v1.SummarizePlacementsResponse
+	(*GetReuseResponse)(nil),            // 81: waypost.v1.GetReuseResponse
+	(*ExplainWorkerResponse)(nil),       // 82: waypost.v1.ExplainWorkerResponse
+	(*InspectWorkerRequest)(nil),        // 83: waypost.v1.InspectWorkerRequest
+	(*InspectWorkerResponse)(nil),       // 84: waypost.v1.InspectWorkerResponse
+	(*ReportOutcomeRequest)(nil),        // 85: waypost.v1.ReportOutcomeRequest
+	(*ReportOutcomeResponse)(nil),       // 86: waypost.v1.ReportOutcomeResponse
+	(*RenewPlacementRequest)(nil),       // 87: waypost.v1.RenewPlacementRequest
+	(*ReleasePlacementRequest)(nil),     // 88: waypost.v1.ReleasePlacementRequest
+	(*RenewPlacementResponse)(nil),      // 89: waypost.v1.RenewPlacementResponse
+	(*ReleasePlacementResponse)(nil),    // 90: waypost.v1.ReleasePlacementResponse
+	(*ListMembersResponse)(nil),         // 91: waypost.v1.ListMembersResponse
+	(*LearnTokensRequest)(nil),          // 92: waypost.v1.LearnTokensRequest
+	(*LearnTokensResponse)(nil),         // 93: waypost.v1.LearnTokensResponse
 }
 var file_waypost_v1_lane_proto_depIdxs = []int32{
 	2,  // 0: waypost.v1.ConnectRequest.hello:type_name -> waypost.v1.AgentHello
-	7,  // 1: waypost.v1.ConnectRequest.load:type_name -> waypost.v1.Load
-	13, // 2: waypost.v1.ConnectRequest.prefixes:type_name -> waypost.v1.PrefixFrames
-	14, // 3: waypost.v1.ConnectRequest.tokenize_reply:type_name -> waypost.v1.TokenizeReply
-	16, // 4: waypost.v1.ConnectRequest.host:type_name -> waypost.v1.HostReport
-	40, // 5: waypost.v1.ConnectRequest.evidence:type_name -> waypost.v1.EvidenceReply
-	21, // 6: waypost.v1.ConnectRequest.ack_gpu:type_name -> waypost.v1.AckGpuReply
-	15, // 7: waypost.v1.ConnectRequest.stored_prompt:type_name -> waypost.v1.StoredPrompt
-	17, // 8: waypost.v1.ConnectResponse.hello:type_name -> waypost.v1.CoordinatorHello
-	18, // 9: waypost.v1.ConnectResponse.policy:type_name -> waypost.v1.PolicyPush
-	23, // 10: waypost.v1.ConnectResponse.pull:type_name -> waypost.v1.PrefixPull
-	24, // 11: waypost.v1.ConnectResponse.claims:type_name -> waypost.v1.ClaimFrame
-	26, // 12: waypost.v1.ConnectResponse.marks:type_name -> waypost.v1.MarkFrame
-	32, // 13: waypost.v1.ConnectResponse.tokenize:type_name -> waypost.v1.TokenizeAsk
-	33, // 14: waypost.v1.ConnectResponse.render:type_name -> waypost.v1.RenderAsk
-	38, // 15: waypost.v1.ConnectResponse.evidence:type_name -> waypost.v1.EvidenceAsk
-	28, // 16: waypost.v1.ConnectResponse.outcomes:type_name -> waypost.v1.OutcomeFrame
-	29, // 17: waypost.v1.ConnectResponse.transfers:type_name -> waypost.v1.TransferFrame
-	20, // 18: waypost.v1.ConnectResponse.ack_gpu:type_name -> waypost.v1.AckGpu
-	22, // 19: waypost.v1.ConnectResponse.boundary:type_name -> waypost.v1.BoundaryAsk
-	5,  // 20: waypost.v1.AgentHello.workers:type_name -> waypost.v1.WorkerFacts
-	3,  // 21: waypost.v1.AgentHello.boundaries:type_name -> waypost.v1.EngineBoundary
-	4,  // 22: waypost.v1.EngineBoundary.probes:type_name -> waypost.v1.MeasuredProbe
-	65, // 23: waypost.v1.WorkerFacts.headers:type_name -> waypost.v1.WorkerFacts.HeadersEntry
-	6,  // 24: waypost.v1.WorkerFacts.step_model:type_name -> waypost.v1.StepModel
-	66, // 25: waypost.v1.WorkerFacts.transfer:type_name -> waypost.v1.TransferFacts
-	9,  // 26: waypost.v1.Load.workers:type_name -> waypost.v1.WorkerLoad
-	8,  // 27: waypost.v1.Load.drain_wish:type_name -> waypost.v1.DrainWish
-	12, // 28: waypost.v1.WorkerLoad.echo:type_name -> waypost.v1.Echo
-	10, // 29: waypost.v1.WorkerLoad.accuracy:type_name -> waypost.v1.WorkerAccuracy
-	30, // 30: waypost.v1.WorkerLoad.transfers:type_name -> waypost.v1.ObservedTransfer
-	11, // 31: waypost.v1.WorkerLoad.idle_slots:type_name -> waypost.v1.IdleSlot
-	67, // 32: waypost.v1.WorkerAccuracy.errors:type_name -> waypost.v1.TermError
-	68, // 33: waypost.v1.HostReport.facts:type_name -> waypost.v1.HostFacts
-	69, // 34: waypost.v1.HostReport.gpus:type_name -> waypost.v1.Gpu
-	70, // 35: waypost.v1.HostReport.checks:type_name -> waypost.v1.Check
-	71, // 36: waypost.v1.PolicyPush.cordons:type_name -> waypost.v1.Cordon
-	19, // 37: waypost.v1.PolicyPush.gpu:type_name -> waypost.v1.GpuPolicy
-	25, // 38: waypost.v1.ClaimFrame.claims:type_name -> waypost.v1.Claim
-	27, // 39: waypost.v1.MarkFrame.marks:type_name -> waypost.v1.Mark
-	31, // 40: waypost.v1.OutcomeFrame.outcomes:type_name -> waypost.v1.ObservedOutcome
-	30, // 41: waypost.v1.TransferFrame.transfers:type_name -> waypost.v1.ObservedTransfer
-	37, // 42: waypost.v1.ExchangePlacementsRequest.places:type_name -> waypost.v1.PlaceFrame
-	35, // 43: waypost.v1.ExchangePlacementsRequest.memo:type_name -> waypost.v1.MemoEntry
-	25, // 44: waypost.v1.PlaceFrame.claim:type_name -> waypost.v1.Claim
-	39, // 45: waypost.v1.EvidenceAsk.expected:type_name -> waypost.v1.EvidencePoint
-	39, // 46: waypost.v1.EvidenceAsk.tip:type_name -> waypost.v1.EvidencePoint
-	39, // 47: waypost.v1.EvidenceAsk.unsalted:type_name -> waypost.v1.EvidencePoint
-	72, // 48: waypost.v1.AskRecordsRequest.list:type_name -> waypost.v1.ListPlacementsRequest
-	73, // 49: waypost.v1.AskRecordsRequest.summarize:type_name -> waypost.v1.SummarizePlacementsRequest
-	74, // 50: waypost.v1.AskRecordsRequest.reuse:type_name -> waypost.v1.GetReuseRequest
-	75, // 51: waypost.v1.AskRecordsRequest.worker:type_name -> waypost.v1.ExplainWorkerRequest
-	76, // 52: waypost.v1.AskRecordsResponse.list:type_name -> waypost.v1.ListPlacementsResponse
-	77, // 53: waypost.v1.AskRecordsResponse.summarize:type_name -> waypost.v1.SummarizePlacementsResponse
-	78, // 54: waypost.v1.AskRecordsResponse.reuse:type_name -> waypost.v1.GetReuseResponse
-	79, // 55: waypost.v1.AskRecordsResponse.worker:type_name -> waypost.v1.ExplainWorkerResponse
-	80, // 56: waypost.v1.PeerInspectRequest.inspect:type_name -> waypost.v1.InspectWorkerRequest
-	81, // 57: waypost.v1.PeerInspectResponse.inspect:type_name -> waypost.v1.InspectWorkerResponse
-	82, // 58: waypost.v1.RelayOutcomeRequest.outcome:type_name -> waypost.v1.ReportOutcomeRequest
-	83, // 59: waypost.v1.RelayOutcomeResponse.outcome:type_name -> waypost.v1.ReportOutcomeResponse
-	84, // 60: waypost.v1.RelayReservationRequest.renew:type_name -> waypost.v1.RenewPlacementRequest
-	85, // 61: waypost.v1.RelayReservationRequest.release:type_name -> waypost.v1.ReleasePlacementRequest
-	86, // 62: waypost.v1.RelayReservationResponse.renew:type_name -> waypost.v1.RenewPlacementResponse
-	87, // 63: waypost.v1.RelayReservationResponse.release:type_name -> waypost.v1.ReleasePlacementResponse
-	88, // 64: waypost.v1.PeerMembersResponse.members:type_name -> waypost.v1.ListMembersResponse
-	89, // 65: waypost.v1.RelayLearnRequest.learn:type_name -> waypost.v1.LearnTokensRequest
-	90, // 66: waypost.v1.RelayLearnResponse.learn:type_name -> waypost.v1.LearnTokensResponse
-	35, // 67: waypost.v1.CopyMemoResponse.entries:type_name -> waypost.v1.MemoEntry
-	0,  // 68: waypost.v1.LaneService.Connect:input_type -> waypost.v1.ConnectRequest
-	34, // 69: waypost.v1.PeerService.ExchangePlacements:input_type -> waypost.v1.ExchangePlacementsRequest
-	43, // 70: waypost.v1.PeerService.ForwardWrite:input_type -> waypost.v1.ForwardWriteRequest
-	45, // 71: waypost.v1.PeerService.JoinCluster:input_type -> waypost.v1.JoinClusterRequest
-	47, // 72: waypost.v1.PeerService.WaitApplied:input_type -> waypost.v1.WaitAppliedRequest
-	49, // 73: waypost.v1.PeerService.PeerInspect:input_type -> waypost.v1.PeerInspectRequest
-	51, // 74: waypost.v1.PeerService.FetchPlacement:input_type -> waypost.v1.FetchPlacementRequest
-	53, // 75: waypost.v1.PeerService.RelayOutcome:input_type -> waypost.v1.RelayOutcomeRequest
-	55, // 76: waypost.v1.PeerService.RelayReservation:input_type -> waypost.v1.RelayReservationRequest
-	41, // 77: waypost.v1.PeerService.AskRecords:input_type -> waypost.v1.AskRecordsRequest
-	57, // 78: waypost.v1.PeerService.PeerMembers:input_type -> waypost.v1.PeerMembersRequest
-	59, // 79: waypost.v1.PeerService.CopyPrefixes:input_type -> waypost.v1.CopyPrefixesRequest
-	61, // 80: waypost.v1.PeerService.RelayLearn:input_type -> waypost.v1.RelayLearnRequest
-	63, // 81: waypost.v1.PeerService.CopyMemo:input_type -> waypost.v1.CopyMemoRequest
-	1,  // 82: waypost.v1.LaneService.Connect:output_type -> waypost.v1.ConnectResponse
-	36, // 83: waypost.v1.PeerService.ExchangePlacements:output_type -> waypost.v1.ExchangePlacementsResponse
-	44, // 84: waypost.v1.PeerService.ForwardWrite:output_type -> waypost.v1.ForwardWriteResponse
-	46, // 85: waypost.v1.PeerService.JoinCluster:output_type -> waypost.v1.JoinClusterResponse
-	48, // 86: waypost.v1.PeerService.WaitApplied:output_type -> waypost.v1.WaitAppliedResponse
-	50, // 87: waypost.v1.PeerService.PeerInspect:output_type -> waypost.v1.PeerInspectResponse
-	52, // 88: waypost.v1.PeerService.FetchPlacement:output_type -> waypost.v1.FetchPlacementResponse
-	54, // 89: waypost.v1.PeerService.RelayOutcome:output_type -> waypost.v1.RelayOutcomeResponse
-	56, // 90: waypost.v1.PeerService.RelayReservation:output_type -> waypost.v1.RelayReservationResponse
-	42, // 91: waypost.v1.PeerService.AskRecords:output_type -> waypost.v1.AskRecordsResponse
-	58, // 92: waypost.v1.PeerService.PeerMembers:output_type -> waypost.v1.PeerMembersResponse
-	60, // 93: waypost.v1.PeerService.CopyPrefixes:output_type -> waypost.v1.CopyPrefixesResponse
-	62, // 94: waypost.v1.PeerService.RelayLearn:output_type -> waypost.v1.RelayLearnResponse
-	64, // 95: waypost.v1.PeerService.CopyMemo:output_type -> waypost.v1.CopyMemoResponse
-	82, // [82:96] is the sub-list for method output_type
-	68, // [68:82] is the sub-list for method input_type
-	68, // [68:68] is the sub-list for extension type_name
-	68, // [68:68] is the sub-list for extension extendee
-	0,  // [0:68] is the sub-list for field type_name
+	9,  // 1: waypost.v1.ConnectRequest.load:type_name -> waypost.v1.Load
+	16, // 2: waypost.v1.ConnectRequest.prefixes:type_name -> waypost.v1.PrefixFrames
+	17, // 3: waypost.v1.ConnectRequest.tokenize_reply:type_name -> waypost.v1.TokenizeReply
+	19, // 4: waypost.v1.ConnectRequest.host:type_name -> waypost.v1.HostReport
+	43, // 5: waypost.v1.ConnectRequest.evidence:type_name -> waypost.v1.EvidenceReply
+	24, // 6: waypost.v1.ConnectRequest.ack_gpu:type_name -> waypost.v1.AckGpuReply
+	18, // 7: waypost.v1.ConnectRequest.stored_prompt:type_name -> waypost.v1.StoredPrompt
+	20, // 8: waypost.v1.ConnectResponse.hello:type_name -> waypost.v1.CoordinatorHello
+	21, // 9: waypost.v1.ConnectResponse.policy:type_name -> waypost.v1.PolicyPush
+	26, // 10: waypost.v1.ConnectResponse.pull:type_name -> waypost.v1.PrefixPull
+	27, // 11: waypost.v1.ConnectResponse.claims:type_name -> waypost.v1.ClaimFrame
+	29, // 12: waypost.v1.ConnectResponse.marks:type_name -> waypost.v1.MarkFrame
+	35, // 13: waypost.v1.ConnectResponse.tokenize:type_name -> waypost.v1.TokenizeAsk
+	36, // 14: waypost.v1.ConnectResponse.render:type_name -> waypost.v1.RenderAsk
+	41, // 15: waypost.v1.ConnectResponse.evidence:type_name -> waypost.v1.EvidenceAsk
+	31, // 16: waypost.v1.ConnectResponse.outcomes:type_name -> waypost.v1.OutcomeFrame
+	32, // 17: waypost.v1.ConnectResponse.transfers:type_name -> waypost.v1.TransferFrame
+	23, // 18: waypost.v1.ConnectResponse.ack_gpu:type_name -> waypost.v1.AckGpu
+	25, // 19: waypost.v1.ConnectResponse.boundary:type_name -> waypost.v1.BoundaryAsk
+	7,  // 20: waypost.v1.AgentHello.workers:type_name -> waypost.v1.WorkerFacts
+	5,  // 21: waypost.v1.AgentHello.boundaries:type_name -> waypost.v1.EngineBoundary
+	3,  // 22: waypost.v1.AgentHello.shares:type_name -> waypost.v1.GroupShares
+	4,  // 23: waypost.v1.GroupShares.shares:type_name -> waypost.v1.GroupShare
+	6,  // 24: waypost.v1.EngineBoundary.probes:type_name -> waypost.v1.MeasuredProbe
+	68, // 25: waypost.v1.WorkerFacts.headers:type_name -> waypost.v1.WorkerFacts.HeadersEntry
+	8,  // 26: waypost.v1.WorkerFacts.step_model:type_name -> waypost.v1.StepModel
+	69, // 27: waypost.v1.WorkerFacts.transfer:type_name -> waypost.v1.TransferFacts
+	12, // 28: waypost.v1.Load.workers:type_name -> waypost.v1.WorkerLoad
+	11, // 29: waypost.v1.Load.drain_wish:type_name -> waypost.v1.DrainWish
+	10, // 30: waypost.v1.Load.shares:type_name -> waypost.v1.ShareLoad
+	15, // 31: waypost.v1.WorkerLoad.echo:type_name -> waypost.v1.Echo
+	13, // 32: waypost.v1.WorkerLoad.accuracy:type_name -> waypost.v1.WorkerAccuracy
+	33, // 33: waypost.v1.WorkerLoad.transfers:type_name -> waypost.v1.ObservedTransfer
+	14, // 34: waypost.v1.WorkerLoad.idle_slots:type_name -> waypost.v1.IdleSlot
+	70, // 35: waypost.v1.WorkerAccuracy.errors:type_name -> waypost.v1.TermError
+	71, // 36: waypost.v1.HostReport.facts:type_name -> waypost.v1.HostFacts
+	72, // 37: waypost.v1.HostReport.gpus:type_name -> waypost.v1.Gpu
+	73, // 38: waypost.v1.HostReport.checks:type_name -> waypost.v1.Check
+	74, // 39: waypost.v1.PolicyPush.cordons:type_name -> waypost.v1.Cordon
+	22, // 40: waypost.v1.PolicyPush.gpu:type_name -> waypost.v1.GpuPolicy
+	28, // 41: waypost.v1.ClaimFrame.claims:type_name -> waypost.v1.Claim
+	30, // 42: waypost.v1.MarkFrame.marks:type_name -> waypost.v1.Mark
+	34, // 43: waypost.v1.OutcomeFrame.outcomes:type_name -> waypost.v1.ObservedOutcome
+	33, // 44: waypost.v1.TransferFrame.transfers:type_name -> waypost.v1.ObservedTransfer
+	40, // 45: waypost.v1.ExchangePlacementsRequest.places:type_name -> waypost.v1.PlaceFrame
+	38, // 46: waypost.v1.ExchangePlacementsRequest.memo:type_name -> waypost.v1.MemoEntry
+	28, // 47: waypost.v1.PlaceFrame.claim:type_name -> waypost.v1.Claim
+	42, // 48: waypost.v1.EvidenceAsk.expected:type_name -> waypost.v1.EvidencePoint
+	42, // 49: waypost.v1.EvidenceAsk.tip:type_name -> waypost.v1.EvidencePoint
+	42, // 50: waypost.v1.EvidenceAsk.unsalted:type_name -> waypost.v1.EvidencePoint
+	75, // 51: waypost.v1.AskRecordsRequest.list:type_name -> waypost.v1.ListPlacementsRequest
+	76, // 52: waypost.v1.AskRecordsRequest.summarize:type_name -> waypost.v1.SummarizePlacementsRequest
+	77, // 53: waypost.v1.AskRecordsRequest.reuse:type_name -> waypost.v1.GetReuseRequest
+	78, // 54: waypost.v1.AskRecordsRequest.worker:type_name -> waypost.v1.ExplainWorkerRequest
+	79, // 55: waypost.v1.AskRecordsResponse.list:type_name -> waypost.v1.ListPlacementsResponse
+	80, // 56: waypost.v1.AskRecordsResponse.summarize:type_name -> waypost.v1.SummarizePlacementsResponse
+	81, // 57: waypost.v1.AskRecordsResponse.reuse:type_name -> waypost.v1.GetReuseResponse
+	82, // 58: waypost.v1.AskRecordsResponse.worker:type_name -> waypost.v1.ExplainWorkerResponse
+	83, // 59: waypost.v1.PeerInspectRequest.inspect:type_name -> waypost.v1.InspectWorkerRequest
+	84, // 60: waypost.v1.PeerInspectResponse.inspect:type_name -> waypost.v1.InspectWorkerResponse
+	85, // 61: waypost.v1.RelayOutcomeRequest.outcome:type_name -> waypost.v1.ReportOutcomeRequest
+	86, // 62: waypost.v1.RelayOutcomeResponse.outcome:type_name -> waypost.v1.ReportOutcomeResponse
+	87, // 63: waypost.v1.RelayReservationRequest.renew:type_name -> waypost.v1.RenewPlacementRequest
+	88, // 64: waypost.v1.RelayReservationRequest.release:type_name -> waypost.v1.ReleasePlacementRequest
+	89, // 65: waypost.v1.RelayReservationResponse.renew:type_name -> waypost.v1.RenewPlacementResponse
+	90, // 66: waypost.v1.RelayReservationResponse.release:type_name -> waypost.v1.ReleasePlacementResponse
+	91, // 67: waypost.v1.PeerMembersResponse.members:type_name -> waypost.v1.ListMembersResponse
+	92, // 68: waypost.v1.RelayLearnRequest.learn:type_name -> waypost.v1.LearnTokensRequest
+	93, // 69: waypost.v1.RelayLearnResponse.learn:type_name -> waypost.v1.LearnTokensResponse
+	38, // 70: waypost.v1.CopyMemoResponse.entries:type_name -> waypost.v1.MemoEntry
+	0,  // 71: waypost.v1.LaneService.Connect:input_type -> waypost.v1.ConnectRequest
+	37, // 72: waypost.v1.PeerService.ExchangePlacements:input_type -> waypost.v1.ExchangePlacementsRequest
+	46, // 73: waypost.v1.PeerService.ForwardWrite:input_type -> waypost.v1.ForwardWriteRequest
+	48, // 74: waypost.v1.PeerService.JoinCluster:input_type -> waypost.v1.JoinClusterRequest
+	50, // 75: waypost.v1.PeerService.WaitApplied:input_type -> waypost.v1.WaitAppliedRequest
+	52, // 76: waypost.v1.PeerService.PeerInspect:input_type -> waypost.v1.PeerInspectRequest
+	54, // 77: waypost.v1.PeerService.FetchPlacement:input_type -> waypost.v1.FetchPlacementRequest
+	56, // 78: waypost.v1.PeerService.RelayOutcome:input_type -> waypost.v1.RelayOutcomeRequest
+	58, // 79: waypost.v1.PeerService.RelayReservation:input_type -> waypost.v1.RelayReservationRequest
+	44, // 80: waypost.v1.PeerService.AskRecords:input_type -> waypost.v1.AskRecordsRequest
+	60, // 81: waypost.v1.PeerService.PeerMembers:input_type -> waypost.v1.PeerMembersRequest
+	62, // 82: waypost.v1.PeerService.CopyPrefixes:input_type -> waypost.v1.CopyPrefixesRequest
+	64, // 83: waypost.v1.PeerService.RelayLearn:input_type -> waypost.v1.RelayLearnRequest
+	66, // 84: waypost.v1.PeerService.CopyMemo:input_type -> waypost.v1.CopyMemoRequest
+	1,  // 85: waypost.v1.LaneService.Connect:output_type -> waypost.v1.ConnectResponse
+	39, // 86: waypost.v1.PeerService.ExchangePlacements:output_type -> waypost.v1.ExchangePlacementsResponse
+	47, // 87: waypost.v1.PeerService.ForwardWrite:output_type -> waypost.v1.ForwardWriteResponse
+	49, // 88: waypost.v1.PeerService.JoinCluster:output_type -> waypost.v1.JoinClusterResponse
+	51, // 89: waypost.v1.PeerService.WaitApplied:output_type -> waypost.v1.WaitAppliedResponse
+	53, // 90: waypost.v1.PeerService.PeerInspect:output_type -> waypost.v1.PeerInspectResponse
+	55, // 91: waypost.v1.PeerService.FetchPlacement:output_type -> waypost.v1.FetchPlacementResponse
+	57, // 92: waypost.v1.PeerService.RelayOutcome:output_type -> waypost.v1.RelayOutcomeResponse
+	59, // 93: waypost.v1.PeerService.RelayReservation:output_type -> waypost.v1.RelayReservationResponse
+	45, // 94: waypost.v1.PeerService.AskRecords:output_type -> waypost.v1.AskRecordsResponse
+	61, // 95: waypost.v1.PeerService.PeerMembers:output_type -> waypost.v1.PeerMembersResponse
+	63, // 96: waypost.v1.PeerService.CopyPrefixes:output_type -> waypost.v1.CopyPrefixesResponse
+	65, // 97: waypost.v1.PeerService.RelayLearn:output_type -> waypost.v1.RelayLearnResponse
+	67, // 98: waypost.v1.PeerService.CopyMemo:output_type -> waypost.v1.CopyMemoResponse
+	85, // [85:99] is the sub-list for method output_type
+	71, // [71:85] is the sub-list for method input_type
+	71, // [71:71] is the sub-list for extension type_name
+	71, // [71:71] is the sub-list for extension extendee
+	0,  // [0:71] is the sub-list for field type_name
 }
 
 func init() { file_waypost_v1_lane_proto_init() }
@@ -6271,11 +6548,11 @@ func file_waypost_v1_lane_proto_init() {
 		(*ConnectResponse_AckGpu)(nil),
 		(*ConnectResponse_Boundary)(nil),
 	}
-	file_waypost_v1_lane_proto_msgTypes[55].OneofWrappers = []any{
+	file_waypost_v1_lane_proto_msgTypes[58].OneofWrappers = []any{
 		(*RelayReservationRequest_Renew)(nil),
 		(*RelayReservationRequest_Release)(nil),
 	}
-	file_waypost_v1_lane_proto_msgTypes[56].OneofWrappers = []any{
+	file_waypost_v1_lane_proto_msgTypes[59].OneofWrappers = []any{
 		(*RelayReservationResponse_Renew)(nil),
 		(*RelayReservationResponse_Release)(nil),
 	}
@@ -6285,7 +6562,7 @@ func file_waypost_v1_lane_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_waypost_v1_lane_proto_rawDesc), len(file_waypost_v1_lane_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   66,
+			NumMessages:   69,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

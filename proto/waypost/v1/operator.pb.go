@@ -592,7 +592,10 @@ type Worker struct {
 	// What outcomes taught about it; unset: nothing yet.
 	Learnt *Learnt `protobuf:"bytes,47,opt,name=learnt" json:"learnt,omitempty"`
 	// Requests that a drain waits for; unset: unknown.
-	InFlight      *uint32 `protobuf:"varint,48,opt,name=in_flight,json=inFlight" json:"in_flight,omitempty"`
+	InFlight *uint32 `protobuf:"varint,48,opt,name=in_flight,json=inFlight" json:"in_flight,omitempty"`
+	// Its own share of an engine that spans hosts, then the others; none: the engine
+	// is of one host.
+	Group         []*GroupMember `protobuf:"bytes,100,rep,name=group" json:"group,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -886,6 +889,104 @@ func (x *Worker) GetInFlight() uint32 {
 	return 0
 }
 
+func (x *Worker) GetGroup() []*GroupMember {
+	if x != nil {
+		return x.Group
+	}
+	return nil
+}
+
+// GroupMember is one host's share of an engine that spans hosts.
+type GroupMember struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// node 1 or rank 4.
+	Part *string `protobuf:"bytes,1,opt,name=part" json:"part,omitempty"`
+	// Host that carries it; empty: no host tells of it.
+	Host *string `protobuf:"bytes,2,opt,name=host" json:"host,omitempty"`
+	// ok, unknown, away, missing or gpu_fault.
+	State *string `protobuf:"bytes,3,opt,name=state" json:"state,omitempty"`
+	// What more is to say of the state; empty: nothing.
+	Why *string `protobuf:"bytes,4,opt,name=why" json:"why,omitempty"`
+	// UUIDs of the GPUs its processes use; none: unknown.
+	GpuUuids []string `protobuf:"bytes,5,rep,name=gpu_uuids,json=gpuUuids" json:"gpu_uuids,omitempty"`
+	// For how long its host is away, ms; unset: it is not.
+	AwayMs        *float64 `protobuf:"fixed64,6,opt,name=away_ms,json=awayMs" json:"away_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GroupMember) Reset() {
+	*x = GroupMember{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GroupMember) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GroupMember) ProtoMessage() {}
+
+func (x *GroupMember) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GroupMember.ProtoReflect.Descriptor instead.
+func (*GroupMember) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *GroupMember) GetPart() string {
+	if x != nil && x.Part != nil {
+		return *x.Part
+	}
+	return ""
+}
+
+func (x *GroupMember) GetHost() string {
+	if x != nil && x.Host != nil {
+		return *x.Host
+	}
+	return ""
+}
+
+func (x *GroupMember) GetState() string {
+	if x != nil && x.State != nil {
+		return *x.State
+	}
+	return ""
+}
+
+func (x *GroupMember) GetWhy() string {
+	if x != nil && x.Why != nil {
+		return *x.Why
+	}
+	return ""
+}
+
+func (x *GroupMember) GetGpuUuids() []string {
+	if x != nil {
+		return x.GpuUuids
+	}
+	return nil
+}
+
+func (x *GroupMember) GetAwayMs() float64 {
+	if x != nil && x.AwayMs != nil {
+		return *x.AwayMs
+	}
+	return 0
+}
+
 // TransferFacts says how saved KV of a worker may reach another.
 type TransferFacts struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -906,7 +1007,7 @@ type TransferFacts struct {
 
 func (x *TransferFacts) Reset() {
 	*x = TransferFacts{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[7]
+	mi := &file_waypost_v1_operator_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -918,7 +1019,7 @@ func (x *TransferFacts) String() string {
 func (*TransferFacts) ProtoMessage() {}
 
 func (x *TransferFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[7]
+	mi := &file_waypost_v1_operator_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -931,7 +1032,7 @@ func (x *TransferFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferFacts.ProtoReflect.Descriptor instead.
 func (*TransferFacts) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{7}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *TransferFacts) GetConnector() string {
@@ -992,7 +1093,7 @@ type Learnt struct {
 
 func (x *Learnt) Reset() {
 	*x = Learnt{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[8]
+	mi := &file_waypost_v1_operator_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1004,7 +1105,7 @@ func (x *Learnt) String() string {
 func (*Learnt) ProtoMessage() {}
 
 func (x *Learnt) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[8]
+	mi := &file_waypost_v1_operator_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1017,7 +1118,7 @@ func (x *Learnt) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Learnt.ProtoReflect.Descriptor instead.
 func (*Learnt) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{8}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Learnt) GetOutcomes() float64 {
@@ -1086,7 +1187,7 @@ type TermError struct {
 
 func (x *TermError) Reset() {
 	*x = TermError{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[9]
+	mi := &file_waypost_v1_operator_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1098,7 +1199,7 @@ func (x *TermError) String() string {
 func (*TermError) ProtoMessage() {}
 
 func (x *TermError) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[9]
+	mi := &file_waypost_v1_operator_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1111,7 +1212,7 @@ func (x *TermError) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TermError.ProtoReflect.Descriptor instead.
 func (*TermError) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{9}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *TermError) GetTerm() string {
@@ -1155,7 +1256,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[10]
+	mi := &file_waypost_v1_operator_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1167,7 +1268,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[10]
+	mi := &file_waypost_v1_operator_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1180,7 +1281,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{10}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *WatchRequest) GetKinds() []string {
@@ -1222,7 +1323,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[11]
+	mi := &file_waypost_v1_operator_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1234,7 +1335,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[11]
+	mi := &file_waypost_v1_operator_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1247,7 +1348,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{11}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *WatchResponse) GetKind() string {
@@ -1320,7 +1421,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[12]
+	mi := &file_waypost_v1_operator_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1332,7 +1433,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[12]
+	mi := &file_waypost_v1_operator_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1345,7 +1446,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{12}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Event) GetEvent() string {
@@ -1403,7 +1504,7 @@ type ExplainWorkerRequest struct {
 
 func (x *ExplainWorkerRequest) Reset() {
 	*x = ExplainWorkerRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[13]
+	mi := &file_waypost_v1_operator_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1415,7 +1516,7 @@ func (x *ExplainWorkerRequest) String() string {
 func (*ExplainWorkerRequest) ProtoMessage() {}
 
 func (x *ExplainWorkerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[13]
+	mi := &file_waypost_v1_operator_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1428,7 +1529,7 @@ func (x *ExplainWorkerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainWorkerRequest.ProtoReflect.Descriptor instead.
 func (*ExplainWorkerRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{13}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ExplainWorkerRequest) GetWorker() string {
@@ -1478,7 +1579,7 @@ type ExplainWorkerResponse struct {
 
 func (x *ExplainWorkerResponse) Reset() {
 	*x = ExplainWorkerResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[14]
+	mi := &file_waypost_v1_operator_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1490,7 +1591,7 @@ func (x *ExplainWorkerResponse) String() string {
 func (*ExplainWorkerResponse) ProtoMessage() {}
 
 func (x *ExplainWorkerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[14]
+	mi := &file_waypost_v1_operator_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1503,7 +1604,7 @@ func (x *ExplainWorkerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainWorkerResponse.ProtoReflect.Descriptor instead.
 func (*ExplainWorkerResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{14}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ExplainWorkerResponse) GetWorker() *Worker {
@@ -1596,7 +1697,7 @@ type PresentPrice struct {
 
 func (x *PresentPrice) Reset() {
 	*x = PresentPrice{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[15]
+	mi := &file_waypost_v1_operator_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1608,7 +1709,7 @@ func (x *PresentPrice) String() string {
 func (*PresentPrice) ProtoMessage() {}
 
 func (x *PresentPrice) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[15]
+	mi := &file_waypost_v1_operator_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1621,7 +1722,7 @@ func (x *PresentPrice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PresentPrice.ProtoReflect.Descriptor instead.
 func (*PresentPrice) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{15}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *PresentPrice) GetPlacementId() string {
@@ -1672,7 +1773,7 @@ type GetReuseRequest struct {
 
 func (x *GetReuseRequest) Reset() {
 	*x = GetReuseRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[16]
+	mi := &file_waypost_v1_operator_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1684,7 +1785,7 @@ func (x *GetReuseRequest) String() string {
 func (*GetReuseRequest) ProtoMessage() {}
 
 func (x *GetReuseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[16]
+	mi := &file_waypost_v1_operator_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1697,7 +1798,7 @@ func (x *GetReuseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetReuseRequest.ProtoReflect.Descriptor instead.
 func (*GetReuseRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{16}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *GetReuseRequest) GetSinceMs() float64 {
@@ -1727,7 +1828,7 @@ type GetReuseResponse struct {
 
 func (x *GetReuseResponse) Reset() {
 	*x = GetReuseResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[17]
+	mi := &file_waypost_v1_operator_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1739,7 +1840,7 @@ func (x *GetReuseResponse) String() string {
 func (*GetReuseResponse) ProtoMessage() {}
 
 func (x *GetReuseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[17]
+	mi := &file_waypost_v1_operator_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1752,7 +1853,7 @@ func (x *GetReuseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetReuseResponse.ProtoReflect.Descriptor instead.
 func (*GetReuseResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{17}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *GetReuseResponse) GetPools() []*PoolReuse {
@@ -1807,7 +1908,7 @@ type PoolReuse struct {
 
 func (x *PoolReuse) Reset() {
 	*x = PoolReuse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[18]
+	mi := &file_waypost_v1_operator_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1819,7 +1920,7 @@ func (x *PoolReuse) String() string {
 func (*PoolReuse) ProtoMessage() {}
 
 func (x *PoolReuse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[18]
+	mi := &file_waypost_v1_operator_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1832,7 +1933,7 @@ func (x *PoolReuse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolReuse.ProtoReflect.Descriptor instead.
 func (*PoolReuse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{18}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *PoolReuse) GetPool() string {
@@ -1955,7 +2056,7 @@ type MemoReuse struct {
 
 func (x *MemoReuse) Reset() {
 	*x = MemoReuse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[19]
+	mi := &file_waypost_v1_operator_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1967,7 +2068,7 @@ func (x *MemoReuse) String() string {
 func (*MemoReuse) ProtoMessage() {}
 
 func (x *MemoReuse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[19]
+	mi := &file_waypost_v1_operator_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1980,7 +2081,7 @@ func (x *MemoReuse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoReuse.ProtoReflect.Descriptor instead.
 func (*MemoReuse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{19}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *MemoReuse) GetState() string {
@@ -2077,7 +2178,7 @@ type WorkerReuse struct {
 
 func (x *WorkerReuse) Reset() {
 	*x = WorkerReuse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[20]
+	mi := &file_waypost_v1_operator_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2089,7 +2190,7 @@ func (x *WorkerReuse) String() string {
 func (*WorkerReuse) ProtoMessage() {}
 
 func (x *WorkerReuse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[20]
+	mi := &file_waypost_v1_operator_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2102,7 +2203,7 @@ func (x *WorkerReuse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerReuse.ProtoReflect.Descriptor instead.
 func (*WorkerReuse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{20}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *WorkerReuse) GetWorker() string {
@@ -2153,7 +2254,7 @@ type DoctorRequest struct {
 
 func (x *DoctorRequest) Reset() {
 	*x = DoctorRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[21]
+	mi := &file_waypost_v1_operator_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2165,7 +2266,7 @@ func (x *DoctorRequest) String() string {
 func (*DoctorRequest) ProtoMessage() {}
 
 func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[21]
+	mi := &file_waypost_v1_operator_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2178,7 +2279,7 @@ func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorRequest.ProtoReflect.Descriptor instead.
 func (*DoctorRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{21}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *DoctorRequest) GetHost() string {
@@ -2208,7 +2309,7 @@ type DoctorResponse struct {
 
 func (x *DoctorResponse) Reset() {
 	*x = DoctorResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[22]
+	mi := &file_waypost_v1_operator_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2220,7 +2321,7 @@ func (x *DoctorResponse) String() string {
 func (*DoctorResponse) ProtoMessage() {}
 
 func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[22]
+	mi := &file_waypost_v1_operator_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2233,7 +2334,7 @@ func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorResponse.ProtoReflect.Descriptor instead.
 func (*DoctorResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{22}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *DoctorResponse) GetChecks() []*Check {
@@ -2273,7 +2374,7 @@ type Check struct {
 
 func (x *Check) Reset() {
 	*x = Check{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[23]
+	mi := &file_waypost_v1_operator_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2285,7 +2386,7 @@ func (x *Check) String() string {
 func (*Check) ProtoMessage() {}
 
 func (x *Check) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[23]
+	mi := &file_waypost_v1_operator_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2298,7 +2399,7 @@ func (x *Check) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Check.ProtoReflect.Descriptor instead.
 func (*Check) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{23}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Check) GetCheck() string {
@@ -2361,7 +2462,7 @@ type ListHostsRequest struct {
 
 func (x *ListHostsRequest) Reset() {
 	*x = ListHostsRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[24]
+	mi := &file_waypost_v1_operator_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2373,7 +2474,7 @@ func (x *ListHostsRequest) String() string {
 func (*ListHostsRequest) ProtoMessage() {}
 
 func (x *ListHostsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[24]
+	mi := &file_waypost_v1_operator_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2386,7 +2487,7 @@ func (x *ListHostsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHostsRequest.ProtoReflect.Descriptor instead.
 func (*ListHostsRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{24}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ListHostsRequest) GetName() string {
@@ -2407,7 +2508,7 @@ type ListHostsResponse struct {
 
 func (x *ListHostsResponse) Reset() {
 	*x = ListHostsResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[25]
+	mi := &file_waypost_v1_operator_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2419,7 +2520,7 @@ func (x *ListHostsResponse) String() string {
 func (*ListHostsResponse) ProtoMessage() {}
 
 func (x *ListHostsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[25]
+	mi := &file_waypost_v1_operator_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2432,7 +2533,7 @@ func (x *ListHostsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHostsResponse.ProtoReflect.Descriptor instead.
 func (*ListHostsResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{25}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ListHostsResponse) GetHosts() []*Host {
@@ -2471,7 +2572,7 @@ type Host struct {
 
 func (x *Host) Reset() {
 	*x = Host{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[26]
+	mi := &file_waypost_v1_operator_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2483,7 +2584,7 @@ func (x *Host) String() string {
 func (*Host) ProtoMessage() {}
 
 func (x *Host) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[26]
+	mi := &file_waypost_v1_operator_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2496,7 +2597,7 @@ func (x *Host) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Host.ProtoReflect.Descriptor instead.
 func (*Host) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{26}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Host) GetName() string {
@@ -2580,7 +2681,7 @@ type ListGpusRequest struct {
 
 func (x *ListGpusRequest) Reset() {
 	*x = ListGpusRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[27]
+	mi := &file_waypost_v1_operator_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2592,7 +2693,7 @@ func (x *ListGpusRequest) String() string {
 func (*ListGpusRequest) ProtoMessage() {}
 
 func (x *ListGpusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[27]
+	mi := &file_waypost_v1_operator_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2605,7 +2706,7 @@ func (x *ListGpusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGpusRequest.ProtoReflect.Descriptor instead.
 func (*ListGpusRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{27}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ListGpusRequest) GetHost() string {
@@ -2628,7 +2729,7 @@ type ListGpusResponse struct {
 
 func (x *ListGpusResponse) Reset() {
 	*x = ListGpusResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[28]
+	mi := &file_waypost_v1_operator_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2640,7 +2741,7 @@ func (x *ListGpusResponse) String() string {
 func (*ListGpusResponse) ProtoMessage() {}
 
 func (x *ListGpusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[28]
+	mi := &file_waypost_v1_operator_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2653,7 +2754,7 @@ func (x *ListGpusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGpusResponse.ProtoReflect.Descriptor instead.
 func (*ListGpusResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{28}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ListGpusResponse) GetGpus() []*HostGpu {
@@ -2689,7 +2790,7 @@ type HostGpu struct {
 
 func (x *HostGpu) Reset() {
 	*x = HostGpu{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[29]
+	mi := &file_waypost_v1_operator_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2701,7 +2802,7 @@ func (x *HostGpu) String() string {
 func (*HostGpu) ProtoMessage() {}
 
 func (x *HostGpu) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[29]
+	mi := &file_waypost_v1_operator_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2714,7 +2815,7 @@ func (x *HostGpu) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostGpu.ProtoReflect.Descriptor instead.
 func (*HostGpu) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{29}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *HostGpu) GetName() string {
@@ -2765,7 +2866,7 @@ type GpuHost struct {
 
 func (x *GpuHost) Reset() {
 	*x = GpuHost{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[30]
+	mi := &file_waypost_v1_operator_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2777,7 +2878,7 @@ func (x *GpuHost) String() string {
 func (*GpuHost) ProtoMessage() {}
 
 func (x *GpuHost) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[30]
+	mi := &file_waypost_v1_operator_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2790,7 +2891,7 @@ func (x *GpuHost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GpuHost.ProtoReflect.Descriptor instead.
 func (*GpuHost) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{30}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *GpuHost) GetHost() string {
@@ -2822,7 +2923,7 @@ type AckGpuRequest struct {
 
 func (x *AckGpuRequest) Reset() {
 	*x = AckGpuRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[31]
+	mi := &file_waypost_v1_operator_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2834,7 +2935,7 @@ func (x *AckGpuRequest) String() string {
 func (*AckGpuRequest) ProtoMessage() {}
 
 func (x *AckGpuRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[31]
+	mi := &file_waypost_v1_operator_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2847,7 +2948,7 @@ func (x *AckGpuRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AckGpuRequest.ProtoReflect.Descriptor instead.
 func (*AckGpuRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{31}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *AckGpuRequest) GetGpu() string {
@@ -2888,7 +2989,7 @@ type AckGpuResponse struct {
 
 func (x *AckGpuResponse) Reset() {
 	*x = AckGpuResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[32]
+	mi := &file_waypost_v1_operator_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2900,7 +3001,7 @@ func (x *AckGpuResponse) String() string {
 func (*AckGpuResponse) ProtoMessage() {}
 
 func (x *AckGpuResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[32]
+	mi := &file_waypost_v1_operator_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2913,7 +3014,7 @@ func (x *AckGpuResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AckGpuResponse.ProtoReflect.Descriptor instead.
 func (*AckGpuResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{32}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *AckGpuResponse) GetGpu() string {
@@ -2967,7 +3068,7 @@ type HostFacts struct {
 
 func (x *HostFacts) Reset() {
 	*x = HostFacts{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[33]
+	mi := &file_waypost_v1_operator_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2979,7 +3080,7 @@ func (x *HostFacts) String() string {
 func (*HostFacts) ProtoMessage() {}
 
 func (x *HostFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[33]
+	mi := &file_waypost_v1_operator_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2992,7 +3093,7 @@ func (x *HostFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostFacts.ProtoReflect.Descriptor instead.
 func (*HostFacts) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{33}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *HostFacts) GetCpus() uint32 {
@@ -3063,7 +3164,7 @@ type NetworkInterface struct {
 
 func (x *NetworkInterface) Reset() {
 	*x = NetworkInterface{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[34]
+	mi := &file_waypost_v1_operator_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3075,7 +3176,7 @@ func (x *NetworkInterface) String() string {
 func (*NetworkInterface) ProtoMessage() {}
 
 func (x *NetworkInterface) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[34]
+	mi := &file_waypost_v1_operator_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3088,7 +3189,7 @@ func (x *NetworkInterface) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkInterface.ProtoReflect.Descriptor instead.
 func (*NetworkInterface) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{34}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *NetworkInterface) GetName() string {
@@ -3197,7 +3298,7 @@ type Gpu struct {
 
 func (x *Gpu) Reset() {
 	*x = Gpu{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[35]
+	mi := &file_waypost_v1_operator_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3209,7 +3310,7 @@ func (x *Gpu) String() string {
 func (*Gpu) ProtoMessage() {}
 
 func (x *Gpu) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[35]
+	mi := &file_waypost_v1_operator_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3222,7 +3323,7 @@ func (x *Gpu) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Gpu.ProtoReflect.Descriptor instead.
 func (*Gpu) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{35}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Gpu) GetIndex() uint32 {
@@ -3455,7 +3556,7 @@ type GpuInstance struct {
 
 func (x *GpuInstance) Reset() {
 	*x = GpuInstance{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[36]
+	mi := &file_waypost_v1_operator_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3467,7 +3568,7 @@ func (x *GpuInstance) String() string {
 func (*GpuInstance) ProtoMessage() {}
 
 func (x *GpuInstance) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[36]
+	mi := &file_waypost_v1_operator_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3480,7 +3581,7 @@ func (x *GpuInstance) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GpuInstance.ProtoReflect.Descriptor instead.
 func (*GpuInstance) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{36}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *GpuInstance) GetIndex() uint32 {
@@ -3531,7 +3632,7 @@ type GpuWay struct {
 
 func (x *GpuWay) Reset() {
 	*x = GpuWay{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[37]
+	mi := &file_waypost_v1_operator_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3543,7 +3644,7 @@ func (x *GpuWay) String() string {
 func (*GpuWay) ProtoMessage() {}
 
 func (x *GpuWay) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[37]
+	mi := &file_waypost_v1_operator_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3556,7 +3657,7 @@ func (x *GpuWay) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GpuWay.ProtoReflect.Descriptor instead.
 func (*GpuWay) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{37}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *GpuWay) GetTo() uint32 {
@@ -3586,7 +3687,7 @@ type NicDistance struct {
 
 func (x *NicDistance) Reset() {
 	*x = NicDistance{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[38]
+	mi := &file_waypost_v1_operator_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3598,7 +3699,7 @@ func (x *NicDistance) String() string {
 func (*NicDistance) ProtoMessage() {}
 
 func (x *NicDistance) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[38]
+	mi := &file_waypost_v1_operator_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3611,7 +3712,7 @@ func (x *NicDistance) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NicDistance.ProtoReflect.Descriptor instead.
 func (*NicDistance) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{38}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *NicDistance) GetInterface() string {
@@ -3649,7 +3750,7 @@ type XidEvent struct {
 
 func (x *XidEvent) Reset() {
 	*x = XidEvent{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[39]
+	mi := &file_waypost_v1_operator_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3661,7 +3762,7 @@ func (x *XidEvent) String() string {
 func (*XidEvent) ProtoMessage() {}
 
 func (x *XidEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[39]
+	mi := &file_waypost_v1_operator_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3674,7 +3775,7 @@ func (x *XidEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use XidEvent.ProtoReflect.Descriptor instead.
 func (*XidEvent) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{39}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *XidEvent) GetXid() uint32 {
@@ -3734,7 +3835,7 @@ type GpuProcess struct {
 
 func (x *GpuProcess) Reset() {
 	*x = GpuProcess{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[40]
+	mi := &file_waypost_v1_operator_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3746,7 +3847,7 @@ func (x *GpuProcess) String() string {
 func (*GpuProcess) ProtoMessage() {}
 
 func (x *GpuProcess) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[40]
+	mi := &file_waypost_v1_operator_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3759,7 +3860,7 @@ func (x *GpuProcess) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GpuProcess.ProtoReflect.Descriptor instead.
 func (*GpuProcess) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{40}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *GpuProcess) GetPid() uint32 {
@@ -3794,7 +3895,7 @@ type ListMembersRequest struct {
 
 func (x *ListMembersRequest) Reset() {
 	*x = ListMembersRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[41]
+	mi := &file_waypost_v1_operator_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3806,7 +3907,7 @@ func (x *ListMembersRequest) String() string {
 func (*ListMembersRequest) ProtoMessage() {}
 
 func (x *ListMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[41]
+	mi := &file_waypost_v1_operator_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3819,7 +3920,7 @@ func (x *ListMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMembersRequest.ProtoReflect.Descriptor instead.
 func (*ListMembersRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{41}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ListMembersRequest) GetFrom() string {
@@ -3842,7 +3943,7 @@ type ListMembersResponse struct {
 
 func (x *ListMembersResponse) Reset() {
 	*x = ListMembersResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[42]
+	mi := &file_waypost_v1_operator_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3854,7 +3955,7 @@ func (x *ListMembersResponse) String() string {
 func (*ListMembersResponse) ProtoMessage() {}
 
 func (x *ListMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[42]
+	mi := &file_waypost_v1_operator_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3867,7 +3968,7 @@ func (x *ListMembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMembersResponse.ProtoReflect.Descriptor instead.
 func (*ListMembersResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{42}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ListMembersResponse) GetMembers() []*Member {
@@ -3915,7 +4016,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[43]
+	mi := &file_waypost_v1_operator_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3927,7 +4028,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[43]
+	mi := &file_waypost_v1_operator_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3940,7 +4041,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{43}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Member) GetName() string {
@@ -4029,7 +4130,7 @@ type ListCoordinatorsRequest struct {
 
 func (x *ListCoordinatorsRequest) Reset() {
 	*x = ListCoordinatorsRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[44]
+	mi := &file_waypost_v1_operator_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4041,7 +4142,7 @@ func (x *ListCoordinatorsRequest) String() string {
 func (*ListCoordinatorsRequest) ProtoMessage() {}
 
 func (x *ListCoordinatorsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[44]
+	mi := &file_waypost_v1_operator_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4054,7 +4155,7 @@ func (x *ListCoordinatorsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCoordinatorsRequest.ProtoReflect.Descriptor instead.
 func (*ListCoordinatorsRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{44}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{45}
 }
 
 // ListCoordinatorsResponse is the coordinators by number.
@@ -4068,7 +4169,7 @@ type ListCoordinatorsResponse struct {
 
 func (x *ListCoordinatorsResponse) Reset() {
 	*x = ListCoordinatorsResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[45]
+	mi := &file_waypost_v1_operator_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4080,7 +4181,7 @@ func (x *ListCoordinatorsResponse) String() string {
 func (*ListCoordinatorsResponse) ProtoMessage() {}
 
 func (x *ListCoordinatorsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[45]
+	mi := &file_waypost_v1_operator_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4093,7 +4194,7 @@ func (x *ListCoordinatorsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCoordinatorsResponse.ProtoReflect.Descriptor instead.
 func (*ListCoordinatorsResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{45}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ListCoordinatorsResponse) GetCoordinators() []*Coordinator {
@@ -4126,7 +4227,7 @@ type Coordinator struct {
 
 func (x *Coordinator) Reset() {
 	*x = Coordinator{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[46]
+	mi := &file_waypost_v1_operator_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4138,7 +4239,7 @@ func (x *Coordinator) String() string {
 func (*Coordinator) ProtoMessage() {}
 
 func (x *Coordinator) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[46]
+	mi := &file_waypost_v1_operator_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4151,7 +4252,7 @@ func (x *Coordinator) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Coordinator.ProtoReflect.Descriptor instead.
 func (*Coordinator) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{46}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Coordinator) GetName() string {
@@ -4212,7 +4313,7 @@ type GetFleetRequest struct {
 
 func (x *GetFleetRequest) Reset() {
 	*x = GetFleetRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[47]
+	mi := &file_waypost_v1_operator_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4224,7 +4325,7 @@ func (x *GetFleetRequest) String() string {
 func (*GetFleetRequest) ProtoMessage() {}
 
 func (x *GetFleetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[47]
+	mi := &file_waypost_v1_operator_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4237,7 +4338,7 @@ func (x *GetFleetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFleetRequest.ProtoReflect.Descriptor instead.
 func (*GetFleetRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{47}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{48}
 }
 
 // GetFleetResponse is the fleet file in force.
@@ -4259,7 +4360,7 @@ type GetFleetResponse struct {
 
 func (x *GetFleetResponse) Reset() {
 	*x = GetFleetResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[48]
+	mi := &file_waypost_v1_operator_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4271,7 +4372,7 @@ func (x *GetFleetResponse) String() string {
 func (*GetFleetResponse) ProtoMessage() {}
 
 func (x *GetFleetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[48]
+	mi := &file_waypost_v1_operator_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4284,7 +4385,7 @@ func (x *GetFleetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFleetResponse.ProtoReflect.Descriptor instead.
 func (*GetFleetResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{48}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *GetFleetResponse) GetVersion() uint32 {
@@ -4341,7 +4442,7 @@ type PutFleetRequest struct {
 
 func (x *PutFleetRequest) Reset() {
 	*x = PutFleetRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[49]
+	mi := &file_waypost_v1_operator_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4353,7 +4454,7 @@ func (x *PutFleetRequest) String() string {
 func (*PutFleetRequest) ProtoMessage() {}
 
 func (x *PutFleetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[49]
+	mi := &file_waypost_v1_operator_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4366,7 +4467,7 @@ func (x *PutFleetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutFleetRequest.ProtoReflect.Descriptor instead.
 func (*PutFleetRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{49}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *PutFleetRequest) GetToml() string {
@@ -4423,7 +4524,7 @@ type PutFleetResponse struct {
 
 func (x *PutFleetResponse) Reset() {
 	*x = PutFleetResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[50]
+	mi := &file_waypost_v1_operator_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4435,7 +4536,7 @@ func (x *PutFleetResponse) String() string {
 func (*PutFleetResponse) ProtoMessage() {}
 
 func (x *PutFleetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[50]
+	mi := &file_waypost_v1_operator_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4448,7 +4549,7 @@ func (x *PutFleetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutFleetResponse.ProtoReflect.Descriptor instead.
 func (*PutFleetResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{50}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *PutFleetResponse) GetVersion() uint32 {
@@ -4516,7 +4617,7 @@ type FleetEffect struct {
 
 func (x *FleetEffect) Reset() {
 	*x = FleetEffect{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[51]
+	mi := &file_waypost_v1_operator_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4528,7 +4629,7 @@ func (x *FleetEffect) String() string {
 func (*FleetEffect) ProtoMessage() {}
 
 func (x *FleetEffect) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[51]
+	mi := &file_waypost_v1_operator_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4541,7 +4642,7 @@ func (x *FleetEffect) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetEffect.ProtoReflect.Descriptor instead.
 func (*FleetEffect) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{51}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *FleetEffect) GetWindowMs() float64 {
@@ -4628,7 +4729,7 @@ type EffectExample struct {
 
 func (x *EffectExample) Reset() {
 	*x = EffectExample{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[52]
+	mi := &file_waypost_v1_operator_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4640,7 +4741,7 @@ func (x *EffectExample) String() string {
 func (*EffectExample) ProtoMessage() {}
 
 func (x *EffectExample) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[52]
+	mi := &file_waypost_v1_operator_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4653,7 +4754,7 @@ func (x *EffectExample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EffectExample.ProtoReflect.Descriptor instead.
 func (*EffectExample) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{52}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *EffectExample) GetPlacementId() string {
@@ -4717,7 +4818,7 @@ type Cordon struct {
 
 func (x *Cordon) Reset() {
 	*x = Cordon{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[53]
+	mi := &file_waypost_v1_operator_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4729,7 +4830,7 @@ func (x *Cordon) String() string {
 func (*Cordon) ProtoMessage() {}
 
 func (x *Cordon) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[53]
+	mi := &file_waypost_v1_operator_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4742,7 +4843,7 @@ func (x *Cordon) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cordon.ProtoReflect.Descriptor instead.
 func (*Cordon) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{53}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *Cordon) GetSelector() string {
@@ -4801,7 +4902,7 @@ type CordonTargetRequest struct {
 
 func (x *CordonTargetRequest) Reset() {
 	*x = CordonTargetRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[54]
+	mi := &file_waypost_v1_operator_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4813,7 +4914,7 @@ func (x *CordonTargetRequest) String() string {
 func (*CordonTargetRequest) ProtoMessage() {}
 
 func (x *CordonTargetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[54]
+	mi := &file_waypost_v1_operator_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4826,7 +4927,7 @@ func (x *CordonTargetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonTargetRequest.ProtoReflect.Descriptor instead.
 func (*CordonTargetRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{54}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *CordonTargetRequest) GetSelector() string {
@@ -4881,7 +4982,7 @@ type CordonTargetResponse struct {
 
 func (x *CordonTargetResponse) Reset() {
 	*x = CordonTargetResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[55]
+	mi := &file_waypost_v1_operator_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4893,7 +4994,7 @@ func (x *CordonTargetResponse) String() string {
 func (*CordonTargetResponse) ProtoMessage() {}
 
 func (x *CordonTargetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[55]
+	mi := &file_waypost_v1_operator_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4906,7 +5007,7 @@ func (x *CordonTargetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonTargetResponse.ProtoReflect.Descriptor instead.
 func (*CordonTargetResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{55}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *CordonTargetResponse) GetCordon() *Cordon {
@@ -4955,7 +5056,7 @@ type UncordonTargetRequest struct {
 
 func (x *UncordonTargetRequest) Reset() {
 	*x = UncordonTargetRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[56]
+	mi := &file_waypost_v1_operator_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4967,7 +5068,7 @@ func (x *UncordonTargetRequest) String() string {
 func (*UncordonTargetRequest) ProtoMessage() {}
 
 func (x *UncordonTargetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[56]
+	mi := &file_waypost_v1_operator_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4980,7 +5081,7 @@ func (x *UncordonTargetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UncordonTargetRequest.ProtoReflect.Descriptor instead.
 func (*UncordonTargetRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{56}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *UncordonTargetRequest) GetSelector() string {
@@ -5024,7 +5125,7 @@ type UncordonTargetResponse struct {
 
 func (x *UncordonTargetResponse) Reset() {
 	*x = UncordonTargetResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[57]
+	mi := &file_waypost_v1_operator_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5036,7 +5137,7 @@ func (x *UncordonTargetResponse) String() string {
 func (*UncordonTargetResponse) ProtoMessage() {}
 
 func (x *UncordonTargetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[57]
+	mi := &file_waypost_v1_operator_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5049,7 +5150,7 @@ func (x *UncordonTargetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UncordonTargetResponse.ProtoReflect.Descriptor instead.
 func (*UncordonTargetResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{57}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *UncordonTargetResponse) GetRemoved() bool {
@@ -5079,7 +5180,7 @@ type InspectWorkerRequest struct {
 
 func (x *InspectWorkerRequest) Reset() {
 	*x = InspectWorkerRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[58]
+	mi := &file_waypost_v1_operator_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5091,7 +5192,7 @@ func (x *InspectWorkerRequest) String() string {
 func (*InspectWorkerRequest) ProtoMessage() {}
 
 func (x *InspectWorkerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[58]
+	mi := &file_waypost_v1_operator_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5104,7 +5205,7 @@ func (x *InspectWorkerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectWorkerRequest.ProtoReflect.Descriptor instead.
 func (*InspectWorkerRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{58}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *InspectWorkerRequest) GetWorker() string {
@@ -5178,7 +5279,7 @@ type InspectWorkerResponse struct {
 
 func (x *InspectWorkerResponse) Reset() {
 	*x = InspectWorkerResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[59]
+	mi := &file_waypost_v1_operator_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5190,7 +5291,7 @@ func (x *InspectWorkerResponse) String() string {
 func (*InspectWorkerResponse) ProtoMessage() {}
 
 func (x *InspectWorkerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[59]
+	mi := &file_waypost_v1_operator_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5203,7 +5304,7 @@ func (x *InspectWorkerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectWorkerResponse.ProtoReflect.Descriptor instead.
 func (*InspectWorkerResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{59}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *InspectWorkerResponse) GetWorker() string {
@@ -5394,7 +5495,7 @@ type StreamComparison struct {
 
 func (x *StreamComparison) Reset() {
 	*x = StreamComparison{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[60]
+	mi := &file_waypost_v1_operator_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5406,7 +5507,7 @@ func (x *StreamComparison) String() string {
 func (*StreamComparison) ProtoMessage() {}
 
 func (x *StreamComparison) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[60]
+	mi := &file_waypost_v1_operator_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5419,7 +5520,7 @@ func (x *StreamComparison) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamComparison.ProtoReflect.Descriptor instead.
 func (*StreamComparison) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{60}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *StreamComparison) GetEqual() uint32 {
@@ -5493,7 +5594,7 @@ type DifferingKey struct {
 
 func (x *DifferingKey) Reset() {
 	*x = DifferingKey{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[61]
+	mi := &file_waypost_v1_operator_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5505,7 +5606,7 @@ func (x *DifferingKey) String() string {
 func (*DifferingKey) ProtoMessage() {}
 
 func (x *DifferingKey) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[61]
+	mi := &file_waypost_v1_operator_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5518,7 +5619,7 @@ func (x *DifferingKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DifferingKey.ProtoReflect.Descriptor instead.
 func (*DifferingKey) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{61}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *DifferingKey) GetHow() string {
@@ -5555,7 +5656,7 @@ type GetTopologyRequest struct {
 
 func (x *GetTopologyRequest) Reset() {
 	*x = GetTopologyRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[62]
+	mi := &file_waypost_v1_operator_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5567,7 +5668,7 @@ func (x *GetTopologyRequest) String() string {
 func (*GetTopologyRequest) ProtoMessage() {}
 
 func (x *GetTopologyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[62]
+	mi := &file_waypost_v1_operator_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5580,7 +5681,7 @@ func (x *GetTopologyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTopologyRequest.ProtoReflect.Descriptor instead.
 func (*GetTopologyRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{62}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *GetTopologyRequest) GetFrom() string {
@@ -5618,7 +5719,7 @@ type GetTopologyResponse struct {
 
 func (x *GetTopologyResponse) Reset() {
 	*x = GetTopologyResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[63]
+	mi := &file_waypost_v1_operator_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5630,7 +5731,7 @@ func (x *GetTopologyResponse) String() string {
 func (*GetTopologyResponse) ProtoMessage() {}
 
 func (x *GetTopologyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[63]
+	mi := &file_waypost_v1_operator_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5643,7 +5744,7 @@ func (x *GetTopologyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTopologyResponse.ProtoReflect.Descriptor instead.
 func (*GetTopologyResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{63}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *GetTopologyResponse) GetHosts() []*TopologyHost {
@@ -5710,7 +5811,7 @@ type TopologyHost struct {
 
 func (x *TopologyHost) Reset() {
 	*x = TopologyHost{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[64]
+	mi := &file_waypost_v1_operator_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5722,7 +5823,7 @@ func (x *TopologyHost) String() string {
 func (*TopologyHost) ProtoMessage() {}
 
 func (x *TopologyHost) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[64]
+	mi := &file_waypost_v1_operator_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5735,7 +5836,7 @@ func (x *TopologyHost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopologyHost.ProtoReflect.Descriptor instead.
 func (*TopologyHost) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{64}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *TopologyHost) GetName() string {
@@ -5813,7 +5914,7 @@ type TopologyLink struct {
 
 func (x *TopologyLink) Reset() {
 	*x = TopologyLink{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[65]
+	mi := &file_waypost_v1_operator_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5825,7 +5926,7 @@ func (x *TopologyLink) String() string {
 func (*TopologyLink) ProtoMessage() {}
 
 func (x *TopologyLink) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[65]
+	mi := &file_waypost_v1_operator_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5838,7 +5939,7 @@ func (x *TopologyLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopologyLink.ProtoReflect.Descriptor instead.
 func (*TopologyLink) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{65}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *TopologyLink) GetName() string {
@@ -5950,7 +6051,7 @@ type TransferPair struct {
 
 func (x *TransferPair) Reset() {
 	*x = TransferPair{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[66]
+	mi := &file_waypost_v1_operator_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5962,7 +6063,7 @@ func (x *TransferPair) String() string {
 func (*TransferPair) ProtoMessage() {}
 
 func (x *TransferPair) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[66]
+	mi := &file_waypost_v1_operator_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5975,7 +6076,7 @@ func (x *TransferPair) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferPair.ProtoReflect.Descriptor instead.
 func (*TransferPair) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{66}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *TransferPair) GetFrom() string {
@@ -6063,7 +6164,7 @@ type TransferPrice struct {
 
 func (x *TransferPrice) Reset() {
 	*x = TransferPrice{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[67]
+	mi := &file_waypost_v1_operator_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6075,7 +6176,7 @@ func (x *TransferPrice) String() string {
 func (*TransferPrice) ProtoMessage() {}
 
 func (x *TransferPrice) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[67]
+	mi := &file_waypost_v1_operator_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6088,7 +6189,7 @@ func (x *TransferPrice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferPrice.ProtoReflect.Descriptor instead.
 func (*TransferPrice) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{67}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *TransferPrice) GetFrom() string {
@@ -6176,7 +6277,7 @@ type TransferCost struct {
 
 func (x *TransferCost) Reset() {
 	*x = TransferCost{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[68]
+	mi := &file_waypost_v1_operator_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6188,7 +6289,7 @@ func (x *TransferCost) String() string {
 func (*TransferCost) ProtoMessage() {}
 
 func (x *TransferCost) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[68]
+	mi := &file_waypost_v1_operator_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6201,7 +6302,7 @@ func (x *TransferCost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferCost.ProtoReflect.Descriptor instead.
 func (*TransferCost) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{68}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *TransferCost) GetTokens() uint32 {
@@ -6236,7 +6337,7 @@ type GetBoundaryRequest struct {
 
 func (x *GetBoundaryRequest) Reset() {
 	*x = GetBoundaryRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[69]
+	mi := &file_waypost_v1_operator_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6248,7 +6349,7 @@ func (x *GetBoundaryRequest) String() string {
 func (*GetBoundaryRequest) ProtoMessage() {}
 
 func (x *GetBoundaryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[69]
+	mi := &file_waypost_v1_operator_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6261,7 +6362,7 @@ func (x *GetBoundaryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetBoundaryRequest.ProtoReflect.Descriptor instead.
 func (*GetBoundaryRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{69}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *GetBoundaryRequest) GetPool() string {
@@ -6282,7 +6383,7 @@ type GetBoundaryResponse struct {
 
 func (x *GetBoundaryResponse) Reset() {
 	*x = GetBoundaryResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[70]
+	mi := &file_waypost_v1_operator_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6294,7 +6395,7 @@ func (x *GetBoundaryResponse) String() string {
 func (*GetBoundaryResponse) ProtoMessage() {}
 
 func (x *GetBoundaryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[70]
+	mi := &file_waypost_v1_operator_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6307,7 +6408,7 @@ func (x *GetBoundaryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetBoundaryResponse.ProtoReflect.Descriptor instead.
 func (*GetBoundaryResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{70}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *GetBoundaryResponse) GetPools() []*PoolBoundary {
@@ -6330,7 +6431,7 @@ type PoolBoundary struct {
 
 func (x *PoolBoundary) Reset() {
 	*x = PoolBoundary{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[71]
+	mi := &file_waypost_v1_operator_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6342,7 +6443,7 @@ func (x *PoolBoundary) String() string {
 func (*PoolBoundary) ProtoMessage() {}
 
 func (x *PoolBoundary) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[71]
+	mi := &file_waypost_v1_operator_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6355,7 +6456,7 @@ func (x *PoolBoundary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolBoundary.ProtoReflect.Descriptor instead.
 func (*PoolBoundary) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{71}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *PoolBoundary) GetPool() string {
@@ -6409,7 +6510,7 @@ type WorkerBoundary struct {
 
 func (x *WorkerBoundary) Reset() {
 	*x = WorkerBoundary{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[72]
+	mi := &file_waypost_v1_operator_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6421,7 +6522,7 @@ func (x *WorkerBoundary) String() string {
 func (*WorkerBoundary) ProtoMessage() {}
 
 func (x *WorkerBoundary) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[72]
+	mi := &file_waypost_v1_operator_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6434,7 +6535,7 @@ func (x *WorkerBoundary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerBoundary.ProtoReflect.Descriptor instead.
 func (*WorkerBoundary) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{72}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *WorkerBoundary) GetWorker() string {
@@ -6572,7 +6673,7 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"\x04host\x18\x03 \x01(\tR\x04host\x12\x14\n" +
 	"\x05state\x18\x04 \x01(\tR\x05state\"C\n" +
 	"\x13ListWorkersResponse\x12,\n" +
-	"\aworkers\x18\x01 \x03(\v2\x12.waypost.v1.WorkerR\aworkers\"\xbb\t\n" +
+	"\aworkers\x18\x01 \x03(\v2\x12.waypost.v1.WorkerR\aworkers\"\xea\t\n" +
 	"\x06Worker\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04pool\x18\x02 \x01(\tR\x04pool\x12\x14\n" +
@@ -6615,10 +6716,18 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"\x04role\x18- \x01(\tR\x04role\x125\n" +
 	"\btransfer\x18. \x01(\v2\x19.waypost.v1.TransferFactsR\btransfer\x12*\n" +
 	"\x06learnt\x18/ \x01(\v2\x12.waypost.v1.LearntR\x06learnt\x12\x1b\n" +
-	"\tin_flight\x180 \x01(\rR\binFlight\x1a:\n" +
+	"\tin_flight\x180 \x01(\rR\binFlight\x12-\n" +
+	"\x05group\x18d \x03(\v2\x17.waypost.v1.GroupMemberR\x05group\x1a:\n" +
 	"\fHeadersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xc4\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x93\x01\n" +
+	"\vGroupMember\x12\x12\n" +
+	"\x04part\x18\x01 \x01(\tR\x04part\x12\x12\n" +
+	"\x04host\x18\x02 \x01(\tR\x04host\x12\x14\n" +
+	"\x05state\x18\x03 \x01(\tR\x05state\x12\x10\n" +
+	"\x03why\x18\x04 \x01(\tR\x03why\x12\x1b\n" +
+	"\tgpu_uuids\x18\x05 \x03(\tR\bgpuUuids\x12\x17\n" +
+	"\aaway_ms\x18\x06 \x01(\x01R\x06awayMs\"\xc4\x01\n" +
 	"\rTransferFacts\x12\x1c\n" +
 	"\tconnector\x18\x01 \x01(\tR\tconnector\x12!\n" +
 	"\fside_channel\x18\x02 \x01(\tR\vsideChannel\x12 \n" +
@@ -7152,7 +7261,7 @@ func file_waypost_v1_operator_proto_rawDescGZIP() []byte {
 	return file_waypost_v1_operator_proto_rawDescData
 }
 
-var file_waypost_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 83)
+var file_waypost_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 84)
 var file_waypost_v1_operator_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),         // 0: waypost.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),        // 1: waypost.v1.GetStatusResponse
@@ -7161,182 +7270,184 @@ var file_waypost_v1_operator_proto_goTypes = []any{
 	(*ListWorkersRequest)(nil),       // 4: waypost.v1.ListWorkersRequest
 	(*ListWorkersResponse)(nil),      // 5: waypost.v1.ListWorkersResponse
 	(*Worker)(nil),                   // 6: waypost.v1.Worker
-	(*TransferFacts)(nil),            // 7: waypost.v1.TransferFacts
-	(*Learnt)(nil),                   // 8: waypost.v1.Learnt
-	(*TermError)(nil),                // 9: waypost.v1.TermError
-	(*WatchRequest)(nil),             // 10: waypost.v1.WatchRequest
-	(*WatchResponse)(nil),            // 11: waypost.v1.WatchResponse
-	(*Event)(nil),                    // 12: waypost.v1.Event
-	(*ExplainWorkerRequest)(nil),     // 13: waypost.v1.ExplainWorkerRequest
-	(*ExplainWorkerResponse)(nil),    // 14: waypost.v1.ExplainWorkerResponse
-	(*PresentPrice)(nil),             // 15: waypost.v1.PresentPrice
-	(*GetReuseRequest)(nil),          // 16: waypost.v1.GetReuseRequest
-	(*GetReuseResponse)(nil),         // 17: waypost.v1.GetReuseResponse
-	(*PoolReuse)(nil),                // 18: waypost.v1.PoolReuse
-	(*MemoReuse)(nil),                // 19: waypost.v1.MemoReuse
-	(*WorkerReuse)(nil),              // 20: waypost.v1.WorkerReuse
-	(*DoctorRequest)(nil),            // 21: waypost.v1.DoctorRequest
-	(*DoctorResponse)(nil),           // 22: waypost.v1.DoctorResponse
-	(*Check)(nil),                    // 23: waypost.v1.Check
-	(*ListHostsRequest)(nil),         // 24: waypost.v1.ListHostsRequest
-	(*ListHostsResponse)(nil),        // 25: waypost.v1.ListHostsResponse
-	(*Host)(nil),                     // 26: waypost.v1.Host
-	(*ListGpusRequest)(nil),          // 27: waypost.v1.ListGpusRequest
-	(*ListGpusResponse)(nil),         // 28: waypost.v1.ListGpusResponse
-	(*HostGpu)(nil),                  // 29: waypost.v1.HostGpu
-	(*GpuHost)(nil),                  // 30: waypost.v1.GpuHost
-	(*AckGpuRequest)(nil),            // 31: waypost.v1.AckGpuRequest
-	(*AckGpuResponse)(nil),           // 32: waypost.v1.AckGpuResponse
-	(*HostFacts)(nil),                // 33: waypost.v1.HostFacts
-	(*NetworkInterface)(nil),         // 34: waypost.v1.NetworkInterface
-	(*Gpu)(nil),                      // 35: waypost.v1.Gpu
-	(*GpuInstance)(nil),              // 36: waypost.v1.GpuInstance
-	(*GpuWay)(nil),                   // 37: waypost.v1.GpuWay
-	(*NicDistance)(nil),              // 38: waypost.v1.NicDistance
-	(*XidEvent)(nil),                 // 39: waypost.v1.XidEvent
-	(*GpuProcess)(nil),               // 40: waypost.v1.GpuProcess
-	(*ListMembersRequest)(nil),       // 41: waypost.v1.ListMembersRequest
-	(*ListMembersResponse)(nil),      // 42: waypost.v1.ListMembersResponse
-	(*Member)(nil),                   // 43: waypost.v1.Member
-	(*ListCoordinatorsRequest)(nil),  // 44: waypost.v1.ListCoordinatorsRequest
-	(*ListCoordinatorsResponse)(nil), // 45: waypost.v1.ListCoordinatorsResponse
-	(*Coordinator)(nil),              // 46: waypost.v1.Coordinator
-	(*GetFleetRequest)(nil),          // 47: waypost.v1.GetFleetRequest
-	(*GetFleetResponse)(nil),         // 48: waypost.v1.GetFleetResponse
-	(*PutFleetRequest)(nil),          // 49: waypost.v1.PutFleetRequest
-	(*PutFleetResponse)(nil),         // 50: waypost.v1.PutFleetResponse
-	(*FleetEffect)(nil),              // 51: waypost.v1.FleetEffect
-	(*EffectExample)(nil),            // 52: waypost.v1.EffectExample
-	(*Cordon)(nil),                   // 53: waypost.v1.Cordon
-	(*CordonTargetRequest)(nil),      // 54: waypost.v1.CordonTargetRequest
-	(*CordonTargetResponse)(nil),     // 55: waypost.v1.CordonTargetResponse
-	(*UncordonTargetRequest)(nil),    // 56: waypost.v1.UncordonTargetRequest
-	(*UncordonTargetResponse)(nil),   // 57: waypost.v1.UncordonTargetResponse
-	(*InspectWorkerRequest)(nil),     // 58: waypost.v1.InspectWorkerRequest
-	(*InspectWorkerResponse)(nil),    // 59: waypost.v1.InspectWorkerResponse
-	(*StreamComparison)(nil),         // 60: waypost.v1.StreamComparison
-	(*DifferingKey)(nil),             // 61: waypost.v1.DifferingKey
-	(*GetTopologyRequest)(nil),       // 62: waypost.v1.GetTopologyRequest
-	(*GetTopologyResponse)(nil),      // 63: waypost.v1.GetTopologyResponse
-	(*TopologyHost)(nil),             // 64: waypost.v1.TopologyHost
-	(*TopologyLink)(nil),             // 65: waypost.v1.TopologyLink
-	(*TransferPair)(nil),             // 66: waypost.v1.TransferPair
-	(*TransferPrice)(nil),            // 67: waypost.v1.TransferPrice
-	(*TransferCost)(nil),             // 68: waypost.v1.TransferCost
-	(*GetBoundaryRequest)(nil),       // 69: waypost.v1.GetBoundaryRequest
-	(*GetBoundaryResponse)(nil),      // 70: waypost.v1.GetBoundaryResponse
-	(*PoolBoundary)(nil),             // 71: waypost.v1.PoolBoundary
-	(*WorkerBoundary)(nil),           // 72: waypost.v1.WorkerBoundary
-	nil,                              // 73: waypost.v1.Worker.HeadersEntry
-	nil,                              // 74: waypost.v1.Event.FieldsEntry
-	nil,                              // 75: waypost.v1.ExplainWorkerResponse.LostByEntry
-	nil,                              // 76: waypost.v1.ExplainWorkerResponse.ExcludedEntry
-	nil,                              // 77: waypost.v1.PoolReuse.ClassesEntry
-	nil,                              // 78: waypost.v1.PoolReuse.LostTokensEntry
-	nil,                              // 79: waypost.v1.MemoReuse.LearntEntry
-	nil,                              // 80: waypost.v1.Gpu.MissingEntry
-	nil,                              // 81: waypost.v1.InspectWorkerResponse.FramesEntry
-	nil,                              // 82: waypost.v1.InspectWorkerResponse.ResyncsEntry
-	(*Terms)(nil),                    // 83: waypost.v1.Terms
+	(*GroupMember)(nil),              // 7: waypost.v1.GroupMember
+	(*TransferFacts)(nil),            // 8: waypost.v1.TransferFacts
+	(*Learnt)(nil),                   // 9: waypost.v1.Learnt
+	(*TermError)(nil),                // 10: waypost.v1.TermError
+	(*WatchRequest)(nil),             // 11: waypost.v1.WatchRequest
+	(*WatchResponse)(nil),            // 12: waypost.v1.WatchResponse
+	(*Event)(nil),                    // 13: waypost.v1.Event
+	(*ExplainWorkerRequest)(nil),     // 14: waypost.v1.ExplainWorkerRequest
+	(*ExplainWorkerResponse)(nil),    // 15: waypost.v1.ExplainWorkerResponse
+	(*PresentPrice)(nil),             // 16: waypost.v1.PresentPrice
+	(*GetReuseRequest)(nil),          // 17: waypost.v1.GetReuseRequest
+	(*GetReuseResponse)(nil),         // 18: waypost.v1.GetReuseResponse
+	(*PoolReuse)(nil),                // 19: waypost.v1.PoolReuse
+	(*MemoReuse)(nil),                // 20: waypost.v1.MemoReuse
+	(*WorkerReuse)(nil),              // 21: waypost.v1.WorkerReuse
+	(*DoctorRequest)(nil),            // 22: waypost.v1.DoctorRequest
+	(*DoctorResponse)(nil),           // 23: waypost.v1.DoctorResponse
+	(*Check)(nil),                    // 24: waypost.v1.Check
+	(*ListHostsRequest)(nil),         // 25: waypost.v1.ListHostsRequest
+	(*ListHostsResponse)(nil),        // 26: waypost.v1.ListHostsResponse
+	(*Host)(nil),                     // 27: waypost.v1.Host
+	(*ListGpusRequest)(nil),          // 28: waypost.v1.ListGpusRequest
+	(*ListGpusResponse)(nil),         // 29: waypost.v1.ListGpusResponse
+	(*HostGpu)(nil),                  // 30: waypost.v1.HostGpu
+	(*GpuHost)(nil),                  // 31: waypost.v1.GpuHost
+	(*AckGpuRequest)(nil),            // 32: waypost.v1.AckGpuRequest
+	(*AckGpuResponse)(nil),           // 33: waypost.v1.AckGpuResponse
+	(*HostFacts)(nil),                // 34: waypost.v1.HostFacts
+	(*NetworkInterface)(nil),         // 35: waypost.v1.NetworkInterface
+	(*Gpu)(nil),                      // 36: waypost.v1.Gpu
+	(*GpuInstance)(nil),              // 37: waypost.v1.GpuInstance
+	(*GpuWay)(nil),                   // 38: waypost.v1.GpuWay
+	(*NicDistance)(nil),              // 39: waypost.v1.NicDistance
+	(*XidEvent)(nil),                 // 40: waypost.v1.XidEvent
+	(*GpuProcess)(nil),               // 41: waypost.v1.GpuProcess
+	(*ListMembersRequest)(nil),       // 42: waypost.v1.ListMembersRequest
+	(*ListMembersResponse)(nil),      // 43: waypost.v1.ListMembersResponse
+	(*Member)(nil),                   // 44: waypost.v1.Member
+	(*ListCoordinatorsRequest)(nil),  // 45: waypost.v1.ListCoordinatorsRequest
+	(*ListCoordinatorsResponse)(nil), // 46: waypost.v1.ListCoordinatorsResponse
+	(*Coordinator)(nil),              // 47: waypost.v1.Coordinator
+	(*GetFleetRequest)(nil),          // 48: waypost.v1.GetFleetRequest
+	(*GetFleetResponse)(nil),         // 49: waypost.v1.GetFleetResponse
+	(*PutFleetRequest)(nil),          // 50: waypost.v1.PutFleetRequest
+	(*PutFleetResponse)(nil),         // 51: waypost.v1.PutFleetResponse
+	(*FleetEffect)(nil),              // 52: waypost.v1.FleetEffect
+	(*EffectExample)(nil),            // 53: waypost.v1.EffectExample
+	(*Cordon)(nil),                   // 54: waypost.v1.Cordon
+	(*CordonTargetRequest)(nil),      // 55: waypost.v1.CordonTargetRequest
+	(*CordonTargetResponse)(nil),     // 56: waypost.v1.CordonTargetResponse
+	(*UncordonTargetRequest)(nil),    // 57: waypost.v1.UncordonTargetRequest
+	(*UncordonTargetResponse)(nil),   // 58: waypost.v1.UncordonTargetResponse
+	(*InspectWorkerRequest)(nil),     // 59: waypost.v1.InspectWorkerRequest
+	(*InspectWorkerResponse)(nil),    // 60: waypost.v1.InspectWorkerResponse
+	(*StreamComparison)(nil),         // 61: waypost.v1.StreamComparison
+	(*DifferingKey)(nil),             // 62: waypost.v1.DifferingKey
+	(*GetTopologyRequest)(nil),       // 63: waypost.v1.GetTopologyRequest
+	(*GetTopologyResponse)(nil),      // 64: waypost.v1.GetTopologyResponse
+	(*TopologyHost)(nil),             // 65: waypost.v1.TopologyHost
+	(*TopologyLink)(nil),             // 66: waypost.v1.TopologyLink
+	(*TransferPair)(nil),             // 67: waypost.v1.TransferPair
+	(*TransferPrice)(nil),            // 68: waypost.v1.TransferPrice
+	(*TransferCost)(nil),             // 69: waypost.v1.TransferCost
+	(*GetBoundaryRequest)(nil),       // 70: waypost.v1.GetBoundaryRequest
+	(*GetBoundaryResponse)(nil),      // 71: waypost.v1.GetBoundaryResponse
+	(*PoolBoundary)(nil),             // 72: waypost.v1.PoolBoundary
+	(*WorkerBoundary)(nil),           // 73: waypost.v1.WorkerBoundary
+	nil,                              // 74: waypost.v1.Worker.HeadersEntry
+	nil,                              // 75: waypost.v1.Event.FieldsEntry
+	nil,                              // 76: waypost.v1.ExplainWorkerResponse.LostByEntry
+	nil,                              // 77: waypost.v1.ExplainWorkerResponse.ExcludedEntry
+	nil,                              // 78: waypost.v1.PoolReuse.ClassesEntry
+	nil,                              // 79: waypost.v1.PoolReuse.LostTokensEntry
+	nil,                              // 80: waypost.v1.MemoReuse.LearntEntry
+	nil,                              // 81: waypost.v1.Gpu.MissingEntry
+	nil,                              // 82: waypost.v1.InspectWorkerResponse.FramesEntry
+	nil,                              // 83: waypost.v1.InspectWorkerResponse.ResyncsEntry
+	(*Terms)(nil),                    // 84: waypost.v1.Terms
 }
 var file_waypost_v1_operator_proto_depIdxs = []int32{
 	2,  // 0: waypost.v1.GetStatusResponse.pools:type_name -> waypost.v1.PoolStatus
 	3,  // 1: waypost.v1.GetStatusResponse.problems:type_name -> waypost.v1.Problem
-	53, // 2: waypost.v1.GetStatusResponse.cordons:type_name -> waypost.v1.Cordon
+	54, // 2: waypost.v1.GetStatusResponse.cordons:type_name -> waypost.v1.Cordon
 	6,  // 3: waypost.v1.ListWorkersResponse.workers:type_name -> waypost.v1.Worker
-	73, // 4: waypost.v1.Worker.headers:type_name -> waypost.v1.Worker.HeadersEntry
-	53, // 5: waypost.v1.Worker.cordon:type_name -> waypost.v1.Cordon
-	7,  // 6: waypost.v1.Worker.transfer:type_name -> waypost.v1.TransferFacts
-	8,  // 7: waypost.v1.Worker.learnt:type_name -> waypost.v1.Learnt
-	9,  // 8: waypost.v1.Learnt.errors:type_name -> waypost.v1.TermError
-	6,  // 9: waypost.v1.WatchResponse.worker:type_name -> waypost.v1.Worker
-	43, // 10: waypost.v1.WatchResponse.member:type_name -> waypost.v1.Member
-	48, // 11: waypost.v1.WatchResponse.fleet:type_name -> waypost.v1.GetFleetResponse
-	12, // 12: waypost.v1.WatchResponse.event:type_name -> waypost.v1.Event
-	74, // 13: waypost.v1.Event.fields:type_name -> waypost.v1.Event.FieldsEntry
-	6,  // 14: waypost.v1.ExplainWorkerResponse.worker:type_name -> waypost.v1.Worker
-	75, // 15: waypost.v1.ExplainWorkerResponse.lost_by:type_name -> waypost.v1.ExplainWorkerResponse.LostByEntry
-	76, // 16: waypost.v1.ExplainWorkerResponse.excluded:type_name -> waypost.v1.ExplainWorkerResponse.ExcludedEntry
-	15, // 17: waypost.v1.ExplainWorkerResponse.present:type_name -> waypost.v1.PresentPrice
-	83, // 18: waypost.v1.PresentPrice.terms:type_name -> waypost.v1.Terms
-	83, // 19: waypost.v1.PresentPrice.chosen:type_name -> waypost.v1.Terms
-	18, // 20: waypost.v1.GetReuseResponse.pools:type_name -> waypost.v1.PoolReuse
-	77, // 21: waypost.v1.PoolReuse.classes:type_name -> waypost.v1.PoolReuse.ClassesEntry
-	78, // 22: waypost.v1.PoolReuse.lost_tokens:type_name -> waypost.v1.PoolReuse.LostTokensEntry
-	20, // 23: waypost.v1.PoolReuse.worst:type_name -> waypost.v1.WorkerReuse
-	19, // 24: waypost.v1.PoolReuse.memo:type_name -> waypost.v1.MemoReuse
-	79, // 25: waypost.v1.MemoReuse.learnt:type_name -> waypost.v1.MemoReuse.LearntEntry
-	23, // 26: waypost.v1.DoctorResponse.checks:type_name -> waypost.v1.Check
-	26, // 27: waypost.v1.ListHostsResponse.hosts:type_name -> waypost.v1.Host
-	35, // 28: waypost.v1.Host.gpus:type_name -> waypost.v1.Gpu
-	33, // 29: waypost.v1.Host.facts:type_name -> waypost.v1.HostFacts
-	29, // 30: waypost.v1.ListGpusResponse.gpus:type_name -> waypost.v1.HostGpu
-	30, // 31: waypost.v1.ListGpusResponse.without:type_name -> waypost.v1.GpuHost
-	35, // 32: waypost.v1.HostGpu.gpu:type_name -> waypost.v1.Gpu
-	34, // 33: waypost.v1.HostFacts.interfaces:type_name -> waypost.v1.NetworkInterface
-	39, // 34: waypost.v1.Gpu.xids:type_name -> waypost.v1.XidEvent
-	40, // 35: waypost.v1.Gpu.processes:type_name -> waypost.v1.GpuProcess
-	36, // 36: waypost.v1.Gpu.instances:type_name -> waypost.v1.GpuInstance
-	37, // 37: waypost.v1.Gpu.ways:type_name -> waypost.v1.GpuWay
-	38, // 38: waypost.v1.Gpu.nics:type_name -> waypost.v1.NicDistance
-	80, // 39: waypost.v1.Gpu.missing:type_name -> waypost.v1.Gpu.MissingEntry
-	43, // 40: waypost.v1.ListMembersResponse.members:type_name -> waypost.v1.Member
-	46, // 41: waypost.v1.ListCoordinatorsResponse.coordinators:type_name -> waypost.v1.Coordinator
-	51, // 42: waypost.v1.PutFleetResponse.effect:type_name -> waypost.v1.FleetEffect
-	52, // 43: waypost.v1.FleetEffect.worst:type_name -> waypost.v1.EffectExample
-	53, // 44: waypost.v1.CordonTargetResponse.cordon:type_name -> waypost.v1.Cordon
-	81, // 45: waypost.v1.InspectWorkerResponse.frames:type_name -> waypost.v1.InspectWorkerResponse.FramesEntry
-	82, // 46: waypost.v1.InspectWorkerResponse.resyncs:type_name -> waypost.v1.InspectWorkerResponse.ResyncsEntry
-	60, // 47: waypost.v1.InspectWorkerResponse.comparison:type_name -> waypost.v1.StreamComparison
-	61, // 48: waypost.v1.StreamComparison.keys:type_name -> waypost.v1.DifferingKey
-	64, // 49: waypost.v1.GetTopologyResponse.hosts:type_name -> waypost.v1.TopologyHost
-	65, // 50: waypost.v1.GetTopologyResponse.links:type_name -> waypost.v1.TopologyLink
-	66, // 51: waypost.v1.GetTopologyResponse.pairs:type_name -> waypost.v1.TransferPair
-	67, // 52: waypost.v1.GetTopologyResponse.prices:type_name -> waypost.v1.TransferPrice
-	68, // 53: waypost.v1.TransferPrice.costs:type_name -> waypost.v1.TransferCost
-	71, // 54: waypost.v1.GetBoundaryResponse.pools:type_name -> waypost.v1.PoolBoundary
-	72, // 55: waypost.v1.PoolBoundary.workers:type_name -> waypost.v1.WorkerBoundary
-	0,  // 56: waypost.v1.OperatorService.GetStatus:input_type -> waypost.v1.GetStatusRequest
-	4,  // 57: waypost.v1.OperatorService.ListWorkers:input_type -> waypost.v1.ListWorkersRequest
-	24, // 58: waypost.v1.OperatorService.ListHosts:input_type -> waypost.v1.ListHostsRequest
-	27, // 59: waypost.v1.OperatorService.ListGpus:input_type -> waypost.v1.ListGpusRequest
-	31, // 60: waypost.v1.OperatorService.AckGpu:input_type -> waypost.v1.AckGpuRequest
-	41, // 61: waypost.v1.OperatorService.ListMembers:input_type -> waypost.v1.ListMembersRequest
-	44, // 62: waypost.v1.OperatorService.ListCoordinators:input_type -> waypost.v1.ListCoordinatorsRequest
-	47, // 63: waypost.v1.OperatorService.GetFleet:input_type -> waypost.v1.GetFleetRequest
-	49, // 64: waypost.v1.OperatorService.PutFleet:input_type -> waypost.v1.PutFleetRequest
-	54, // 65: waypost.v1.OperatorService.CordonTarget:input_type -> waypost.v1.CordonTargetRequest
-	56, // 66: waypost.v1.OperatorService.UncordonTarget:input_type -> waypost.v1.UncordonTargetRequest
-	13, // 67: waypost.v1.OperatorService.ExplainWorker:input_type -> waypost.v1.ExplainWorkerRequest
-	16, // 68: waypost.v1.OperatorService.GetReuse:input_type -> waypost.v1.GetReuseRequest
-	62, // 69: waypost.v1.OperatorService.GetTopology:input_type -> waypost.v1.GetTopologyRequest
-	58, // 70: waypost.v1.OperatorService.InspectWorker:input_type -> waypost.v1.InspectWorkerRequest
-	21, // 71: waypost.v1.OperatorService.Doctor:input_type -> waypost.v1.DoctorRequest
-	69, // 72: waypost.v1.OperatorService.GetBoundary:input_type -> waypost.v1.GetBoundaryRequest
-	10, // 73: waypost.v1.OperatorService.Watch:input_type -> waypost.v1.WatchRequest
-	1,  // 74: waypost.v1.OperatorService.GetStatus:output_type -> waypost.v1.GetStatusResponse
-	5,  // 75: waypost.v1.OperatorService.ListWorkers:output_type -> waypost.v1.ListWorkersResponse
-	25, // 76: waypost.v1.OperatorService.ListHosts:output_type -> waypost.v1.ListHostsResponse
-	28, // 77: waypost.v1.OperatorService.ListGpus:output_type -> waypost.v1.ListGpusResponse
-	32, // 78: waypost.v1.OperatorService.AckGpu:output_type -> waypost.v1.AckGpuResponse
-	42, // 79: waypost.v1.OperatorService.ListMembers:output_type -> waypost.v1.ListMembersResponse
-	45, // 80: waypost.v1.OperatorService.ListCoordinators:output_type -> waypost.v1.ListCoordinatorsResponse
-	48, // 81: waypost.v1.OperatorService.GetFleet:output_type -> waypost.v1.GetFleetResponse
-	50, // 82: waypost.v1.OperatorService.PutFleet:output_type -> waypost.v1.PutFleetResponse
-	55, // 83: waypost.v1.OperatorService.CordonTarget:output_type -> waypost.v1.CordonTargetResponse
-	57, // 84: waypost.v1.OperatorService.UncordonTarget:output_type -> waypost.v1.UncordonTargetResponse
-	14, // 85: waypost.v1.OperatorService.ExplainWorker:output_type -> waypost.v1.ExplainWorkerResponse
-	17, // 86: waypost.v1.OperatorService.GetReuse:output_type -> waypost.v1.GetReuseResponse
-	63, // 87: waypost.v1.OperatorService.GetTopology:output_type -> waypost.v1.GetTopologyResponse
-	59, // 88: waypost.v1.OperatorService.InspectWorker:output_type -> waypost.v1.InspectWorkerResponse
-	22, // 89: waypost.v1.OperatorService.Doctor:output_type -> waypost.v1.DoctorResponse
-	70, // 90: waypost.v1.OperatorService.GetBoundary:output_type -> waypost.v1.GetBoundaryResponse
-	11, // 91: waypost.v1.OperatorService.Watch:output_type -> waypost.v1.WatchResponse
-	74, // [74:92] is the sub-list for method output_type
-	56, // [56:74] is the sub-list for method input_type
-	56, // [56:56] is the sub-list for extension type_name
-	56, // [56:56] is the sub-list for extension extendee
-	0,  // [0:56] is the sub-list for field type_name
+	74, // 4: waypost.v1.Worker.headers:type_name -> waypost.v1.Worker.HeadersEntry
+	54, // 5: waypost.v1.Worker.cordon:type_name -> waypost.v1.Cordon
+	8,  // 6: waypost.v1.Worker.transfer:type_name -> waypost.v1.TransferFacts
+	9,  // 7: waypost.v1.Worker.learnt:type_name -> waypost.v1.Learnt
+	7,  // 8: waypost.v1.Worker.group:type_name -> waypost.v1.GroupMember
+	10, // 9: waypost.v1.Learnt.errors:type_name -> waypost.v1.TermError
+	6,  // 10: waypost.v1.WatchResponse.worker:type_name -> waypost.v1.Worker
+	44, // 11: waypost.v1.WatchResponse.member:type_name -> waypost.v1.Member
+	49, // 12: waypost.v1.WatchResponse.fleet:type_name -> waypost.v1.GetFleetResponse
+	13, // 13: waypost.v1.WatchResponse.event:type_name -> waypost.v1.Event
+	75, // 14: waypost.v1.Event.fields:type_name -> waypost.v1.Event.FieldsEntry
+	6,  // 15: waypost.v1.ExplainWorkerResponse.worker:type_name -> waypost.v1.Worker
+	76, // 16: waypost.v1.ExplainWorkerResponse.lost_by:type_name -> waypost.v1.ExplainWorkerResponse.LostByEntry
+	77, // 17: waypost.v1.ExplainWorkerResponse.excluded:type_name -> waypost.v1.ExplainWorkerResponse.ExcludedEntry
+	16, // 18: waypost.v1.ExplainWorkerResponse.present:type_name -> waypost.v1.PresentPrice
+	84, // 19: waypost.v1.PresentPrice.terms:type_name -> waypost.v1.Terms
+	84, // 20: waypost.v1.PresentPrice.chosen:type_name -> waypost.v1.Terms
+	19, // 21: waypost.v1.GetReuseResponse.pools:type_name -> waypost.v1.PoolReuse
+	78, // 22: waypost.v1.PoolReuse.classes:type_name -> waypost.v1.PoolReuse.ClassesEntry
+	79, // 23: waypost.v1.PoolReuse.lost_tokens:type_name -> waypost.v1.PoolReuse.LostTokensEntry
+	21, // 24: waypost.v1.PoolReuse.worst:type_name -> waypost.v1.WorkerReuse
+	20, // 25: waypost.v1.PoolReuse.memo:type_name -> waypost.v1.MemoReuse
+	80, // 26: waypost.v1.MemoReuse.learnt:type_name -> waypost.v1.MemoReuse.LearntEntry
+	24, // 27: waypost.v1.DoctorResponse.checks:type_name -> waypost.v1.Check
+	27, // 28: waypost.v1.ListHostsResponse.hosts:type_name -> waypost.v1.Host
+	36, // 29: waypost.v1.Host.gpus:type_name -> waypost.v1.Gpu
+	34, // 30: waypost.v1.Host.facts:type_name -> waypost.v1.HostFacts
+	30, // 31: waypost.v1.ListGpusResponse.gpus:type_name -> waypost.v1.HostGpu
+	31, // 32: waypost.v1.ListGpusResponse.without:type_name -> waypost.v1.GpuHost
+	36, // 33: waypost.v1.HostGpu.gpu:type_name -> waypost.v1.Gpu
+	35, // 34: waypost.v1.HostFacts.interfaces:type_name -> waypost.v1.NetworkInterface
+	40, // 35: waypost.v1.Gpu.xids:type_name -> waypost.v1.XidEvent
+	41, // 36: waypost.v1.Gpu.processes:type_name -> waypost.v1.GpuProcess
+	37, // 37: waypost.v1.Gpu.instances:type_name -> waypost.v1.GpuInstance
+	38, // 38: waypost.v1.Gpu.ways:type_name -> waypost.v1.GpuWay
+	39, // 39: waypost.v1.Gpu.nics:type_name -> waypost.v1.NicDistance
+	81, // 40: waypost.v1.Gpu.missing:type_name -> waypost.v1.Gpu.MissingEntry
+	44, // 41: waypost.v1.ListMembersResponse.members:type_name -> waypost.v1.Member
+	47, // 42: waypost.v1.ListCoordinatorsResponse.coordinators:type_name -> waypost.v1.Coordinator
+	52, // 43: waypost.v1.PutFleetResponse.effect:type_name -> waypost.v1.FleetEffect
+	53, // 44: waypost.v1.FleetEffect.worst:type_name -> waypost.v1.EffectExample
+	54, // 45: waypost.v1.CordonTargetResponse.cordon:type_name -> waypost.v1.Cordon
+	82, // 46: waypost.v1.InspectWorkerResponse.frames:type_name -> waypost.v1.InspectWorkerResponse.FramesEntry
+	83, // 47: waypost.v1.InspectWorkerResponse.resyncs:type_name -> waypost.v1.InspectWorkerResponse.ResyncsEntry
+	61, // 48: waypost.v1.InspectWorkerResponse.comparison:type_name -> waypost.v1.StreamComparison
+	62, // 49: waypost.v1.StreamComparison.keys:type_name -> waypost.v1.DifferingKey
+	65, // 50: waypost.v1.GetTopologyResponse.hosts:type_name -> waypost.v1.TopologyHost
+	66, // 51: waypost.v1.GetTopologyResponse.links:type_name -> waypost.v1.TopologyLink
+	67, // 52: waypost.v1.GetTopologyResponse.pairs:type_name -> waypost.v1.TransferPair
+	68, // 53: waypost.v1.GetTopologyResponse.prices:type_name -> waypost.v1.TransferPrice
+	69, // 54: waypost.v1.TransferPrice.costs:type_name -> waypost.v1.TransferCost
+	72, // 55: waypost.v1.GetBoundaryResponse.pools:type_name -> waypost.v1.PoolBoundary
+	73, // 56: waypost.v1.PoolBoundary.workers:type_name -> waypost.v1.WorkerBoundary
+	0,  // 57: waypost.v1.OperatorService.GetStatus:input_type -> waypost.v1.GetStatusRequest
+	4,  // 58: waypost.v1.OperatorService.ListWorkers:input_type -> waypost.v1.ListWorkersRequest
+	25, // 59: waypost.v1.OperatorService.ListHosts:input_type -> waypost.v1.ListHostsRequest
+	28, // 60: waypost.v1.OperatorService.ListGpus:input_type -> waypost.v1.ListGpusRequest
+	32, // 61: waypost.v1.OperatorService.AckGpu:input_type -> waypost.v1.AckGpuRequest
+	42, // 62: waypost.v1.OperatorService.ListMembers:input_type -> waypost.v1.ListMembersRequest
+	45, // 63: waypost.v1.OperatorService.ListCoordinators:input_type -> waypost.v1.ListCoordinatorsRequest
+	48, // 64: waypost.v1.OperatorService.GetFleet:input_type -> waypost.v1.GetFleetRequest
+	50, // 65: waypost.v1.OperatorService.PutFleet:input_type -> waypost.v1.PutFleetRequest
+	55, // 66: waypost.v1.OperatorService.CordonTarget:input_type -> waypost.v1.CordonTargetRequest
+	57, // 67: waypost.v1.OperatorService.UncordonTarget:input_type -> waypost.v1.UncordonTargetRequest
+	14, // 68: waypost.v1.OperatorService.ExplainWorker:input_type -> waypost.v1.ExplainWorkerRequest
+	17, // 69: waypost.v1.OperatorService.GetReuse:input_type -> waypost.v1.GetReuseRequest
+	63, // 70: waypost.v1.OperatorService.GetTopology:input_type -> waypost.v1.GetTopologyRequest
+	59, // 71: waypost.v1.OperatorService.InspectWorker:input_type -> waypost.v1.InspectWorkerRequest
+	22, // 72: waypost.v1.OperatorService.Doctor:input_type -> waypost.v1.DoctorRequest
+	70, // 73: waypost.v1.OperatorService.GetBoundary:input_type -> waypost.v1.GetBoundaryRequest
+	11, // 74: waypost.v1.OperatorService.Watch:input_type -> waypost.v1.WatchRequest
+	1,  // 75: waypost.v1.OperatorService.GetStatus:output_type -> waypost.v1.GetStatusResponse
+	5,  // 76: waypost.v1.OperatorService.ListWorkers:output_type -> waypost.v1.ListWorkersResponse
+	26, // 77: waypost.v1.OperatorService.ListHosts:output_type -> waypost.v1.ListHostsResponse
+	29, // 78: waypost.v1.OperatorService.ListGpus:output_type -> waypost.v1.ListGpusResponse
+	33, // 79: waypost.v1.OperatorService.AckGpu:output_type -> waypost.v1.AckGpuResponse
+	43, // 80: waypost.v1.OperatorService.ListMembers:output_type -> waypost.v1.ListMembersResponse
+	46, // 81: waypost.v1.OperatorService.ListCoordinators:output_type -> waypost.v1.ListCoordinatorsResponse
+	49, // 82: waypost.v1.OperatorService.GetFleet:output_type -> waypost.v1.GetFleetResponse
+	51, // 83: waypost.v1.OperatorService.PutFleet:output_type -> waypost.v1.PutFleetResponse
+	56, // 84: waypost.v1.OperatorService.CordonTarget:output_type -> waypost.v1.CordonTargetResponse
+	58, // 85: waypost.v1.OperatorService.UncordonTarget:output_type -> waypost.v1.UncordonTargetResponse
+	15, // 86: waypost.v1.OperatorService.ExplainWorker:output_type -> waypost.v1.ExplainWorkerResponse
+	18, // 87: waypost.v1.OperatorService.GetReuse:output_type -> waypost.v1.GetReuseResponse
+	64, // 88: waypost.v1.OperatorService.GetTopology:output_type -> waypost.v1.GetTopologyResponse
+	60, // 89: waypost.v1.OperatorService.InspectWorker:output_type -> waypost.v1.InspectWorkerResponse
+	23, // 90: waypost.v1.OperatorService.Doctor:output_type -> waypost.v1.DoctorResponse
+	71, // 91: waypost.v1.OperatorService.GetBoundary:output_type -> waypost.v1.GetBoundaryResponse
+	12, // 92: waypost.v1.OperatorService.Watch:output_type -> waypost.v1.WatchResponse
+	75, // [75:93] is the sub-list for method output_type
+	57, // [57:75] is the sub-list for method input_type
+	57, // [57:57] is the sub-list for extension type_name
+	57, // [57:57] is the sub-list for extension extendee
+	0,  // [0:57] is the sub-list for field type_name
 }
 
 func init() { file_waypost_v1_operator_proto_init() }
@@ -7351,7 +7462,7 @@ func file_waypost_v1_operator_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_waypost_v1_operator_proto_rawDesc), len(file_waypost_v1_operator_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   83,
+			NumMessages:   84,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -1,4 +1,4 @@
-package coordinator
+package views
 
 import (
 	"context"
@@ -15,7 +15,6 @@ import (
 	"waypost/coordinator/api"
 	"waypost/coordinator/fleet"
 	"waypost/coordinator/prefixindex"
-	"waypost/gossip/lane"
 	"waypost/gossip/summary"
 	waypostv1 "waypost/proto/waypost/v1"
 )
@@ -65,7 +64,7 @@ type verification struct {
 	err    error
 }
 
-// verifier counts a coordinator's verifications.
+// verifier counts verifications.
 type verifier struct {
 	asks    atomic.Uint32 // pulls sent, which have their number
 	running atomic.Int32
@@ -82,8 +81,29 @@ func (v *verifier) begin() bool {
 
 func (v *verifier) end() { v.running.Add(-1) }
 
-// verify asks the agent of a worker for its whole set and compares.
-func (h *lanes) verify(ctx context.Context, w *fleet.WorkerInfo) (*waypostv1.StreamComparison, error) {
+// Verify asks the agent of a worker for its whole set and compares it with the
+// index. Errors are those of the API.
+func (vs *Views) Verify(ctx context.Context, w *fleet.WorkerInfo) (*waypostv1.StreamComparison, error) {
+	comparison, err := vs.verify(ctx, w)
+	vs.noteVerified(w, comparison, err)
+	return comparison, err
+}
+
+// noteVerified counts a verification and tells of a difference.
+func (vs *Views) noteVerified(w *fleet.WorkerInfo, r *waypostv1.StreamComparison, err error) {
+	switch {
+	case err != nil:
+		vs.metrics.verified.WithLabelValues("failed").Inc()
+	case r.GetMissing()+r.GetExtra()+r.GetExtents() > 0:
+		vs.metrics.verified.WithLabelValues("differs").Inc()
+		vs.log.Warn("the index differs from what the agent has", "event", "view_disagrees", "worker", w.Name,
+			"equal", r.GetEqual(), "missing", r.GetMissing(), "extra", r.GetExtra(), "extents", r.GetExtents())
+	default:
+		vs.metrics.verified.WithLabelValues("equal").Inc()
+	}
+}
+
+func (vs *Views) verify(ctx context.Context, w *fleet.WorkerInfo) (*waypostv1.StreamComparison, error) {
 	wait := verifyWithin
 	if end, ok := ctx.Deadline(); ok {
 		// The caller shall hear what was missing, not that time ran out.
@@ -91,30 +111,30 @@ func (h *lanes) verify(ctx context.Context, w *fleet.WorkerInfo) (*waypostv1.Str
 	}
 	timeout := time.NewTimer(wait)
 	defer timeout.Stop()
-	if !h.c.verifier.begin() {
+	if !vs.verifier.begin() {
 		return nil, api.Unavailable(fmt.Sprintf("%d verifications run already; ask again when one is done", verifyAtOnce))
 	}
-	defer h.c.verifier.end()
+	defer vs.verifier.end()
 
-	hl := h.host(w.Host)
-	v, s, err := h.beginVerify(hl, w)
+	hs := vs.host(w.Host)
+	v, s, err := vs.beginVerify(hs, w)
 	if err != nil {
 		return nil, err
 	}
-	defer h.endVerify(hl, v)
+	defer vs.endVerify(hs, v)
 	select {
 	case <-v.done:
 	case <-s.Done():
 		err = api.Unavailable(fmt.Sprintf("the lane of host %s went down during the verification; see: waypost members %s", w.Host, w.Host))
-	case <-h.c.ctx.Done():
+	case <-vs.stopped:
 		err = api.Unavailable("this coordinator is stopping")
 	case <-ctx.Done():
 		err = status.FromContextError(ctx.Err()).Err()
 	case <-timeout.C:
-		err = status.Error(codes.DeadlineExceeded, h.whyLate(hl, v, w, wait))
+		err = status.Error(codes.DeadlineExceeded, vs.whyLate(hs, v, w, wait))
 	}
-	hl.mu.Lock()
-	defer hl.mu.Unlock()
+	hs.mu.Lock()
+	defer hs.mu.Unlock()
 	switch {
 	case v.result != nil:
 		return v.result, nil
@@ -125,13 +145,13 @@ func (h *lanes) verify(ctx context.Context, w *fleet.WorkerInfo) (*waypostv1.Str
 }
 
 // beginVerify sends the question.
-func (h *lanes) beginVerify(hl *hostLane, w *fleet.WorkerInfo) (*verification, *lane.Session, error) {
-	hl.mu.Lock()
-	defer hl.mu.Unlock()
-	if !hl.open {
+func (vs *Views) beginVerify(hs *hostStreams, w *fleet.WorkerInfo) (*verification, Session, error) {
+	hs.mu.Lock()
+	defer hs.mu.Unlock()
+	if hs.session == nil {
 		return nil, nil, noLane(w.Host)
 	}
-	index, st := hl.streamFor(w)
+	index, st := hs.streamFor(w)
 	switch {
 	case st == nil:
 		return nil, nil, api.Unavailable(fmt.Sprintf("the agent of %s has not told its prefix stream yet; ask again in a moment", w.Name))
@@ -140,8 +160,8 @@ func (h *lanes) beginVerify(hl *hostLane, w *fleet.WorkerInfo) (*verification, *
 	}
 	v := &verification{done: make(chan struct{})}
 	st.verification = v
-	h.askAgain(hl.session, index, st)
-	return v, hl.session, nil
+	vs.askAgain(hs.session, index, st)
+	return v, hs.session, nil
 }
 
 func noLane(host string) error {
@@ -149,10 +169,10 @@ func noLane(host string) error {
 }
 
 // endVerify forgets a verification.
-func (h *lanes) endVerify(hl *hostLane, v *verification) {
-	hl.mu.Lock()
-	defer hl.mu.Unlock()
-	for _, st := range hl.streams {
+func (vs *Views) endVerify(hs *hostStreams, v *verification) {
+	hs.mu.Lock()
+	defer hs.mu.Unlock()
+	for _, st := range hs.streams {
 		if st.verification == v {
 			st.verification = nil
 		}
@@ -160,8 +180,8 @@ func (h *lanes) endVerify(hl *hostLane, v *verification) {
 }
 
 // streamFor returns the stream of a worker and its index; nil: there is none.
-func (hl *hostLane) streamFor(w *fleet.WorkerInfo) (index uint32, st *stream) {
-	for index, st := range hl.streams {
+func (hs *hostStreams) streamFor(w *fleet.WorkerInfo) (index uint32, st *stream) {
+	for index, st := range hs.streams {
 		if st.worker == w.ID && st.process == w.Process {
 			return index, st
 		}
@@ -170,9 +190,9 @@ func (hl *hostLane) streamFor(w *fleet.WorkerInfo) (index uint32, st *stream) {
 }
 
 // whyLate says what a verification waited for.
-func (h *lanes) whyLate(hl *hostLane, v *verification, w *fleet.WorkerInfo, wait time.Duration) string {
-	hl.mu.Lock()
-	defer hl.mu.Unlock()
+func (vs *Views) whyLate(hs *hostStreams, v *verification, w *fleet.WorkerInfo, wait time.Duration) string {
+	hs.mu.Lock()
+	defer hs.mu.Unlock()
 	if !v.whole {
 		return fmt.Sprintf("the agent of host %s did not send its set within %s", w.Host, wait.Round(100*time.Millisecond))
 	}
@@ -180,20 +200,20 @@ func (h *lanes) whyLate(hl *hostLane, v *verification, w *fleet.WorkerInfo, wait
 }
 
 // askAgain asks for a snapshot and begins from it.
-func (h *lanes) askAgain(s *lane.Session, index uint32, st *stream) {
+func (vs *Views) askAgain(s Session, index uint32, st *stream) {
 	v := st.verification
 	if v.asks++; v.asks > verifyAsks {
 		v.fail(api.Unavailable(fmt.Sprintf("the stream began anew %d times meanwhile; ask again", verifyAsks)))
 		return
 	}
-	v.pull = verifyPulls | h.c.verifier.asks.Add(1)
+	v.pull = verifyPulls | vs.verifier.asks.Add(1)
 	v.asked, v.epoch = time.Now(), 0
 	if epoch, _, ok := st.decoder.Have(); ok {
 		v.epoch = epoch
 	}
 	v.set = &plainSet{}
 	v.decoder = summary.NewDecoder(v.set)
-	v.decoder.RequireKey(h.c.prefixKey)
+	v.decoder.RequireKey(vs.prefixKey)
 	v.whole, v.deltas, v.kept, v.bytes = false, nil, 0, 0
 	p := &waypostv1.PrefixPull{PullId: proto.Uint32(v.pull), Index: &index, EngineProcess: &st.process, Reason: proto.String("verify")}
 	if err := s.Send(&waypostv1.ConnectResponse{Frame: &waypostv1.ConnectResponse_Pull{Pull: p}}); err != nil {
@@ -213,10 +233,10 @@ func (v *verification) fail(err error) {
 func (v *verification) isOpen() bool { return v != nil && v.result == nil && v.err == nil }
 
 // takeVerified takes a part of the agent's answer. It never touches the stream.
-func (h *lanes) takeVerified(hl *hostLane, s *lane.Session, p *waypostv1.PrefixFrames) {
-	hl.mu.Lock()
-	defer hl.mu.Unlock()
-	st := h.streamOf(hl, s, p.GetIndex())
+func (vs *Views) takeVerified(hs *hostStreams, s Session, p *waypostv1.PrefixFrames) {
+	hs.mu.Lock()
+	defer hs.mu.Unlock()
+	st := vs.streamOf(hs, s, p.GetIndex())
 	if st == nil || !st.verification.isOpen() || st.verification.pull != p.GetPullId() {
 		return
 	}
@@ -235,7 +255,7 @@ func (h *lanes) takeVerified(hl *hostLane, s *lane.Session, p *waypostv1.PrefixF
 			v.fail(status.Error(codes.DataLoss, "the set that the agent sent does not have the digest it states"))
 			return
 		case result == summary.Gap:
-			h.askAgain(s, p.GetIndex(), st)
+			vs.askAgain(s, p.GetIndex(), st)
 			return
 		}
 	}
@@ -251,17 +271,17 @@ func (h *lanes) takeVerified(hl *hostLane, s *lane.Session, p *waypostv1.PrefixF
 		v.step(frame)
 	}
 	v.deltas, v.kept = nil, 0
-	h.settle(s, p.GetIndex(), st)
+	vs.settle(s, p.GetIndex(), st)
 }
 
 var errRestarted = api.Unavailable("the engine restarted during the verification; ask again")
 
 // follow lets a verification see what the stream was told, or, with an empty
 // frame, that it may have come further.
-func (h *lanes) follow(hl *hostLane, s *lane.Session, index uint32, process uint64, frame []byte) {
-	hl.mu.Lock()
-	defer hl.mu.Unlock()
-	st := h.streamOf(hl, s, index)
+func (vs *Views) follow(hs *hostStreams, s Session, index uint32, process uint64, frame []byte) {
+	hs.mu.Lock()
+	defer hs.mu.Unlock()
+	st := vs.streamOf(hs, s, index)
 	if st == nil || !st.verification.isOpen() || st.process != process {
 		return
 	}
@@ -269,7 +289,7 @@ func (h *lanes) follow(hl *hostLane, s *lane.Session, index uint32, process uint
 	switch {
 	case v.whole:
 		v.step(frame)
-		h.settle(s, index, st)
+		vs.settle(s, index, st)
 	case len(frame) > 0:
 		v.deltas = append(v.deltas, frame)
 		if v.kept += len(frame); len(v.deltas) > verifyFrames || v.kept > verifyBytes {
@@ -287,7 +307,7 @@ func (v *verification) step(frame []byte) {
 }
 
 // settle compares, once both decoders stand at the same frame.
-func (h *lanes) settle(s *lane.Session, index uint32, st *stream) {
+func (vs *Views) settle(s Session, index uint32, st *stream) {
 	v := st.verification
 	epoch, seq, ok := st.decoder.Have()
 	ownEpoch, ownSeq, own := v.decoder.Have()
@@ -296,16 +316,16 @@ func (h *lanes) settle(s *lane.Session, index uint32, st *stream) {
 	case own && epoch != ownEpoch && epoch == v.epoch: // it has not come to the new one yet
 	case own && epoch == ownEpoch && seq < ownSeq: // its frames are on their way
 	case own && epoch == ownEpoch && seq == ownSeq:
-		v.result = h.compare(st, v)
+		v.result = vs.compare(st, v)
 		close(v.done)
 	case time.Since(v.asked) >= verifyGap: // the stream went where no delta leads
-		h.askAgain(s, index, st)
+		vs.askAgain(s, index, st)
 	}
 }
 
 // compare compares the index with the verified set, key by key.
-func (h *lanes) compare(st *stream, v *verification) *waypostv1.StreamComparison {
-	c := h.c.index.Compare(prefixindex.WorkerID(st.worker), v.set.listings())
+func (vs *Views) compare(st *stream, v *verification) *waypostv1.StreamComparison {
+	c := vs.index.Compare(prefixindex.WorkerID(st.worker), v.set.listings())
 	epoch, seq, _ := v.decoder.Have()
 	out := &waypostv1.StreamComparison{
 		Equal: proto.Uint32(uint32(c.Equal)), Missing: proto.Uint32(uint32(c.Missing)), Extra: proto.Uint32(uint32(c.Extra)), Extents: proto.Uint32(uint32(c.Extents)),

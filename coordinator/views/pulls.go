@@ -1,35 +1,37 @@
-package coordinator
+package views
 
 import (
+	"context"
 	"math/rand/v2"
 	"sync"
 	"time"
 
 	"waypost/coordinator/pull"
-	"waypost/gossip/lane"
 	waypostv1 "waypost/proto/waypost/v1"
 )
 
 // puller drives the queue of pulls.
 type puller struct {
-	h    *lanes
+	vs   *Views
 	wake chan struct{}
+	// copies are the questions to peers under way.
+	copies sync.WaitGroup
 
 	mu    sync.Mutex
 	queue *pull.Queue
 }
 
-func newPuller(h *lanes) (*puller, error) {
-	q, err := pull.New(pull.Options{Seed: rand.Uint64(), NextID: h.pullID})
-	return &puller{h: h, wake: make(chan struct{}, 1), queue: q}, err
+func newPuller(vs *Views) (*puller, error) {
+	q, err := pull.New(pull.Options{Seed: rand.Uint64(), NextID: vs.pullID})
+	return &puller{vs: vs, wake: make(chan struct{}, 1), queue: q}, err
 }
 
 // pullID numbers a pull.
-func (h *lanes) pullID() uint32 {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.pulls = max(1, h.pulls+1)
-	return h.pulls
+func (vs *Views) pullID() uint32 {
+	vs.mu.Lock()
+	defer vs.mu.Unlock()
+	vs.pulls = max(1, vs.pulls+1)
+	return vs.pulls
 }
 
 func (p *puller) stir() {
@@ -76,8 +78,8 @@ func (p *puller) counts() (inFlight, waiting int) {
 	return p.queue.Counts()
 }
 
-// run sends pulls when their turn comes, until the coordinator ends.
-func (p *puller) run() {
+// run sends pulls when their turn comes, until ctx ends.
+func (p *puller) run(ctx context.Context) {
 	t := time.NewTimer(0)
 	defer t.Stop()
 	for {
@@ -88,7 +90,7 @@ func (p *puller) run() {
 			if !ok {
 				break
 			}
-			p.send(ask)
+			p.send(ctx, ask)
 		}
 		p.mu.Lock()
 		due, ok := p.queue.Due()
@@ -99,7 +101,7 @@ func (p *puller) run() {
 			timer = t.C
 		}
 		select {
-		case <-p.h.c.ctx.Done():
+		case <-ctx.Done():
 			return
 		case <-p.wake:
 		case <-timer:
@@ -109,17 +111,17 @@ func (p *puller) run() {
 
 // send asks for one stream: the first time the peers, and then the agent, which
 // tells what has happened since.
-func (p *puller) send(ask pull.Ask) {
-	h := p.h
-	hl := h.host(ask.Host)
-	hl.mu.Lock()
-	s := hl.session
+func (p *puller) send(ctx context.Context, ask pull.Ask) {
+	vs := p.vs
+	hs := vs.host(ask.Host)
+	hs.mu.Lock()
+	s := hs.session
 	var st *stream
 	if s != nil {
-		st = h.streamOf(hl, s, ask.Index)
+		st = vs.streamOf(hs, s, ask.Index)
 	}
 	if st == nil {
-		hl.mu.Unlock()
+		hs.mu.Unlock()
 		p.answered(ask.ID, false)
 		return
 	}
@@ -130,25 +132,25 @@ func (p *puller) send(ask pull.Ask) {
 	askPeers := !have && !st.peerAsked
 	st.peerAsked = true
 	worker, process := st.worker, st.process
-	hl.mu.Unlock()
+	hs.mu.Unlock()
 	if askPeers {
-		if peers := h.c.copyPeers(); len(peers) > 0 {
-			h.c.tasks.Go(func() {
-				h.copyFromPeer(peers, hl, s, ask, worker, process)
-				p.askAgent(hl, s, ask)
+		if peers := vs.opt.Peers.CopyPeers(); len(peers) > 0 {
+			p.copies.Go(func() {
+				vs.copyFromPeer(ctx, peers, hs, s, ask, worker, process)
+				p.askAgent(hs, s, ask)
 			})
 			return
 		}
 	}
-	p.askAgent(hl, s, ask)
+	p.askAgent(hs, s, ask)
 }
 
 // askAgent sends a pull to the agent, from where the stream stands now.
-func (p *puller) askAgent(hl *hostLane, s *lane.Session, ask pull.Ask) {
-	hl.mu.Lock()
-	st := p.h.streamOf(hl, s, ask.Index)
-	if hl.session != s || st == nil || st.pull != ask.ID {
-		hl.mu.Unlock()
+func (p *puller) askAgent(hs *hostStreams, s Session, ask pull.Ask) {
+	hs.mu.Lock()
+	st := p.vs.streamOf(hs, s, ask.Index)
+	if hs.session != s || st == nil || st.pull != ask.ID {
+		hs.mu.Unlock()
 		p.answered(ask.ID, false) // the next lane, or the next turn, asks
 		return
 	}
@@ -160,8 +162,8 @@ func (p *puller) askAgent(hl *hostLane, s *lane.Session, ask pull.Ask) {
 	if epoch, seq, ok := st.decoder.Have(); ok && reason != pullDistrust {
 		msg.Epoch, msg.HaveSeq = &epoch, &seq
 	}
-	hl.mu.Unlock()
-	p.h.c.metrics.pulls.WithLabelValues(reason, string(fromAgent)).Inc()
+	hs.mu.Unlock()
+	p.vs.metrics.pulls.WithLabelValues(reason, string(fromAgent)).Inc()
 	// A lane that is gone or full leaves the pull unanswered: it is repeated.
 	_ = s.Send(&waypostv1.ConnectResponse{Frame: &waypostv1.ConnectResponse_Pull{Pull: msg}})
 }

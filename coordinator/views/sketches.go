@@ -1,26 +1,18 @@
-package coordinator
+package views
 
 import (
 	"math"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"waypost/coordinator/fleet"
 	"waypost/coordinator/placement"
+	"waypost/gossip/mesh"
 	"waypost/gossip/prefix"
 	"waypost/gossip/summary"
 )
 
-// sketches are what the mesh says of workers whose lane is down. Requests read
-// them while the next ones are made.
-type sketches struct {
-	now atomic.Pointer[map[fleet.WorkerID]sketched]
-	// outdated is streamOutdated; tests have less time.
-	outdated time.Duration
-}
-
-// sketched is what the mesh says of one worker.
+// sketched is what the mesh says of one worker whose lane is down.
 type sketched struct {
 	process uint64
 	at      time.Time
@@ -35,47 +27,44 @@ const streamOutdated = 2 * time.Minute
 // prefixes of a worker outlive several of the longest rhythms.
 const maxSketchAge = 10 * time.Minute
 
-// readSketches takes the sketches of hosts without a lane. They credit prefixes
-// to workers that are known; they never make a worker known or eligible, and
-// the word of a lane that is up outranks them.
-func (c *Coordinator) readSketches(now time.Time) {
+// TakeSketches takes the sketches of hosts without a lane, in place of the former
+// ones. They credit prefixes to workers that are known; they never make a worker
+// known or eligible, and the word of a lane that is up outranks them.
+func (vs *Views) TakeSketches(now time.Time, of []mesh.Sketch) {
 	next := map[fleet.WorkerID]sketched{}
-	for _, m := range c.mesh.Sketches() {
-		if _, up := c.laneServer.Session(m.Name); up || m.Name == c.name {
-			continue
-		}
+	for _, m := range of {
 		sk, err := summary.ParseSketch(m.Payload)
 		if err != nil {
-			c.metrics.badFrames.WithLabelValues("sketch").Inc()
+			vs.opt.Refused("sketch")
 			continue
 		}
 		at := m.Received.Add(-sk.Age)
-		if sk.KeyID != c.prefixKey.IDUint32() || now.Sub(at) > maxSketchAge {
+		if sk.KeyID != vs.prefixKey.IDUint32() || now.Sub(at) > maxSketchAge {
 			continue
 		}
 		for _, w := range sk.Workers {
-			id, process, ok := c.fleet.LookupWorker(m.Name + "/" + w.Name)
+			id, process, ok := vs.fleet.LookupWorker(m.Name + "/" + w.Name)
 			if !ok || len(w.Roots) == 0 || w.State == summary.SketchLost || w.State == summary.SketchUnknown {
 				continue
 			}
-			if c.lanes.inferView(m.Name, id, process, now.Sub(at)) {
+			if vs.inferView(m.Name, id, process, now.Sub(at)) {
 				next[id] = sketched{process, at, w.Roots}
 			}
 		}
 	}
-	c.sketches.now.Store(&next)
+	vs.sketches.Store(&next)
 }
 
-// credit replaces the matches of workers of whose cache only a sketch is known
+// Credit replaces the matches of workers of whose cache only a sketch is known
 // by the deepest of its roots that the prompt begins with. Where none fits, that
 // is unknown: a sketch names the hottest prefixes only.
-func (s *sketches) credit(f *fleet.Fleet, p *prefix.Probe, matches []placement.Match) []placement.Match {
-	now := s.now.Load()
+func (vs *Views) Credit(p *prefix.Probe, matches []placement.Match) []placement.Match {
+	now := vs.sketches.Load()
 	if now == nil {
 		return matches
 	}
 	for id, sk := range *now {
-		if kind, process, ok := f.ViewOf(id); !ok || process != sk.process || kind != placement.ViewInferred {
+		if kind, process, ok := vs.fleet.ViewOf(id); !ok || process != sk.process || kind != placement.ViewInferred {
 			continue
 		}
 		matches = slices.DeleteFunc(matches, func(m placement.Match) bool { return m.Worker == id })
@@ -92,10 +81,10 @@ func (s *sketches) credit(f *fleet.Fleet, p *prefix.Probe, matches []placement.M
 	return matches
 }
 
-// oldestSec is the age of the oldest sketch in use; NaN: none is.
-func (s *sketches) oldestSec(now time.Time) float64 {
+// oldestSketchSec is the age of the oldest sketch in use; NaN: none is.
+func (vs *Views) oldestSketchSec(now time.Time) float64 {
 	oldest := math.NaN()
-	if m := s.now.Load(); m != nil {
+	if m := vs.sketches.Load(); m != nil {
 		for _, sk := range *m {
 			oldest = math.Max(now.Sub(sk.at).Seconds(), nanToZero(oldest))
 		}
@@ -112,35 +101,33 @@ func nanToZero(v float64) float64 {
 
 // inferView makes the view of a worker whose lane is down one that is inferred
 // from a sketch of some age, unless its stream says more.
-func (h *lanes) inferView(host string, id fleet.WorkerID, process uint64, age time.Duration) bool {
-	h.mu.Lock()
-	hl := h.hosts[host]
-	h.mu.Unlock()
-	if hl == nil {
+func (vs *Views) inferView(host string, id fleet.WorkerID, process uint64, age time.Duration) bool {
+	hs := vs.known(host)
+	if hs == nil {
 		return false
 	}
-	hl.mu.Lock()
-	defer hl.mu.Unlock()
-	if hl.open {
+	hs.mu.Lock()
+	defer hs.mu.Unlock()
+	if hs.session != nil {
 		return false
 	}
-	for _, st := range hl.streams {
+	for _, st := range hs.streams {
 		if st.worker == id && st.process == process && !st.viewAt.IsZero() {
-			if told := time.Since(st.viewAt); told < h.c.sketches.outdated || told < age || st.viewKind == placement.ViewBlind {
+			if told := time.Since(st.viewAt); told < streamOutdated || told < age || st.viewKind == placement.ViewBlind {
 				return false
 			}
 		}
 	}
-	h.c.setView(id, process, placement.ViewInferred, age)
+	vs.setView(id, process, placement.ViewInferred, age)
 	return true
 }
 
 // stale makes the views of a host's workers stale, as old as they are: its lane
-// is down, and what changes is not told. The caller holds hl.mu.
-func (h *lanes) stale(hl *hostLane) {
-	for _, st := range hl.streams {
+// is down, and what changes is not told. The caller holds hs.mu.
+func (vs *Views) stale(hs *hostStreams) {
+	for _, st := range hs.streams {
 		if !st.viewAt.IsZero() && st.viewKind != placement.ViewBlind {
-			h.c.setView(st.worker, st.process, placement.ViewStale, time.Since(st.viewAt))
+			vs.setView(st.worker, st.process, placement.ViewStale, time.Since(st.viewAt))
 		}
 	}
 }

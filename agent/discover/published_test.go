@@ -1,0 +1,114 @@
+package discover
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+	"testing/fstest"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// routes is the table of a container's namespace with one address of its own, as
+// the kernel writes it.
+func routes(address string) string {
+	return fmt.Sprintf(`Main:
+  +-- 0.0.0.0/0 3 0 5
+     |-- 0.0.0.0
+        /0 universe UNICAST
+     +-- 127.0.0.0/8 2 0 2
+        +-- 127.0.0.0/31 1 0 0
+           |-- 127.0.0.0
+              /8 host LOCAL
+           |-- 127.0.0.1
+              /32 host LOCAL
+     +-- 172.17.0.0/16 2 0 2
+        |-- 172.17.0.0
+           /16 link UNICAST
+        |-- %s
+           /32 host LOCAL
+        |-- 172.17.255.255
+           /32 link BROADCAST
+Local:
+  +-- 172.17.0.0/16 2 0 2
+        |-- %s
+           /32 host LOCAL
+`, address, address)
+}
+
+// forwarder is docker's process for one published port.
+func forwarder(pid int, hostIP string, hostPort int, ip string, port int) fake {
+	return fake{pid: pid, uid: 0, args: fmt.Sprintf("/usr/bin/docker-proxy -proto tcp -host-ip %s -host-port %d -container-ip %s -container-port %d -use-listen-fd", hostIP, hostPort, ip, port)}
+}
+
+const publishes = ` --kv-events-config {"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5657"}`
+
+// Two containers have the same port inside; each is reached where its own is
+// published, and so are the events of one of them.
+func TestPublishedPorts(t *testing.T) {
+	tb := newTable()
+	tb.add(fake{pid: 7713, uid: 0, args: "vllm serve a" + publishes, cgroup: "/docker/a", away: all8000})
+	tb.add(fake{pid: 7800, uid: 0, args: "vllm serve b" + publishes, cgroup: "/docker/b", away: all8000})
+	tb.add(fake{pid: 7900, uid: 0, args: "vllm serve c", cgroup: "/docker/c", away: all8000})
+	tb.add(fake{pid: 7950, uid: 0, args: "vllm serve d", cgroup: "/docker/d", away: all8000})
+	for pid, address := range map[int]string{7713: "172.17.0.2", 7800: "172.17.0.3", 7900: "172.17.0.4"} {
+		tb.MapFS[fmt.Sprintf("%d/net/fib_trie", pid)] = &fstest.MapFile{Data: []byte(routes(address))}
+	}
+	tb.add(forwarder(90, "::", 18000, "172.17.0.2", 8000))
+	tb.add(forwarder(91, "0.0.0.0", 18000, "172.17.0.2", 8000))
+	tb.add(forwarder(92, "0.0.0.0", 15557, "172.17.0.2", 5557))
+	tb.add(forwarder(93, "0.0.0.0", 15657, "172.17.0.2", 5657))
+	tb.add(forwarder(94, "10.0.0.5", 18001, "172.17.0.3", 8000))
+	tb.add(forwarder(95, "0.0.0.0", 18002, "172.17.0.9", 8000))
+	tb.add(fake{pid: 96, args: "docker-proxy -proto udp -host-ip 0.0.0.0 -host-port 1 -container-ip 172.17.0.4 -container-port 8000"})
+	tb.add(fake{pid: 97, args: "docker-proxy -proto tcp -host-ip x -host-port 1 -container-ip 172.17.0.4 -container-port 8000"})
+	tb.finish()
+	s := New(Options{Proc: tb})
+	for scan := range 2 { // forwarders are no engines, and still known in the next scan
+		r, err := s.Scan()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for i := range r.Engines {
+			e := &r.Engines[i]
+			at, ok := e.Published()
+			live, replay, missing := e.PublishedEvents()
+			got = append(got, fmt.Sprint(e.PID, " ", e.Place, " ", ok, " ", at, " ", live, " ", replay, " ", missing))
+		}
+		want := []string{
+			"7713 elsewhere true 127.0.0.1:18000 tcp://127.0.0.1:15557 tcp://127.0.0.1:15657 []",
+			"7800 elsewhere true 10.0.0.5:18001   [5557 5657]",
+			"7900 elsewhere false invalid AddrPort   []", // nobody publishes it
+			"7950 elsewhere false invalid AddrPort   []", // its addresses cannot be read
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("scan %d: %s", scan, diff)
+		}
+	}
+	for name := range tb.MapFS {
+		if slices.Contains([]string{"91/cmdline", "90/cmdline"}, name) {
+			delete(tb.MapFS, name)
+		}
+	}
+	var last Result
+	for range lookAgain + 2 {
+		var err error
+		if last, err = s.Scan(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if at, ok := last.Engines[0].Published(); ok {
+		t.Errorf("nobody publishes it any more, yet it is at %s", at)
+	}
+}
+
+func TestLocalAddresses(t *testing.T) {
+	table := fstest.MapFS{"t": &fstest.MapFile{Data: []byte(routes("172.17.0.2"))}}
+	got, err := localAddresses(table, "t")
+	want := map[netip.Addr]bool{netip.MustParseAddr("172.17.0.2"): true}
+	if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); err != nil || diff != "" {
+		t.Error(err, diff)
+	}
+}

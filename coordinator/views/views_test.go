@@ -1,0 +1,312 @@
+package views
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"google.golang.org/protobuf/proto"
+
+	"waypost/coordinator/fleet"
+	"waypost/coordinator/placement"
+	"waypost/coordinator/prefixindex"
+	"waypost/gossip/prefix"
+	"waypost/gossip/summary"
+	"waypost/gossip/summary/summarytest"
+	waypostv1 "waypost/proto/waypost/v1"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const worker = "gpu-01/vllm-8000/0"
+
+var testKey = prefix.ClusterKey{1, 2, 3}
+
+// session is a lane that keeps the pulls it is to send.
+type session struct{ pulls chan *waypostv1.PrefixPull }
+
+func newSession() *session { return &session{make(chan *waypostv1.PrefixPull, 64)} }
+
+func (*session) Host() string          { return "gpu-01" }
+func (*session) Done() <-chan struct{} { return nil }
+func (*session) Hello() *waypostv1.AgentHello {
+	return &waypostv1.AgentHello{Workers: []*waypostv1.WorkerFacts{{Index: proto.Uint32(0)}}}
+}
+
+func (s *session) Send(f *waypostv1.ConnectResponse) error {
+	s.pulls <- f.GetPull()
+	return nil
+}
+
+func (s *session) next(t *testing.T) *waypostv1.PrefixPull {
+	t.Helper()
+	select {
+	case p := <-s.pulls:
+		return p
+	case <-time.After(time.Minute):
+		t.Fatal("no pull")
+		return nil
+	}
+}
+
+// answer sends frames as all of the answer to a pull.
+func (r *rig) answer(s *session, p *waypostv1.PrefixPull, frames ...[]byte) {
+	r.views.TakePulled(s, &waypostv1.PrefixFrames{Index: proto.Uint32(0), EngineProcess: proto.Uint64(100), Frames: frames, PullId: p.PullId, Last: proto.Bool(true)})
+}
+
+// peer is another coordinator with a copy; nil: it fails.
+type peer struct{ copy func() [][]byte }
+
+func (p *peer) CopyPeers() []string { return []string{"c-2"} }
+
+func (p *peer) FetchCopy(_ context.Context, address, of string, process uint64) ([][]byte, time.Duration, error) {
+	if p.copy == nil || address != "c-2" || of != worker || process != 100 {
+		return nil, 0, errors.New("no such stream")
+	}
+	return p.copy(), 3 * time.Second, nil
+}
+
+// rig is the views of one worker, whose lane was up once.
+type rig struct {
+	fleet *fleet.Fleet
+	index *prefixindex.Index
+	views *Views
+	lane  fleet.Lane
+
+	mu      sync.Mutex
+	refused []string
+	lost    int
+}
+
+func newRig(t *testing.T, p *peer) *rig {
+	t.Helper()
+	r := &rig{index: prefixindex.New(prefixindex.Options{})}
+	var err error
+	if r.fleet, err = fleet.New(fleet.Options{Epoch: time.Now(), Process: 1}); err != nil {
+		t.Fatal(err)
+	}
+	r.views, err = New(Options{
+		Fleet: r.fleet, Index: r.index, PrefixKey: testKey, Peers: p,
+		Lost: func(fleet.WorkerID, time.Time) {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			r.lost++
+		},
+		Refused: func(kind string) {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			r.refused = append(r.refused, kind)
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.lane, _, err = r.fleet.OpenLane(time.Now(), fleet.Hello{Host: "gpu-01", AgentProcess: 0xa1, Session: 1, Workers: []fleet.Facts{{
+		Engine: "vllm-8000", Ranks: 1, Kind: "vllm", EngineProcess: 100, Model: "m", URL: "http://127.0.0.1:8000",
+		BlockTokens: 16, PoolBlocks: 10_000, MaxModelTokens: 65536, MaxRunning: 256, StepTokens: 2048, Coverage: "full",
+	}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var run sync.WaitGroup
+	run.Go(func() { r.views.Run(ctx) })
+	t.Cleanup(func() {
+		cancel()
+		run.Wait()
+	})
+	return r
+}
+
+// up brings a lane up.
+func (r *rig) up(s *session) {
+	r.views.LaneUp(s, r.lane)
+	r.views.Sync(s, true)
+}
+
+func (r *rig) info(t *testing.T) *fleet.WorkerInfo {
+	t.Helper()
+	w, err := r.fleet.Worker(time.Now(), worker)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &w
+}
+
+func (r *rig) view(t *testing.T) placement.ViewKind {
+	t.Helper()
+	kind, _, ok := r.fleet.ViewOf(r.info(t).ID)
+	if !ok {
+		t.Fatal("the worker is not known")
+	}
+	return kind
+}
+
+// newStream is the encoder of a cache of one prompt.
+func newStream(key prefix.ClusterKey, epoch uint32, blocks int) *summary.Encoder {
+	f := summarytest.NewForest(16, prefix.Domain{Model: "m"})
+	e := summary.NewEncoder(summary.Options{Key: key, Blocks: f, Epoch: epoch})
+	f.Listener = e
+	last := uint32(0)
+	for i := range blocks {
+		last = f.Attach(last, 0, uint64(i+1), true)
+	}
+	f.StoreEnded(last)
+	e.Delta(time.Now())
+	return e
+}
+
+// otherDigest changes the digest of a frame, which stands after version, kind,
+// key id, epoch, seq and age.
+func otherDigest(frame []byte) []byte {
+	out := slices.Clone(frame)
+	at := 10
+	for range 2 {
+		_, n := binary.Uvarint(out[at:])
+		at += n
+	}
+	out[at] ^= 1
+	return out
+}
+
+// What a peer sends and is wrong changes nothing, and is left to the agent; a
+// good copy is a view before the agent tells what happened since.
+func TestPeerCopies(t *testing.T) {
+	stream := newStream(testKey, 1, 100)
+	good := stream.Snapshot()
+	for name, c := range map[string]struct {
+		frames  [][]byte
+		taken   bool
+		refused int
+	}{
+		"good":           {good, true, 0},
+		"none":           {nil, false, 0},
+		"noise":          {[][]byte{{1, 2, 3}}, false, 1},
+		"another key":    {newStream(prefix.ClusterKey{9}, 2, 10).Snapshot(), false, 1},
+		"cut":            {[][]byte{good[0][:len(good[0])-3]}, false, 1},
+		"another digest": {[][]byte{otherDigest(good[0])}, false, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r, s := newRig(t, &peer{func() [][]byte { return c.frames }}), newSession()
+			r.up(s)
+			p := s.next(t)
+			if p.GetReason() != "new" || (p.HaveSeq != nil) != c.taken {
+				t.Errorf("the agent was asked %v", p)
+			}
+			if keys := r.index.Stats().Keys; (keys > 0) != c.taken {
+				t.Errorf("%d keys by the copy", keys)
+			}
+			r.mu.Lock()
+			if len(r.refused) != c.refused {
+				t.Errorf("refused: %v", r.refused)
+			}
+			r.mu.Unlock()
+			if at, _ := r.views.Stream(r.info(t)); c.taken && time.Since(at.ViewAt) < 3*time.Second {
+				t.Errorf("the copy of 3 s ago is taken to be %s old", time.Since(at.ViewAt))
+			}
+			if c.taken {
+				r.answer(s, p)
+			} else {
+				r.answer(s, p, good...)
+			}
+			// Only the agent says how much of the cache shows.
+			load := &waypostv1.WorkerLoad{Index: proto.Uint32(0), EngineProcess: proto.Uint64(100), Coverage: proto.String("full")}
+			if _, ok := r.views.TakeCoverage(s, load); !ok {
+				t.Fatal("the lane has no worker")
+			}
+			r.views.TakeLoad(s, load)
+			if view := r.view(t); view != placement.ViewLive {
+				t.Errorf("the view is %s after the agent's answer", view)
+			}
+			st, ok := r.views.Stream(r.info(t))
+			if !ok || st.Keys != stream.Stats().Keys || r.index.Stats().Keys != st.Keys || !st.InPlace || st.Epoch != 1 {
+				t.Errorf("%+v, the agent has %+v", st, stream.Stats())
+			}
+			if len(st.Resyncs) != 1 || st.Resyncs["new"] != 1 {
+				t.Errorf("the agent was asked for what the peer sent wrong: %v", st.Resyncs)
+			}
+		})
+	}
+}
+
+// A copy that comes when its pull is over is not taken: a new lane asks anew.
+func TestCopyForAPullThatIsOver(t *testing.T) {
+	p := &peer{}
+	r, first, second := newRig(t, p), newSession(), newSession()
+	p.copy = func() [][]byte {
+		r.views.LaneDown(first)
+		r.up(second)
+		return newStream(testKey, 1, 100).Snapshot()
+	}
+	r.up(first)
+	if got := second.next(t); got.HaveSeq != nil || r.index.Stats().Keys != 0 {
+		t.Errorf("%v asked, %d keys by a copy that nobody waits for", got, r.index.Stats().Keys)
+	}
+	if len(first.pulls) != 0 {
+		t.Error("the lane that is gone was asked")
+	}
+}
+
+// The end of a lane makes its views stale; that of one whose place was taken
+// does nothing.
+func TestLaneDownMakesViewsStale(t *testing.T) {
+	r, former, s := newRig(t, &peer{}), newSession(), newSession()
+	stream := newStream(testKey, 1, 10).Snapshot()
+	r.up(former)
+	r.answer(former, former.next(t), stream...)
+	r.up(s)
+	r.answer(s, s.next(t), stream...)
+	load := &waypostv1.WorkerLoad{Index: proto.Uint32(0), EngineProcess: proto.Uint64(100), Coverage: proto.String("full")}
+	r.views.TakeCoverage(s, load)
+	r.views.TakeLoad(s, load)
+	r.views.LaneDown(former)
+	if view := r.view(t); view != placement.ViewLive {
+		t.Errorf("the view is %s after the end of a former lane", view)
+	}
+	r.views.LaneDown(s)
+	if view := r.view(t); view != placement.ViewStale {
+		t.Errorf("the view is %s without a lane", view)
+	}
+}
+
+// A frame for another life of the engine is refused, and damage is told.
+func TestFramesThatAreRefused(t *testing.T) {
+	r, s := newRig(t, &peer{}), newSession()
+	r.up(s)
+	s.next(t)
+	for _, process := range []uint64{101, 100} {
+		r.views.TakeLoad(s, &waypostv1.WorkerLoad{Index: proto.Uint32(0), EngineProcess: &process, PrefixFrame: []byte{0xff, 0xff}})
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !slices.Equal(r.refused, []string{"fenced", "prefix"}) || r.lost != 1 {
+		t.Errorf("refused %v, lost %d", r.refused, r.lost)
+	}
+}
+
+func TestVerificationsAreBounded(t *testing.T) {
+	var v verifier
+	for range verifyAtOnce {
+		if !v.begin() {
+			t.Fatal("there is room")
+		}
+	}
+	if v.begin() {
+		t.Error("more run than may")
+	}
+	v.end()
+	if !v.begin() {
+		t.Error("what ended makes no room")
+	}
+}
+
+func TestOptionsThatLack(t *testing.T) {
+	if _, err := New(Options{}); err == nil {
+		t.Error("views without a fleet")
+	}
+}
