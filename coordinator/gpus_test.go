@@ -62,7 +62,7 @@ func TestGPUsAreListedAndAcknowledged(t *testing.T) {
 	})
 	send := func(f *waypostv1.ConnectRequest) {
 		for _, l := range a.dialer.Lanes() {
-			_ = l.Send(f)
+			_ = l.Send(proto.CloneOf(f)) // the lane writes into what it sends
 		}
 	}
 	// A lane that is opened anew takes what was on its way with it; an agent

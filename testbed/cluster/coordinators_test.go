@@ -66,12 +66,17 @@ func (r *rig) whileNoLeader(change func() error) {
 	})
 }
 
+// cordons are those that a coordinator knows, which may have started just now.
 func (r *rig) cordons(i int) map[string]bool {
 	r.t.Helper()
-	resp, err := r.Operator(i).GetStatus(r.t.Context(), &waypostv1.GetStatusRequest{})
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	var resp *waypostv1.GetStatusResponse
+	r.eventually("no status", func() string {
+		var err error
+		if resp, err = r.Operator(i).GetStatus(r.t.Context(), &waypostv1.GetStatusRequest{}); err != nil {
+			return err.Error()
+		}
+		return ""
+	})
 	out := map[string]bool{}
 	for _, c := range resp.GetCordons() {
 		out[c.GetSelector()] = true

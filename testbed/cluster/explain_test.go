@@ -307,6 +307,9 @@ func TestFailFastWorkerIsNoMagnet(t *testing.T) {
 		}
 		return ""
 	})
+	// A probe that nobody hears of for 10 s is given up, and another one goes.
+	const probeLife = 10 * time.Second
+	began := time.Now()
 	var probe *waypostv1.Placement
 	for i := 0; probe == nil && i < 200; i++ {
 		p, err := r.place(0, ask{tokens: tokens(uint32(3000+i), 64)})
@@ -315,6 +318,8 @@ func TestFailFastWorkerIsNoMagnet(t *testing.T) {
 		}
 		if p.GetWorker().GetName() == bad {
 			probe = p
+		} else {
+			began = time.Now()
 		}
 	}
 	if probe == nil {
@@ -325,12 +330,16 @@ func TestFailFastWorkerIsNoMagnet(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		if time.Since(began) > probeLife {
+			t.Logf("%d placements took longer than a probe lives: a busy machine", i+1)
+			return
+		}
 		if p.GetWorker().GetName() == bad {
 			t.Fatal("a second placement while the probe is under way")
 		}
 	}
 	r.report(0, probe, ask{tokens: tokens(1, 64)}, 0)
-	if w := r.worker(0, bad); w.GetState() != "ready" {
+	if w := r.worker(0, bad); w.GetState() != "ready" && time.Since(began) < probeLife {
 		t.Errorf("after a served probe it is %s", w.GetState())
 	}
 }

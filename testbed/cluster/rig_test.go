@@ -301,7 +301,7 @@ func (r *rig) serve(coordinator int, a ask) served {
 
 // worker is a coordinator's view of a worker; nil: unknown.
 func (r *rig) worker(coordinator int, name string) *waypostv1.Worker {
-	ctx, cancel := context.WithTimeout(r.t.Context(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(r.t.Context(), 30*time.Second)
 	defer cancel()
 	resp, err := r.Operator(coordinator).ListWorkers(ctx, &waypostv1.ListWorkersRequest{Name: &name})
 	if err != nil || len(resp.GetWorkers()) != 1 {
