@@ -1,8 +1,10 @@
 package agent
 
 import (
+	"math"
 	"time"
 
+	"waypost/agent/engine"
 	"waypost/gossip/accuracy"
 	"waypost/gossip/lane"
 	waypostv1 "waypost/proto/waypost/v1"
@@ -36,6 +38,27 @@ func (r *rank) accuracyNow() *accuracy.Worker {
 		}
 	}
 	return r.accuracy
+}
+
+// trustNow is the factor on credit for the present engine life's cache; NaN: too
+// few outcomes were seen. The lock is held.
+func (r *rank) trustNow(now time.Time) float64 {
+	if !r.known {
+		return math.NaN()
+	}
+	report := r.accuracyNow().Report(r.ms(now))
+	if report.Outcomes == 0 {
+		return math.NaN()
+	}
+	prior := accuracy.PriorInferred
+	switch r.coverage {
+	case engine.CoverageFull:
+		prior = accuracy.PriorLive
+	case engine.CoveragePartial:
+		prior = accuracy.PriorPartial
+	}
+	limits := accuracy.DefaultLimits()
+	return report.Trust(&limits, 0, prior)
 }
 
 // takeOutcomes learns from what a coordinator saw of the present engine life.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -57,8 +58,8 @@ type proberOptions struct {
 }
 
 // prober measures the hashing boundary of one engine: it asks for the token ids
-// of fixed probes, at most one question a second, and keeps one keyed hash per
-// token.
+// of fixed probes, at most one a second and, but for the first time in a life, at
+// most one request a second, and keeps one keyed hash per token.
 type prober struct {
 	proberOptions
 
@@ -135,14 +136,24 @@ func (p *prober) step(ctx context.Context) (asked int) {
 		return 1
 	}
 	probe := probeOf(key)
+	asked = 1
+	if c, ok := p.tokenizer.(engine.RenderCoster); ok && probe.ChatJSON != nil && p.seen(key) {
+		asked = c.RenderRequests()
+	}
 	ids, err := p.ask(ctx, probe)
 	if p.took(key, ids, err) {
 		p.changed()
 	}
-	if c, ok := p.tokenizer.(engine.RenderCoster); ok && probe.ChatJSON != nil {
-		return c.RenderRequests()
-	}
-	return 1
+	return asked
+}
+
+// seen says that a probe was measured in this life. The first time it takes one
+// turn, however many requests its rendering is: until all are measured, workers
+// that do not agree may share what they should not.
+func (p *prober) seen(key probeKey) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return !p.at[key].IsZero()
 }
 
 // begin forgets what was measured of another life, and reports whether the
@@ -328,7 +339,7 @@ func (p *prober) vector() *boundary.Vector {
 		if v.Declared = p.declared; v.Declared == "" {
 			v.Declared = p.life.model
 		}
-		v.Declared = v.Declared[:min(len(v.Declared), boundary.MaxTextBytes)]
+		v.Declared = strings.ToValidUTF8(v.Declared[:min(len(v.Declared), boundary.MaxTextBytes)], "")
 		return v
 	}
 	v.Sets = []int{boundary.OldestSet, boundary.NewestSet}

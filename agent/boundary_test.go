@@ -354,6 +354,54 @@ func TestEqualBoundariesAreNeverSplit(t *testing.T) {
 	t.Logf("%d of %d equal pairs split, %d of them write the date", split, pairs, dated)
 }
 
+// costlyEngine renders a chat with two requests, as llama.cpp does.
+type costlyEngine struct{ *textEngine }
+
+func (costlyEngine) RenderRequests() int { return 2 }
+
+func (e costlyEngine) Render(ctx context.Context, chatJSON []byte) ([]uint32, error) {
+	e.asked.Add(1)
+	return e.textEngine.Render(ctx, chatJSON)
+}
+
+// What only the last probe shows is found in time, too, where rendering takes
+// two requests; afterwards there is at most one request a second.
+func TestBoundaryOfCostlyRendering(t *testing.T) {
+	a, b := costlyEngine{llamaLike()}, costlyEngine{llamaLike()}
+	b.template = func(e *textEngine, c *chat) string {
+		text := headers("02 Jan 2006")(e, c)
+		if strings.Contains(text, "literally") {
+			text += "!"
+		}
+		return text
+	}
+	r := pairOf{a: a, b: b, capsA: events, capsB: events, start: 9 * time.Hour, runFor: 14 * time.Second}.run(t)
+	if got := r.verdict.Difference.String(); !r.split || r.after > 10*time.Second || !strings.HasPrefix(got, "chat rendering, probe 4") {
+		t.Errorf("found %v after %v as %q", r.split, r.after, got)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		e := costlyEngine{qwenLike()}
+		p := newProber(proberOptions{
+			tokenizer: e, hasher: boundary.NewHasher(prefix.ClusterKey{5}), changed: func() {}, log: slog.New(slog.DiscardHandler),
+			state: func() probedState { return probedState{life: engineLife{mark: 1, model: "m"}, up: true} },
+		})
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { p.run(ctx); close(done) }()
+		time.Sleep(20 * time.Second)
+		first := e.asked.Load()
+		for range 100 { // a coordinator that asks all the time
+			p.again(boundary.PartChat, 1)
+			time.Sleep(100 * time.Millisecond)
+		}
+		if n := e.asked.Load() - first; first > 12 || n > 12 {
+			t.Errorf("%d requests at first, then %d in 10 s", first, n)
+		}
+		cancel()
+		<-done
+	})
+}
+
 // The date is found though no form of it is known, once it changes.
 func TestUnknownDateFormIsLearnt(t *testing.T) {
 	e := func() *textEngine {
@@ -430,6 +478,7 @@ func TestDeclaredBoundary(t *testing.T) {
 	}{
 		"no tokenizer":               {nil, "", "m"},
 		"no tokenizer, declared":     {nil, "of may", "of may"},
+		"too long, cut at a letter":  {nil, "x" + strings.Repeat("ü", 100), "x" + strings.Repeat("ü", (boundary.MaxTextBytes-1)/2)},
 		"no route":                   {noTokenizer{}, "", "m"},
 		"no route, declared":         {noTokenizer{}, "of may", "of may"},
 		"measured, though declared":  {qwenLike(), "of may", ""},

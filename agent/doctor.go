@@ -15,7 +15,6 @@ import (
 	"waypost/agent/engine"
 	"waypost/gossip/doctor"
 	"waypost/gossip/lane"
-	"waypost/nvml"
 	waypostv1 "waypost/proto/waypost/v1"
 )
 
@@ -249,39 +248,6 @@ func fixIn(hint string) string {
 		return fix
 	}
 	return hint
-}
-
-// checkGPUs tells the state of the driver and of each GPU.
-func (a *Agent) checkGPUs(l *doctor.List) {
-	if a.gpus == nil {
-		l.Good("nvml-driver", a.name, "GPU facts are switched off: gpu.enabled = \"off\"")
-		return
-	}
-	v, policy := a.gpus.View(), nvml.DefaultPolicy()
-	switch v.Status.Code {
-	case nvml.StateOK:
-		l.Good("nvml-driver", a.name, fmt.Sprintf("%d GPUs, driver %s", len(v.Devices), orUnknown(v.Driver.DriverVersion)))
-	case nvml.StateNoLibrary, nvml.StateNoGPUs:
-		l.Good("nvml-driver", a.name, v.Status.Text)
-	case nvml.StateNotBuilt, nvml.StateStarting:
-		l.Add("nvml-driver", doctor.Unknown, a.name, v.Status.Text, "", "")
-	case nvml.StateNoPermission:
-		l.Bad("nvml-driver", a.name, v.Status.Text, "", "give the agent's unit DeviceAllow=char-nvidia* rw, or remove its DevicePolicy drop-in")
-	case nvml.StateVersionMismatch:
-		l.Bad("nvml-driver", a.name, v.Status.Text, "the driver was upgraded since boot", "reboot this host, or unload and load the nvidia modules")
-	default:
-		l.Bad("nvml-driver", a.name, v.Status.Text, "", "nvidia-smi, then journalctl -k -g 'NVRM|Xid'")
-	}
-	for i := range v.Devices {
-		d := &v.Devices[i]
-		subject := fmt.Sprintf("%s/%d", a.name, d.Index)
-		verdict := v.Judge(policy, []string{d.UUID})
-		if verdict.Action == nvml.ActionOK {
-			l.Good("gpu-fault", subject, "ok")
-			continue
-		}
-		l.Bad("gpu-fault", subject, verdict.String(), "", "waypost gpus "+a.name)
-	}
 }
 
 // checkLanes tells the state of the way to each coordinator, and of its clock.

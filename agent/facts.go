@@ -79,9 +79,7 @@ func (a *Agent) reportHost() {
 			a.dialer.Kick()
 		}
 		a.lookAtGPUs()
-		for _, l := range a.dialer.Lanes() {
-			a.sendHostReport(l)
-		}
+		a.sendHostReport(a.dialer.Lanes()...)
 		// A flood of GPU errors must not keep the agent busy.
 		select {
 		case <-a.ctx.Done():
@@ -90,11 +88,17 @@ func (a *Agent) reportHost() {
 	}
 }
 
-func (a *Agent) sendHostReport(l *lane.Lane) {
+// sendHostReport tells the facts of this moment to some coordinators.
+func (a *Agent) sendHostReport(lanes ...*lane.Lane) {
+	if len(lanes) == 0 {
+		return
+	}
 	r := a.hostReport()
 	r.Checks, r.WallUnixMs = a.kept(), proto.Float64(float64(time.Now().UnixMilli()))
-	// A full queue means newer facts follow within seconds.
-	_ = l.Send(&waypostv1.ConnectRequest{Frame: &waypostv1.ConnectRequest_Host{Host: r}})
+	for _, l := range lanes {
+		// A full queue means newer facts follow within seconds.
+		_ = l.Send(&waypostv1.ConnectRequest{Frame: &waypostv1.ConnectRequest_Host{Host: r}})
+	}
 }
 
 // checkEvery is how often the checks are made.

@@ -5,15 +5,13 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"net"
-	"net/url"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 
 	"google.golang.org/protobuf/proto"
 
+	"waypost/agent/engine/process"
 	"waypost/agent/host"
 	"waypost/gossip/lane"
 	"waypost/nvml"
@@ -31,7 +29,7 @@ type gpuReader interface {
 // gpuTruth is what the agent makes of the host's GPUs: which engine uses which,
 // by what policy they are judged, and what was said of them.
 type gpuTruth struct {
-	listeners *host.Listeners
+	listeners *process.Listeners
 	parents   host.Parents
 	// judged gets a value when GPUs are to be judged anew.
 	judged chan struct{}
@@ -54,7 +52,7 @@ type gpuTruth struct {
 
 func newGPUTruth(proc string) *gpuTruth {
 	return &gpuTruth{
-		listeners: host.NewListeners(proc), parents: host.ProcParents(proc), policy: nvml.DefaultPolicy(),
+		listeners: process.NewListeners(proc), parents: host.ProcParents(proc), policy: nvml.DefaultPolicy(),
 		judged: make(chan struct{}, 1), uses: map[string][]string{}, told: map[string]nvml.Verdict{},
 	}
 }
@@ -79,12 +77,19 @@ func (g *gpuTruth) setPolicy(p *waypostv1.GpuPolicy) error {
 	return nil
 }
 
+// policyNow is the policy in force.
+func (g *gpuTruth) policyNow() *nvml.Policy {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.policy
+}
+
 // engineProcesses finds the processes that listen on engines' ports, with the
 // engine of each; all says that every engine of this host was found.
 func (g *gpuTruth) engineProcesses(urls map[string]string) (engines map[int]string, all bool) {
 	engines, all = map[int]string{}, true
 	for name, target := range urls {
-		port, ok := localPort(target)
+		port, ok := process.Local(target)
 		if !ok {
 			all = false
 			continue
@@ -96,27 +101,6 @@ func (g *gpuTruth) engineProcesses(urls map[string]string) (engines map[int]stri
 		}
 	}
 	return engines, all
-}
-
-// localPort is the port of a URL on this host.
-func localPort(target string) (int, bool) {
-	u, err := url.Parse(target)
-	if err != nil {
-		return 0, false
-	}
-	if ip := net.ParseIP(u.Hostname()); u.Hostname() != "localhost" && (ip == nil || !ip.IsLoopback() && !isHostAddress(ip)) {
-		return 0, false
-	}
-	port, err := strconv.Atoi(cmp.Or(u.Port(), map[string]string{"http": "80", "https": "443"}[u.Scheme]))
-	return port, err == nil && port > 0 && port < 1<<16
-}
-
-func isHostAddress(ip net.IP) bool {
-	addresses, err := net.InterfaceAddrs()
-	return err == nil && slices.ContainsFunc(addresses, func(a net.Addr) bool {
-		n, ok := a.(*net.IPNet)
-		return ok && n.IP.Equal(ip)
-	})
 }
 
 // look finds out anew which engine uses which GPU: those that listen, and the
@@ -259,19 +243,14 @@ func (a *Agent) hostReport() *waypostv1.HostReport {
 	}
 	view := a.gpus.View()
 	g := a.truth
+	r := host.Report(&facts, &view, g.policyNow())
+	for _, m := range r.GetGpus() {
+		a.addPlace(m, facts.Interfaces)
+	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	r := host.Report(&facts, &view, g.policy)
 	headroom := a.kvNotes()
 	for i, m := range r.GetGpus() {
-		if node := a.host.NUMANodeOf(m.GetPciBusId()); node != nil {
-			m.NumaNode = proto.Uint32(uint32(*node))
-		}
-		for k := range facts.Interfaces {
-			if distance := a.host.NICDistance(m.GetPciBusId(), facts.Interfaces[k].Name); distance != "" {
-				m.Nics = append(m.Nics, &waypostv1.NicDistance{Interface: &facts.Interfaces[k].Name, Distance: &distance})
-			}
-		}
 		for _, p := range m.GetProcesses() {
 			if engine := g.owners[p.GetPid()]; engine != "" {
 				p.Engine = &engine
@@ -288,6 +267,20 @@ func (a *Agent) hostReport() *waypostv1.HostReport {
 		}
 	}
 	return r
+}
+
+// addPlace adds where a GPU hangs in the host and how near its network cards are.
+// It reads the kernel's tree of devices, so no lock is held that a load report
+// waits for.
+func (a *Agent) addPlace(m *waypostv1.Gpu, interfaces []host.Interface) {
+	if node := a.host.NUMANodeOf(m.GetPciBusId()); node != nil {
+		m.NumaNode = proto.Uint32(uint32(*node))
+	}
+	for i := range interfaces {
+		if distance := a.host.NICDistance(m.GetPciBusId(), interfaces[i].Name); distance != "" {
+			m.Nics = append(m.Nics, &waypostv1.NicDistance{Interface: &interfaces[i].Name, Distance: &distance})
+		}
+	}
 }
 
 // kvTolerance is how much more KV an engine may claim than its processes hold:
@@ -394,9 +387,7 @@ func (a *Agent) acknowledge(ack *waypostv1.AckGpu) *waypostv1.AckGpuReply {
 			return reply
 		}
 	}
-	a.truth.mu.Lock()
-	verdict := a.truth.policy.Judge(v.Status.Code, v.XidState, d)
-	a.truth.mu.Unlock()
+	verdict := a.truth.policyNow().Judge(v.Status.Code, v.XidState, d)
 	reply.Verdict = proto.String(verdict.String())
 	return reply
 }

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"waypost/agent/engine"
+	"waypost/gossip/doctor"
 	"waypost/nvml"
 	waypostv1 "waypost/proto/waypost/v1"
 )
@@ -93,6 +94,22 @@ func twoEngines(t *testing.T) (*Agent, *fakeGPUs) {
 	view := gpus.View()
 	a.truth.look(&view, a.urls(), nil)
 	return a, gpus
+}
+
+// The doctor judges GPUs as placements do: by the fleet's policy, not by the one
+// that is in force until a coordinator is heard.
+func TestDoctorJudgesByTheFleetsPolicy(t *testing.T) {
+	a, gpus := twoEngines(t)
+	gpus.set("GPU-a", func(d *nvml.Device) { d.Xids = []nvml.XidSeen{{Xid: 79, Count: 1}} })
+	if checks := a.checks(time.Now()).Sorted(); !finds(checks, "gpu-fault", doctor.Problem, "xid_79") {
+		t.Fatalf("not seen: %v", checks)
+	}
+	if err := a.truth.setPolicy(&waypostv1.GpuPolicy{Ignore: []string{"xid:79"}}); err != nil {
+		t.Fatal(err)
+	}
+	if checks := a.checks(time.Now()).Sorted(); finds(checks, "gpu-fault", doctor.Problem, "xid_79") {
+		t.Errorf("what the fleet ignores is a problem still: %v", checks)
+	}
 }
 
 // A GPU's fault is put on the engine that uses it and on no other one; a GPU that
@@ -267,19 +284,6 @@ func TestGPU02VerdictMetricFades(t *testing.T) {
 		gpus.set("GPU-a", func(d *nvml.Device) { d.Xids = step.xids })
 		if diff := cmp.Diff(step.want, series()); diff != "" {
 			t.Errorf("%+v (-want +got):\n%s", step.xids, diff)
-		}
-	}
-}
-
-// An engine in another place than this host is not looked for here.
-func TestLocalPort(t *testing.T) {
-	for target, want := range map[string]int{
-		"http://127.0.0.1:8000": 8000, "http://localhost:9": 9, "http://[::1]:8001": 8001, "https://localhost": 443,
-		"http://192.0.2.7:8000": 0, "http://engine.example:8000": 0, "http://127.0.0.1:0": 0, "::": 0,
-	} {
-		got, ok := localPort(target)
-		if want == 0 && ok || want != 0 && got != want {
-			t.Errorf("%s: %d %v, want %d", target, got, ok, want)
 		}
 	}
 }

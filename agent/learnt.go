@@ -17,6 +17,7 @@ import (
 	"waypost/agent/engine"
 	"waypost/agent/queue"
 	"waypost/gossip/accuracy"
+	"waypost/systemd/daemon"
 )
 
 // What was learnt of the workers' queues is kept in a file of the state
@@ -67,7 +68,7 @@ type learntWorker struct {
 }
 
 func newLearnt(stateDir string) *learnt {
-	return &learnt{file: filepath.Join(stateDir, learntFile), replace: replaceFile, workers: map[string]learntWorker{}}
+	return &learnt{file: filepath.Join(stateDir, learntFile), replace: daemon.ReplaceFile, workers: map[string]learntWorker{}}
 }
 
 // read takes the file in. One that is missing is empty; one that cannot be used
@@ -190,24 +191,6 @@ func (l *learnt) merge(now map[string]learntWorker) ([]byte, error) {
 		return nil, nil
 	}
 	return data, nil
-}
-
-func replaceFile(file string, data []byte) error {
-	tmp, err := os.CreateTemp(filepath.Dir(file), filepath.Base(file)+".*")
-	if err != nil {
-		return err
-	}
-	_, err = tmp.Write(data)
-	if closeErr := tmp.Close(); err == nil {
-		err = closeErr
-	}
-	if err == nil {
-		err = os.Rename(tmp.Name(), file)
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(tmp.Name()))
-	}
-	return nil
 }
 
 // keep leaves only workers of engines that are asked for.

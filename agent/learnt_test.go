@@ -16,6 +16,7 @@ import (
 	"waypost/gossip/ledger"
 	"waypost/gossip/prefix"
 	waypostv1 "waypost/proto/waypost/v1"
+	"waypost/systemd/daemon"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -257,7 +258,7 @@ func TestLearntWaitsForNoDisk(t *testing.T) {
 	l.replace = func(file string, data []byte) error {
 		close(writing)
 		<-goOn
-		return replaceFile(file, data)
+		return daemon.ReplaceFile(file, data)
 	}
 	written := make(chan error)
 	go func() { written <- l.write(map[string]learntWorker{old.local(): w}) }()

@@ -9,8 +9,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"waypost/agent/engine"
+	"waypost/agent/engine/kvevents"
 	"waypost/gossip/doctor"
 	"waypost/gossip/ledger"
+	"waypost/systemd/daemon"
 )
 
 // collector tells the series of this host's workers. They come from here only:
@@ -19,8 +21,8 @@ type collector struct {
 	a *Agent
 
 	up, running, waiting, queue, kvUsed, step, cached, incarnation, coverage, faults *prometheus.Desc
-	prefill, lag, claims, claimEvents                                                *prometheus.Desc
-	build, doctor                                                                    *prometheus.Desc
+	prefill, lag, claims, claimEvents, events, gaps, lost, trust                     *prometheus.Desc
+	build, doctor, cpu                                                               *prometheus.Desc
 }
 
 func newCollector(a *Agent) *collector {
@@ -36,21 +38,26 @@ func newCollector(a *Agent) *collector {
 		kvUsed:      d("engine_kv_used_ratio", "Share of KV blocks referenced; absent: unknown.", "worker"),
 		step:        d("engine_step_seconds", "Present gap between tokens; absent: unknown.", "worker"),
 		cached:      d("engine_cached_tokens", "Tokens in unbroken cached prefixes; absent: no events.", "worker"),
-		incarnation: d("engine_incarnation", "Changes with each process life of the engine.", "worker"),
-		coverage:    d("view_coverage_ratio", "How much of the cache the events show: 1 full, 0.5 partial, 0 none.", "worker"),
+		incarnation: d("engine_incarnation", "Changes with each process life of the engine; absent: not reached yet.", "worker"),
+		coverage:    d("view_coverage_ratio", "How much of the cache the events show: 1 full, 0.5 partial, 0 none; absent: not reached yet.", "worker"),
 		faults:      d("engine_event_faults_total", "Faults of the event stream, by kind: gaps, missing batches, damage, resets.", "worker", "kind"),
 		prefill:     d("engine_prefill_tokens_per_second", "Speed of a full prefill step by the step model in force.", "worker"),
 		lag:         d("engine_signal_lag_seconds", "Learnt lag of the engine's counters; absent: not known.", "worker"),
 		claims:      d("claims", "Placements known here: open ones wait for their first token, kept ones are remembered.", "worker", "state"),
 		claimEvents: d("claim_events_total", "What became of claims, marks and their evidence, by kind.", "worker", "kind"),
 		doctor:      d("doctor_check", "Named checks: 0 ok, 1 problem.", "check"),
+		events:      d("engine_events_total", "Events of the engine's cache that were taken in; absent: it tells none.", "worker"),
+		gaps:        d("engine_event_gaps_total", "Jumps of the number of the engine's event batches; absent: it tells none.", "worker"),
+		lost:        d("engine_event_batches_lost_total", "Event batches that were missed and that the engine has no more; absent: it tells none.", "worker"),
+		trust:       d("view_trust_ratio", "Factor on credit for the worker's cache: the share of expected tokens that was found; absent: too few outcomes.", "worker"),
+		cpu:         d("agent_cpu_seconds_total", "Processor time of the agent's process, without that of the driver's child; absent: the system does not tell."),
 		build:       d("build_info", "Version of this program.", "version"),
 	}
 }
 
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{c.up, c.running, c.waiting, c.queue, c.kvUsed, c.step, c.cached, c.incarnation, c.coverage, c.faults, c.prefill, c.lag, c.claims, c.claimEvents, c.build, c.doctor} {
+	for _, d := range []*prometheus.Desc{c.up, c.running, c.waiting, c.queue, c.kvUsed, c.step, c.cached, c.incarnation, c.coverage, c.faults, c.prefill, c.lag, c.claims, c.claimEvents, c.events, c.gaps, c.lost, c.trust, c.build, c.doctor, c.cpu} {
 		ch <- d
 	}
 }
@@ -63,6 +70,9 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	gauge(c.build, 1, c.a.opt.Version)
 	for check, n := range doctor.Problems(c.a.kept()) {
 		gauge(c.doctor, float64(min(n, 1)), check)
+	}
+	if cpu, known := daemon.ProcessCPU(); known {
+		ch <- prometheus.MustNewConstMetric(c.cpu, prometheus.CounterValue, cpu.Seconds())
 	}
 	now := time.Now()
 	for _, w := range c.a.watching() {
@@ -89,11 +99,21 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 			if rep.load.KVUsedRatio != nil {
 				gauge(c.kvUsed, *rep.load.KVUsedRatio, worker)
 			}
-			if rep.coverage != engine.CoverageNone {
+			if rep.coverage != engine.CoverageNone && rep.blockTokens > 0 {
 				gauge(c.cached, float64(rep.cachedBlocks*rep.blockTokens), worker)
 			}
-			gauge(c.incarnation, float64(rep.process>>12), worker)
-			gauge(c.coverage, map[engine.Coverage]float64{engine.CoverageFull: 1, engine.CoveragePartial: 0.5}[rep.coverage], worker)
+			if rep.known {
+				gauge(c.incarnation, float64(rep.process>>12), worker)
+				gauge(c.coverage, map[engine.Coverage]float64{engine.CoverageFull: 1, engine.CoveragePartial: 0.5}[rep.coverage], worker)
+			}
+			if !math.IsNaN(rep.trust) {
+				gauge(c.trust, rep.trust, worker)
+			}
+			if rep.eventful {
+				for d, n := range map[*prometheus.Desc]uint64{c.events: rep.events, c.gaps: uint64(rep.faults[kvevents.CountGaps]), c.lost: uint64(rep.faults[kvevents.CountLost])} {
+					ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(n), worker)
+				}
+			}
 			for kind, n := range rep.faults {
 				ch <- prometheus.MustNewConstMetric(c.faults, prometheus.CounterValue, float64(n), worker, kind)
 			}

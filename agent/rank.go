@@ -80,6 +80,8 @@ type rank struct {
 	up              bool
 	reason          string
 	faults          map[string]int
+	// events counts the events of the engine's cache that were taken in.
+	events uint64
 	// overPool says that the engine announces copies that do not exist.
 	overPool bool
 	// began is the zero of the clock of the mirror's history.
@@ -194,6 +196,7 @@ func (r *rank) apply(b engine.Batch) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.told.changed(&b)
+	r.events += uint64(len(b.Events))
 	table := r.table
 	if r.beside != nil {
 		table = r.beside
@@ -315,12 +318,22 @@ type report struct {
 	blockTokens  int
 	faults       map[string]int
 	claims       claimCounts
+	// known says that the engine was reached.
+	known bool
+	// events counts the events of its cache; eventful says that it has some.
+	events   uint64
+	eventful bool
+	// trust is the factor on credit for its cache; NaN: nothing was learnt.
+	trust float64
 }
 
 func (r *rank) report(now time.Time) report {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	out := report{process: r.process, coverage: r.coverage, faults: maps.Clone(r.faults), blockTokens: r.facts.BlockTokens}
+	out := report{
+		process: r.process, coverage: r.coverage, faults: maps.Clone(r.faults), blockTokens: r.facts.BlockTokens, known: r.known, trust: r.trustNow(now),
+		events: r.events, eventful: r.events > 0 || r.coverage != engine.CoverageNone && r.follow == nil,
+	}
 	if r.estimate != nil {
 		out.load = r.estimate.Load(now)
 		out.claims = r.claimCounts()

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"waypost/agent/engine"
 	"waypost/gossip/ledger"
 	"waypost/gossip/mesh"
 	"waypost/gossip/summary"
@@ -124,7 +125,7 @@ func (r *rank) sketch(now time.Time, roots int) (w summary.WorkerSketch, age tim
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.encoder != nil && r.coverage != "none" {
+	if r.encoder != nil && r.coverage != engine.CoverageNone {
 		w.Roots = r.encoder.HotRoots(roots)
 	}
 	return w, age

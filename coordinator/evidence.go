@@ -20,8 +20,10 @@ import (
 const settleAfter = 3 * time.Second
 
 const (
-	// answerWithin is how long an agent has to answer.
+	// answerWithin is how long an agent has to answer, maxAsked how often it is
+	// asked at most: a question goes with a lane that is opened anew.
 	answerWithin = time.Second
+	maxAsked     = 3
 	// maxOpenCases bounds the placements whose prefixes are remembered,
 	// maxUnsaltedKeys the keys of a salted prompt without its salt.
 	maxOpenCases    = 65_536
@@ -61,6 +63,7 @@ type placed struct {
 	dueAt         time.Time
 	// ended says that nobody reported the outcome: the agent's word is asked.
 	ended bool
+	asked int // how often the agent was
 }
 
 func newCases(c *Coordinator, after time.Duration) *cases {
@@ -201,12 +204,30 @@ func (k *cases) later(id string, now time.Time, ended bool) {
 	if len(k.due) >= maxOpenCases { // agents answer too slowly: its class stays provisional
 		return
 	}
-	p.dueAt, p.ended = now.Add(k.after), ended
+	p.ended = ended
+	k.wait(p, now)
+}
+
+// wait has a placement settled in a while. The lock is held.
+func (k *cases) wait(p *placed, now time.Time) {
+	p.dueAt = now.Add(k.after)
 	k.due = append(k.due, p)
 	select {
 	case k.wake <- struct{}{}:
 	default:
 	}
+}
+
+// again puts off what an agent gave no answer about, unless it was asked often
+// enough or too much waits.
+func (k *cases) again(p *placed, now time.Time) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if p.asked++; p.asked >= maxAsked || len(k.due) >= maxOpenCases {
+		return false
+	}
+	k.wait(p, now)
+	return true
 }
 
 // done forgets a placement whose class is final.
@@ -271,11 +292,14 @@ func (k *cases) nextDue(now time.Time) (next *placed, wait time.Duration) {
 }
 
 // settle asks the worker's agent what the engine's events say, and gives the
-// outcome its final class. An agent that does not answer leaves unknown what
-// only it knows.
+// outcome its final class. An agent that does not answer is asked again; if it
+// never does, what only it knows is left unknown.
 func (k *cases) settle(p *placed) {
 	reply := k.ask(p)
 	now := time.Now()
+	if reply == nil && k.again(p, now) {
+		return
+	}
 	e, ok := k.c.records.Get(p.id)
 	if !ok {
 		return

@@ -42,8 +42,10 @@ func (c *Coordinator) remember(w *work, req *waypostv1.PlaceRequest, request *pl
 	c.memos.remember(w, answer.GetPlacementId(), now)
 	c.cases.remember(w, req, &e, chosen.BlockTokens, now)
 	c.shares.placed(now, request.Pool, answer.GetWorker().GetName(), e.ReachableTokens > 0, e.LostTo == explain.LostToLoad)
+	// A pool has the series from its first placement on: a rate needs a 0 to begin at.
+	redirected := c.metrics.redirected.WithLabelValues(request.Pool)
 	if d.Redirected() {
-		c.metrics.redirected.WithLabelValues(request.Pool).Inc()
+		redirected.Inc()
 	}
 	if term := d.DecidingTerm(); term != "" {
 		c.metrics.decidingTerm.WithLabelValues(request.Pool, term).Inc()

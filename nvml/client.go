@@ -276,12 +276,11 @@ func (c *Client) setStatus(s Status) {
 	if s.Code == StateBlocked || s.Code == StateCrashed {
 		level = slog.LevelWarn
 	}
-	event := "nvml_state"
+	attrs := []any{"state", string(s.Code), "text", s.Text, "before", string(old.Code)}
 	if s.Code == StateBlocked {
-		event = "nvml_blocked"
+		attrs = append(attrs, "event", "nvml_blocked")
 	}
-	c.options.Logger.Log(context.Background(), level, "NVML state changed",
-		"event", event, "state", string(s.Code), "text", s.Text, "before", string(old.Code))
+	c.options.Logger.Log(context.Background(), level, "NVML state changed", attrs...)
 	c.signal()
 }
 
@@ -354,14 +353,19 @@ func (w *watch) readFrames() {
 // follow takes in what the child says until it ends or must be ended.
 func (w *watch) follow(ctx context.Context) (again bool) {
 	c := w.client
-	silence := time.NewTimer(max(c.blocked, startLimit))
+	// Silence is heard in two halves: of one that this process slept through, the
+	// second half is still to come, and with it what waits to be read.
+	half := c.blocked / 2
+	silence := time.NewTimer(max(c.blocked, startLimit) - half)
 	defer silence.Stop()
+	quiet := false
 	var reported *Status // the state the child ended with, by its own word
 	rebuild := false
 	for {
 		select {
 		case m := <-w.messages:
-			silence.Reset(c.blocked)
+			silence.Reset(c.blocked - half)
+			quiet = false
 			if m.Busy != nil {
 				if m.Busy.ForMs >= float64(c.blocked)/float64(time.Millisecond) {
 					w.block(m.Busy.words() + " does not return")
@@ -375,6 +379,11 @@ func (w *watch) follow(ctx context.Context) (again bool) {
 		case err := <-w.failed:
 			return w.ended(err, reported, rebuild)
 		case <-silence.C:
+			if !quiet {
+				quiet = true
+				silence.Reset(half)
+				continue
+			}
 			w.block("the NVML child is silent")
 			return true
 		case <-ctx.Done():

@@ -225,6 +225,50 @@ func TestClientSilentChild(t *testing.T) {
 	})
 }
 
+// sleepyHandler keeps who logs a warning for a time, as a machine that stands still
+// does.
+type sleepyHandler struct {
+	slog.Handler
+	sleep time.Duration
+}
+
+func (sleepyHandler) Enabled(context.Context, slog.Level) bool { return true }
+
+func (s sleepyHandler) Handle(_ context.Context, r slog.Record) error {
+	if r.Level == slog.LevelWarn && strings.HasPrefix(r.Message, "GPU reported") {
+		time.Sleep(s.sleep)
+	}
+	return nil
+}
+
+// What this process slept through is no silence of the child, whose word waits to
+// be read.
+func TestClientSleptItself(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		log := slog.New(sleepyHandler{slog.DiscardHandler, time.Minute})
+		c, err := New(Options{Executable: "fake", Logger: log})
+		if err != nil {
+			t.Fatal(err)
+		}
+		dead := &fakeProcess{exited: make(chan struct{})}
+		close(dead.exited)
+		w := &watch{client: c, process: dead, messages: make(chan *message, 1), failed: make(chan error, 1)}
+		for range 30 {
+			again := make(chan bool)
+			w.messages <- &message{Xid: &XidEvent{UUID: "GPU-a", Xid: 79}} // a warning
+			go func() { again <- w.follow(t.Context()) }()
+			time.Sleep(time.Second)
+			w.messages <- &message{Status: &Status{Code: StateNoGPUs, Text: "no GPUs"}} // while it sleeps
+			time.Sleep(time.Minute)
+			w.failed <- errors.New("closed")
+			<-again
+		}
+		if n := testutil.ToFloat64(c.metrics.blocks); n != 0 {
+			t.Errorf("silent %v times of 30", n)
+		}
+	})
+}
+
 func TestClientCrash(t *testing.T) {
 	run(t, newScript(gpu(0, "GPU-a")), Options{}, func(h *host) {
 		h.after(2 * time.Second)

@@ -7,9 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"time"
+
+	"waypost/systemd/daemon"
 )
 
 const (
@@ -168,28 +169,15 @@ func (c *Client) writeState() {
 	if !changed || boot == "" || uptime <= 0 {
 		return
 	}
-	if err := replaceFile(c.options.StateFile, &state); err != nil {
+	if err := writeState(c.options.StateFile, &state); err != nil {
 		c.options.Logger.Warn("GPU errors cannot be kept", "file", c.options.StateFile, "error", err)
 	}
 }
 
-// replaceFile writes a file in one step.
-func replaceFile(path string, state *keptState) error {
+func writeState(file string, state *keptState) error {
 	text, err := json.Marshal(state)
 	if err != nil {
 		return err
 	}
-	f, err := os.CreateTemp(filepath.Dir(path), ".gpus-*")
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(append(text, '\n'))
-	err = errors.Join(err, f.Sync(), f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		_ = os.Remove(f.Name())
-	}
-	return err
+	return daemon.ReplaceFile(file, append(text, '\n'))
 }

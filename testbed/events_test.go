@@ -14,7 +14,7 @@ import (
 
 // What the programs call an event is one of the words that operators know.
 func TestEventsAreOfOneVocabulary(t *testing.T) {
-	word := regexp.MustCompile(`"event", "([^"]*)"`)
+	word := regexp.MustCompile(`(?:"event", |event :?= )"([^"]*)"`)
 	seen := map[string]bool{}
 	err := filepath.WalkDir("..", func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {

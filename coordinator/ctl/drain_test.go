@@ -59,7 +59,7 @@ func (d draining) ListWorkers(context.Context, *waypostv1.ListWorkersRequest) (*
 }
 
 func TestDrainShowsWhatStillRuns(t *testing.T) {
-	took := regexp.MustCompile(`\d+ (ms|s)\)|in \d+s`)
+	took := regexp.MustCompile(`[\d.]+ (ms|s)\)|in [\dhm]+s`)
 	for name, c := range map[string]struct {
 		looks [][]int
 		undo  bool

@@ -196,7 +196,10 @@ func (m *Memo) learnUnit(r *Request, j int, rec int32) (known int) {
 	case nd.next != 0 && next != 0 && nd.next != next:
 		nd.tokens = floor(min(l, max(float64(nd.tokens), fromEnd, l-nextTokens)))
 		m.records.keepPoints(rec, &m.tape, common)
-		nd.branched = true
+		if !nd.branched {
+			// What waits as the end of a prompt goes before those now.
+			nd.branched, nd.queued = true, false
+		}
 		m.queue(id)
 	default:
 		nd.tokens = max(nd.tokens, m.place(rec, u.inner && !nd.branched, min(l, fromEnd)))

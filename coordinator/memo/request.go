@@ -32,11 +32,6 @@ func KeyOf(k prefix.ClusterKey) Key {
 	return Key{siphash.Hash(c0, c1, []byte("waypost text memo 0")), siphash.Hash(c0, c1, []byte("waypost text memo 1"))}
 }
 
-// RawKey is a key by its bytes.
-func RawKey(b [16]byte) Key {
-	return Key{binary.LittleEndian.Uint64(b[:8]), binary.LittleEndian.Uint64(b[8:])}
-}
-
 // String discloses nothing.
 func (Key) String() string { return "memo-key" }
 

@@ -50,7 +50,15 @@ func (m *Memo) queue(id int32) {
 	}
 	*q = append(*q, n.key)
 	if len(*q) > maxShares {
-		*q = (*q)[len(*q)-maxShares:]
+		m.unqueue((*q)[0])
+		*q = (*q)[1:]
+	}
+}
+
+// unqueue lets a node be queued again, if it is there still.
+func (m *Memo) unqueue(key uint64) {
+	if id := m.byKey[key]; id != 0 {
+		m.nodes[id].queued = false
 	}
 }
 
@@ -77,9 +85,7 @@ func (m *Memo) Share(key Key, maxBytes int, ends bool) (out []Entry) {
 	for _, q := range []*[]uint64{&m.shares.branched, &m.shares.ends} {
 		if q == &m.shares.ends && !ends {
 			for _, k := range *q {
-				if id := m.byKey[k]; id != 0 {
-					m.nodes[id].queued = false
-				}
+				m.unqueue(k)
 			}
 			*q = nil
 			continue

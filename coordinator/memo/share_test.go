@@ -155,3 +155,41 @@ func TestSharesAreBounded(t *testing.T) {
 		t.Errorf("%d entries told twice", len(got))
 	}
 }
+
+// What found no room in the queue waits again once it is met again, and a node
+// behind which paths part goes before the ends of prompts, though it waited as
+// one of them.
+func TestSharesThatWaitAgain(t *testing.T) {
+	m := newMemo(t)
+	first := talk("user:" + someText(rng(1), 40))
+	teach(t, m, first, words(appendOnly(first)))
+	m.Share(vectorKey, 1<<30, true)
+	teach(t, m, first, words(appendOnly(first)))
+	for i := range maxShares {
+		d := talk("user:" + someText(rng(uint64(2+i)), 40))
+		teach(t, m, d, words(appendOnly(d)))
+	}
+	for _, e := range m.shares.ends {
+		if n := m.nodes[m.byKey[e]]; !n.queued {
+			t.Fatal("one that waits is not marked")
+		}
+	}
+	waiting := 0
+	for _, id := range m.byKey {
+		waiting += bit(m.nodes[id].queued)
+	}
+	if waiting != len(m.shares.ends)+len(m.shares.branched) {
+		t.Errorf("%d nodes are marked, %d wait", waiting, len(m.shares.ends)+len(m.shares.branched))
+	}
+	m.Share(vectorKey, 1<<30, true)
+
+	system := "system:" + someText(rng(7), 900)
+	for i := range uint64(3) {
+		d := talk(system, "user:"+someText(rng(1<<20+i), 30))
+		teach(t, m, d, words(appendOnly(d)))
+	}
+	told := m.Share(vectorKey, 1, false) // room for one
+	if len(told) != 1 || !m.nodes[m.byKey[told[0].Key]].branched {
+		t.Errorf("%d told, want what has branches", len(told))
+	}
+}

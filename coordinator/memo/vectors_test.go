@@ -9,7 +9,7 @@ import (
 )
 
 // vectorKey is the key 00..0f of testdata/vectors.txt.
-var vectorKey = RawKey([16]byte{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15})
+var vectorKey = Key{0x0706050403020100, 0x0f0e0d0c0b0a0908}
 
 // The file states what another implementation must compute: a body (x*N stands
 // for N times x) and the hash of each unit.

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"math"
+
+	"waypost/gossip/accuracy"
 )
 
 // ErrRequest is wrapped by every error about a field of a request.
@@ -225,7 +227,7 @@ func DefaultPolicy() Policy {
 		FreshMs: 300, DoubtPerMs: .05, MaxAgeDoubtMs: 5_000,
 		ErrorWeight:          .25,
 		UnknownEvictionAgeMs: 120_000,
-		InferredTrust:        .7, PartialTrust: .9, StaleTrust: .5,
+		InferredTrust:        accuracy.PriorInferred, PartialTrust: accuracy.PriorPartial, StaleTrust: .5,
 		HeadroomMs:  2_000,
 		AwayBoundMs: 60_000, SilentMs: 30_000,
 		StaleQueueMs: 2_000, StalePolicyMs: 60_000,

@@ -79,7 +79,7 @@ func (x *Index) compareSome(id WorkerID, first int, want map[spot]*wanted, c *Co
 		return
 	}
 	for number := first; number < first+compareSegments; number++ {
-		for _, word := range x.held.dir[number].view().words {
+		for _, word := range x.held.dir[number].view().words() {
 			if word == 0 {
 				continue
 			}

@@ -244,7 +244,7 @@ func (x *Index) Stats() Stats {
 	for _, w := range x.workers {
 		st.Listings += w.keys
 		if d := x.slots.details(w.slot); d != nil {
-			st.Bytes += 8 * len(d.view().words)
+			st.Bytes += 8 * len(d.view().words())
 		}
 	}
 	return st

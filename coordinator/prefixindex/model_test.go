@@ -291,7 +291,7 @@ func (m *model) audit(t interface{ Fatalf(string, ...any) }, x *Index) {
 		for number := range tab.dir {
 			s, v := &tab.dir[number], tab.dir[number].view()
 			used := uint32(0)
-			for i, word := range v.words {
+			for i, word := range v.words() {
 				if word == 0 {
 					continue
 				}

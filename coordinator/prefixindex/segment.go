@@ -12,8 +12,12 @@ import (
 // again if seq is odd or has changed (a sequence lock). Nothing a reader can see
 // in between leads out of bounds, and all words are read and written atomically.
 //
-// A slot is stride words long. Its first word is 0 if it is free; its upper
-// tagBits say where the slot belongs.
+// Slots stand in buckets, one of which is a line of the processor's caches where a
+// slot is one word: most of what is looked for, added or removed then needs one
+// line. A slot stands anywhere in the bucket where it belongs, or in a later one if
+// those before are full. It is a head, 0 if the slot is free, whose upper tagBits
+// say where the slot belongs, and stride-1 words more. Those of a bucket stand
+// behind its heads.
 //
 // Segments lie side by side in a table and are kept small, so that those of a
 // large table stay in a cache close to the core.
@@ -31,41 +35,40 @@ const (
 	tagShift = 64 - tagBits
 )
 
+// bucketSlots is the number of slots of a bucket. Heads lie apart as the allocator
+// aligns large pieces: a bucket of them to 64 bytes.
+const bucketSlots = 8
+
 // A segment is resized when more than maxLoad of its slots are in use, to
-// growLoad, or fewer than minLoad. Fuller ones would take less memory, but each
-// change moves a slot or two in these and five in segments that are full to 0.88.
+// growLoad, or fewer than minLoad. In fuller ones more slots stand in another
+// bucket than their own.
 const (
 	maxLoad  = 0.75
 	growLoad = 0.70
 	minLoad  = 0.55
-	minSlots = 4
+	minSlots = bucketSlots
 )
 
-// view is what a segment's words are at some moment.
+// view is what a segment's words are at some moment. Slots are named by the index
+// of their head among the words.
 type view struct {
-	words  []uint64
+	first  *uint64
+	slots  int // a multiple of bucketSlots
 	stride int
-	slots  int
 }
 
 // view returns the words; it is the writer's.
 func (s *segment) view() view {
-	slots, stride := int(s.slots.Load()), int(s.stride)
-	return view{unsafe.Slice(s.first.Load(), slots*stride), stride, slots}
+	return view{s.first.Load(), int(s.slots.Load()), int(s.stride)}
 }
 
 // steady returns the state of a segment and its words, which stay readable even
 // if the segment is resized meanwhile; false: not now.
 func (s *segment) steady() (seq uint32, v view, ok bool) {
 	seq = s.seq.Load()
-	if seq&1 != 0 {
-		return 0, v, false
-	}
-	slots, first := int(s.slots.Load()), s.first.Load()
-	if s.seq.Load() != seq { // the two may not belong together
-		return 0, v, false
-	}
-	return seq, view{unsafe.Slice(first, slots*int(s.stride)), int(s.stride), slots}, true
+	v = s.view()
+	// Else the words and their number may not belong together.
+	return seq, v, seq&1 == 0 && s.seq.Load() == seq
 }
 
 // stable reports whether what was read since the state was noted belongs together.
@@ -98,98 +101,136 @@ func (s *segment) letGo() {
 	s.end()
 }
 
-// home is the index of the slot at which the search for a first word starts.
-func (v *view) home(word uint64) int {
-	return int(word>>tagShift*uint64(v.slots)>>tagBits) * v.stride
+// words are all words.
+func (v view) words() []uint64 { return unsafe.Slice(v.first, v.slots*v.stride) }
+
+// homeOf is the bucket in which the search for a head starts, and where in it.
+func (v view) homeOf(head uint64) (bucket, in int) {
+	slot := int(head >> tagShift * uint64(v.slots) >> tagBits)
+	in = slot % bucketSlots
+	return (slot - in) * v.stride, in
 }
 
-// next is the slot after the one at i.
-func (v *view) next(i int) int {
-	if i += v.stride; i < len(v.words) {
-		return i
+// after is the bucket after another one.
+func (v view) after(bucket int) int {
+	if bucket += bucketSlots * v.stride; bucket < v.slots*v.stride {
+		return bucket
 	}
 	return 0
 }
 
-func (v *view) load(i int) uint64        { return atomic.LoadUint64(&v.words[i]) }
-func (v *view) store(i int, word uint64) { atomic.StoreUint64(&v.words[i], word) }
+// heads are those of a bucket.
+func (v view) heads(bucket int) *[bucketSlots]uint64 {
+	return (*[bucketSlots]uint64)(unsafe.Add(unsafe.Pointer(v.first), bucket*8))
+}
 
-// find returns the index of the slot whose first word equals want in the bits
-// of mask, and that word; -1 if there is none. mask has at least the tag's bits.
-func (v *view) find(want, mask uint64) (i int, word uint64) {
-	i = v.home(want)
-	for steps := 0; steps < len(v.words); steps += v.stride {
-		word = v.load(i)
-		if word == 0 {
-			return -1, 0
+// rest are the words of a slot behind its head.
+func (v view) rest(i int) []uint64 {
+	in := i % bucketSlots
+	at := i - in + bucketSlots + in*(v.stride-1)
+	return v.words()[at : at+v.stride-1]
+}
+
+func (v view) load(i int) uint64 {
+	return atomic.LoadUint64(&v.heads(i - i%bucketSlots)[i%bucketSlots])
+}
+
+func (v view) store(i int, head uint64) {
+	atomic.StoreUint64(&v.heads(i - i%bucketSlots)[i%bucketSlots], head)
+}
+
+// find returns the slot whose head equals want in the bits of mask, and its head;
+// -1 if there is none. mask has at least the tag's bits.
+func (v view) find(want, mask uint64) (i int, head uint64) {
+	bucket, in := v.homeOf(want)
+	for range v.slots / bucketSlots {
+		heads, full := v.heads(bucket), true
+		for n := range bucketSlots {
+			at := (in + n) % bucketSlots
+			head = atomic.LoadUint64(&heads[at])
+			if head == 0 {
+				full = false
+			} else if (head^want)&mask == 0 {
+				return bucket + at, head
+			}
 		}
-		if (word^want)&mask == 0 {
-			return i, word
+		if !full {
+			break // else it would be here
 		}
-		if v.steps(i, word) < steps {
-			return -1, 0 // it would be here
-		}
-		i = v.next(i)
+		bucket = v.after(bucket)
 	}
 	return -1, 0
 }
 
-// steps is how many words the slot at i is behind where its first word belongs.
-func (v *view) steps(i int, word uint64) int {
-	n := i - v.home(word)
-	if n < 0 {
-		n += len(v.words)
-	}
-	return n
-}
-
-// put stores a new slot, for which there must be room; it is overwritten. Slots
-// stand in the order in which they belong, which bounds what is looked at for one
-// that is not there, and what closing a gap moves.
-func (v *view) put(slot []uint64) {
-	i := v.home(slot[0])
-	for steps := 0; ; steps += v.stride {
-		word := v.words[i]
-		if word == 0 {
-			break
+// room returns a free slot for a head; there must be one.
+func (v view) room(head uint64) int {
+	for bucket, in := v.homeOf(head); ; bucket = v.after(bucket) {
+		heads := v.heads(bucket)
+		for n := range bucketSlots {
+			if at := (in + n) % bucketSlots; heads[at] == 0 {
+				return bucket + at
+			}
 		}
-		if n := v.steps(i, word); n < steps {
-			steps = n
-			v.swap(i, slot)
-		}
-		i = v.next(i)
-	}
-	v.swap(i, slot)
-}
-
-func (v *view) swap(i int, slot []uint64) {
-	for n, word := range slot {
-		slot[n] = v.words[i+n]
-		v.store(i+n, word)
 	}
 }
 
-// put stores a new slot between begin and end; there must be room.
-func (s *segment) put(slot ...uint64) {
+// put stores the head of a new slot between begin and end, for which there must
+// be room, and returns where.
+func (s *segment) put(head uint64) int {
 	v := s.view()
-	v.put(slot)
+	i := v.room(head)
+	v.store(i, head)
 	s.used++
+	return i
 }
 
-// remove empties the slot at i between begin and end, and closes the gap behind
-// it.
+// remove empties the slot at i between begin and end. If its bucket was full,
+// somebody may stand behind it who now has room there.
 func (s *segment) remove(i int) {
 	v := s.view()
-	for j := v.next(i); v.words[j] != 0 && v.steps(j, v.words[j]) > 0; j = v.next(j) {
-		for n := range v.stride {
-			v.store(i+n, v.words[j+n])
+	bucket := i - i%bucketSlots
+	for full := v.isFull(bucket); full; {
+		bucket = v.after(bucket)
+		full = v.isFull(bucket)
+		if j := v.stray(bucket, i-i%bucketSlots); j >= 0 {
+			v.store(i, v.load(j))
+			from := v.rest(j)
+			for n := range v.rest(i) {
+				atomic.StoreUint64(&v.rest(i)[n], from[n])
+			}
+			i = j
 		}
-		i = j
 	}
-	for n := range v.stride {
-		v.store(i+n, 0)
-	}
+	v.store(i, 0)
 	s.used--
+}
+
+func (v view) isFull(bucket int) bool {
+	for _, head := range v.heads(bucket) {
+		if head == 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// stray returns a slot of a bucket that belongs into another one before it, or
+// before that one; -1: there is none.
+func (v view) stray(bucket, to int) int {
+	for in, head := range v.heads(bucket) {
+		if home, _ := v.homeOf(head); head != 0 && v.behind(bucket, home) >= v.behind(bucket, to) {
+			return bucket + in
+		}
+	}
+	return -1
+}
+
+// behind is how far a bucket is behind another one, in words.
+func (v view) behind(bucket, other int) int {
+	if bucket >= other {
+		return bucket - other
+	}
+	return bucket - other + v.slots*v.stride
 }
 
 // isFull reports whether the segment must be resized before a put.
@@ -214,23 +255,28 @@ func (s *segment) isSparse() bool {
 }
 
 // fitting is how many slots the segment should have, with one more in use.
-func (s *segment) fitting() int { return max(minSlots, int(float64(s.used+1)/growLoad)+1) }
+func (s *segment) fitting() int {
+	n := int(float64(s.used+1)/growLoad) + 1
+	return (n + bucketSlots - 1) / bucketSlots * bucketSlots
+}
 
 // resize makes room for one more, or gives back what is too much.
 func (s *segment) resize() {
 	old := s.view()
-	slots := s.fitting()
-	words := slices.Grow([]uint64(nil), slots*old.stride) // the allocator rounds up
-	slots = cap(words) / old.stride
-	v := view{words[:slots*old.stride], old.stride, slots}
-	var slot [detailStride]uint64 // readers still look at the old one
-	for i := 0; i < len(old.words); i += old.stride {
-		if old.words[i] != 0 {
-			v.put(append(slot[:0], old.words[i:i+old.stride]...))
+	words := slices.Grow([]uint64(nil), s.fitting()*old.stride) // the allocator rounds up
+	slots := cap(words) / (bucketSlots * old.stride) * bucketSlots
+	v := view{unsafe.SliceData(words), slots, old.stride}
+	for bucket := 0; bucket < old.slots*old.stride; bucket += bucketSlots * old.stride {
+		for in, head := range old.heads(bucket) { // readers still look at the old one
+			if head != 0 {
+				i := v.room(head)
+				v.heads(i - i%bucketSlots)[i%bucketSlots] = head
+				copy(v.rest(i), old.rest(bucket+in))
+			}
 		}
 	}
 	s.begin()
 	s.slots.Store(uint32(slots))
-	s.first.Store(unsafe.SliceData(v.words))
+	s.first.Store(v.first)
 	s.end()
 }

@@ -230,8 +230,8 @@ func (x *Index) freeSwept() {
 // bits.
 func (x *Index) sweepSegment(t *table, number int, having uint32) {
 	at := place{seg: &t.dir[number], v: t.dir[number].view()}
-	for at.i < len(at.v.words) {
-		e := x.full.entryOf(at.v.words[at.i])
+	for at.i < at.v.slots {
+		e := x.full.entryOf(at.v.load(at.i))
 		dead, any := x.someDead(e.members)
 		if !any || e.info&having != having {
 			at.i++
@@ -276,7 +276,7 @@ func (x *Index) someDead(m members) (slot uint32, any bool) {
 
 // sweepMember takes a dead slot out of a set.
 func (x *Index) sweepMember(t *table, number int, at place, e entry, slot uint32) {
-	key := spot{segment: uint32(number), tag: at.v.words[at.i] & tagMask}
+	key := spot{segment: uint32(number), tag: at.v.load(at.i) & tagMask}
 	gone := t.removeAt(at, e, slot)
 	switch {
 	case t == &x.predicted && gone:
@@ -301,7 +301,7 @@ func (x *Index) uncountSwept(at place, info uint32) {
 		at.i, found = x.checkpointsOf(at.v, up, offset)
 	}
 	if found == 1 {
-		e := x.full.entryOf(at.v.words[at.i])
+		e := x.full.entryOf(at.v.load(at.i))
 		x.held.setInfo(at, e, x.points.remove(e.info, offset))
 	}
 }
@@ -309,22 +309,23 @@ func (x *Index) uncountSwept(at place, info uint32) {
 // checkpointsOf counts the checkpoints in a segment that have some bits in their
 // tag and a known point at an offset, and returns the place of one.
 func (x *Index) checkpointsOf(v view, up, offset uint32) (at, found int) {
-	i := v.home(uint64(up) << (64 - upBits))
-	last := v.home(uint64(up)<<(64-upBits) | (1<<(64-upBits) - 1))
+	bucket, _ := v.homeOf(uint64(up) << (64 - upBits))
+	last, _ := v.homeOf(uint64(up)<<(64-upBits) | (1<<(64-upBits) - 1))
 	if up == 1 { // 0 as well
-		i = 0
+		bucket = 0
 	}
-	for range v.slots {
-		word := v.words[i]
-		if word == 0 && i >= last {
-			break
-		}
-		if word != 0 && upTag(word) == up {
-			if e := x.full.entryOf(word); e.info&infoPoint == 0 && x.points.lists(e.info, offset) {
-				at, found = i, found+1
+	for range v.slots / bucketSlots {
+		for in, word := range v.heads(bucket) {
+			if word != 0 && upTag(word) == up {
+				if e := x.full.entryOf(word); e.info&infoPoint == 0 && x.points.lists(e.info, offset) {
+					at, found = bucket+in, found+1
+				}
 			}
 		}
-		i = v.next(i)
+		if bucket >= last && !v.isFull(bucket) {
+			break
+		}
+		bucket = v.after(bucket)
 	}
 	return at, found
 }

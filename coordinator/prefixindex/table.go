@@ -110,7 +110,7 @@ func (t *table) at(p spot) (place, entry) {
 
 // set replaces an entry, between begin and end.
 func (t *table) set(at place, e entry) {
-	old := at.v.words[at.i]
+	old := at.v.load(at.i)
 	word, ok := e.short()
 	switch wasBlock := old&kindOf == kindBlock; {
 	case ok:
@@ -195,7 +195,7 @@ func (t *table) removeAt(at place, e entry, id uint32) (gone bool) {
 		return false
 	}
 	t.points.release(e.info)
-	if word := at.v.words[at.i]; word&kindOf == kindBlock {
+	if word := at.v.load(at.i); word&kindOf == kindBlock {
 		t.full.slab.give(handle(word) & anyHandle)
 	}
 	at.seg.remove(at.i)
@@ -227,7 +227,7 @@ func (t *table) setInfo(at place, e entry, info uint32) {
 func (t *table) bytes() int {
 	n := int(unsafe.Sizeof(t.dir))
 	for i := range t.dir {
-		n += 8 * len(t.dir[i].view().words)
+		n += 8 * len(t.dir[i].view().words())
 	}
 	return n
 }
@@ -246,7 +246,8 @@ const aheadSpots = 32
 func (a *ahead) add(t *table, p spot) {
 	_, v, ok := t.dir[p.segment].steady()
 	if ok && v.slots > 0 && a.n < aheadSpots {
-		a.at[a.n] = &v.words[v.home(p.tag)]
+		bucket, in := v.homeOf(p.tag)
+		a.at[a.n] = &v.heads(bucket)[in]
 		a.n++
 	}
 }

@@ -1,6 +1,8 @@
 package prefixindex
 
 import (
+	"sync/atomic"
+
 	"waypost/gossip/summary"
 )
 
@@ -45,8 +47,9 @@ const (
 func (p spot) word() uint64 { return p.tag | uint64(p.segment)<<1 | 1 }
 
 // detailAt reads the detail at i.
-func (v *view) detailAt(i int) detail {
-	a, b := v.load(i+1), v.load(i+2)
+func (v view) detailAt(i int) detail {
+	rest := v.rest(i)
+	a, b := atomic.LoadUint64(&rest[0]), atomic.LoadUint64(&rest[1])
 	d := detail{listed: uint32(a >> 48), predicted: uint32(a >> 32 & maxCount)}
 	if usable := uint32(a); usable != wholeExtent {
 		d.partial = true
@@ -104,11 +107,12 @@ func (x *Index) record(w *worker, at spot, d detail) {
 	a, b := d.words()
 	s.begin()
 	if i < 0 {
-		s.put(at.word(), a, b)
-	} else {
-		v.store(i+1, a)
-		v.store(i+2, b)
+		i = s.put(at.word())
+		v = s.view()
 	}
+	rest := v.rest(i)
+	atomic.StoreUint64(&rest[0], a)
+	atomic.StoreUint64(&rest[1], b)
 	s.end()
 }
 

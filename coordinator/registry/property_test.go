@@ -171,11 +171,11 @@ func TestRing(t *testing.T) {
 				t.Fatal("push changed the ring it was called on")
 			}
 		}
-		if !slices.Equal(list, r.slice(limit)) || r.len() != len(list) {
+		if !slices.Equal(list, r.slice(limit)) || r.size != len(list) {
 			t.Fatalf("list %v, ring %v", list, r.slice(limit))
 		}
 		if most := limit/ringChunk + 2; len(r.chunks) > most {
-			t.Fatalf("%d chunks for %d entries", len(r.chunks), r.len())
+			t.Fatalf("%d chunks for %d entries", len(r.chunks), r.size)
 		}
 	})
 }

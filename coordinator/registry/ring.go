@@ -36,8 +36,6 @@ func (r ring[T]) push(v T) ring[T] {
 	return r
 }
 
-func (r ring[T]) len() int { return r.size }
-
 // all yields the entries, oldest first.
 func (r ring[T]) all(yield func(*T) bool) {
 	skip := r.start

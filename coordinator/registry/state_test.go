@@ -290,8 +290,8 @@ func TestDedupWindowIsBounded(t *testing.T) {
 	for i := range DedupWindow + 1 {
 		s, _ = s.Apply(encode(t, sprint("%d", i), RemoveCordon{Selector: "x"}))
 	}
-	if s.answers.len() != DedupWindow {
-		t.Errorf("%d answers kept", s.answers.len())
+	if s.answers.size != DedupWindow {
+		t.Errorf("%d answers kept", s.answers.size)
 	}
 	if _, r := s.Apply(encode(t, "1", RemoveCordon{Selector: "x"})); !r.Duplicate {
 		t.Error("the oldest of the window is forgotten")

@@ -8,6 +8,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"waypost/systemd/daemon"
 )
 
 // idFile holds the identity of the replica in its state directory.
@@ -31,7 +33,7 @@ func identity(dir, wanted string) (string, error) {
 	if wanted == "" {
 		wanted = newUUID()
 	}
-	if err := writeFileDurably(path, []byte(wanted+"\n")); err != nil {
+	if err := daemon.ReplaceFile(path, []byte(wanted+"\n")); err != nil {
 		return "", fmt.Errorf("keep identity: %w", err)
 	}
 	return wanted, nil
@@ -44,26 +46,4 @@ func newUUID() string {
 	b[6] = b[6]&0x0f | 0x40
 	b[8] = b[8]&0x3f | 0x80
 	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
-}
-
-// writeFileDurably replaces a file so that it is whole after a power cut.
-func writeFileDurably(path string, data []byte) error {
-	tmp := path + ".new"
-	f, err := os.OpenFile(tmp, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(data)
-	err = errors.Join(err, f.Sync(), f.Close())
-	if err != nil {
-		return err
-	}
-	if err := os.Rename(tmp, path); err != nil {
-		return err
-	}
-	d, err := os.Open(filepath.Dir(path))
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
 }

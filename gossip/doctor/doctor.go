@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"slices"
+	"strings"
 
 	waypostv1 "waypost/proto/waypost/v1"
 )
@@ -34,7 +35,9 @@ type List struct {
 // Add adds a check.
 func (l *List) Add(check, state, subject, what, cause, fix string) {
 	clip := func(s string) *string {
-		s = s[:min(len(s), maxText)]
+		// No message takes a text that is no UTF-8, as a command line may be, or
+		// one that ends within a character.
+		s = strings.ToValidUTF8(s[:min(len(s), maxText)], "?")
 		return &s
 	}
 	l.checks = append(l.checks, &waypostv1.Check{Check: &check, State: &state, Subject: clip(subject), What: clip(what), Cause: clip(cause), Fix: clip(fix)})

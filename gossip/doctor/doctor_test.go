@@ -142,3 +142,16 @@ func TestTakeIsBounded(t *testing.T) {
 		t.Error(diff)
 	}
 }
+
+// What other programs wrote may be cut within a character, or be no text at all:
+// a message that holds it can be sent all the same.
+func TestTextsCanBeSent(t *testing.T) {
+	l := &List{}
+	l.Bad("lane", "gpu-\xff", "x"+strings.Repeat("ü", maxText), "caf\xe9", "")
+	if _, err := proto.Marshal(&waypostv1.DoctorResponse{Checks: l.Sorted()}); err != nil {
+		t.Fatal(err)
+	}
+	if c := l.Sorted()[0]; c.GetSubject() != "gpu-?" || c.GetCause() != "caf?" || len(c.GetWhat()) > maxText || !strings.HasPrefix(c.GetWhat(), "xüü") {
+		t.Errorf("%q, %q, %d bytes", c.GetSubject(), c.GetCause(), len(c.GetWhat()))
+	}
+}

@@ -12,7 +12,6 @@ import (
 	"math/big"
 	"net"
 	"net/url"
-	"os"
 	"time"
 )
 
@@ -69,33 +68,6 @@ func NewCA(fleet string, validity time.Duration) (*CA, error) {
 		return nil, fmt.Errorf("new CA: %w", err)
 	}
 	return &CA{cert: cert, key: key}, nil
-}
-
-// LoadCA reads a CA that was written with its [CA.CertPEM] and [CA.KeyPEM].
-func LoadCA(certFile, keyFile string) (*CA, error) {
-	certPEM, err := os.ReadFile(certFile)
-	if err != nil {
-		return nil, fmt.Errorf("load CA: %w", err)
-	}
-	keyPEM, err := os.ReadFile(keyFile)
-	if err != nil {
-		return nil, fmt.Errorf("load CA: %w", err)
-	}
-	certs, err := parseCertificates(certPEM)
-	if err != nil {
-		return nil, fmt.Errorf("load CA: %s: %w", certFile, err)
-	}
-	if len(certs) != 1 || !certs[0].IsCA {
-		return nil, fmt.Errorf("load CA: %s: want exactly one CA certificate", certFile)
-	}
-	key, err := parseKey(keyPEM)
-	if err != nil {
-		return nil, fmt.Errorf("load CA: %s: %w", keyFile, err)
-	}
-	if !key.PublicKey.Equal(certs[0].PublicKey) {
-		return nil, fmt.Errorf("load CA: key in %s does not belong to the certificate in %s", keyFile, certFile)
-	}
-	return &CA{cert: certs[0], key: key}, nil
 }
 
 // CertPEM returns the CA's certificate.
@@ -209,23 +181,4 @@ func parseCertificates(data []byte) ([]*x509.Certificate, error) {
 		return nil, errors.New("holds no PEM certificate")
 	}
 	return certs, nil
-}
-
-func parseKey(data []byte) (*ecdsa.PrivateKey, error) {
-	block, _ := pem.Decode(data)
-	if block == nil {
-		return nil, errors.New("holds no PEM private key")
-	}
-	if block.Type != pemKey {
-		return nil, fmt.Errorf("holds a PEM block %q, want %s (PKCS #8)", block.Type, pemKey)
-	}
-	parsed, err := x509.ParsePKCS8PrivateKey(block.Bytes)
-	if err != nil {
-		return nil, err
-	}
-	key, ok := parsed.(*ecdsa.PrivateKey)
-	if !ok {
-		return nil, fmt.Errorf("holds a %T, want an ECDSA key", parsed)
-	}
-	return key, nil
 }

@@ -1,6 +1,7 @@
 package identity
 
 import (
+	"crypto/tls"
 	"encoding/base64"
 	"encoding/hex"
 	"errors"
@@ -9,7 +10,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 )
 
 func TestWriteDevCerts(t *testing.T) {
@@ -75,16 +75,9 @@ func TestWriteDevCerts(t *testing.T) {
 		t.Errorf("prefix.key decodes to %d bytes, %v", len(key), err)
 	}
 
-	// The CA can be loaded again to issue more.
-	ca, err := LoadCA(filepath.Join(dir, "ca.pem"), filepath.Join(dir, "ca.key"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := ca.Issue(RoleAgent, "gpu-03", nil, time.Hour); err != nil {
-		t.Error(err)
-	}
-	if _, err := LoadCA(filepath.Join(dir, "ca.pem"), filepath.Join(dir, "admin.key")); err == nil || !strings.Contains(err.Error(), "does not belong") {
-		t.Errorf("LoadCA with a foreign key: %v", err)
+	// Whoever keeps ca.key can issue more with it.
+	if _, err := tls.LoadX509KeyPair(filepath.Join(dir, "ca.pem"), filepath.Join(dir, "ca.key")); err != nil {
+		t.Errorf("ca.key does not belong to ca.pem: %v", err)
 	}
 }
 

@@ -247,6 +247,12 @@ func (d *delegate) NotifyMsg(b []byte) {
 		d.m.counts.drop("malformed")
 		return
 	}
+	if f.name == d.m.opts.Name {
+		if f.life == d.m.life {
+			d.m.echoes.heard(f.seq, time.Now())
+		}
+		return
+	}
 	if d.m.takeSketch(f, 0) {
 		// Passing it on only when it is news makes it reach everyone and end.
 		d.m.queue.QueueBroadcast(sketchBroadcast{f.name, f.encode()})

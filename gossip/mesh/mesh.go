@@ -125,6 +125,7 @@ type Mesh struct {
 	queue     *memberlist.TransmitLimitedQueue
 	sketches  *sketchStore
 	counts    counts
+	echoes    echoes
 	address   string // advertised
 	chosen    string // why
 	sketchSeq atomic.Uint64
@@ -161,7 +162,7 @@ func New(opts Options) (*Mesh, error) {
 	m := &Mesh{
 		leaveTimeout: leaveTimeout,
 		opts:         opts, log: opts.Logger, life: rand.Uint32N(1<<32-1) + 1, merge: &mergeGate{},
-		sketches: newSketchStore(opts.MaxMembers), table: newTable(opts.Name, opts.MaxMembers),
+		sketches: newSketchStore(opts.MaxMembers), echoes: newEchoes(), table: newTable(opts.Name, opts.MaxMembers),
 		events: make(chan event, eventQueue), remeta: make(chan struct{}, 1), someoneLost: make(chan struct{}, 1),
 		join: JoinStatus{Seeds: len(opts.Join), Alone: true, Since: time.Now()},
 	}
@@ -374,7 +375,9 @@ func (m *Mesh) SetSketch(payload []byte) error {
 		return fmt.Errorf("%w: %d bytes, at most %d", ErrSketchTooBig, len(payload), limit)
 	}
 	f := sketchFrame{m.opts.Name, m.life, m.sketchSeq.Add(1), append([]byte(nil), payload...)}
-	m.sketches.take(f, 0, m.life, true, time.Now())
+	now := time.Now()
+	m.sketches.take(f, 0, m.life, true, now)
+	m.echoes.sent(f.seq, now)
 	m.queue.QueueBroadcast(sketchBroadcast{f.name, f.encode()})
 	return nil
 }

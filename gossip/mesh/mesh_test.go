@@ -74,6 +74,12 @@ func lenient(c *memberlist.Config) {
 	c.ProbeInterval, c.ProbeTimeout, c.SuspicionMult = time.Second, 900*time.Millisecond, 10_000
 }
 
+// patient waits longer for the answer to a probe.
+func patient(c *memberlist.Config) {
+	lenient(c)
+	c.ProbeInterval, c.ProbeTimeout = 3*time.Second, 2900*time.Millisecond
+}
+
 // still neither probes nor suspects; it gossips.
 func still(c *memberlist.Config) { quick(c); c.ProbeInterval = 100 * time.Hour }
 
@@ -214,8 +220,9 @@ func threeTuned(t *testing.T, tune func(*memberlist.Config)) (a, b, c *testNode)
 	return a, b, c
 }
 
-func TestThreeMembers(t *testing.T) { // not beside others: a round trip is measured only where a probe is answered in time
-	a, b, c := three(t)
+func TestThreeMembers(t *testing.T) {
+	t.Parallel()
+	a, b, c := threeTuned(t, patient) // a round trip is measured only where a probe is answered in time
 	key := fingerprint(must(base64.StdEncoding.DecodeString(testKey)))
 	for _, n := range []*testNode{a, b, c} {
 		members := n.Members()
@@ -356,8 +363,10 @@ func TestSuspicionIsSeenByOthersThanTheProber(t *testing.T) {
 func TestUDPLostTCPAnswers(t *testing.T) {
 	t.Parallel()
 	packets := func(packet bool, _ string) bool { return packet }
-	a := newNode(t, nodeOptions{name: "a", fault: packets, tune: lenient})
-	b := newNode(t, nodeOptions{name: "bb", join: []string{a.addr()}, fault: packets, tune: lenient})
+	// TCP has what is left of a probe's time to answer: most of it.
+	tune := func(c *memberlist.Config) { patient(c); c.ProbeTimeout = 300 * time.Millisecond }
+	a := newNode(t, nodeOptions{name: "a", fault: packets, tune: tune})
+	b := newNode(t, nodeOptions{name: "bb", join: []string{a.addr()}, fault: packets, tune: tune})
 	a.waitFor("bb", StatusAlive)
 	eventually(t, "the note on a member that is alive", func() bool {
 		m := a.member("bb")

@@ -3,6 +3,7 @@ package mesh
 import (
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 )
@@ -14,6 +15,10 @@ type counts struct {
 	mu      sync.Mutex
 	dropped map[string]uint64 // by reason; the reasons are fixed words of this package
 }
+
+// dropReasons are the reasons that have a series from the start; those that are
+// told by the library's log are among them.
+var dropReasons = []string{"event_overflow", "key", "label", "malformed", "peers_file", "queue_full", "stream_limit", "vetoed"}
 
 func (c *counts) drop(reason string) {
 	c.mu.Lock()
@@ -30,6 +35,49 @@ func (c *counts) droppedFor(reason string) uint64 {
 	return c.dropped[reason]
 }
 
+// echoesKept is the number of own sketches whose return is waited for: a newer one
+// replaces the former on its way, so that older ones do not come any more.
+const echoesKept = 8
+
+// echoes measures how fast gossip spreads by this process's own clock: the time
+// from sending a sketch until another member hands it back.
+type echoes struct {
+	seconds prometheus.Histogram
+
+	mu   sync.Mutex
+	sets [echoesKept]struct {
+		seq uint64
+		at  time.Time
+	}
+}
+
+func newEchoes() echoes {
+	return echoes{seconds: prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name: "waypost_mesh_propagation_seconds", Help: "Time from sending a sketch until another member handed it back in a packet.",
+		Buckets: []float64{.01, .03, .1, .2, .4, .6, .8, 1, 1.5, 2, 3, 5, 10, 30},
+	})}
+}
+
+func (e *echoes) sent(seq uint64, now time.Time) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	s := &e.sets[seq%echoesKept]
+	s.seq, s.at = seq, now
+}
+
+// heard takes a sketch of our own that came back; the first return of each
+// counts.
+func (e *echoes) heard(seq uint64, now time.Time) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	s := &e.sets[seq%echoesKept]
+	if s.seq != seq || s.at.IsZero() {
+		return
+	}
+	e.seconds.Observe(now.Sub(s.at).Seconds())
+	s.at = time.Time{}
+}
+
 var (
 	membersDesc = prometheus.NewDesc("waypost_mesh_members", "Gossip members as this process sees them, by status.", []string{"status"}, nil)
 	healthDesc  = prometheus.NewDesc("waypost_mesh_health_score", "How badly this process keeps the gossip's rhythm; 0 is well.", nil, nil)
@@ -41,6 +89,7 @@ var (
 
 // Describe implements prometheus.Collector.
 func (m *Mesh) Describe(ch chan<- *prometheus.Desc) {
+	m.echoes.seconds.Describe(ch)
 	for _, d := range []*prometheus.Desc{membersDesc, healthDesc, queueDesc, bytesDesc, droppedDesc, keyDesc} {
 		ch <- d
 	}
@@ -48,6 +97,7 @@ func (m *Mesh) Describe(ch chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (m *Mesh) Collect(ch chan<- prometheus.Metric) {
+	m.echoes.seconds.Collect(ch)
 	byStatus := map[Status]int{StatusAlive: 0, StatusSuspect: 0, StatusLost: 0, StatusLeft: 0, StatusConflict: 0, StatusRefused: 0}
 	for _, x := range m.Members() {
 		byStatus[x.Status]++
@@ -61,11 +111,9 @@ func (m *Mesh) Collect(ch chan<- prometheus.Metric) {
 	ch <- prometheus.MustNewConstMetric(queueDesc, prometheus.GaugeValue, float64(m.queue.NumQueued()))
 	ch <- prometheus.MustNewConstMetric(bytesDesc, prometheus.CounterValue, float64(m.counts.bytesIn.Load()), "in")
 	ch <- prometheus.MustNewConstMetric(bytesDesc, prometheus.CounterValue, float64(m.counts.bytesOut.Load()), "out")
-	m.counts.mu.Lock()
-	for reason, n := range m.counts.dropped {
-		ch <- prometheus.MustNewConstMetric(droppedDesc, prometheus.CounterValue, float64(n), reason)
+	for _, reason := range dropReasons {
+		ch <- prometheus.MustNewConstMetric(droppedDesc, prometheus.CounterValue, float64(m.counts.droppedFor(reason)), reason)
 	}
-	m.counts.mu.Unlock()
 	if id := m.currentMeta().KeyID; id != "" {
 		ch <- prometheus.MustNewConstMetric(keyDesc, prometheus.GaugeValue, 1, id)
 	}

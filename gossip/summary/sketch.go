@@ -113,14 +113,6 @@ func (c LoadClass) BelowMs() (waitMs float64, ok bool) {
 	return math.Ldexp(1, int(c)-1), true
 }
 
-// Newer says whether a sketch replaces another one of the same host.
-func (s *Sketch) Newer(than *Sketch) bool {
-	if s.Session != than.Session {
-		return s.Session > than.Session
-	}
-	return s.Seq > than.Seq
-}
-
 // sketchDepth is the bound of a root's depth code.
 const sketchDepth = MaxDepthTokens<<1 | 1
 

@@ -98,20 +98,6 @@ func TestSketchRefuses(t *testing.T) {
 	}
 }
 
-func TestNewestSketchWins(t *testing.T) {
-	at := func(session, seq uint64) *Sketch { return &Sketch{Session: session, Seq: seq} }
-	for _, c := range []struct {
-		a, b *Sketch
-		want bool
-	}{
-		{at(1, 2), at(1, 1), true}, {at(1, 1), at(1, 1), false}, {at(1, 1), at(1, 2), false}, {at(2, 1), at(1, 9), true}, {at(1, 9), at(2, 1), false},
-	} {
-		if got := c.a.Newer(c.b); got != c.want {
-			t.Errorf("%v newer than %v: %v", c.a, c.b, got)
-		}
-	}
-}
-
 func TestLoadClasses(t *testing.T) {
 	for ms, want := range map[float64]LoadClass{-1: 0, 0: 1, 0.9: 1, 1: 2, 1.9: 2, 2: 3, 1000: 11, 1e12: maxLoadClass, math.Inf(1): maxLoadClass} {
 		if got := LoadClassOf(ms); got != want {

@@ -12,9 +12,9 @@ import (
 func Command() *cobra.Command {
 	benches := &cobra.Command{
 		Use: "bench", Short: "Run a benchmark and print what it measured", Args: cobra.NoArgs,
-		Example: "  waypost testbed bench summaries --quick\n  waypost testbed bench decide --quick\n  waypost testbed bench place --quick",
+		Example: "  waypost testbed bench summaries --quick\n  waypost testbed bench decide --quick\n  waypost testbed bench place --quick\n  waypost testbed bench agent --quick",
 	}
-	benches.AddCommand(summariesCommand(), decideCommand(), placeCommand(), coordinatorsCommand())
+	benches.AddCommand(summariesCommand(), decideCommand(), placeCommand(), coordinatorsCommand(), agentCommand())
 	return benches
 }
 

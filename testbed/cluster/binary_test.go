@@ -58,9 +58,10 @@ func run(t *testing.T, args ...string) ran {
 
 func runIn(t *testing.T, env []string, args ...string) ran {
 	t.Helper()
+	path := program(t) // the first one builds it, which takes its time
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, program(t), args...)
+	cmd := exec.CommandContext(ctx, path, args...)
 	var out, errOut bytes.Buffer
 	cmd.Stdout, cmd.Stderr, cmd.Env, cmd.Dir = &out, &errOut, append(cleanEnv(), env...), t.TempDir()
 	err := cmd.Run()

@@ -49,6 +49,10 @@ type Options struct {
 	SelfTest bool
 	// Coordinators is the number of coordinators; 1, 3 or 5 of them vote.
 	Coordinators int
+	// Loopback is the IP address that coordinators, agents and emulated engines
+	// listen at; empty: 127.0.0.1. On one of its own nobody else is given a port
+	// between two lives of a part.
+	Loopback string
 	// APIAddress is where the first coordinator's API is, if the port is
 	// free; empty: any port.
 	APIAddress string
@@ -91,6 +95,9 @@ type Cluster struct {
 func Start(ctx context.Context, opt Options) (*Cluster, error) {
 	if opt.Logger == nil {
 		opt.Logger = slog.New(slog.DiscardHandler)
+	}
+	if opt.Loopback == "" {
+		opt.Loopback = "127.0.0.1"
 	}
 	c := &Cluster{opt: opt}
 	steps := []func(context.Context) error{c.writeCerts, c.startEngines, c.startCoordinators, c.startAgents, c.WaitReady}
@@ -140,6 +147,11 @@ func (c *Cluster) writeCerts(context.Context) error {
 
 func (c *Cluster) startEngines(context.Context) error {
 	for _, o := range c.opt.Engines {
+		for _, address := range []*string{&o.Address, &o.EventsAddress, &o.ReplayAddress} {
+			if *address == "" {
+				*address = c.anyPort()
+			}
+		}
 		e, err := emulator.Start(o)
 		if err != nil {
 			return fmt.Errorf("emulated engine: %w", err)
@@ -171,9 +183,9 @@ func (c *Cluster) CoordinatorConfig(i int) coordinator.Config {
 	cfg.StateDir = filepath.Join(c.opt.Dir, cfg.Name)
 	cfg.RunDir = ""
 	cfg.TLS = coordinator.TLSConfig{CAFile: c.Cert("ca.pem"), CertFile: c.Cert("coordinator-" + cfg.Name + ".pem"), KeyFile: c.Cert("coordinator-" + cfg.Name + ".key")}
-	cfg.Mesh.Listen, cfg.Mesh.KeyFile, cfg.Mesh.Fleet = listenOr(c.meshAddr[i]), c.Cert("mesh.key"), "dev"
+	cfg.Mesh.Listen, cfg.Mesh.KeyFile, cfg.Mesh.Fleet = c.listenOr(c.meshAddr[i]), c.Cert("mesh.key"), "dev"
 	cfg.Prefix.KeyFile = c.Cert("prefix.key")
-	cfg.Cluster.Listen, cfg.API.Listen, cfg.API.TLS = listenOr(c.clusterAddr[i]), listenOr(c.apiAddr[i]), "off"
+	cfg.Cluster.Listen, cfg.API.Listen, cfg.API.TLS = c.listenOr(c.clusterAddr[i]), c.listenOr(c.apiAddr[i]), "off"
 	if i == 0 && c.apiAddr[0] == "" && c.opt.APIAddress != "" && free(c.opt.APIAddress) {
 		cfg.API.Listen = daemon.Listen(c.opt.APIAddress)
 	}
@@ -186,9 +198,12 @@ func (c *Cluster) CoordinatorConfig(i int) coordinator.Config {
 	return cfg
 }
 
-func listenOr(address string) daemon.Listen {
+// anyPort is any port at the cluster's own address.
+func (c *Cluster) anyPort() string { return net.JoinHostPort(c.opt.Loopback, "0") }
+
+func (c *Cluster) listenOr(address string) daemon.Listen {
 	if address == "" {
-		return "127.0.0.1:0"
+		address = c.anyPort()
 	}
 	return daemon.Listen(address)
 }
@@ -208,8 +223,12 @@ func free(address string) bool {
 func (c *Cluster) StartCoordinator(i int) error {
 	first := c.clusterAddr[i] == ""
 	series := prometheus.NewRegistry()
+	log, err := daemon.CountEvents(c.opt.Logger, series)
+	if err != nil {
+		return err
+	}
 	co, err := coordinator.New(coordinator.Options{
-		Config: c.CoordinatorConfig(i), Bootstrap: i == 0 && first, Version: c.opt.Version, Process: rand.Uint64() | 1, Logger: c.opt.Logger,
+		Config: c.CoordinatorConfig(i), Bootstrap: i == 0 && first, Version: c.opt.Version, Process: rand.Uint64() | 1, Logger: log,
 		Timing:         replica.Timing{Heartbeat: 300 * time.Millisecond, Election: 300 * time.Millisecond, Lease: 250 * time.Millisecond},
 		ReservationTTL: c.opt.Reservation, SettleAfter: c.opt.SettleAfter, Registerer: series, Gatherer: series,
 	})
@@ -257,7 +276,7 @@ func (c *Cluster) AgentConfig(i int) agent.Config {
 	cfg.StateDir = filepath.Join(c.opt.Dir, cfg.Name)
 	cfg.RunDir = filepath.Join(c.opt.Dir, cfg.Name, "run")
 	cfg.TLS = agent.TLSConfig{CAFile: c.Cert("ca.pem"), CertFile: c.Cert("agent-" + cfg.Name + ".pem"), KeyFile: c.Cert("agent-" + cfg.Name + ".key")}
-	cfg.Mesh.Listen, cfg.Mesh.KeyFile, cfg.Mesh.Fleet = "127.0.0.1:0", c.Cert("mesh.key"), "dev"
+	cfg.Mesh.Listen, cfg.Mesh.KeyFile, cfg.Mesh.Fleet = daemon.Listen(c.anyPort()), c.Cert("mesh.key"), "dev"
 	for j := range c.clusterAddr {
 		cfg.Mesh.Join = append(cfg.Mesh.Join, daemon.HostPort(c.meshAddr[j]))
 		cfg.Cluster.Coordinators = append(cfg.Cluster.Coordinators, daemon.HostPort(c.clusterAddr[j]))
@@ -282,6 +301,10 @@ func (c *Cluster) AgentConfig(i int) agent.Config {
 // StartAgent starts the agent of an engine.
 func (c *Cluster) StartAgent(i int) error {
 	series := prometheus.NewRegistry()
+	log, err := daemon.CountEvents(c.opt.Logger, series)
+	if err != nil {
+		return err
+	}
 	cfg := c.AgentConfig(i)
 	if c.opt.ChangeAgent != nil {
 		c.opt.ChangeAgent(i, &cfg)
@@ -291,7 +314,7 @@ func (c *Cluster) StartAgent(i int) error {
 		proc = c.opt.Proc(i)
 	}
 	a, err := agent.New(agent.Options{
-		Config: cfg, Proc: proc, Version: c.opt.Version, Process: rand.Uint64() | 1, DeltaEvery: c.opt.DeltaEvery, PageTimeout: c.opt.PageTimeout, Logger: c.opt.Logger,
+		Config: cfg, Proc: proc, Version: c.opt.Version, Process: rand.Uint64() | 1, DeltaEvery: c.opt.DeltaEvery, PageTimeout: c.opt.PageTimeout, Logger: log,
 		Registerer: series, Gatherer: series,
 	})
 	if err != nil {

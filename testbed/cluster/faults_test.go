@@ -137,7 +137,9 @@ func TestOrphanedEngine(t *testing.T) {
 		}
 		return ""
 	})
-	r.noCredit(w, a)
+	if got := r.expectsNow(0, w, a); got > 0 {
+		t.Errorf("%d tokens expected of a dead engine", got)
+	}
 	if err := r.Engines[0].Restart(50 * time.Millisecond); err != nil {
 		t.Fatal(err)
 	}

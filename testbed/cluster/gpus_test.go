@@ -63,7 +63,9 @@ type gpuRig struct {
 	scenario, base string
 }
 
-func startGPUs(t *testing.T) *gpuRig {
+// newGPUs are two GPUs by scenario, of which process uses the first; helper reads
+// them.
+func newGPUs(t *testing.T, process int) (g *gpuRig, helper string) {
 	t.Helper()
 	folder, err := fakeDriver()
 	if errors.Is(err, errNoCompiler) {
@@ -77,15 +79,21 @@ func startGPUs(t *testing.T) *gpuRig {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	g := &gpuRig{scenario: filepath.Join(dir, "scenario.txt")}
-	// The emulated engine runs in this process.
-	g.base = strings.Replace(string(healthy), "process 0 4242 ", fmt.Sprintf("process 0 %d ", os.Getpid()), 1)
-	helper := filepath.Join(dir, "helper")
+	g = &gpuRig{scenario: filepath.Join(dir, "scenario.txt")}
+	g.base = strings.Replace(string(healthy), "process 0 4242 ", fmt.Sprintf("process 0 %d ", process), 1)
+	helper = filepath.Join(dir, "helper")
 	script := fmt.Sprintf("#!/bin/sh\nexport FAKE_NVML=%s LD_LIBRARY_PATH=%s\nexec %s \"$@\"\n", g.scenario, folder, filepath.Join(folder, "child"))
 	if err := os.WriteFile(helper, []byte(script), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	g.write(t, "")
+	return g, helper
+}
+
+func startGPUs(t *testing.T) *gpuRig {
+	t.Helper()
+	// The emulated engine runs in this process.
+	g, helper := newGPUs(t, os.Getpid())
 	g.rig = start(t, 2, 1, emulator.Options{BlockTokens: 16}, func(o *Options) {
 		o.ChangeAgent = func(i int, cfg *agent.Config) {
 			if i == 0 {

@@ -171,7 +171,7 @@ func beside(t *testing.T, harm func(conn net.Conn, n int64), harms int64) {
 	if got := r.expects(0, w, a); got != 992 {
 		t.Errorf("%d tokens expected of the good worker", got)
 	}
-	if got := r.expects(0, WorkerName(1, 0), a); got > 0 {
+	if got := r.expectsNow(0, WorkerName(1, 0), a); got > 0 {
 		t.Errorf("%d tokens expected of the hostile worker", got)
 	}
 	resp := r.worker(0, WorkerName(1, 0))

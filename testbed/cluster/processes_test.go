@@ -3,6 +3,7 @@ package cluster
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"fmt"
 	"math/rand/v2"
 	"net"
@@ -39,6 +40,13 @@ type processes struct {
 	program string
 	coords  []*daemonProcess
 	agent   *daemonProcess
+	// metrics is where the agent serves its series, gpu the section of its file
+	// about GPUs.
+	metrics, gpu string
+	// ranks are those of the engine.
+	ranks int
+	// api is how the coordinators' API is called.
+	api *tls.Config
 }
 
 // freePort is a port for TCP and UDP at a loopback address that no other test
@@ -46,7 +54,7 @@ type processes struct {
 func freePort(t *testing.T) string {
 	t.Helper()
 	for range 20 {
-		l, err := net.Listen("tcp", fmt.Sprintf("127.%d.%d.%d:0", 1+rand.IntN(254), rand.IntN(256), 1+rand.IntN(254)))
+		l, err := net.Listen("tcp", net.JoinHostPort(ownLoopback(), "0"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -62,11 +70,14 @@ func freePort(t *testing.T) string {
 	return ""
 }
 
-func startProcesses(t *testing.T, coordinators int) *processes {
+func startProcesses(t *testing.T, coordinators int, change ...func(*processes)) *processes {
 	t.Helper()
-	p := &processes{program: program(t), dir: t.TempDir()}
+	p := &processes{program: program(t), dir: t.TempDir(), metrics: freePort(t), ranks: 1, gpu: `enabled = "off"`}
+	for _, c := range change {
+		c(p)
+	}
 	takeSlot(t)
-	e, err := emulator.Start(emulator.Options{Model: "Llama-3.1-8B", BlockTokens: 16})
+	e, err := emulator.Start(emulator.Options{Model: "Llama-3.1-8B", BlockTokens: 16, Ranks: p.ranks})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -80,6 +91,7 @@ func startProcesses(t *testing.T, coordinators int) *processes {
 	if err != nil {
 		t.Fatal(err)
 	}
+	p.api = tlsConfig
 	for range coordinators {
 		c.apiAddr = append(c.apiAddr, freePort(t))
 		c.clusterAddr, c.meshAddr = append(c.clusterAddr, freePort(t)), append(c.meshAddr, freePort(t))
@@ -210,9 +222,9 @@ join = [%s]
 [prefix]
 key_file = %q
 [metrics]
-listen = ""
+listen = %q
 [gpu]
-enabled = "off"
+%s
 [discover]
 enabled = false
 [[engine]]
@@ -222,7 +234,7 @@ url = %q
 kv_events = %q
 kv_replay = %q
 `, HostName(0), filepath.Join(p.dir, HostName(0)), filepath.Join(p.dir, "run"), p.Cert("ca.pem"), p.Cert("agent-"+HostName(0)+".pem"), p.Cert("agent-"+HostName(0)+".key"),
-		p.Cert("mesh.key"), quoted(p.meshAddr, -1), p.Cert("prefix.key"), EngineName, e.URL(), e.EventsEndpoint(), e.ReplayEndpoint()))
+		p.Cert("mesh.key"), quoted(p.meshAddr, -1), p.Cert("prefix.key"), p.metrics, p.gpu, EngineName, e.URL(), e.EventsEndpoint(), e.ReplayEndpoint()))
 }
 
 func (p *processes) write(path, text string) {

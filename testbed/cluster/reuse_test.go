@@ -153,14 +153,7 @@ func TestSaltsAndAdaptersAreDomainsOfTheirOwn(t *testing.T) {
 	w := WorkerName(0, 0)
 	for _, a := range []ask{{salt: "a"}, {salt: "b"}, {}, {adapter: "tuned"}, {adapter: "tuned", salt: "a"}} {
 		a.tokens = prompt
-		got := 0
-		r.eventually("the worker is priced", func() string {
-			if got = r.expects(0, w, a); got < 0 {
-				return "its reuse is unknown"
-			}
-			return ""
-		})
-		if got != 0 {
+		if got := r.expects(0, w, a); got != 0 {
 			t.Errorf("salt %q adapter %q: %d tokens expected before the first request", a.salt, a.adapter, got)
 		}
 		if s := r.serve(0, a); s.actual != 0 {

@@ -10,6 +10,7 @@ import (
 	"io"
 	"log/slog"
 	"maps"
+	"math/rand/v2"
 	"net/http"
 	"os"
 	"testing"
@@ -72,6 +73,12 @@ type rig struct {
 	n      int
 }
 
+// ownLoopback is a loopback address that no other test uses: nobody takes a port
+// there that is closed for a moment.
+func ownLoopback() string {
+	return fmt.Sprintf("127.%d.%d.%d", 1+rand.IntN(254), rand.IntN(256), 1+rand.IntN(254))
+}
+
 // start runs n engines of the same kind and a number of coordinators.
 func start(t *testing.T, n, coordinators int, opt emulator.Options, change ...func(*Options)) *rig {
 	t.Helper()
@@ -79,7 +86,7 @@ func start(t *testing.T, n, coordinators int, opt emulator.Options, change ...fu
 		opt.Model = "Llama-3.1-8B"
 	}
 	takeSlot(t)
-	o := Options{Dir: t.TempDir(), Coordinators: coordinators, Version: "0.0.0-test", DeltaEvery: 50 * time.Millisecond, PageTimeout: 30 * time.Second}
+	o := Options{Dir: t.TempDir(), Coordinators: coordinators, Version: "0.0.0-test", DeltaEvery: 50 * time.Millisecond, PageTimeout: 30 * time.Second, Loopback: ownLoopback()}
 	for range n {
 		o.Engines = append(o.Engines, opt)
 	}
@@ -166,17 +173,20 @@ func (r *rig) place(coordinator int, a ask) (*waypostv1.Placement, error) {
 	return resp.GetPlacement(), nil
 }
 
-// expects is the reuse that would be expected of a worker now; -1: unknown.
-func (r *rig) expects(coordinator int, worker string, a ask) int {
+// expects is the reuse that would be expected of a worker, as soon as it is known:
+// a view that has just come up is unknown until its age was told.
+func (r *rig) expects(coordinator int, worker string, a ask) (n int) {
 	r.t.Helper()
-	// A view that has just come up is unknown until its age was told.
-	for began := time.Now(); ; time.Sleep(20 * time.Millisecond) {
-		if n := r.expectsNow(coordinator, worker, a); n >= 0 || time.Since(began) > 2*time.Second {
-			return n
+	r.eventually("the reuse expected of "+worker+" is not known", func() string {
+		if n = r.expectsNow(coordinator, worker, a); n < 0 {
+			return "unknown"
 		}
-	}
+		return ""
+	})
+	return n
 }
 
+// expectsNow is the reuse that would be expected of a worker now; -1: unknown.
 func (r *rig) expectsNow(coordinator int, worker string, a ask) int {
 	r.t.Helper()
 	resp, err := r.Placement(coordinator).Place(r.t.Context(), &waypostv1.PlaceRequest{

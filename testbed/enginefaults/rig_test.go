@@ -8,7 +8,6 @@ import (
 	"io"
 	"log/slog"
 	"math/rand/v2"
-	"net"
 	"net/http"
 	"testing"
 	"time"
@@ -73,8 +72,9 @@ func newRigOf(t *testing.T, f faults.Fault, version string) *rig {
 			t.Fatal(err)
 		}
 		o.Model, o.BlockTokens, o.PoolBlocks, o.MaxModelTokens, o.Speed = "tiny", blockTokens, poolTokens/blockTokens+1, 2048, 1000
+		o.Address, o.EventsAddress, o.ReplayAddress = enginetest.AnyPort(), enginetest.AnyPort(), enginetest.AnyPort()
 		if f.Name == "endpoint-connects" {
-			o.EventsDial = freeAddress(t)
+			o.EventsDial = enginetest.FreeAddress(t)
 		}
 		r.on = f.ToVLLM(&o)
 		e, err := emulator.Start(o)
@@ -127,15 +127,6 @@ func newRigOf(t *testing.T, f faults.Fault, version string) *rig {
 		return a
 	}
 	return r
-}
-
-func freeAddress(t *testing.T) string {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ln.Close()
-	return ln.Addr().String()
 }
 
 func (r *rig) options() engine.Options {

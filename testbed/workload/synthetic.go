@@ -108,9 +108,6 @@ func NewFleetGenerator(p Profile, seed uint64, workers int) (*Generator, error) 
 	return g, nil
 }
 
-// Profile is the generator's profile.
-func (g *Generator) Profile() Profile { return g.profile }
-
 // Items is the number of texts that sessions begin with.
 func (g *Generator) Items() int { return len(g.items) }
 
@@ -185,9 +182,6 @@ func (g *Generator) measure() {
 	}
 	g.requestsPerSession = float64(n) / measured
 }
-
-// RequestsPerSession is the mean number of requests of a session.
-func (g *Generator) RequestsPerSession() float64 { return g.requestsPerSession }
 
 func (g *Generator) session(id uint64, startMs float64) Session {
 	rng := rand.New(rand.NewPCG(id, 4))

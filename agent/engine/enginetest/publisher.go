@@ -36,10 +36,10 @@ func NewPublisher(t testing.TB) *Publisher {
 	r := &Publisher{t: t, conns: map[net.Conn]bool{}, all: map[net.Conn]bool{}, size: 10000}
 	r.wake = sync.NewCond(&r.mu)
 	var err error
-	if r.pub, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
+	if r.pub, err = net.Listen("tcp", AnyPort()); err != nil {
 		t.Fatal(err)
 	}
-	if r.route, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
+	if r.route, err = net.Listen("tcp", AnyPort()); err != nil {
 		t.Fatal(err)
 	}
 	r.accept(r.pub, "PUB", r.Subscriber)

@@ -1,6 +1,8 @@
 package enginetest
 
 import (
+	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -20,10 +22,31 @@ type Server struct {
 	http    *httptest.Server
 }
 
+// Host is the address on loopback that servers and publishers of this test program
+// listen at. No other one uses it: nobody is given a port there that is closed for
+// a moment.
+var Host = fmt.Sprintf("127.%d.%d.%d", 1+rand.IntN(254), rand.IntN(256), 1+rand.IntN(254))
+
+// AnyPort is any port of Host.
+func AnyPort() string { return Host + ":0" }
+
+// FreeAddress is one of Host where nobody listens.
+func FreeAddress(t testing.TB) string {
+	t.Helper()
+	ln, err := net.Listen("tcp", AnyPort())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := ln.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return ln.Addr().String()
+}
+
 // NewServer serves until the test ends.
 func NewServer(t testing.TB, h http.HandlerFunc) *Server {
 	s := &Server{t: t, handler: h}
-	s.serve("127.0.0.1:0")
+	s.serve(AnyPort())
 	t.Cleanup(s.Stop)
 	return s
 }

@@ -3,18 +3,17 @@ package generic
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
 	"reflect"
 	"strconv"
-	"syscall"
 	"time"
 
 	"github.com/zeebo/xxh3"
 
 	"waypost/agent/engine"
 	"waypost/agent/engine/enginehttp"
+	"waypost/agent/engine/poller"
 	"waypost/agent/engine/promtext"
 )
 
@@ -25,13 +24,8 @@ type Options struct {
 	engine.Options
 }
 
-const (
-	healthEvery    = 5 * time.Second
-	refusalsToGone = 2
-	errorsToDown   = 5
-	// hint goes with the coverage.
-	hint = "an engine of unknown kind: its cache is not seen"
-)
+// hint goes with the coverage.
+const hint = "an engine of unknown kind: its cache is not seen"
 
 // Adapter reads one engine.
 type Adapter struct {
@@ -116,11 +110,11 @@ func (p *page) startMark() uint64 {
 // Run reads the engine until ctx ends.
 func (a *Adapter) Run(ctx context.Context, sink engine.Sink) error {
 	defer a.client.Close()
-	p := &poller{a: a, sink: sink}
+	r := &reading{a: a, sink: sink}
 	tick := time.NewTicker(a.o.LoadEvery)
 	defer tick.Stop()
 	for {
-		p.poll(ctx)
+		r.poll(ctx)
 		select {
 		case <-ctx.Done():
 			return nil
@@ -129,8 +123,8 @@ func (a *Adapter) Run(ctx context.Context, sink engine.Sink) error {
 	}
 }
 
-// poller is one Run. It is used by one goroutine.
-type poller struct {
+// reading is one Run. It is used by one goroutine.
+type reading struct {
 	a    *Adapter
 	sink engine.Sink
 
@@ -146,48 +140,46 @@ type poller struct {
 	noMetrics bool
 	missedAt  time.Time
 
-	refused, failed int
-	gone, up        bool
-	reason          string
+	vitals poller.Vitals
 }
 
-func (p *poller) poll(ctx context.Context) {
-	err := p.read(ctx)
-	if now := time.Now(); err == nil && (!p.known || now.Sub(p.factsAt) >= p.a.o.FactsEvery || p.noMetrics && now.Sub(p.aliveAt) >= healthEvery) {
-		err = p.learn(ctx)
+func (r *reading) poll(ctx context.Context) {
+	err := r.read(ctx)
+	if now := time.Now(); err == nil && (!r.known || now.Sub(r.factsAt) >= r.a.o.FactsEvery || r.noMetrics && now.Sub(r.aliveAt) >= poller.HealthEvery) {
+		err = r.learn(ctx)
 	}
 	if ctx.Err() == nil {
-		p.judge(err)
+		r.judge(err)
 	}
 }
 
-func (p *poller) read(ctx context.Context) error {
-	if p.noMetrics && time.Since(p.missedAt) < p.a.o.FactsEvery {
+func (r *reading) read(ctx context.Context) error {
+	if r.noMetrics && time.Since(r.missedAt) < r.a.o.FactsEvery {
 		return nil
 	}
-	_, err := p.a.client.Ask(ctx, enginehttp.Question{Path: "/metrics", MaxBytes: enginehttp.MaxPageBytes, Timeout: p.a.o.PageTimeout}, &p.buf)
+	_, err := r.a.client.Ask(ctx, enginehttp.Question{Path: "/metrics", MaxBytes: enginehttp.MaxPageBytes, Timeout: r.a.o.PageTimeout}, &r.buf)
 	at := time.Now()
 	if enginehttp.Missing(err) || enginehttp.Status(err) == http.StatusNotImplemented {
-		p.noMetrics, p.missedAt = true, at
+		r.noMetrics, r.missedAt = true, at
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	p.noMetrics = false
-	told := scan(p.buf.Bytes())
+	r.noMetrics = false
+	told := scan(r.buf.Bytes())
 	// A page without the mark says nothing of the process.
-	if mark := told.startMark(); mark != 0 && mark != p.mark {
-		restarted := p.mark != 0
-		p.mark, p.factsAt = mark, time.Time{}
-		if restarted && p.known {
-			p.sink.Reset(0, engine.ResetRestart)
+	if mark := told.startMark(); mark != 0 && mark != r.mark {
+		restarted := r.mark != 0
+		r.mark, r.factsAt = mark, time.Time{}
+		if restarted && r.known {
+			r.sink.Reset(0, engine.ResetRestart)
 		}
 	}
-	if p.known {
-		p.sink.Load(0, told.load(at))
+	if r.known {
+		r.sink.Load(0, told.load(at))
 		if told.faults > 0 {
-			p.sink.Counted(0, "metricFaults", told.faults)
+			r.sink.Counted(0, "metricFaults", told.faults)
 		}
 	}
 	return nil
@@ -195,73 +187,35 @@ func (p *poller) read(ctx context.Context) error {
 
 // learn reads the list of models, which is also the sign of life of an engine
 // that shows no page.
-func (p *poller) learn(ctx context.Context) error {
-	var list struct {
-		Data []struct {
-			ID     string `json:"id"`
-			MaxLen *int64 `json:"max_model_len"`
-		} `json:"data"`
-	}
-	if err := p.a.client.GetJSON(ctx, "/v1/models", &list); err != nil {
+func (r *reading) learn(ctx context.Context) error {
+	f := engine.Facts{Ranks: 1, StartMark: r.mark}
+	if err := poller.LearnModels(ctx, r.a.client, &f); err != nil {
 		return err
 	}
-	f := engine.Facts{Ranks: 1, StartMark: p.mark}
-	for i, m := range list.Data {
-		if i > 0 {
-			f.Aliases = append(f.Aliases, m.ID)
-			continue
-		}
-		f.Model = m.ID
-		if m.MaxLen != nil && *m.MaxLen <= engine.MaxTokens {
-			f.MaxModelTokens = engine.Within(int(*m.MaxLen), engine.MaxTokens)
-		}
-	}
-	if f.Model == "" {
-		return errors.New("/v1/models lists no model")
-	}
-	p.factsAt = time.Now()
-	p.aliveAt = p.factsAt
-	if !p.known || !reflect.DeepEqual(f, p.facts) {
-		first := !p.known
-		p.known, p.facts = true, f
-		p.sink.Facts(f)
+	r.factsAt = time.Now()
+	r.aliveAt = r.factsAt
+	if !r.known || !reflect.DeepEqual(f, r.facts) {
+		first := !r.known
+		r.known, r.facts = true, f
+		r.sink.Facts(f)
 		if first {
-			p.sink.Coverage(0, engine.CoverageNone, hint)
+			r.sink.Coverage(0, engine.CoverageNone, hint)
 		}
 	}
 	return nil
 }
 
-func (p *poller) judge(err error) {
-	if err == nil {
-		if p.gone && p.mark == 0 && p.known {
-			p.sink.Reset(0, engine.ResetRestart)
+func (r *reading) judge(err error) {
+	switch r.vitals.Take(err, poller.Refused(err), false) {
+	case poller.Gone:
+		r.mark, r.noMetrics, r.factsAt = 0, false, time.Time{}
+		if r.known {
+			r.sink.Reset(0, engine.ResetGone)
 		}
-		p.refused, p.failed, p.gone = 0, 0, false
-		p.health(true, "")
-		return
-	}
-	p.failed++
-	if errors.Is(err, syscall.ECONNREFUSED) {
-		p.refused++
-	} else {
-		p.refused = 0
-	}
-	if p.refused >= refusalsToGone && !p.gone {
-		p.gone, p.mark, p.noMetrics, p.factsAt = true, 0, false, time.Time{}
-		if p.known {
-			p.sink.Reset(0, engine.ResetGone)
+	case poller.Back:
+		if r.mark == 0 && r.known {
+			r.sink.Reset(0, engine.ResetRestart)
 		}
 	}
-	if p.gone || p.failed >= errorsToDown || !p.known {
-		p.health(false, err.Error())
-	}
-}
-
-func (p *poller) health(up bool, reason string) {
-	if up == p.up && (up || reason == p.reason) {
-		return
-	}
-	p.up, p.reason = up, reason
-	p.sink.Health(up, reason)
+	r.vitals.Tell(r.sink, err, r.known)
 }

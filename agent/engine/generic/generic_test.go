@@ -192,7 +192,7 @@ func TestPageWithoutAStartIsNoRestart(t *testing.T) {
 	}
 	defer a.client.Close()
 	s := &sink{}
-	p := &poller{a: a, sink: s}
+	p := &reading{a: a, sink: s}
 	for i, want := range []int{0, 0, 0, 1} {
 		p.poll(t.Context())
 		if len(s.resets) != want {
@@ -229,7 +229,7 @@ func TestMissingPageIsAskedForAgain(t *testing.T) {
 	}
 	defer a.client.Close()
 	s := &sink{}
-	p := &poller{a: a, sink: s}
+	r := &reading{a: a, sink: s}
 	for i, step := range []struct {
 		later time.Duration // since the page was asked for last
 		shown bool
@@ -244,8 +244,8 @@ func TestMissingPageIsAskedForAgain(t *testing.T) {
 		{time.Hour, true, 3, 1},
 		{0, true, 4, 2}, // it is there: read as often as any
 	} {
-		p.missedAt, shown = p.missedAt.Add(-step.later), step.shown
-		p.poll(t.Context())
+		r.missedAt, shown = r.missedAt.Add(-step.later), step.shown
+		r.poll(t.Context())
 		if asked != step.asked || len(s.loads) != step.loads {
 			t.Errorf("step %d: asked for the page %d times and told %d loads, want %d and %d", i, asked, len(s.loads), step.asked, step.loads)
 		}

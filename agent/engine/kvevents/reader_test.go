@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
-	"math/rand/v2"
 	"net"
 	"strings"
 	"sync"
@@ -27,7 +26,7 @@ var testDialect = Dialect{Setting: "--kv-events-config", Enable: "--kv-events-co
 func follow(t *testing.T, plan Plan, sink engine.Sink) *Reader {
 	t.Helper()
 	r := NewReader(ReaderOptions{
-		Plan: plan, Host: "127.0.0.1", Dialect: &testDialect, Stream: StreamOptions{RetryMin: 50 * time.Millisecond}, Logger: slog.New(slog.DiscardHandler), Sink: sink,
+		Plan: plan, Host: enginetest.Host, Dialect: &testDialect, Stream: StreamOptions{RetryMin: 50 * time.Millisecond}, Logger: slog.New(slog.DiscardHandler), Sink: sink,
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
@@ -50,25 +49,13 @@ func publisherFor(t *testing.T) *enginetest.Publisher {
 }
 
 func dialled(p *enginetest.Publisher) Plan {
-	return Plan{Events: fmt.Sprintf("tcp://127.0.0.1:%d", p.Port()), Replay: fmt.Sprintf("tcp://127.0.0.1:%d", p.ReplayPort())}
-}
-
-// freeAddress is one of this host's own on loopback, where nobody else takes
-// the port.
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	ln, err := net.Listen("tcp", fmt.Sprintf("127.%d.%d.%d:0", 1+rand.IntN(254), rand.IntN(256), 1+rand.IntN(254)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ln.Close()
-	return ln.Addr().String()
+	return Plan{Events: fmt.Sprintf("tcp://%s:%d", enginetest.Host, p.Port()), Replay: fmt.Sprintf("tcp://%s:%d", enginetest.Host, p.ReplayPort())}
 }
 
 // Two publishers that connect to one socket have numbers of their own each:
 // together they would look like an engine that restarts with every batch.
 func TestSecondPublisherIsIgnored(t *testing.T) {
-	address := freeAddress(t)
+	address := enginetest.FreeAddress(t)
 	m := enginetest.NewMirror(t)
 	follow(t, Plan{Events: "tcp://" + address, Listen: true}, m)
 	first, second := publisherFor(t), publisherFor(t)
@@ -145,7 +132,7 @@ func TestWrongRank(t *testing.T) {
 // IDN-06: a port that another process has taken is named, and used once it is
 // free.
 func TestIDN06TakenPort(t *testing.T) {
-	ln, err := net.Listen("tcp", freeAddress(t))
+	ln, err := net.Listen("tcp", enginetest.FreeAddress(t))
 	if err != nil {
 		t.Fatal(err)
 	}

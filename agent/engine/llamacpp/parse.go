@@ -27,13 +27,19 @@ type slotPage struct {
 }
 
 // parseSlots reads an answer of /slots. A slot that was never used has no
-// length; what is still to be computed of a busy one means nothing when it is
-// idle.
+// length; what is computed of a prompt, and what was there, means nothing when a
+// slot is idle, and is all of it once the answer has begun.
 func parseSlots(page []byte) (slotPage, error) {
 	var list []struct {
 		ID         *int64 `json:"id"`
 		Processing *bool  `json:"is_processing"`
 		Tokens     *int64 `json:"n_prompt_tokens"`
+		Task       *int64 `json:"id_task"`
+		Computed   int64  `json:"n_prompt_tokens_processed"`
+		Cached     int64  `json:"n_prompt_tokens_cache"`
+		Next       []struct {
+			Decoded int64 `json:"n_decoded"`
+		} `json:"next_token"`
 	}
 	if err := json.Unmarshal(page, &list); err != nil {
 		return slotPage{}, fmt.Errorf("%w: answer is not a list of slots", errSlots)
@@ -53,8 +59,15 @@ func parseSlots(page []byte) (slotPage, error) {
 			}
 			seen.Tokens = int(*s.Tokens)
 		}
+		if s.Task != nil && *s.Task >= 0 {
+			seen.Task = uint64(*s.Task) + 1 // they begin at 0
+		}
 		if seen.Busy {
 			out.busy++
+			whole := s.Computed >= 0 && s.Computed <= engine.MaxTokens && s.Cached >= 0 && s.Cached <= engine.MaxTokens
+			if whole && len(s.Next) > 0 && s.Next[0].Decoded > 0 {
+				seen.Prompt = int(s.Computed + s.Cached)
+			}
 		}
 		out.seen[i] = seen
 	}

@@ -31,12 +31,16 @@ func TestRecordedSlots(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		want := []slots.Seen{{Tokens: -1}, {Tokens: -1}, {Tokens: -1}, {Tokens: 476}}
+		want := []slots.Seen{{Tokens: -1}, {Tokens: -1}, {Tokens: -1}, {Tokens: 476, Task: 3}}
 		if diff := cmp.Diff(want, page.seen); diff != "" || page.busy != 0 {
 			t.Errorf("%s, %d busy: %s", v, page.busy, diff)
 		}
 		if page, err = parseSlots(recorded(t, v, "slots-busy.resp.json")); err != nil || page.busy != 4 {
 			t.Errorf("%s: %d busy, %v", v, page.busy, err)
+		}
+		tokens := map[string]int{"b10434": 744, "b11434": 636}[v]
+		if got, want := page.seen[0], (slots.Seen{Busy: true, Tokens: tokens, Prompt: 488, Task: 133}); got != want {
+			t.Errorf("%s: %+v, want %+v", v, got, want)
 		}
 	}
 }

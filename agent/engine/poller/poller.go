@@ -2,11 +2,9 @@ package poller
 
 import (
 	"context"
-	"errors"
 	"net/http"
 	"reflect"
 	"sync"
-	"syscall"
 	"time"
 
 	"waypost/agent/engine"
@@ -15,10 +13,6 @@ import (
 )
 
 const (
-	healthEvery    = 5 * time.Second
-	refusalsToGone = 2
-	errorsToDown   = 5
-
 	// factsRetry is the pause after a failed look at the facts, doubled each
 	// time up to factsRetryMost: a look is several requests, and an engine that
 	// cannot answer one of them is not to be asked with every poll.
@@ -193,16 +187,14 @@ type life struct {
 	mark    uint64
 	markAt  time.Time // when mark was last seen
 
-	refused, failed int
-	gone, up, told  bool
-	reason          string
+	vitals Vitals
 }
 
 // poll does what is due. Streams begin once the engine's facts are known.
 func (l *life) poll(ctx context.Context) {
 	now := time.Now()
 	err := l.count(ctx)
-	if err == nil && now.Sub(l.aliveAt) >= healthEvery {
+	if err == nil && now.Sub(l.aliveAt) >= HealthEvery {
 		if err = l.p.src.Health(ctx); err == nil {
 			l.aliveAt = now
 		}
@@ -242,44 +234,21 @@ func (l *life) pace(now time.Time) {
 	l.retryAt = now.Add(l.retry)
 }
 
-// judge turns the outcome of a poll into health. A refused connection means
-// that the server's process has ended, whatever its event sockets still
-// answer; other errors may pass. A repeated error is no answer of its own.
+// judge turns the outcome of a poll into health. While it loads its model an
+// engine answers 503.
 func (l *life) judge(now time.Time, err error, repeated bool) {
-	if err == nil {
-		l.refused, l.failed = 0, 0
-		if l.gone {
-			l.gone = false
-			for _, r := range l.p.readers() {
-				r.Back(now)
-			}
-		}
-		l.health(true, "")
-		return
-	}
-	l.failed++
-	if !repeated && (errors.Is(err, syscall.ECONNREFUSED) || enginehttp.Status(err) == http.StatusServiceUnavailable) {
-		l.refused++
-	} else if !repeated {
-		l.refused = 0
-	}
-	if l.refused >= refusalsToGone && !l.gone {
-		l.gone, l.mark, l.factsAt = true, 0, time.Time{}
+	switch l.vitals.Take(err, Refused(err) || enginehttp.Status(err) == http.StatusServiceUnavailable, repeated) {
+	case Gone:
+		l.mark, l.factsAt = 0, time.Time{}
 		for _, r := range l.p.readers() {
 			r.Gone(now)
 		}
+	case Back:
+		for _, r := range l.p.readers() {
+			r.Back(now)
+		}
 	}
-	if l.gone || l.failed >= errorsToDown || l.known == nil {
-		l.health(false, err.Error())
-	}
-}
-
-func (l *life) health(up bool, reason string) {
-	if l.told && up == l.up && (up || reason == l.reason) {
-		return
-	}
-	l.told, l.up, l.reason = true, up, reason
-	l.sink.Health(up, reason)
+	l.vitals.Tell(l.sink, err, l.known != nil)
 }
 
 // count reads the counters and passes them on by rank.

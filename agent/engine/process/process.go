@@ -1,8 +1,7 @@
 package process
 
 import (
-	"bufio"
-	"fmt"
+	"errors"
 	"io"
 	"net"
 	"net/netip"
@@ -19,6 +18,9 @@ const (
 	maxFiles      = 1 << 16 // of one process
 	maxTextBytes  = 1 << 20 // a command line, or an environment
 	maxTableLines = 1 << 18
+	// maxOthers is after how many sockets in a row that do not listen the rest is
+	// left out: the kernel lists those that listen first.
+	maxOthers = 256
 )
 
 // tcpListens is the state of a listening socket in the kernel's table.
@@ -85,34 +87,12 @@ func Local(engineURL string) (port int, ok bool) {
 // one server do, it is the one with the lowest id that is found. ok is false if
 // nobody listens, or the rights to see who are missing.
 func Listening(proc string, port int) (p Process, ok bool) {
-	if proc == "" {
-		proc = "/proc"
-	}
-	sockets := map[string]bool{}
-	for _, table := range []string{"tcp", "tcp6"} {
-		listeners(filepath.Join(proc, "net", table), port, sockets)
-	}
-	if len(sockets) == 0 {
+	l := NewListeners(proc)
+	pids, err := l.PIDs(port)
+	if err != nil || len(pids) == 0 {
 		return Process{}, false
 	}
-	least := 0
-	for _, name := range names(proc, maxProcesses) {
-		pid, err := strconv.Atoi(name)
-		if err != nil || least > 0 && pid > least {
-			continue
-		}
-		files := filepath.Join(proc, name, "fd")
-		for _, f := range names(files, maxFiles) {
-			if to, err := os.Readlink(filepath.Join(files, f)); err == nil && sockets[to] {
-				least = pid
-				break
-			}
-		}
-	}
-	if least == 0 {
-		return Process{}, false
-	}
-	p.Dir = filepath.Join(proc, strconv.Itoa(least))
+	p.Dir = filepath.Join(l.proc, strconv.Itoa(pids[0]))
 	args, err := text(filepath.Join(p.Dir, "cmdline"))
 	if err != nil || args == "" {
 		return Process{}, false
@@ -129,33 +109,18 @@ func Listening(proc string, port int) (p Process, ok bool) {
 	return p, true
 }
 
-// listeners adds the sockets that listen on a port, as descriptors link to them.
-func listeners(table string, port int, sockets map[string]bool) {
-	f, err := os.Open(table)
-	if err != nil {
-		return
-	}
-	defer f.Close()
-	suffix := fmt.Sprintf(":%04X", port)
-	lines := bufio.NewScanner(f)
-	for n := 0; lines.Scan() && n < maxTableLines; n++ {
-		// Number, local and remote address, state, and as tenth the inode.
-		fields := strings.Fields(lines.Text())
-		if len(fields) > 9 && strings.HasSuffix(fields[1], suffix) && fields[3] == tcpListens {
-			sockets["socket:["+fields[9]+"]"] = true
-		}
-	}
-}
-
 // names are what a directory holds, so many at most.
-func names(dir string, most int) []string {
+func names(dir string, most int) ([]string, error) {
 	d, err := os.Open(dir)
 	if err != nil {
-		return nil
+		return nil, err
 	}
 	defer d.Close()
-	out, _ := d.Readdirnames(most)
-	return out
+	out, err := d.Readdirnames(most)
+	if errors.Is(err, io.EOF) {
+		err = nil
+	}
+	return out, err
 }
 
 func text(name string) (string, error) {

@@ -97,6 +97,7 @@ func TestTables(t *testing.T) {
 func TestLocal(t *testing.T) {
 	for u, want := range map[string]int{
 		"http://127.0.0.1:8000/": 8000, "http://localhost": 80, "https://[::1]": 443,
+		"http://[::1]:8001": 8001, "https://localhost": 443, "::": 0,
 		"http://192.0.2.1:8000": 0, "http://gpu-7:8000": 0, "http://127.0.0.1:0": 0, "http://127.0.0.1:99999": 0, ":": 0, "ftp://127.0.0.1": 0,
 	} {
 		if port, ok := Local(u); port != want || ok != (want > 0) {

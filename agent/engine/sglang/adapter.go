@@ -2,8 +2,6 @@ package sglang
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
 
 	"waypost/agent/engine"
@@ -82,18 +80,13 @@ var templateFields = []string{"model", "messages", "tools", "tool_choice", "reas
 
 // Render asks the engine for the token ids a chat request becomes.
 func (a *Adapter) Render(ctx context.Context, chatJSON []byte) ([]uint32, error) {
-	var chat map[string]json.RawMessage
-	if json.Unmarshal(chatJSON, &chat) != nil {
-		return nil, errors.New("chat request: is no JSON object")
-	}
-	if len(chat["messages"]) == 0 {
-		return nil, errors.New("chat request: messages is missing")
+	fields, err := enginehttp.ChatFields(chatJSON, templateFields)
+	if err != nil {
+		return nil, err
 	}
 	body := map[string]any{}
-	for _, f := range templateFields {
-		if v, ok := chat[f]; ok {
-			body[f] = v
-		}
+	for name, v := range fields {
+		body[name] = v
 	}
 	return a.tokenize(ctx, body)
 }
@@ -104,14 +97,5 @@ func (a *Adapter) tokenize(ctx context.Context, body map[string]any) ([]uint32, 
 			body["model"] = *model
 		}
 	}
-	var answer struct {
-		Tokens []uint32 `json:"tokens"`
-	}
-	if err := a.source.PostJSON(ctx, "/tokenize", body, &answer); err != nil {
-		return nil, err
-	}
-	if answer.Tokens == nil {
-		return nil, errors.New("/tokenize: answer has no tokens")
-	}
-	return answer.Tokens, nil
+	return a.source.TokenIDs(ctx, body)
 }

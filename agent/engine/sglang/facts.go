@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"sync/atomic"
 	"time"
@@ -81,7 +80,7 @@ func (s *source) Facts(ctx context.Context, _ *poller.Counters) (poller.Known, e
 	// Routes that were missing may be there after an upgrade.
 	s.oldLoads, s.noLoads, s.noPage = false, false, false
 	var k poller.Known
-	if err := s.learnModels(ctx, &k.Facts); err != nil {
+	if err := poller.LearnModels(ctx, s.Client, &k.Facts); err != nil {
 		return k, err
 	}
 	var info *serverInfo
@@ -107,30 +106,6 @@ func (s *source) Facts(ctx context.Context, _ *poller.Counters) (poller.Known, e
 		k.Plans = append(k.Plans, planFor(s.target, info, n))
 	}
 	return k, nil
-}
-
-func (s *source) learnModels(ctx context.Context, f *engine.Facts) error {
-	var models struct {
-		Data []struct {
-			ID     string           `json:"id"`
-			Parent *string          `json:"parent"`
-			MaxLen promtext.Reading `json:"max_model_len"`
-		} `json:"data"`
-	}
-	if err := s.GetJSON(ctx, "/v1/models", &models); err != nil {
-		return err
-	}
-	for _, m := range models.Data {
-		if m.Parent == nil && f.Model == "" {
-			f.Model, f.MaxModelTokens = m.ID, m.MaxLen.Whole(engine.MaxTokens)
-			continue
-		}
-		f.Aliases = append(f.Aliases, m.ID)
-	}
-	if f.Model == "" {
-		return errors.New("/v1/models lists no model")
-	}
-	return nil
 }
 
 // facts fills in what the settings tell.

@@ -185,7 +185,7 @@ func TestStreamedEvents(t *testing.T) {
 	t.Cleanup(p.Close)
 	p.Publish(false, enginetest.Stored(0, 1))
 	m := enginetest.NewMirror(t)
-	watch(t, f, engine.Target{Events: fmt.Sprintf("tcp://127.0.0.1:%d", p.Port()), Replay: fmt.Sprintf("tcp://127.0.0.1:%d", p.ReplayPort())}, m)
+	watch(t, f, engine.Target{Events: fmt.Sprintf("tcp://%s:%d", enginetest.Host, p.Port()), Replay: fmt.Sprintf("tcp://%s:%d", enginetest.Host, p.ReplayPort())}, m)
 	m.Await("replay", func() bool { return m.Of(0).Match(1) == 2 && m.Of(0).Coverage == engine.CoverageFull })
 	p.AwaitSubscriber()
 	p.Publish(false, enginetest.Stored(1, 2))

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"log/slog"
 	"math"
 	"sync/atomic"
@@ -238,7 +237,7 @@ func (s *source) Facts(ctx context.Context, latest *poller.Counters) (poller.Kno
 	s.noPage, s.noStats = false, false
 	k := poller.Known{StartMark: latest.StartMark}
 	f := &k.Facts
-	if err := s.learnModels(ctx, f); err != nil {
+	if err := poller.LearnModels(ctx, s.Client, f); err != nil {
 		return k, err
 	}
 	var version struct {
@@ -279,28 +278,4 @@ func (s *source) plan(rank int) kvevents.Plan {
 		return kvevents.Plan{Named: rank, Hint: dialect.HintNoEvents()}
 	}
 	return kvevents.Plan{Named: rank, Events: eventsPath, Pulled: true}
-}
-
-func (s *source) learnModels(ctx context.Context, f *engine.Facts) error {
-	var models struct {
-		Data []struct {
-			ID     string           `json:"id"`
-			Parent *string          `json:"parent"`
-			MaxLen promtext.Reading `json:"max_model_len"`
-		} `json:"data"`
-	}
-	if err := s.GetJSON(ctx, "/v1/models", &models); err != nil {
-		return err
-	}
-	for _, m := range models.Data {
-		if m.Parent == nil && f.Model == "" {
-			f.Model, f.MaxModelTokens = m.ID, m.MaxLen.Whole(engine.MaxTokens)
-			continue
-		}
-		f.Aliases = append(f.Aliases, m.ID)
-	}
-	if f.Model == "" {
-		return errors.New("/v1/models lists no model")
-	}
-	return nil
 }

@@ -58,7 +58,7 @@ func New(o Options) (*Adapter, error) {
 
 // Tokenize asks the engine for the token ids of a prompt.
 func (a *Adapter) Tokenize(ctx context.Context, prompt string, addSpecialTokens bool) ([]uint32, error) {
-	return a.client.tokenize(ctx, map[string]any{"prompt": prompt, "add_special_tokens": addSpecialTokens})
+	return a.client.TokenIDs(ctx, map[string]any{"prompt": prompt, "add_special_tokens": addSpecialTokens})
 }
 
 // Render asks the engine for the token ids a chat request becomes.
@@ -67,7 +67,7 @@ func (a *Adapter) Render(ctx context.Context, chatJSON []byte) ([]uint32, error)
 	if err != nil {
 		return nil, err
 	}
-	return a.client.tokenize(ctx, body)
+	return a.client.TokenIDs(ctx, body)
 }
 
 // rankHeader is the header by which a request names its data-parallel rank.

@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
-	"net"
 	"net/http"
 	"strings"
 	"sync/atomic"
@@ -378,13 +376,7 @@ func TestRunAgain(t *testing.T) {
 
 // An engine with a plain address connects to the agent.
 func TestEngineThatConnects(t *testing.T) {
-	// An address of its own on loopback, where nobody else takes the port.
-	free, err := net.Listen("tcp", fmt.Sprintf("127.%d.%d.%d:0", 1+rand.IntN(254), rand.IntN(256), 1+rand.IntN(254)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	address := free.Addr().String()
-	free.Close()
+	address := enginetest.FreeAddress(t)
 	f := newFakeEngine(t, 1)
 	f.extra["/kv_event_sources"] = fmt.Sprintf(`{"0":{"endpoint":"tcp://%s","replay_endpoint":null}}`, address)
 	m := enginetest.NewMirror(t)

@@ -12,6 +12,7 @@ import (
 	"waypost/agent/engine"
 	"waypost/agent/engine/enginehttp"
 	"waypost/agent/engine/kvevents"
+	"waypost/agent/engine/poller"
 
 	"github.com/zeebo/xxh3"
 )
@@ -51,7 +52,7 @@ type knowledge struct {
 // models must be there; the other routes are newer or for developers.
 func (c client) learn(ctx context.Context) (knowledge, error) {
 	k := knowledge{}
-	if err := c.learnModels(ctx, &k.facts); err != nil {
+	if err := poller.LearnModels(ctx, c.Client, &k.facts); err != nil {
 		return k, err
 	}
 	var version struct {
@@ -71,33 +72,6 @@ func (c client) learn(ctx context.Context) (knowledge, error) {
 		return k, err
 	}
 	return k, nil
-}
-
-func (c client) learnModels(ctx context.Context, f *engine.Facts) error {
-	var models struct {
-		Data []struct {
-			ID     string  `json:"id"`
-			Parent *string `json:"parent"`
-			MaxLen *int    `json:"max_model_len"`
-		} `json:"data"`
-	}
-	if err := c.GetJSON(ctx, "/v1/models", &models); err != nil {
-		return err
-	}
-	for _, m := range models.Data {
-		if m.Parent == nil && f.Model == "" {
-			f.Model = m.ID
-			if m.MaxLen != nil {
-				f.MaxModelTokens = *m.MaxLen
-			}
-			continue
-		}
-		f.Aliases = append(f.Aliases, m.ID)
-	}
-	if f.Model == "" {
-		return fmt.Errorf("/v1/models lists no model")
-	}
-	return nil
 }
 
 // learnSources reads the publishers: an object keyed by rank, or in the form

@@ -90,7 +90,7 @@ func TestFirstReleases(t *testing.T) {
 	f.extra["/kv_event_sources"] = "{}"
 	m := enginetest.NewMirror(t)
 	o := Options{}
-	o.Target.Events, o.Target.Replay = fmt.Sprintf("tcp://127.0.0.1:%d", rank.Port()), fmt.Sprintf("tcp://127.0.0.1:%d", rank.ReplayPort())
+	o.Target.Events, o.Target.Replay = fmt.Sprintf("tcp://%s:%d", enginetest.Host, rank.Port()), fmt.Sprintf("tcp://%s:%d", enginetest.Host, rank.ReplayPort())
 	watch(t, f, o, m)
 	rank.Publish(false, []any{"BlockStored", []any{-5, 7}, nil, []any{1, 2, 3, 4}, 2, nil})
 	m.Await("stored", func() bool {

@@ -10,7 +10,6 @@ import (
 // calls Send and Recv; any may call Close.
 type Dealer struct {
 	dialer *dialer
-	last   uint64
 	out    []byte
 }
 
@@ -33,11 +32,9 @@ func (d *Dealer) Send(ctx context.Context, frames ...[]byte) error {
 		return errors.New("zmtp: a message needs at least one frame")
 	}
 	if d.dialer.conn == nil {
-		connected, err := d.dialer.connect(ctx)
-		if err != nil {
+		if _, err := d.dialer.connect(ctx); err != nil {
 			return err
 		}
-		d.last = connected.Conn
 	}
 	if d.dialer.closed.Load() {
 		return ErrClosed
@@ -76,9 +73,6 @@ func (d *Dealer) Recv(ctx context.Context) ([][]byte, error) {
 	}
 	return d.dialer.recv(ctx)
 }
-
-// Conn is the number of the current or last connection, from 1; 0: none yet.
-func (d *Dealer) Conn() uint64 { return d.last }
 
 // Close ends the socket at once and with it a Send or Recv in progress, which
 // returns ErrClosed.

@@ -33,8 +33,8 @@ func TestDealerResendsAfterTheConnectionEnded(t *testing.T) {
 			if err := d.Send(ctx, nil, []byte("ask")); err != nil {
 				t.Fatal(err)
 			}
-			if d.Conn() != conn {
-				t.Errorf("Conn = %d, want %d", d.Conn(), conn)
+			if got := d.dialer.conn.id; got != conn {
+				t.Errorf("connection %d, want %d", got, conn)
 			}
 			wantMessage(t, ctx, d, "", "answer")
 		}

@@ -261,8 +261,8 @@ func TestLibzmqReplay(t *testing.T) {
 					t.Errorf("the publisher was asked for %v, want %d", got, first)
 				}
 			}
-			if d.Conn() != 1 {
-				t.Errorf("Conn = %d, want 1", d.Conn())
+			if got := d.dialer.conn.id; got != 1 {
+				t.Errorf("connection %d, want 1", got)
 			}
 		})
 	}

@@ -75,9 +75,6 @@ type Switch struct{ s *state }
 // Set turns the fault on or off.
 func (s *Switch) Set(on bool) { s.s.on.Store(on) }
 
-// On says whether the fault is on.
-func (s *Switch) On() bool { return s.s.on.Load() }
-
 // ToVLLM puts the fault into the options of an engine of package emulator. It
 // is on.
 func (f Fault) ToVLLM(o *emulator.Options) *Switch {
@@ -196,7 +193,7 @@ func number(v any) int {
 	return 0
 }
 
-// with is a copy of an event with some fields changed; nil takes one away.
+// with is a copy of an event with some fields changed; gone takes one away.
 func with(e any, fields map[string]any) map[string]any {
 	out := map[string]any{}
 	for k, v := range mapOf(e) {

@@ -35,19 +35,43 @@ type hostCache struct {
 	most, doubts int
 }
 
-// give saves what a slot holds, unless an entry holds it already; entries that
-// it continues are dropped. It reports whether it saved something.
-func (c *hostCache) give(s *sequence) bool {
+// takes says whether what a slot holds is saved when it is given: unless an entry
+// holds it already.
+func (c *hostCache) takes(s *sequence) bool {
 	if c.known && s.tokens > c.limitTokens {
 		return false // the server keeps the others
 	}
-	if c.limitTokens <= 0 || s.tokens == 0 || len(s.keys) == 0 || c.holds(s) {
+	return c.limitTokens > 0 && s.tokens > 0 && !c.holds(s)
+}
+
+// give saves what a slot holds; entries that it continues are dropped. It
+// reports whether it saved something.
+func (c *hostCache) give(s *sequence) bool {
+	if !c.takes(s) {
 		return false
 	}
 	c.entries = slices.DeleteFunc(c.entries, func(e *sequence) bool { return contains(s, e) })
 	c.entries = append(c.entries, s)
 	c.trim()
 	return true
+}
+
+// stay is the first of the entries that are still there once something was
+// given.
+func (c *hostCache) stay(given *sequence) (first int) {
+	tokens, takes := c.limitTokens, c.takes(given)
+	if takes {
+		tokens -= given.tokens
+	}
+	for first = len(c.entries); first > 0; first-- {
+		if e := c.entries[first-1]; !takes || !contains(given, e) {
+			tokens -= e.tokens
+		}
+		if tokens < 0 {
+			break
+		}
+	}
+	return first
 }
 
 // holds says whether an entry holds a sequence.
@@ -59,7 +83,7 @@ func (c *hostCache) holds(s *sequence) bool {
 // known: what ends in some is taken to be held when all that is known of it is,
 // and s is at least as long.
 func contains(s, e *sequence) bool {
-	return s.tokens >= e.tokens && s.shared(e.keys) >= len(e.keys)*ledger.PointTokens
+	return len(e.keys) > 0 && s.tokens >= e.tokens && s.shared(e.keys) >= len(e.keys)*ledger.PointTokens
 }
 
 // trim drops the oldest entries that do not fit.

@@ -12,8 +12,10 @@ const (
 	MaxSlots = 1024
 	// maxRequests bounds the requests under way; the oldest is given up.
 	maxRequests = 4096
-	// maxStrays bounds the sequences whose slot is not known.
-	maxStrays = 64
+	// maxLost bounds the requests that left untold. Of what ended so many
+	// sequences are remembered in any case and for each slot: the more, the
+	// likelier it is that two of a length are taken for each other.
+	maxLost, minEnded, maxEndedPerSlot = 64, 8, 4
 	// maxPoints bounds the points of one prompt.
 	maxPoints = summary.MaxDepthTokens / ledger.PointTokens
 )
@@ -52,12 +54,12 @@ type request struct {
 	pinned int // -1: the server chooses
 	// began says that its first token was told.
 	began bool
-	// lostAt is used of its slot when it left it untold.
-	lostAt int64
+	// task is the server's name of it; 0: not known.
+	task uint64
 	// before is what its slot held before.
 	before *sequence
-	// look is Replay.looks when it got its slot.
-	look uint64
+	// told is Replay.looks when it was told, look when it got its slot.
+	told, look uint64
 	// expected is the reuse that the rules give, from what was held before;
 	// fromHost how much had to fit the host cache for it, 0: it was in a slot.
 	expected, fromHost int
@@ -75,9 +77,9 @@ type slot struct {
 	by      *request
 	foreign bool
 	used    int64 // order of the ends of requests; -1: never
-	// usedThen is used at the latest observation, confirmed what the slot held
-	// when its length was last seen to be as taken.
-	usedThen  int64
+	// look is the slot at the latest observation, confirmed what it held when
+	// its length was last seen to be as taken.
+	look      look
 	confirmed *sequence
 }
 
@@ -106,16 +108,16 @@ type Replay struct {
 	counts Counts
 	tree   tree
 	seen   []Seen // the latest observation, for disagreements seen twice
-	moves  uint64 // counts changes by requests
-	seenAt uint64 // moves at the latest observation
 	// looks counts observations; passed says that since the latest one a whole
-	// request came and ended.
+	// request came and ended. own says that the slots were seen to have KV
+	// buffers of their own.
 	looks  uint64
 	passed bool
-	// lost are requests that left their slot before their end was told, strays
-	// what ended in a slot that is not known.
-	lost   []*request
-	strays []*sequence
+	own    bool
+	// lost are requests that left their slot before their end was told, ended
+	// what the latest requests left, the newest last.
+	lost  []*request
+	ended []*sequence
 }
 
 // New follows a server that has just started.
@@ -140,8 +142,7 @@ func (r *Replay) empty() {
 	}
 	r.cache.entries, r.cache.ghosts = nil, nil
 	clear(r.open)
-	r.order, r.seen, r.lost, r.strays = nil, nil, nil, nil
-	r.moves++
+	r.order, r.seen, r.lost, r.ended, r.passed = nil, nil, nil, nil, false
 }
 
 // Reset forgets everything: the server's process ended, or its model was
@@ -167,12 +168,11 @@ func (r *Replay) Begin(id ledger.ClaimID, keys []prefix.Key, promptTokens, pinne
 		return 0
 	}
 	if len(r.order) >= maxRequests {
-		r.end(r.order[0], 0, -1, false)
+		r.leave(r.order[0], nil)
 	}
 	r.counts.Requests++
-	r.moves++
 	keys = keys[:min(len(keys), promptTokens/ledger.PointTokens, maxPoints)]
-	q := &request{id: id, keys: append([]prefix.Key(nil), keys...), tokens: promptTokens, slot: -1, pinned: pinned}
+	q := &request{id: id, keys: append([]prefix.Key(nil), keys...), tokens: promptTokens, slot: -1, pinned: pinned, told: r.looks}
 	if pinned >= 0 {
 		q.pinned = pinned % len(r.slots) // as the server takes it
 	} else {
@@ -206,7 +206,9 @@ func (r *Replay) launch(q *request) bool {
 	lcp := s.held.shared(q.keys)
 	own, before := lcp, s.held
 	similar := share(lcp, q.tokens) > r.opt.Similarity
-	if !similar || share(lcp, s.held.tokens) < lostAtMost {
+	// A request that names an empty slot takes nothing from the host cache.
+	ask := !similar || share(lcp, s.held.tokens) < lostAtMost
+	if ask && (q.pinned < 0 || s.held.tokens > 0) {
 		r.give(s.held)
 		if similar && share(lcp+ledger.PointTokens-1, s.held.tokens) >= lostAtMost {
 			// Between two points it cannot be said whether the cache is asked.
@@ -296,11 +298,38 @@ func (r *Replay) Done(id ledger.ClaimID, outputTokens, cachedTokens int) {
 	}
 	q.began = true
 	r.judge(q, cachedTokens)
-	if q.slot < 0 {
-		r.stray(q, outputTokens)
+	if outputTokens <= 0 {
+		r.leave(q, q.sure(cachedTokens))
+	} else {
+		r.passed = r.passed || q.slot >= 0 && q.look == r.looks
+		e, waited := q.left(outputTokens), q.slot < 0
+		r.leave(q, e)
+		if waited {
+			r.place(e)
+		} else {
+			r.remember(e)
+		}
 	}
-	r.end(q, outputTokens, cachedTokens, true)
 	r.publish()
+}
+
+// left is what a request leaves in its slot. The last token that is sampled is
+// not computed any more.
+func (q *request) left(outputTokens int) *sequence {
+	return &sequence{keys: q.keys, tokens: q.tokens + outputTokens - 1, exact: true, task: q.task}
+}
+
+// sure is what a request leaves whose answer's length is not known: its prompt,
+// if its first token was told, else what was there before.
+func (q *request) sure(cachedTokens int) *sequence {
+	if q.began {
+		return &sequence{keys: q.keys, tokens: q.tokens, task: q.task}
+	}
+	keep := q.expected
+	if cachedTokens >= 0 {
+		keep = min(keep, cachedTokens)
+	}
+	return &sequence{keys: q.keys[:keep/ledger.PointTokens], tokens: keep, task: q.task}
 }
 
 // found notes that a request that was taken to be over has ended: what it left
@@ -309,40 +338,28 @@ func (r *Replay) found(id ledger.ClaimID, outputTokens int) {
 	for i, q := range r.lost {
 		if q.id == id {
 			r.lost = append(r.lost[:i], r.lost[i+1:]...)
-			if s := &r.slots[q.slot]; outputTokens > 0 && !s.busy() && s.used == q.lostAt {
-				// Its slot was given to nobody since.
-				s.held = &sequence{keys: q.keys, tokens: q.tokens + outputTokens - 1, exact: true}
-				r.moves++
+			if outputTokens > 0 {
+				r.place(q.left(outputTokens))
 				r.publish()
-				return
 			}
-			r.stray(q, outputTokens)
 			return
 		}
 	}
 }
 
-func (r *Replay) stray(q *request, outputTokens int) {
-	if outputTokens <= 0 {
-		return
-	}
-	r.strays = append(r.strays, &sequence{keys: q.keys, tokens: q.tokens + outputTokens - 1, exact: true})
-	r.strays = r.strays[max(0, len(r.strays)-maxStrays):]
-}
-
-// lose notes that a request has left its slot though its end was not told.
-func (r *Replay) lose(q *request) {
+// lose notes that a request has left its slot, in which something else is now,
+// though its end was not told.
+func (r *Replay) lose(q *request, held *sequence) {
 	r.lost = append(r.lost, q)
-	r.lost = r.lost[max(0, len(r.lost)-maxStrays):]
-	r.end(q, 0, -1, false)
-	q.lostAt = r.clock
+	r.lost = r.lost[max(0, len(r.lost)-maxLost):]
+	r.leave(q, held)
 }
 
 // Gone tells that a request came to no good end, or none is known: how much of
 // its prompt was computed is not known, unless its first token was told.
 func (r *Replay) Gone(id ledger.ClaimID) {
 	if q := r.open[id]; q != nil {
-		r.end(q, 0, -1, false)
+		r.leave(q, q.sure(-1))
 		r.publish()
 	}
 }
@@ -366,9 +383,9 @@ func (r *Replay) judge(q *request, cached int) {
 	}
 }
 
-// end takes a request out of its slot and lets the next one in.
-func (r *Replay) end(q *request, outputTokens, cached int, whole bool) {
-	r.moves++
+// leave takes a request out of its slot, which holds something then, and lets
+// the next one in.
+func (r *Replay) leave(q *request, held *sequence) {
 	delete(r.open, q.id)
 	for i, o := range r.order {
 		if o == q {
@@ -383,21 +400,11 @@ func (r *Replay) end(q *request, outputTokens, cached int, whole bool) {
 	if s.by != q {
 		return
 	}
-	r.clock++
-	s.by, s.used = nil, r.clock
-	switch {
-	case whole && outputTokens > 0:
-		r.passed = r.passed || q.look == r.looks
-		// The last token that is sampled is not computed any more.
-		s.held.tokens, s.held.exact = q.tokens+outputTokens-1, true
-	case !q.began:
-		// Sure is only what was there before.
-		keep := q.expected
-		if cached >= 0 {
-			keep = min(keep, cached)
-		}
-		s.held = &sequence{keys: q.keys[:keep/ledger.PointTokens], tokens: keep}
+	if held == nil {
+		held = q.sure(-1)
 	}
+	s.by = nil
+	r.fill(s, held)
 	for _, next := range r.order {
 		if next.slot < 0 && r.launch(next) {
 			break

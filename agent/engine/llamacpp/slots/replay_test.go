@@ -180,7 +180,7 @@ func TestShownIsWhatARequestGets(t *testing.T) {
 	var prompts, promised, over, under int
 	for seed := range uint64(200) {
 		rng := rand.New(rand.NewPCG(3, seed))
-		l := &mirror{t: t, blocks: map[uint32]summary.Block{}}
+		l := newMirror(t)
 		d := &driver{Replay: New(Options{Slots: 1 + rng.IntN(4), Shared: rng.IntN(2) == 0, HostTokens: []int{0, 3000, 8000, 1 << 20}[rng.IntN(4)], Listener: l})}
 		l.replay = d.Replay
 		turns := map[int]int{}
@@ -214,7 +214,7 @@ func TestShownIsWhatARequestGets(t *testing.T) {
 // requests come and in which order they end.
 func TestListenerIsToldEverything(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		l := &mirror{t: t, blocks: map[uint32]summary.Block{}}
+		l := newMirror(t)
 		d := &driver{Replay: New(Options{
 			Slots: rapid.IntRange(1, 4).Draw(t, "slots"), Shared: rapid.Bool().Draw(t, "shared"),
 			HostTokens: rapid.SampledFrom([]int{0, 1500, 1 << 20}).Draw(t, "host"), Listener: l,
@@ -252,7 +252,8 @@ func TestListenerIsToldEverything(t *testing.T) {
 			}
 			l.check()
 		}
-		again := &mirror{t: t, blocks: map[uint32]summary.Block{}, replay: d.Replay}
+		again := newMirror(t)
+		again.replay = d.Replay
 		d.Listen(again)
 		again.check()
 		d.Reset()
@@ -266,7 +267,7 @@ func TestListenerIsToldEverything(t *testing.T) {
 func FuzzBegin(f *testing.F) {
 	f.Add([]byte{1, 2, 3, 1, 2, 4, 0, 0, 9, 9})
 	f.Fuzz(func(t *testing.T, in []byte) {
-		l := &mirror{t: t, blocks: map[uint32]summary.Block{}}
+		l := newMirror(t)
 		r := New(Options{Slots: 2, HostTokens: 1000, Listener: l})
 		l.replay = r
 		for n := uint64(1); len(in) > 2; n++ {
@@ -403,6 +404,14 @@ type mirror struct {
 	t      interface{ Fatalf(string, ...any) }
 	replay *Replay
 	blocks map[uint32]summary.Block
+	byKey  map[prefix.Key]uint32
+	keys   map[uint32]prefix.Key
+	// children counts those of each block.
+	children map[uint32]int
+}
+
+func newMirror(t interface{ Fatalf(string, ...any) }) *mirror {
+	return &mirror{t: t, blocks: map[uint32]summary.Block{}, byKey: map[prefix.Key]uint32{}, keys: map[uint32]prefix.Key{}, children: map[uint32]int{}}
 }
 
 func (m *mirror) Attached(b summary.Block) {
@@ -413,18 +422,23 @@ func (m *mirror) Attached(b summary.Block) {
 		m.t.Fatalf("block %d hangs in the air", b.ID)
 	}
 	m.blocks[b.ID] = b
+	m.children[b.Parent]++
+	k := prefix.Key(m.replay.PointOf(b.ID))
+	m.byKey[k], m.keys[b.ID] = b.ID, k
 }
 
 func (m *mirror) Detached(id uint32) {
 	if _, ok := m.blocks[id]; !ok {
 		m.t.Fatalf("block %d detached that is not attached", id)
 	}
-	for _, b := range m.blocks {
-		if b.Parent == id {
-			m.t.Fatalf("block %d detached before its child %d", id, b.ID)
-		}
+	if n := m.children[id]; n > 0 {
+		m.t.Fatalf("block %d detached before its %d children", id, n)
 	}
+	m.children[m.blocks[id].Parent]--
+	delete(m.children, id)
 	delete(m.blocks, id)
+	delete(m.byKey, m.keys[id])
+	delete(m.keys, id)
 }
 
 func (m *mirror) UsableChanged(id uint32, usable bool) {
@@ -445,20 +459,21 @@ func (m *mirror) StoreEnded(id uint32) {
 	}
 }
 
-func (m *mirror) Cleared() { clear(m.blocks) }
+func (m *mirror) Cleared() {
+	clear(m.blocks)
+	clear(m.byKey)
+	clear(m.keys)
+	clear(m.children)
+}
 
 // match is the deepest usable block of a prompt.
 func (m *mirror) match(tokens []uint32) (deepest int) {
-	by := map[prefix.Key]summary.Block{}
-	for id, b := range m.blocks {
-		by[prefix.Key(m.replay.PointOf(id))] = b
-	}
 	for _, k := range keysOf(tokens) {
-		b, ok := by[k]
+		id, ok := m.byKey[k]
 		if !ok {
 			break
 		}
-		if b.Usable {
+		if b := m.blocks[id]; b.Usable {
 			deepest = int(b.EndTokens)
 		}
 	}

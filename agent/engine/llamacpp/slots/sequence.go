@@ -14,7 +14,12 @@ type sequence struct {
 	// tokens is the length; exact says that it is not a guess.
 	tokens int
 	exact  bool
+	// task names the request that left it; 0: not known.
+	task uint64
 }
+
+// sure is the length of what is known of a sequence.
+func (s *sequence) sure() int { return len(s.keys) * ledger.PointTokens }
 
 // shared is the length of the longest common prefix of two sequences, rounded
 // down to a point. A key names all before it, so the equal ones come first.

@@ -181,20 +181,23 @@ func (r *Replay) publish() {
 			order = append(order, s.held)
 		}
 	}
-	// A slot that is overwritten gives first, and that may push out what would
-	// have been taken.
-	room := r.cache.limitTokens - r.cache.tokens() - r.nextGiven()
-	for _, e := range r.cache.entries {
-		if room < 0 {
-			room += e.tokens
+	stay := make([]int, len(r.slots)) // from 1; 0: not known yet
+	for at, e := range r.cache.entries {
+		if _, inSlot := want[e]; inSlot || len(e.keys) == 0 {
 			continue
 		}
-		if _, inSlot := want[e]; inSlot {
-			continue
-		}
-		least, ok := r.leastKept(e)
+		slot, least, ok := r.leastKept(e)
 		if !ok {
 			continue
+		}
+		if slot >= 0 {
+			// The slot gives first what it holds, and may drive the entry out.
+			if stay[slot] == 0 {
+				stay[slot] = 1 + r.cache.stay(r.slots[slot].held)
+			}
+			if at < stay[slot]-1 {
+				continue
+			}
 		}
 		// The first block that ends deep enough.
 		from := (int(least*float64(e.tokens)) + ledger.PointTokens - 1) / ledger.PointTokens
@@ -204,34 +207,22 @@ func (r *Replay) publish() {
 	r.tree.show(want, order)
 }
 
-// nextGiven is the most that the next request can make a slot give to the host
-// cache, in tokens.
-func (r *Replay) nextGiven() (most int) {
-	for i := range r.slots {
-		if s := &r.slots[i]; !s.busy() && s.held.tokens > most && !r.cache.holds(s.held) {
-			most = s.held.tokens
-		}
-	}
-	return most
-}
-
-// leastKept is the share of an entry that a request must keep for it to be taken:
-// a quarter, and more than it would keep of the slot that it goes to. It reports
-// false if a request that continues the entry would not get it: a slot is chosen
-// for what it shares, and would keep so much that the host cache is not asked.
-func (r *Replay) leastKept(e *sequence) (least float64, ok bool) {
+// leastKept is the slot that a request goes to which continues an entry, -1: none
+// is idle, and the share of the entry that it must keep for it to be taken: a
+// quarter, and more than it would keep of the slot. It reports false if it would
+// not get it: the slot was chosen for what it shares, and would keep so much that
+// the host cache is not asked.
+func (r *Replay) leastKept(e *sequence) (slot int, least float64, ok bool) {
 	q := &request{keys: e.keys, tokens: e.tokens, pinned: -1}
-	least = keptAtLeast
-	if i := r.choose(q); i >= 0 {
-		held := r.slots[i].held
-		lcp := held.shared(e.keys)
-		kept := share(lcp, held.tokens)
-		if share(lcp, q.tokens) > r.opt.Similarity && share(lcp+ledger.PointTokens-1, held.tokens) >= lostAtMost {
-			return 0, false
-		}
-		least = max(least, kept)
+	if slot = r.choose(q); slot < 0 {
+		return slot, keptAtLeast, true
 	}
-	return least, true
+	held := r.slots[slot].held
+	lcp := held.shared(e.keys)
+	if share(lcp, q.tokens) > r.opt.Similarity && share(lcp+ledger.PointTokens-1, held.tokens) >= lostAtMost {
+		return slot, 0, false
+	}
+	return slot, max(keptAtLeast, share(lcp, held.tokens)), true
 }
 
 // maxIdle bounds the slots that are told.
@@ -239,8 +230,13 @@ const maxIdle = 64
 
 // Idle are the slots that are idle and known to hold something, which the server
 // has confirmed by its length: a request that names another slot than the one
-// that holds its beginning loses it.
+// that holds its beginning loses it. Slots that share a KV buffer are not told:
+// another request empties them, and one that names an empty slot takes nothing
+// from the host cache either.
 func (r *Replay) Idle() (idle []ledger.IdleSlot) {
+	if !r.own {
+		return nil
+	}
 	for i := range r.slots {
 		s := &r.slots[i]
 		if n := len(s.held.keys); !s.busy() && n > 0 && s.confirmed == s.held && len(idle) < maxIdle {

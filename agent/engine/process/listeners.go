@@ -1,8 +1,10 @@
-package host
+package process
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -69,22 +71,16 @@ func (l *Listeners) alive(pids []int) bool {
 
 // inodes are the sockets that listen on port, in order.
 func (l *Listeners) inodes(port int) ([]string, error) {
-	const listening = "0A"
-	suffix := fmt.Sprintf(":%04X", port)
 	var inodes []string
 	read := 0
 	for _, table := range []string{"tcp", "tcp6"} {
-		text, err := file(l.proc, "net", table)
+		f, err := os.Open(filepath.Join(l.proc, "net", table))
 		if err != nil {
 			continue // IPv6 may be off
 		}
 		read++
-		for line := range strings.Lines(text) {
-			f := strings.Fields(line)
-			if len(f) > 9 && f[3] == listening && strings.HasSuffix(f[1], suffix) && f[9] != "0" {
-				inodes = append(inodes, f[9])
-			}
-		}
+		inodes = appendListening(inodes, f, port)
+		_ = f.Close()
 	}
 	if read == 0 {
 		return nil, fmt.Errorf("no table of TCP sockets below %s", l.proc)
@@ -93,25 +89,44 @@ func (l *Listeners) inodes(port int) ([]string, error) {
 	return inodes, nil
 }
 
+// appendListening adds the sockets of a table that listen on a port.
+func appendListening(inodes []string, table io.Reader, port int) []string {
+	suffix := fmt.Sprintf(":%04X", port)
+	lines := bufio.NewScanner(table)
+	for others, n := 0, 0; others < maxOthers && n < maxTableLines && lines.Scan(); n++ {
+		// Number, local and remote address, state, and as tenth the inode.
+		f := strings.Fields(lines.Text())
+		if len(f) < 10 || f[3] != tcpListens {
+			others++
+			continue
+		}
+		others = 0
+		if strings.HasSuffix(f[1], suffix) && f[9] != "0" {
+			inodes = append(inodes, f[9])
+		}
+	}
+	return inodes
+}
+
 // holders are the processes that have one of the sockets open.
 func (l *Listeners) holders(inodes []string) ([]int, error) {
-	entries, err := os.ReadDir(l.proc)
+	entries, err := names(l.proc, maxProcesses)
 	if err != nil {
 		return nil, err
 	}
 	var pids []int
-	for _, e := range entries {
-		pid, err := strconv.Atoi(e.Name())
+	for _, name := range entries {
+		pid, err := strconv.Atoi(name)
 		if err != nil {
 			continue
 		}
-		fds := filepath.Join(l.proc, e.Name(), "fd")
-		files, err := os.ReadDir(fds)
+		dir := filepath.Join(l.proc, name, "fd")
+		files, err := names(dir, maxFiles)
 		if err != nil {
 			continue // it ended, or belongs to another user
 		}
 		for _, f := range files {
-			target, err := os.Readlink(filepath.Join(fds, f.Name()))
+			target, err := os.Readlink(filepath.Join(dir, f))
 			if err != nil {
 				continue
 			}

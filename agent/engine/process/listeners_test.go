@@ -1,4 +1,4 @@
-package host
+package process
 
 import (
 	"errors"
@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -88,6 +89,15 @@ func TestListeners(t *testing.T) {
 		if !slices.Equal(got, c.want) || !errors.Is(err, c.err) {
 			t.Errorf("%s: %v %v, want %v %v", c.name, got, err, c.want, c.err)
 		}
+	}
+	// As many connections as a busy server has stand behind those that listen.
+	var busy strings.Builder
+	busy.WriteString(on8000)
+	for range 20_000 {
+		busy.WriteString(connected8000)
+	}
+	if got, err := NewListeners(procWith(t, busy.String(), "", map[string][]string{"41": {"socket:[501]"}})).PIDs(8000); err != nil || !slices.Equal(got, []int{41}) {
+		t.Errorf("among 20,000 connections: %v %v", got, err)
 	}
 	if _, err := NewListeners(t.TempDir()).PIDs(8000); err == nil {
 		t.Error("without tables: no error")

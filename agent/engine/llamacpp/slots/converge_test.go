@@ -1,0 +1,237 @@
+package slots
+
+import (
+	"container/heap"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"waypost/gossip/ledger"
+)
+
+// fault is what goes wrong on the way between a server, its callers and the
+// replay, in the first part of a run.
+type fault struct {
+	// lateMs is how late what is told comes at most.
+	lateMs int
+	// noClaim, noEnd and untold are the shares of requests whose beginning or
+	// end is never told, and of those that nobody knows of.
+	noClaim, noEnd, untold float64
+	// noTask says that the pages name neither prompts nor requests.
+	noTask bool
+}
+
+// scene is callers at a server, and a replay that is told of them.
+type scene struct {
+	t       interface{ Fatalf(string, ...any) }
+	rng     *rand.Rand
+	server  *server
+	replay  *Replay
+	told    *mirror
+	fault   fault
+	now     int // ms
+	events  eventQueue
+	n       uint64
+	streams [2]int // when what a coordinator told last arrives
+	chats   map[int][]uint32
+
+	measured             bool
+	prompts, reused      int
+	promised, over, kept int
+}
+
+type event struct {
+	at, order int
+	do        func()
+}
+
+type eventQueue []event
+
+func (q eventQueue) Len() int { return len(q) }
+func (q eventQueue) Less(i, k int) bool {
+	return q[i].at < q[k].at || q[i].at == q[k].at && q[i].order < q[k].order
+}
+func (q eventQueue) Swap(i, k int) { q[i], q[k] = q[k], q[i] }
+func (q *eventQueue) Push(x any)   { *q = append(*q, x.(event)) }
+func (q *eventQueue) Pop() any {
+	old := *q
+	x := old[len(old)-1]
+	*q = old[:len(old)-1]
+	return x
+}
+
+func (s *scene) after(ms int, do func()) {
+	s.n++
+	heap.Push(&s.events, event{s.now + ms, int(s.n), do})
+}
+
+// tell delivers what a coordinator tells, in its order.
+func (s *scene) tell(coordinator int, do func()) {
+	at := max(s.streams[coordinator], s.now+2+s.rng.IntN(1+s.fault.lateMs))
+	s.streams[coordinator] = at
+	s.after(at-s.now, do)
+}
+
+// look is a page of the server, which arrives some time later.
+func (s *scene) look() {
+	page := s.server.page()
+	if s.fault.noTask {
+		for i := range page {
+			page[i].Prompt, page[i].Task = 0, 0
+		}
+	}
+	s.after(s.rng.IntN(1+s.fault.lateMs/2), func() { s.replay.Observe(page) })
+	s.after(500, s.look)
+}
+
+// request sends one turn of a chat; then is called at its end.
+func (s *scene) request(chat int, then func()) {
+	prompt := s.chats[chat]
+	if len(prompt) == 0 || len(prompt) > 2400 {
+		prompt = text(fmt.Sprintf("sys%d", chat%3), 256)
+		prompt = append(prompt, s.words(300+s.rng.IntN(900))...)
+	} else {
+		prompt = append(prompt[:len(prompt):len(prompt)], s.words(20+s.rng.IntN(200))...)
+	}
+	output := s.words(2 + s.rng.IntN(30))
+	s.chats[chat] = append(prompt[:len(prompt):len(prompt)], output...)
+
+	promised := s.told.match(prompt)
+	if promised <= len(prompt)/10 {
+		promised = 0 // as a coordinator takes it
+	}
+	measured := s.measured
+	s.n++
+	id := ledger.ClaimID{Coordinator: uint64(chat % 2), Seq: s.n}
+	untold := s.rng.Float64() < s.fault.untold
+	if !untold && s.rng.Float64() >= s.fault.noClaim {
+		keys := keysOf(prompt)
+		s.tell(chat%2, func() { s.replay.Begin(id, keys, len(prompt), -1) })
+	}
+	s.after(3+s.rng.IntN(1+s.fault.lateMs/4), func() {
+		t := s.server.arrive(prompt, output)
+		var run func()
+		run = func() {
+			if t.slot < 0 {
+				s.after(5, run)
+				return
+			}
+			ms := 20 + (len(prompt)-t.reused)/8
+			s.after(ms, func() {
+				s.server.generate(t, 1)
+				s.after(5*len(output), func() {
+					s.server.finish(t)
+					if !untold && s.rng.Float64() >= s.fault.noEnd {
+						s.tell(chat%2, func() { s.replay.Done(id, len(output), t.reused) })
+					}
+					if measured {
+						s.prompts += len(prompt)
+						s.reused += t.reused
+						s.promised += promised
+						s.over += max(0, promised-t.reused)
+						s.kept += min(promised, t.reused)
+					}
+					s.after(5+s.rng.IntN(120), then)
+				})
+			})
+		}
+		run()
+	})
+}
+
+func (s *scene) words(n int) []uint32 {
+	out := make([]uint32, n)
+	for i := range out {
+		out[i] = s.rng.Uint32()
+	}
+	return out
+}
+
+// run lets callers send so many requests each, over chats of their own.
+func (s *scene) run(callers, requests, chats int) {
+	left := callers
+	for k := range callers {
+		done := 0
+		var next func()
+		next = func() {
+			if done++; done > requests {
+				left--
+				return
+			}
+			s.request(k+callers*s.rng.IntN(1+s.rng.IntN(chats)), next)
+		}
+		next()
+	}
+	s.until(func() bool { return left == 0 })
+}
+
+// touch sends a request of each chat, one after the other.
+func (s *scene) touch(chats int) {
+	at, done := 0, false
+	var next func()
+	next = func() {
+		if at == chats {
+			done = true
+			return
+		}
+		at++
+		s.request(at-1, next)
+	}
+	next()
+	s.until(func() bool { return done })
+}
+
+func (s *scene) until(over func() bool) {
+	for !over() {
+		e := heap.Pop(&s.events).(event)
+		s.now = e.at
+		e.do()
+	}
+}
+
+// calm ends what goes wrong, once all that was told has arrived.
+func (s *scene) calm() {
+	until := s.now + 2*s.fault.lateMs
+	s.fault = fault{lateMs: 2, noTask: s.fault.noTask}
+	s.until(func() bool { return s.now >= until })
+}
+
+// newScene makes a server and a replay that follows it, which does not know
+// whether the slots share a buffer.
+func newScene(t interface{ Fatalf(string, ...any) }, seed uint64, slots, hostTokens int, shared bool) *scene {
+	s := &scene{t: t, rng: rand.New(rand.NewPCG(5, seed)), server: newServer(slots, hostTokens, shared), chats: map[int][]uint32{}}
+	s.told = newMirror(t)
+	s.replay = New(Options{Slots: slots, HostTokens: hostTokens, HostKnown: true, Listener: s.told})
+	s.told.replay = s.replay
+	return s
+}
+
+func (s *scene) recall() float64  { return share(s.kept, s.reused) }
+func (s *scene) tooMany() float64 { return share(s.over, s.prompts) }
+
+// The view of a server comes back by itself: whatever was late, lost or told by
+// nobody, and whichever way things overtook each other, some quiet requests later
+// nearly all that the server reuses is expected again, and hardly more.
+func TestViewComesBack(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		host := rapid.SampledFrom([]int{0, 23_000, 1 << 20}).Draw(t, "host")
+		shared := host > 0 && rapid.Bool().Draw(t, "shared")
+		part := rapid.SampledFrom([]float64{0, .05, .2})
+		s := newScene(t, rapid.Uint64().Draw(t, "seed"), rapid.IntRange(2, 6).Draw(t, "slots"), host, shared)
+		s.fault = fault{
+			lateMs: rapid.SampledFrom([]int{8, 100, 600, 1500}).Draw(t, "late"), noClaim: part.Draw(t, "no claim"), noEnd: part.Draw(t, "no end"),
+			untold: part.Draw(t, "untold"), noTask: rapid.Bool().Draw(t, "no task"),
+		}
+		s.look()
+		s.run(rapid.IntRange(1, 6).Draw(t, "callers"), 12, 3)
+		s.calm()
+		s.touch(12)
+		s.measured = true
+		s.run(1, 80, 12)
+		if s.recall() < .95 || s.tooMany() > .01 || s.reused == 0 {
+			t.Fatalf("%.2f %% of %d reused tokens found, %.2f %% of %d prompt tokens too many", 100*s.recall(), s.reused, 100*s.tooMany(), s.prompts)
+		}
+	})
+}
