@@ -6,7 +6,8 @@
 //   - a placement from request to outcome: place.go, input.go, tenants.go,
 //     slots.go, transfer.go, outcomes.go, evidence.go, trust.go
 //   - agents: lanes.go, hello.go, hearing.go, ledger.go, gpus.go, drains.go,
-//     boundary.go, transferword.go; of their caches, package views
+//     boundary.go, transferword.go; of their caches, package views; of
+//     engines that span hosts, groups.go on package group
 //   - other coordinators: peers.go, peercopy.go, peerplaces.go, and package
 //     exchange, which tells them of what was done here
 //   - prompts that come as text: memos.go, tokenizing.go, stored.go, memoshare.go,

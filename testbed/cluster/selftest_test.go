@@ -77,7 +77,6 @@ func TestSelfTestOnConnect(t *testing.T) {
 
 // Each rank of a data-parallel engine is tested by itself.
 func TestSelfTestOfEachRank(t *testing.T) {
-	t.Parallel()
 	const ranks = 2
 	r := start(t, 1, 1, emulator.Options{Ranks: ranks}, func(o *Options) { o.SelfTest = true })
 	for rank := range ranks {
