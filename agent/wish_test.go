@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	waypostv1 "waypost/proto/waypost/v1"
 )
 
 // A wish outlives its agent, is kept by its id, and ends when a leader has that
@@ -71,5 +73,29 @@ func TestDrainWishFileIsChecked(t *testing.T) {
 	d := newDrainWish(filepath.Join(t.TempDir(), "none"), slog.New(slog.DiscardHandler), func() { t.Error("told") })
 	if err := d.set("x"); err == nil || d.proto() != nil {
 		t.Errorf("%v", err)
+	}
+}
+
+// Each report says the wish until a leader has made a drain of it, and of this
+// one: what is recorded of a former wish changes nothing.
+func TestWishIsToldUntilItIsRecorded(t *testing.T) {
+	a := newAgent(t, newKey)
+	if w := a.lanes.load(nil).GetDrainWish(); w != nil {
+		t.Errorf("no wish is told as %v", w)
+	}
+	if err := a.wish.set("fans"); err != nil {
+		t.Fatal(err)
+	}
+	told := a.lanes.load(nil).GetDrainWish()
+	if told.GetId() == "" || told.GetReason() != "fans" {
+		t.Fatalf("told as %v", told)
+	}
+	a.lanes.takePolicy(&waypostv1.PolicyPush{RecordedDrainWish: new("0123456789abcdef")})
+	if w := a.lanes.load(nil).GetDrainWish(); w.GetId() != told.GetId() {
+		t.Errorf("after word of another wish: %v", w)
+	}
+	a.lanes.takePolicy(&waypostv1.PolicyPush{RecordedDrainWish: told.Id})
+	if w := a.lanes.load(nil).GetDrainWish(); w != nil {
+		t.Errorf("after it is recorded: %v", w)
 	}
 }

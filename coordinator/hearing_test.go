@@ -111,3 +111,17 @@ func TestHearing(t *testing.T) {
 		t.Errorf("a caller without a certificate: %q", got)
 	}
 }
+
+// A host is heard as long as its lane brought a frame lately, however long it is
+// up: one that is silent does not make a coordinator ready.
+func TestHeardHosts(t *testing.T) {
+	began := time.Unix(1000, 0)
+	h := &lanes{c: &Coordinator{began: began}, hosts: map[string]*hostLane{"never": {}}}
+	for host, at := range map[string]time.Duration{"lately": 100 * time.Second, "silent": 90 * time.Second, "just so": 96 * time.Second} {
+		h.hosts[host] = &hostLane{}
+		h.hosts[host].heardNs.Store(int64(at))
+	}
+	if n := h.heardHosts(began.Add(96*time.Second + heardWithin)); n != 2 {
+		t.Errorf("%d hosts are heard, want 2", n)
+	}
+}

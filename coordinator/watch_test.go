@@ -53,6 +53,9 @@ func TestWatch(t *testing.T) {
 		t.Fatalf("what is: %v", kinds)
 	}
 	place := first[len(first)-1].Rev
+	if quiet := watching(t, o, place, []string{kindFleet}, synced); len(quiet) != 1 {
+		t.Errorf("what has not changed is told again: %v", quiet)
+	}
 	op := waypostv1.NewOperatorServiceClient(o.conn)
 	if _, err := op.CordonTarget(t.Context(), &waypostv1.CordonTargetRequest{Selector: new("gpu-01"), Reason: new("fans"), RequestId: new("w")}); err != nil {
 		t.Fatal(err)
@@ -112,6 +115,16 @@ func TestWatchFromAPlaceThatIsGone(t *testing.T) {
 	restarted(place)
 	if happened, _ := o.board.events.After(0); len(happened) != events.Kept {
 		t.Errorf("%d events are kept", len(happened))
+	}
+	// Of more workers that went than are remembered, not all can be named.
+	o.board.mu.Lock()
+	for i := range keptGone + 1 {
+		o.board.put(kindWorkers, fmt.Sprint(i), &waypostv1.WatchResponse{}, &waypostv1.Worker{})
+	}
+	o.board.sweep(kindWorkers, nil)
+	o.board.mu.Unlock()
+	if list := watching(t, o, &place, []string{kindWorkers}, synced); list[0].GetKind() != kindRestart {
+		t.Errorf("after removals that are forgotten: %v", list[0])
 	}
 	for _, c := range []struct {
 		kinds []string

@@ -225,6 +225,27 @@ func TestCordons(t *testing.T) {
 	check("of equal versions the own intent is the authority", "ready")
 }
 
+// What a host wants for itself holds with no word of a leader, for that host
+// alone, until it wants it no more.
+func TestHostWishesToBeDrained(t *testing.T) {
+	r := newRig(t, 2)
+	wish := DrainWish{ID: "1", Reason: "fans"}
+	r.load(100, "gpu-00", idle(1000), func(p *Report) { p.Wish = wish })
+	if got, other := r.state(110, worker0), r.state(110, "gpu-01/vllm-8000/0"); got != "cordoned" || other == "cordoned" {
+		t.Errorf("states %s and %s, want cordoned and the other host's as it was", got, other)
+	}
+	if s := r.snapshot(worker0); s.BarredWhy != "by the host itself (drain --local): fans" {
+		t.Errorf("why %q", s.BarredWhy)
+	}
+	if got := r.f.DrainWishes(); len(got) != 1 || got["gpu-00"] != wish {
+		t.Errorf("wishes %v", got)
+	}
+	r.load(200, "gpu-00", idle(1000))
+	if got := r.state(210, worker0); got != "ready" || len(r.f.DrainWishes()) != 0 {
+		t.Errorf("after it is taken back: %s, wishes %v", got, r.f.DrainWishes())
+	}
+}
+
 func TestCordonsSurviveALostLane(t *testing.T) {
 	r := newRig(t, 1)
 	r.load(100, "gpu-00", idle(1000), func(p *Report) { p.PolicyVersion, p.Cordons = 3, []string{"gpu-00"} })
