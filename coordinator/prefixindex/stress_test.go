@@ -62,7 +62,7 @@ func TestClearsAreSeenWithWhatFollows(t *testing.T) {
 	x, long := New(Options{}), line(2000)
 	s := x.WorkerSink(1)
 	add(s, long)
-	beside(t, x, long, 2000, func(i int) {
+	beside(t, x, long, 1000, func(i int) {
 		s.Begin()
 		add(s, line(512*uint32(i%4)+16))
 		s.Reset()
