@@ -311,7 +311,7 @@ func TestPullsOfOneHostAreBounded(t *testing.T) {
 		if n := o.metric(t, "waypost_prefix_pulls_in_flight"); n > pull.DefaultPerHost {
 			t.Fatalf("%v pulls under way", n)
 		}
-		if n := o.metric(t, "waypost_prefix_pulls_waiting"); n > 60-float64(len(answered)) {
+		if n := o.metric(t, "waypost_prefix_pulls_waiting"); n > 60 { // what was answered late waits again
 			t.Fatalf("%v wait", n)
 		}
 		answered[p.GetIndex()] = true
