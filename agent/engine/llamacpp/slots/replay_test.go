@@ -475,7 +475,23 @@ func TestPromptIsLearnt(t *testing.T) {
 	if got := d.slots[1].held; got.tokens != 580 || !got.exact || len(got.keys) != 36 {
 		t.Errorf("its slot holds %d tokens, %d points", got.tokens, len(got.keys))
 	}
+	// What was taken from the host cache for what was known goes back to its place
+	// there.
+	d = &driver{Replay: New(Options{Slots: 1, HostTokens: 1 << 20})}
+	for _, name := range []string{"x", "y", "z"} {
+		d.send(text("sys", 256, name, 400), 4)
+	}
+	like := append(text("sys", 256, "y", 400), text("more", 50)...)
+	id = ledger.ClaimID{Coordinator: 2, Seq: 3}
+	d.Begin(id, keysOf(like)[:16], 700, -1) // any of the two would do
+	d.Learn(id, keysOf(like), len(like))
+	if n := len(d.cache.entries); n != 2 || d.open[id].expected != 656 || d.cache.entries[0].shared(keysOf(text("sys", 256, "x", 400))) != 656 {
+		t.Errorf("%d entries, %d tokens expected", n, d.open[id].expected)
+	}
+	d.Done(id, 4, 656)
 	// Nothing is learnt of what is not known or has ended, and nothing forgotten.
+	d = &driver{Replay: New(Options{Slots: 2, HostTokens: 1 << 20})}
+	d.send(first, 4)
 	d.Learn(id, nil, 5)
 	d.Learn(ledger.ClaimID{Coordinator: 9, Seq: 9}, keysOf(first), len(first))
 	running := d.begin(first)
