@@ -45,13 +45,19 @@ func TestFramesNameTheField(t *testing.T) {
 		}
 	}
 	for field, change := range map[string]func(*MarkFrame){
-		"coordinator":           func(f *MarkFrame) { f.Coordinator = 0 },
-		"marks: 5000":           func(f *MarkFrame) { f.Marks = make([]Marked, 5000) },
-		"marks[0].seq":          func(f *MarkFrame) { f.Marks[0].Seq = 0 },
-		"marks[0].what":         func(f *MarkFrame) { f.Marks[0].What = "finished" },
-		"marks[0].ageMs":        func(f *MarkFrame) { f.Marks[0].AgeMs = 1e9 },
-		"marks[0].cachedTokens": func(f *MarkFrame) { f.Marks[0].CachedTokens = new(-1) },
-		"marks[0].outputTokens": func(f *MarkFrame) { f.Marks[0].OutputTokens = -1 },
+		"coordinator":            func(f *MarkFrame) { f.Coordinator = 0 },
+		"marks: 5000":            func(f *MarkFrame) { f.Marks = make([]Marked, 5000) },
+		"marks[0].seq":           func(f *MarkFrame) { f.Marks[0].Seq = 0 },
+		"marks[0].what":          func(f *MarkFrame) { f.Marks[0].What = "finished" },
+		"marks[0].ageMs":         func(f *MarkFrame) { f.Marks[0].AgeMs = 1e9 },
+		"marks[0].cachedTokens":  func(f *MarkFrame) { f.Marks[0].CachedTokens = new(-1) },
+		"marks[0].outputTokens":  func(f *MarkFrame) { f.Marks[0].OutputTokens = -1 },
+		"learnt: 5000":           func(f *MarkFrame) { f.Learnt = make([]LearntPrompt, 5000) },
+		"learnt[0].seq":          func(f *MarkFrame) { f.Learnt = []LearntPrompt{{PromptTokens: 16}} },
+		"learnt[0].promptTokens": func(f *MarkFrame) { f.Learnt = []LearntPrompt{{Seq: 1}} },
+		"learnt[0].points": func(f *MarkFrame) {
+			f.Learnt = []LearntPrompt{{Seq: 1, PromptTokens: 31, Points: make([]prefix.Key, 2)}}
+		},
 	} {
 		f := MarkFrame{Coordinator: 1, Marks: []Marked{{Seq: 1, What: MarkDone, OutputTokens: 7}}}
 		if err := f.Validate(); err != nil {

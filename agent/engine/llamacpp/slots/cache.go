@@ -123,9 +123,27 @@ func (c *hostCache) better(held *sequence, r *request) *sequence {
 	return best
 }
 
-// take removes an entry.
-func (c *hostCache) take(s *sequence) {
-	c.entries = slices.DeleteFunc(c.entries, func(e *sequence) bool { return e == s })
+// take removes an entry, and returns the one that was given after it; nil: none.
+func (c *hostCache) take(s *sequence) (next *sequence) {
+	if at := slices.Index(c.entries, s); at >= 0 {
+		if at+1 < len(c.entries) {
+			next = c.entries[at+1]
+		}
+		c.entries = slices.Delete(c.entries, at, at+1)
+	}
+	return next
+}
+
+// putBack undoes a take. If what was given after it is gone, so is it.
+func (c *hostCache) putBack(s, next *sequence) {
+	at := len(c.entries)
+	if next != nil {
+		if at = slices.Index(c.entries, next); at < 0 {
+			return
+		}
+	}
+	c.entries = slices.Insert(c.entries, at, s)
+	c.trim()
 }
 
 // missed learns that an entry was gone that had been believed to be there: so

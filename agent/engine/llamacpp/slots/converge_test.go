@@ -244,7 +244,7 @@ func TestViewComesBack(t *testing.T) {
 		s.touch(12)
 		s.touch(12)
 		s.measured = true
-		s.run(1, 80, 12)
+		s.run(1, 200, 12)
 		if s.recall() < .95 || s.tooMany() > .01 || s.reused == 0 {
 			t.Fatalf("%.2f %% of %d reused tokens found, %.2f %% of %d prompt tokens too many", 100*s.recall(), s.reused, 100*s.tooMany(), s.prompts)
 		}

@@ -56,8 +56,9 @@ type request struct {
 	began bool
 	// task is the server's name of it; 0: not known.
 	task uint64
-	// before is what its slot held before, taken what came from the host cache.
-	before, taken *sequence
+	// before is what its slot held before, taken what came from the host cache,
+	// where takenNext was given after it.
+	before, taken, takenNext *sequence
 	// told is Replay.looks when it was told, look when it got its slot.
 	told, look uint64
 	// expected is the reuse that the rules give, from what was held before;
@@ -211,9 +212,9 @@ func (r *Replay) Learn(id ledger.ClaimID, keys []prefix.Key, promptTokens int) {
 	}
 	s.held, s.by = q.before, nil
 	if q.taken != nil {
-		r.give(q.taken)
+		r.cache.putBack(q.taken, q.takenNext)
 	}
-	q.slot, q.least, q.fromHost, q.taken = -1, false, 0, nil
+	q.slot, q.least, q.fromHost, q.taken, q.takenNext = -1, false, 0, nil, nil
 	r.launch(q)
 	r.publish()
 }
@@ -246,8 +247,8 @@ func (r *Replay) launch(q *request) bool {
 		}
 		if e := r.cache.better(s.held, q); e != nil {
 			q.fromHost = r.cache.newer(e)
-			r.cache.take(e)
-			s.held, q.taken = e, e
+			q.taken, q.takenNext = e, r.cache.take(e)
+			s.held = e
 			r.counts.Taken++
 			lcp = e.shared(q.keys)
 		}

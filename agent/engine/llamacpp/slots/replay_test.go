@@ -399,6 +399,60 @@ func TestHostCacheSizeIsKnown(t *testing.T) {
 	}
 }
 
+// Requests that ended untold keep no slot and nobody waiting, whatever else goes
+// on, and what they left is known by its length.
+func TestEndsThatAreNeverTold(t *testing.T) {
+	d := &driver{Replay: New(Options{Slots: 1, HostTokens: 0})}
+	running, waiting := d.begin(text("a", 480)), []ledger.ClaimID{d.begin(text("b", 320)), d.begin(text("c", 160))}
+	if d.Slot(running) != 0 || d.Slot(waiting[0]) != -1 {
+		t.Fatal("one is in the slot and one waits")
+	}
+	d.Observe([]Seen{{Tokens: 326, Task: 2}})
+	if d.Slot(running) != 0 || len(d.open) != 3 {
+		t.Error("what was just told may still be on its way to the server")
+	}
+	d.Observe([]Seen{{Tokens: 163, Task: 3}})
+	if len(d.open) != 0 || d.Blocks() != 0 {
+		t.Errorf("%d requests are under way or wait at an idle server, %d blocks shown", len(d.open), d.Blocks())
+	}
+	d.Done(waiting[1], 4, 0) // late after all
+	if d.Blocks() != 10 {
+		t.Errorf("%d blocks, want the 10 of what was found in the slot", d.Blocks())
+	}
+	if id := d.begin(text("c", 160)); d.Slot(id) != 0 || d.open[id].expected != 159 {
+		t.Errorf("slot %d, %d tokens", d.Slot(id), d.open[id].expected)
+	}
+}
+
+// That requests went to each other's slots changes nothing of what can be reused:
+// it is seen at once, and nothing is taken to be overwritten.
+func TestExchangedSlotsAreNoDisagreement(t *testing.T) {
+	d := &driver{Replay: New(Options{Slots: 3, HostTokens: 0})}
+	a, b, c := text("a", 480), text("b", 320), text("c", 640)
+	d.send(a, 4)
+	d.send(b, 4)
+	at := d.Slot(d.begin(c))
+	// By the server c was first, then b, then a.
+	d.Observe([]Seen{{Tokens: 483, Task: 3}, {Tokens: 323, Task: 2}, {Busy: true, Tokens: 641, Prompt: 640, Task: 1}})
+	if at != 0 || d.Blocks() != 50 || d.Counts().Corrected != 0 {
+		t.Errorf("%d blocks, want 30 and 20; %+v", d.Blocks(), d.Counts())
+	}
+	if d.slots[2].by == nil || d.slots[2].by.slot != 2 || d.slots[0].held.tokens != 483 {
+		t.Errorf("%+v", d.slots)
+	}
+	d.Done(ledger.ClaimID{Coordinator: 1, Seq: d.n}, 4, 0)
+	d.Observe([]Seen{{Tokens: 483, Task: 3}, {Tokens: 323, Task: 2}, {Tokens: 643, Task: 1}})
+	if d.Blocks() != 90 || d.Counts().Corrected != 0 {
+		t.Errorf("%d blocks, want 90; %+v", d.Blocks(), d.Counts())
+	}
+	// A request whose name is known is not taken for another of its length.
+	d.Observe([]Seen{{Tokens: 483, Task: 3}, {Tokens: 323, Task: 9}, {Tokens: 643, Task: 1}})
+	d.Observe([]Seen{{Tokens: 483, Task: 3}, {Tokens: 323, Task: 9}, {Tokens: 643, Task: 1}})
+	if d.Blocks() != 70 {
+		t.Errorf("%d blocks, want 70: something else of that length is there", d.Blocks())
+	}
+}
+
 // What becomes known of a prompt while its request runs puts it where the rules
 // do, and what was taken to be overwritten or taken for it is there again.
 func TestPromptIsLearnt(t *testing.T) {
@@ -421,7 +475,23 @@ func TestPromptIsLearnt(t *testing.T) {
 	if got := d.slots[1].held; got.tokens != 580 || !got.exact || len(got.keys) != 36 {
 		t.Errorf("its slot holds %d tokens, %d points", got.tokens, len(got.keys))
 	}
+	// What was taken from the host cache for what was known goes back to its place
+	// there.
+	d = &driver{Replay: New(Options{Slots: 1, HostTokens: 1 << 20})}
+	for _, name := range []string{"x", "y", "z"} {
+		d.send(text("sys", 256, name, 400), 4)
+	}
+	like := append(text("sys", 256, "y", 400), text("more", 50)...)
+	id = ledger.ClaimID{Coordinator: 2, Seq: 3}
+	d.Begin(id, keysOf(like)[:16], 700, -1) // any of the two would do
+	d.Learn(id, keysOf(like), len(like))
+	if n := len(d.cache.entries); n != 2 || d.open[id].expected != 656 || d.cache.entries[0].shared(keysOf(text("sys", 256, "x", 400))) != 656 {
+		t.Errorf("%d entries, %d tokens expected", n, d.open[id].expected)
+	}
+	d.Done(id, 4, 656)
 	// Nothing is learnt of what is not known or has ended, and nothing forgotten.
+	d = &driver{Replay: New(Options{Slots: 2, HostTokens: 1 << 20})}
+	d.send(first, 4)
 	d.Learn(id, nil, 5)
 	d.Learn(ledger.ClaimID{Coordinator: 9, Seq: 9}, keysOf(first), len(first))
 	running := d.begin(first)
