@@ -47,6 +47,7 @@ func (r *Replay) Observe(seen []Seen) {
 	}
 	for i := range r.slots {
 		s, now := &r.slots[i], &seen[i]
+		s.confirmed = nil
 		if s.is(now) {
 			if now.Busy {
 				s.by.task = now.Task
