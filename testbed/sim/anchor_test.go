@@ -209,7 +209,7 @@ func TestWaypostOnTheSample(t *testing.T) {
 	}
 	run := func(policy string, speedup float64, coordinators int, cut cuts) *Summary {
 		o := options(policy, speedup)
-		o.Copies = 2
+		o.Copies = 3
 		o.Coordinators, o.Cut = coordinators, cut
 		return runOf(t, tr, o)
 	}
