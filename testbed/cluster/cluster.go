@@ -9,6 +9,8 @@ import (
 	"math/rand/v2"
 	"net"
 	"path/filepath"
+	"strings"
+	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -26,6 +28,9 @@ import (
 
 // stopTimeout bounds the end of one part: long, for machines that are busy.
 const stopTimeout = time.Minute
+
+// startTimeout bounds the time in which an address must become free.
+const startTimeout = 30 * time.Second
 
 // Options says what to run.
 type Options struct {
@@ -222,6 +227,16 @@ func free(address string) bool {
 // state and addresses it had. The first one makes the cluster.
 func (c *Cluster) StartCoordinator(i int) error {
 	first := c.clusterAddr[i] == ""
+	for began := time.Now(); ; time.Sleep(100 * time.Millisecond) {
+		// A connection that somebody dialled may hold the port for a moment.
+		err := c.startCoordinator(i, first)
+		if err == nil || first || !strings.Contains(err.Error(), syscall.EADDRINUSE.Error()) || time.Since(began) > startTimeout {
+			return err
+		}
+	}
+}
+
+func (c *Cluster) startCoordinator(i int, first bool) error {
 	series := prometheus.NewRegistry()
 	log, err := daemon.CountEvents(c.opt.Logger, series)
 	if err != nil {
