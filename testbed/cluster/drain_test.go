@@ -64,7 +64,7 @@ func TestWRK06DrainCountsDown(t *testing.T) {
 		for i := range 2 {
 			r.eventually(fmt.Sprintf("coordinator %d does not show %s", i, state), func() string {
 				if w := r.worker(i, worker); w.GetState() != state {
-					return w.GetState()
+					return "it is " + w.GetState()
 				}
 				return ""
 			})

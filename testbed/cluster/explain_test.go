@@ -303,7 +303,7 @@ func TestFailFastWorkerIsNoMagnet(t *testing.T) {
 	}
 	r.eventually("no probe comes due", func() string {
 		if w := r.worker(0, bad); w.GetState() != "probing" {
-			return w.GetState()
+			return "it is " + w.GetState()
 		}
 		return ""
 	})

@@ -133,7 +133,7 @@ func TestOrphanedEngine(t *testing.T) {
 			return "placed on it"
 		}
 		if x := r.worker(0, w); !strings.HasPrefix(x.GetState(), "lost") {
-			return x.GetState()
+			return "it is " + x.GetState()
 		}
 		return ""
 	})
@@ -226,7 +226,7 @@ func TestStalledEngine(t *testing.T) {
 	r.Engines[0].Stall()
 	r.eventually("the stall is not seen", func() string {
 		if x := r.worker(0, stalled); !strings.HasPrefix(x.GetState(), "stalled") {
-			return x.GetState()
+			return "it is " + x.GetState()
 		}
 		return ""
 	})
@@ -244,7 +244,7 @@ func TestStalledEngine(t *testing.T) {
 	<-hung
 	r.eventually("the worker does not return", func() string {
 		if x := r.worker(0, stalled); x.GetState() != "ready" {
-			return x.GetState()
+			return "it is " + x.GetState()
 		}
 		return ""
 	})

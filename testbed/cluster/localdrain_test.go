@@ -38,7 +38,7 @@ func TestDrainWithoutLeader(t *testing.T) {
 		t.Helper()
 		r.eventually(fmt.Sprintf("coordinator %d does not show %s", i, state), func() string {
 			if w := r.worker(i, WorkerName(0, 0)); w.GetState() != state {
-				return w.GetState()
+				return "it is " + w.GetState()
 			}
 			return ""
 		})
@@ -50,7 +50,7 @@ func TestDrainWithoutLeader(t *testing.T) {
 		// place on.
 		r.eventually(fmt.Sprintf("coordinator %d does not know the other host", i), func() string {
 			if w := r.worker(i, WorkerName(1, 0)); w.GetState() != "ready" {
-				return w.GetState()
+				return "it is " + w.GetState()
 			}
 			return ""
 		})
