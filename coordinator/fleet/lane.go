@@ -543,58 +543,6 @@ func (l *lateness) observe(receivedMs float64, sentNs uint64) float64 {
 
 func durationMs(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-// class is what workers have in common that are compared in speed.
-func (w *worker) class() ledger.Class {
-	return ledger.Class{Engine: w.facts.Kind, Model: w.facts.Model, TensorParallel: len(w.facts.GPUUUIDs)}
-}
-
-// setModel takes the step model of the facts, or the prior of the class. It
-// reports whether it is another one than before.
-func (w *worker) setModel() (changed bool) {
-	prior := ledger.PriorFor(w.class())
-	model, stepTokens := prior.Model, prior.StepTokens
-	if w.facts.StepModel != nil {
-		model = *w.facts.StepModel
-	}
-	if w.facts.StepTokens > 0 {
-		stepTokens = w.facts.StepTokens
-	}
-	changed = model != w.ownModel
-	if changed {
-		w.ownModel, w.model = model, model
-	}
-	w.stepTokens = stepTokens
-	w.setSteps()
-	return changed
-}
-
-// equalise lets workers of one class count as equally fast that are within the
-// dead band of their median: noise in what is learnt must not break good ties.
-func (f *Fleet) equalise(class ledger.Class, nowMs float64, changes *Changes) {
-	var workers []*worker
-	var models []ledger.StepModel
-	for _, w := range f.slots {
-		if w != nil && w.class() == class {
-			workers, models = append(workers, w), append(models, w.ownModel)
-		}
-	}
-	for i, factor := range ledger.Equalise(models, nil) {
-		w := workers[i]
-		model := w.ownModel
-		if factor != 1 {
-			model = model.Scaled(factor)
-		}
-		if model == w.model {
-			continue
-		}
-		w.model = model
-		w.setSteps()
-		w.rebase()
-		w.refold()
-		f.publish(w, nowMs, changes)
-	}
-}
-
 // restart takes a new engine process: nothing of the old one waits, is held
 // or is cached any more.
 func (f *Fleet) restart(w *worker, process uint64, nowMs float64, changes *Changes) {

@@ -1,0 +1,193 @@
+package slots
+
+import (
+	"slices"
+	"testing"
+
+	"waypost/gossip/ledger"
+	"waypost/gossip/prefix"
+	"waypost/gossip/summary"
+)
+
+// What becomes known of a prompt while its request runs puts it where the rules
+// do, and what was taken to be overwritten or taken for it is there again.
+func TestPromptIsLearnt(t *testing.T) {
+	d := &driver{Replay: New(Options{Slots: 2, HostTokens: 1 << 20})}
+	first, other := text("a", 480), text("b", 320)
+	d.send(first, 4)
+	d.send(other, 4)
+	next := append(slices.Clone(first), text("more", 96)...)
+	id := ledger.ClaimID{Coordinator: 2, Seq: 1}
+	if got := d.Begin(id, nil, 700, -1); got != 0 || d.Slot(id) != 1 {
+		t.Fatalf("of an unknown text %d tokens are expected in slot %d", got, d.Slot(id))
+	}
+	d.Begin(ledger.ClaimID{Coordinator: 2, Seq: 2}, nil, 100, -1)
+	d.Done(ledger.ClaimID{Coordinator: 2, Seq: 2}, 4, -1)
+	d.Learn(id, keysOf(next), len(next))
+	if got := d.open[id]; got.expected != 480 || got.tokens != 576 {
+		t.Errorf("%d of %d tokens expected, want 480 of 576", got.expected, got.tokens)
+	}
+	d.Done(id, 5, 480)
+	if got := d.slots[1].held; got.tokens != 580 || !got.exact || len(got.keys) != 36 {
+		t.Errorf("its slot holds %d tokens, %d points", got.tokens, len(got.keys))
+	}
+	// What was taken from the host cache for what was known goes back to its place
+	// there.
+	d = &driver{Replay: New(Options{Slots: 1, HostTokens: 1 << 20})}
+	for _, name := range []string{"x", "y", "z"} {
+		d.send(text("sys", 256, name, 400), 4)
+	}
+	like := append(text("sys", 256, "y", 400), text("more", 50)...)
+	id = ledger.ClaimID{Coordinator: 2, Seq: 3}
+	d.Begin(id, keysOf(like)[:16], 700, -1) // any of the two would do
+	d.Learn(id, keysOf(like), len(like))
+	if n := len(d.cache.entries); n != 2 || d.open[id].expected != 656 || d.cache.entries[0].shared(keysOf(text("sys", 256, "x", 400))) != 656 {
+		t.Errorf("%d entries, %d tokens expected", n, d.open[id].expected)
+	}
+	d.Done(id, 4, 656)
+	// Nothing is learnt of what is not known or has ended, and nothing forgotten.
+	d = &driver{Replay: New(Options{Slots: 2, HostTokens: 1 << 20})}
+	d.send(first, 4)
+	d.Learn(id, nil, 5)
+	d.Learn(ledger.ClaimID{Coordinator: 9, Seq: 9}, keysOf(first), len(first))
+	running := d.begin(first)
+	d.Learn(running, keysOf(first)[:3], 50)
+	if got := d.open[running]; len(got.keys) != 30 || got.tokens != 480 {
+		t.Errorf("%d points of %d tokens are left", len(got.keys), got.tokens)
+	}
+}
+
+// The length of a text that was only guessed is not what its slot holds.
+func TestGuessedLengthIsNotExact(t *testing.T) {
+	d := &driver{Replay: New(Options{Slots: 1, HostTokens: 0})}
+	id := ledger.ClaimID{Coordinator: 2, Seq: 1}
+	d.Begin(id, keysOf(text("a", 480))[:20], 700, -1)
+	d.Done(id, 4, 0)
+	for range 3 {
+		d.Observe([]Seen{{Tokens: 483, Task: 1}})
+	}
+	if got := d.slots[0].held; len(got.keys) != 20 || got.tokens != 483 || d.Blocks() != 20 {
+		t.Errorf("%d points of %d tokens", len(got.keys), got.tokens)
+	}
+}
+
+// Slots are named only once they were seen to keep what they hold: where they share
+// a buffer, another request empties them, and a named empty slot takes nothing
+// from the host cache (seen with b10434).
+func TestSlotsOfOneBufferAreNotNamed(t *testing.T) {
+	d := &driver{Replay: New(Options{Slots: 2, HostTokens: 1 << 20})}
+	a, b := text("a", 480), text("b", 320)
+	d.send(a, 4)
+	d.Observe([]Seen{{Tokens: -1}, {Tokens: 483, Task: 1}})
+	if idle := d.Idle(); len(idle) != 0 {
+		t.Errorf("%+v: it may be emptied", idle)
+	}
+	d.send(b, 4)
+	d.Observe([]Seen{{Tokens: 323, Task: 2}, {Tokens: 483, Task: 1}})
+	if idle := d.Idle(); len(idle) != 2 {
+		t.Errorf("%+v, want both slots: they keep what they hold", idle)
+	}
+	d.Observe([]Seen{{Tokens: 0, Task: 2}, {Tokens: 483, Task: 3}})
+	if idle := d.Idle(); len(idle) != 0 || d.Blocks() == 0 {
+		t.Errorf("%+v of one buffer, %d blocks", idle, d.Blocks())
+	}
+	d = &driver{Replay: New(Options{Slots: 2, Shared: true, HostTokens: 1 << 20})}
+	d.send(a, 4)
+	d.send(b, 4)
+	if got := d.Begin(ledger.ClaimID{Coordinator: 2, Seq: 1}, keysOf(a), len(a), 1); got != 0 {
+		t.Errorf("%d tokens are expected of a named empty slot", got)
+	}
+}
+
+// mirror is a listener that holds what it is told.
+type mirror struct {
+	t      interface{ Fatalf(string, ...any) }
+	replay *Replay
+	blocks map[uint32]summary.Block
+	byKey  map[prefix.Key]uint32
+	keys   map[uint32]prefix.Key
+	// children counts those of each block.
+	children map[uint32]int
+}
+
+func newMirror(t interface{ Fatalf(string, ...any) }) *mirror {
+	return &mirror{t: t, blocks: map[uint32]summary.Block{}, byKey: map[prefix.Key]uint32{}, keys: map[uint32]prefix.Key{}, children: map[uint32]int{}}
+}
+
+func (m *mirror) Attached(b summary.Block) {
+	if _, ok := m.blocks[b.ID]; ok {
+		m.t.Fatalf("block %d attached twice", b.ID)
+	}
+	if p, ok := m.blocks[b.Parent]; b.Parent != 0 && (!ok || p.EndTokens != b.StartTokens) {
+		m.t.Fatalf("block %d hangs in the air", b.ID)
+	}
+	m.blocks[b.ID] = b
+	m.children[b.Parent]++
+	k := prefix.Key(m.replay.PointOf(b.ID))
+	m.byKey[k], m.keys[b.ID] = b.ID, k
+}
+
+func (m *mirror) Detached(id uint32) {
+	if _, ok := m.blocks[id]; !ok {
+		m.t.Fatalf("block %d detached that is not attached", id)
+	}
+	if n := m.children[id]; n > 0 {
+		m.t.Fatalf("block %d detached before its %d children", id, n)
+	}
+	m.children[m.blocks[id].Parent]--
+	delete(m.children, id)
+	delete(m.blocks, id)
+	delete(m.byKey, m.keys[id])
+	delete(m.keys, id)
+}
+
+func (m *mirror) UsableChanged(id uint32, usable bool) {
+	b := m.blocks[id]
+	b.Usable = usable
+	m.blocks[id] = b
+}
+
+func (m *mirror) TierChanged(id uint32, tier summary.Tier) {
+	b := m.blocks[id]
+	b.Tier = tier
+	m.blocks[id] = b
+}
+
+func (m *mirror) StoreEnded(id uint32) {
+	if _, ok := m.blocks[id]; !ok {
+		m.t.Fatalf("a store ended at block %d that is not attached", id)
+	}
+}
+
+func (m *mirror) Cleared() {
+	clear(m.blocks)
+	clear(m.byKey)
+	clear(m.keys)
+	clear(m.children)
+}
+
+// match is the deepest usable block of a prompt.
+func (m *mirror) match(tokens []uint32) (deepest int) {
+	for _, k := range keysOf(tokens) {
+		id, ok := m.byKey[k]
+		if !ok {
+			break
+		}
+		if b := m.blocks[id]; b.Usable {
+			deepest = int(b.EndTokens)
+		}
+	}
+	return deepest
+}
+
+// check compares what was told with what the replay would tell anew.
+func (m *mirror) check() {
+	for id := range m.blocks {
+		if got := m.replay.tree.block(id); got != m.blocks[id] {
+			m.t.Fatalf("block %d was told as %+v and is %+v", id, m.blocks[id], got)
+		}
+	}
+	if len(m.blocks) != m.replay.Blocks() {
+		m.t.Fatalf("%d blocks were told, %d are shown", len(m.blocks), m.replay.Blocks())
+	}
+}
