@@ -36,7 +36,8 @@
 //
 // Changes are made one at a time under a lock; searches take none. A search
 // reads each entry as it was at one moment, by the sequence lock of its segment
-// of the table, and starts again where it could have seen two halves. The calls
+// of the table, and starts again where it could have seen two halves; one that is
+// disturbed time and again takes the lock after all. The calls
 // of a frame are applied in batches, so a large snapshot delays other changes
 // little, and searches not at all. They are put into an order in which a search
 // beside them finds no less than it would both before and after the frame. What a

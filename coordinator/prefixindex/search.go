@@ -10,7 +10,8 @@ import (
 )
 
 // Searcher searches an index. It keeps its memory from search to search and
-// then allocates nothing; use one per goroutine. Searches wait for nobody.
+// then allocates nothing; use one per goroutine. Searches wait for nobody, but
+// for what patience says.
 type Searcher struct {
 	// Exact makes a search try all known points. Without it, where workers leave
 	// the prompt before the last of them does, only the points most listed
@@ -53,9 +54,13 @@ type point struct {
 	at    spot
 }
 
-// maxTries bounds how often a search is repeated because somebody left a prefix
-// just then; the answer is good then but for those.
-const maxTries = 1000
+// A search that changes disturbed patience times takes the writer's lock for the
+// next try if it is free, and after maxTries whenever it comes free: a writer that
+// changes the same few prefixes over and over can be faster than any search.
+const (
+	patience = 32
+	maxTries = 1000
+)
 
 // NewSearcher returns a searcher.
 func (x *Index) NewSearcher() *Searcher { return &Searcher{x: x} }
@@ -65,18 +70,37 @@ func (x *Index) NewSearcher() *Searcher { return &Searcher{x: x} }
 // in none. The result is valid until the next search.
 func (s *Searcher) Search(p *prefix.Probe) []Group {
 	for tries := 0; ; tries++ {
-		version := s.x.slots.version.Load()
-		if version%2 != 0 {
-			pause(tries)
-			continue
+		if s.try(p) {
+			return s.groups
 		}
-		s.search(p)
-		// A slot found may have become another worker's meanwhile, or a worker
-		// may have got another slot.
-		if (!s.again || tries > maxTries) && s.x.slots.version.Load() == version {
+		pause(tries)
+		if tries >= patience && s.x.quiet(tries >= maxTries) {
+			s.try(p)
+			s.x.writer.Unlock()
 			return s.groups
 		}
 	}
+}
+
+// quiet keeps the writer out, if it is at rest or after waiting for that.
+func (x *Index) quiet(wait bool) bool {
+	if wait {
+		x.writer.Lock()
+		return true
+	}
+	return x.writer.TryLock()
+}
+
+// try searches, and reports whether what it found belongs together.
+func (s *Searcher) try(p *prefix.Probe) bool {
+	version := s.x.slots.version.Load()
+	if version%2 != 0 {
+		return false
+	}
+	s.search(p)
+	// A slot found may have become another worker's meanwhile, or a worker may
+	// have got another slot.
+	return !s.again && s.x.slots.version.Load() == version
 }
 
 func (s *Searcher) search(p *prefix.Probe) {

@@ -138,6 +138,37 @@ func TestTrimsDoNotBlink(t *testing.T) {
 	}
 }
 
+// TestDisturbedSearchesEnd: a writer faster than any search, at the very prefix
+// looked for, makes no search answer what it knows to be doubtful.
+func TestDisturbedSearchesEnd(t *testing.T) {
+	x, k := New(Options{}), line(512)
+	for i := range uint32(31) { // a search takes longer than a change
+		add(x.WorkerSink(WorkerID(i)), line(k.depth+16*i))
+	}
+	var p prefix.Probe
+	line(1008).probe(&p, 16)
+	s, seg := x.NewSearcher(), &x.held.dir[x.checkpointSpot(k.name().key).segment]
+	s.Exact = true
+	var stop atomic.Bool
+	var writer sync.WaitGroup
+	writer.Go(func() {
+		for !stop.Load() {
+			x.writer.Lock()
+			seg.begin()
+			seg.end()
+			x.writer.Unlock()
+		}
+	})
+	for range 3000 {
+		if s.Search(&p); s.again {
+			t.Error("a search gave up")
+			break
+		}
+	}
+	stop.Store(true)
+	writer.Wait()
+}
+
 // TestListingsDoNotBlink: while what a claim predicts becomes the start of what
 // the stream lists, usable less far there but farther in all, and back, nobody
 // finds less than the claim predicts.

@@ -160,20 +160,20 @@ func (r *Report) writeErrors(p *printer) {
 
 func (r *Report) writeLookups(p *printer) {
 	p.text("\nLookups, p50 / p99 µs; chains of about 1,000 blocks unless said otherwise")
-	p.line("workload", "workers", "pool", "holders", "lookup", "as a list", "any length", "from token ids", "while writing (frames/s)", "with argmin", "allocs", "exact per block", "Bloom, 10 bits")
+	p.line("workload", "workers", "pool", "holders", "lookup", "as a list", "any length", "from token ids", "at rest", "while writing (frames/s)", "with argmin", "allocs", "exact per block", "Bloom, 10 bits")
 	for i := range r.Indexes {
 		x := &r.Indexes[i]
-		writing, exact, filter := "–", "–", "–"
+		resting, writing, exact, filter := "–", "–", "–", "–"
 		if x.WrittenPerSec > 0 {
-			writing = fmt.Sprintf("%s (%.0f)", micros(x.LookupWriting), x.WrittenPerSec)
+			resting, writing = micros(x.LookupResting), fmt.Sprintf("%s (%.0f)", micros(x.LookupWriting), x.WrittenPerSec)
 		}
 		if x.References {
 			exact, filter = micros(x.Exact), micros(x.Bloom)
 		}
-		p.line(x.Workload, num(x.Workers), num(x.PoolBlocks), fmt.Sprintf("%.1f", x.Matches), micros(x.Lookup), micros(x.LookupList), micros(x.LookupAny), micros(x.LookupTokens), writing, micros(x.Decide),
+		p.line(x.Workload, num(x.Workers), num(x.PoolBlocks), fmt.Sprintf("%.1f", x.Matches), micros(x.Lookup), micros(x.LookupList), micros(x.LookupAny), micros(x.LookupTokens), resting, writing, micros(x.Decide),
 			fmt.Sprintf("%.2g", x.DecideAllocs), exact, filter)
 	}
-	p.text("lookup: which sets of workers hold how much; as a list: worker by worker; with argmin: every worker is looked at")
+	p.text("lookup: which sets of workers hold how much; as a list: worker by worker; at rest: in turns with writing; with argmin: every worker is looked at")
 	for i := range r.Indexes {
 		for _, c := range r.Indexes[i].Cases {
 			p.text("%s, %d workers, %s: %s µs, %.0f holders", r.Indexes[i].Workload, r.Indexes[i].Workers, c.Name, micros(c.Lookup), c.Holders)

@@ -90,7 +90,7 @@ func (x *Index) targets() []target {
 	name := fmt.Sprintf("%s, %d × %d: ", x.Workload, x.Workers, x.PoolBlocks)
 	out := []target{atMostBoth(name+"lookup", x.Lookup, 3, 10)}
 	if x.WrittenPerSec > 0 {
-		out = append(out, atMost(name+"lookup while writing, p99 of idle p99", "×", x.LookupWriting.P99/x.Lookup.P99, writingFactor))
+		out = append(out, atMost(name+"lookup while writing, p99 of that at rest", "×", x.LookupWriting.P99/x.LookupResting.P99, writingFactor))
 	}
 	return append(
 		out,
