@@ -242,7 +242,7 @@ func (c *Coordinator) wireView() error {
 	if err != nil {
 		return err
 	}
-	c.memos, c.acks = newMemos(c), newGPUAcks()
+	c.memos, c.acks = newMemos(c), &gpuAcks{}
 	c.cases, c.judges = newCases(c, cmp.Or(c.opt.SettleAfter, settleAfter)), newJudges(c)
 	if c.cfg.Explain.Disk > 0 {
 		// A disk that cannot be used must not keep placements from being

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -23,26 +22,13 @@ const ackWithin = 3 * time.Second
 
 // gpuAcks are the acknowledgements that wait for their host's answer.
 type gpuAcks struct {
-	mu    sync.Mutex
-	asks  map[uint32]chan *waypostv1.AckGpuReply
-	asked uint32
+	agentAsks[*waypostv1.AckGpuReply]
 }
-
-func newGPUAcks() *gpuAcks { return &gpuAcks{asks: map[uint32]chan *waypostv1.AckGpuReply{}} }
 
 // ask has a host acknowledge the errors of a GPU.
 func (a *gpuAcks) ask(ctx context.Context, s *lane.Session, ack *waypostv1.AckGpu) (*waypostv1.AckGpuReply, error) {
-	answer := make(chan *waypostv1.AckGpuReply, 1)
-	a.mu.Lock()
-	a.asked++
-	id := a.asked
-	a.asks[id] = answer
-	a.mu.Unlock()
-	defer func() {
-		a.mu.Lock()
-		delete(a.asks, id)
-		a.mu.Unlock()
-	}()
+	id, answer, done := a.begin(s.Host())
+	defer done()
 	ack.AskId = &id
 	if err := s.Send(&waypostv1.ConnectResponse{Frame: &waypostv1.ConnectResponse_AckGpu{AckGpu: ack}}); err != nil {
 		return nil, err
@@ -54,17 +40,6 @@ func (a *gpuAcks) ask(ctx context.Context, s *lane.Session, ack *waypostv1.AckGp
 		return r, nil
 	case <-ctx.Done():
 		return nil, ctx.Err()
-	}
-}
-
-// answered takes a host's answer.
-func (a *gpuAcks) answered(r *waypostv1.AckGpuReply) {
-	a.mu.Lock()
-	answer := a.asks[r.GetAskId()]
-	delete(a.asks, r.GetAskId())
-	a.mu.Unlock()
-	if answer != nil {
-		answer <- r
 	}
 }
 
