@@ -179,15 +179,14 @@ func awaitDrained(cmd *cobra.Command, f *flags, target string, workers []string,
 type drainProgress struct {
 	out          io.Writer
 	quiet, alone bool
-	last         map[string]string
+	last         map[string]string // by worker
 	open         bool
 }
 
 // show prints a worker's count if it is another one, and reports whether the
 // worker is drained.
 func (p *drainProgress) show(w *waypostv1.Worker) (drained bool) {
-	_, name, _ := strings.Cut(w.GetName(), "/")
-	left := "?"
+	left := unknown
 	if w.InFlight != nil {
 		left = fmt.Sprint(w.GetInFlight())
 	}
@@ -195,14 +194,15 @@ func (p *drainProgress) show(w *waypostv1.Worker) (drained bool) {
 	if p.last == nil {
 		p.last = map[string]string{}
 	}
-	before, shown := p.last[name]
-	if p.last[name] = left; p.quiet || shown && before == left {
+	before, shown := p.last[w.GetName()]
+	if p.last[w.GetName()] = left; p.quiet || shown && before == left {
 		return drained
 	}
 	switch {
 	case !p.alone:
 		fmt.Fprintf(p.out, "%s: %s running\n", w.GetName(), left)
 	case !shown:
+		_, name, _ := strings.Cut(w.GetName(), "/")
 		fmt.Fprintf(p.out, "%s: %s running", name, left)
 		p.open = true
 	default:
@@ -224,8 +224,7 @@ func (p *drainProgress) rest(workers []*waypostv1.Worker) string {
 	var out []string
 	for _, w := range workers {
 		if w.GetState() != "drained" {
-			_, name, _ := strings.Cut(w.GetName(), "/")
-			out = append(out, fmt.Sprintf("%s %s running", w.GetName(), p.last[name]))
+			out = append(out, fmt.Sprintf("%s %s running", w.GetName(), p.last[w.GetName()]))
 		}
 	}
 	if len(out) == 0 {

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -134,8 +136,8 @@ func printWorker(out io.Writer, w *waypostv1.Worker) {
 	}
 	line("Engine", strings.TrimSpace(fmt.Sprintf("%s %s, %s, incarnation %s", w.GetEngine(), w.GetEngineVersion(), w.GetModel(), w.GetIncarnation())))
 	line("Reached at", w.GetUrl())
-	for k, v := range w.GetHeaders() {
-		line("", k+": "+v)
+	for _, k := range slices.Sorted(maps.Keys(w.GetHeaders())) {
+		line("", k+": "+w.GetHeaders()[k])
 	}
 	basis := ""
 	if w.GetQueueBasis() != "" {
