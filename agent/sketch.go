@@ -94,6 +94,10 @@ func (a *Agent) sketch(s *sketcher, now time.Time) {
 
 // cordonedHere returns who of this host's workers the newest policy cordons.
 func (h *lanes) cordonedHere() func(engineName string, number int) bool {
+	gpus := map[string][]string{}
+	for _, w := range h.a.watching() {
+		gpus[w.target.Name] = w.gpuUUIDs()
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	selectors := map[string]bool{}
@@ -106,7 +110,15 @@ func (h *lanes) cordonedHere() func(engineName string, number int) bool {
 	}
 	return func(engineName string, number int) bool {
 		name := host + "/" + engineName
-		return selectors[host] || selectors[name] || selectors[name+"/"+strconv.Itoa(number)]
+		if selectors[host] || selectors[name] || selectors[name+"/"+strconv.Itoa(number)] {
+			return true
+		}
+		for selector := range selectors {
+			if slices.ContainsFunc(gpus[engineName], func(uuid string) bool { return strings.EqualFold(uuid, selector) }) {
+				return true
+			}
+		}
+		return false
 	}
 }
 
