@@ -61,6 +61,27 @@ func (a *Agent) addRank() *rank {
 	return r
 }
 
+// The memory of the mirrors is the host's: an engine of many ranks gets no more of
+// it than as many engines, and what an engine gives up serves the others.
+func TestMirrorsShareTheMemory(t *testing.T) {
+	a := newAgent(t, newKey)
+	a.cfg.Limits.Memory = 130 * 64
+	first := a.addRank()
+	cached := func(r *rank) int { return r.report(time.Now()).cachedBlocks }
+	for number := 1; number < 4; number++ {
+		a.newRank(EngineConfig{Kind: "vllm", URL: "http://127.0.0.1:8000"}, "vllm-8000", number)
+	}
+	first.apply(engine.Batch{Events: []blocktable.Event{store(1, 100)}, Received: time.Now()})
+	if n := cached(first); n != 16 {
+		t.Errorf("%d blocks mirrored for one of four ranks, want 16", n)
+	}
+	a.forget(&watched{ranks: a.ranks()[1:]})
+	first.apply(engine.Batch{Events: []blocktable.Event{store(2, 100)}, Received: time.Now()})
+	if n := cached(first); n != 64 {
+		t.Errorf("%d blocks mirrored for the only rank, want 64", n)
+	}
+}
+
 // store is one prompt of whole blocks that shares nothing with another one.
 func store(seed uint32, blocks int) blocktable.Event {
 	e := blocktable.Event{Op: blocktable.OpStore, BlockTokens: 16}

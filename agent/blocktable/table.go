@@ -99,21 +99,17 @@ type domain struct {
 // New makes an empty table.
 func New(o Options) *Table {
 	t := &Table{
-		model:     o.Model,
-		seed:      o.Seed,
-		listener:  o.Listener,
-		pool:      o.PoolBlocks,
-		maxBlocks: o.MaxBlocks,
-		domainOf:  make(map[prefix.Domain]uint16),
+		model:    o.Model,
+		seed:     o.Seed,
+		listener: o.Listener,
+		pool:     o.PoolBlocks,
+		domainOf: make(map[prefix.Domain]uint16),
 		// Index 0 of nodes is none; its page comes with the first node.
 		byHash:    newIndex(o.ExpectBlocks),
 		byContent: newIndex(0),
 		rank:      rankNone,
 	}
-	if t.maxBlocks <= 0 {
-		t.maxBlocks = DefaultMaxBlocks
-	}
-	t.maxBlocks = min(t.maxBlocks, mostBlocks)
+	t.SetMaxBlocks(o.MaxBlocks)
 	if t.listener == nil {
 		t.listener = silent{}
 	}
@@ -142,6 +138,15 @@ func (t *Table) tellBelow(root uint32) {
 			t.listener.StoreEnded(id)
 		}
 	})
+}
+
+// SetMaxBlocks changes the bound of Options.MaxBlocks. What is held beyond a lower
+// one stays until the engine gives it up.
+func (t *Table) SetMaxBlocks(n int) {
+	if n <= 0 {
+		n = DefaultMaxBlocks
+	}
+	t.maxBlocks = min(n, mostBlocks)
 }
 
 // SetPool tells the number of blocks the engine can hold; 0 is unknown.
