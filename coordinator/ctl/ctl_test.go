@@ -194,6 +194,8 @@ func (f fleet) GetPlacement(_ context.Context, r *waypostv1.GetPlacementRequest)
 		b := rec.GetPlacement().GetBasis()
 		b.UnpricedWorkers, b.ExcludedWorkers = proto.Uint32(1936), map[string]uint32{"cordoned": 12, "gpu_fault": 1}
 		return &waypostv1.GetPlacementResponse{Record: rec}, nil
+	case "pl_c1_moved":
+		return &waypostv1.GetPlacementResponse{Record: load(f, "record-moved", &waypostv1.PlacementRecord{})}, nil
 	}
 	return &waypostv1.GetPlacementResponse{Record: load(f, "record", &waypostv1.PlacementRecord{})}, nil
 }
