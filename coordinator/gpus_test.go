@@ -200,7 +200,7 @@ func TestAckOfASilentHost(t *testing.T) {
 		t.Errorf("%v after %v", err, time.Since(began))
 	}
 	o.acks.mu.Lock()
-	waiting := len(o.acks.asks)
+	waiting := len(o.acks.waiting)
 	o.acks.mu.Unlock()
 	if waiting != 0 {
 		t.Errorf("%d asks are left", waiting)
