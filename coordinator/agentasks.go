@@ -1,6 +1,13 @@
 package coordinator
 
-import "sync"
+import (
+	"context"
+	"sync"
+	"time"
+
+	"waypost/gossip/lane"
+	waypostv1 "waypost/proto/waypost/v1"
+)
 
 // agentAsks are questions to agents that wait for their answers, of one kind. An
 // answer counts that comes from the host that was asked: the number of a question
@@ -42,6 +49,25 @@ func (a *agentAsks[R]) answered(host string, id uint32, r R) {
 	if ask, ok := a.open[id]; ok && ask.host == host {
 		delete(a.open, id)
 		ask.answer <- r
+	}
+}
+
+// ask sends the frame made for a question's number over a lane, and waits for its
+// answer.
+func (a *agentAsks[R]) ask(ctx context.Context, s *lane.Session, within time.Duration, frame func(id uint32) *waypostv1.ConnectResponse) (R, error) {
+	var none R
+	id, answer, done := a.begin(s.Host())
+	defer done()
+	if err := s.Send(frame(id)); err != nil {
+		return none, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	select {
+	case r := <-answer:
+		return r, nil
+	case <-ctx.Done():
+		return none, ctx.Err()
 	}
 }
 

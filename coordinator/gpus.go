@@ -13,35 +13,11 @@ import (
 
 	"waypost/coordinator/api"
 	"waypost/coordinator/registry"
-	"waypost/gossip/lane"
 	waypostv1 "waypost/proto/waypost/v1"
 )
 
 // ackWithin bounds the wait for a host's answer to an acknowledgement.
 const ackWithin = 3 * time.Second
-
-// gpuAcks are the acknowledgements that wait for their host's answer.
-type gpuAcks struct {
-	agentAsks[*waypostv1.AckGpuReply]
-}
-
-// ask has a host acknowledge the errors of a GPU.
-func (a *gpuAcks) ask(ctx context.Context, s *lane.Session, ack *waypostv1.AckGpu) (*waypostv1.AckGpuReply, error) {
-	id, answer, done := a.begin(s.Host())
-	defer done()
-	ack.AskId = &id
-	if err := s.Send(&waypostv1.ConnectResponse{Frame: &waypostv1.ConnectResponse_AckGpu{AckGpu: ack}}); err != nil {
-		return nil, err
-	}
-	ctx, cancel := context.WithTimeout(ctx, ackWithin)
-	defer cancel()
-	select {
-	case r := <-answer:
-		return r, nil
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
-}
 
 // gpuPolicyProto is the fleet's policy on GPUs as hosts are told it.
 func gpuPolicyProto(file *registry.Fleet) *waypostv1.GpuPolicy {
@@ -159,7 +135,10 @@ func (o *operators) AckGpu(ctx context.Context, req *waypostv1.AckGpuRequest) (*
 	if uuid != "" {
 		ack.Uuid = &uuid
 	}
-	reply, err := c.acks.ask(ctx, s, ack)
+	reply, err := c.acks.ask(ctx, s, ackWithin, func(id uint32) *waypostv1.ConnectResponse {
+		ack.AskId = &id
+		return &waypostv1.ConnectResponse{Frame: &waypostv1.ConnectResponse_AckGpu{AckGpu: ack}}
+	})
 	switch {
 	case err != nil:
 		return nil, api.Unavailable(fmt.Sprintf("host %s did not answer: %v; an acknowledgement may be given twice", host, err))

@@ -110,6 +110,8 @@ func (h *lanes) Frame(s *lane.Session, f *waypostv1.ConnectRequest, late time.Du
 		h.takeHost(hl, s.Host(), fr.Host)
 	case *waypostv1.ConnectRequest_AckGpu:
 		h.c.acks.answered(s.Host(), fr.AckGpu.GetAskId(), fr.AckGpu)
+	case *waypostv1.ConnectRequest_LinkProbe:
+		h.c.linkProbes.answered(s.Host(), fr.LinkProbe.GetAskId(), fr.LinkProbe)
 	case *waypostv1.ConnectRequest_Evidence:
 		h.c.cases.asks.answered(s.Host(), fr.Evidence.GetAskId(), fr.Evidence)
 	case *waypostv1.ConnectRequest_TokenizeReply:

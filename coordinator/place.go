@@ -266,16 +266,20 @@ func (c *Coordinator) answer(w *work, req *waypostv1.PlaceRequest, request *plac
 		}
 	}
 	if e := req.GetExplain(); e == "terms" || e == "full" {
-		out.Terms = termsOf(d, w.candidates)
+		out.Terms = termsOf(d, w.candidates, w.ask.Policy)
 	}
 	return out
 }
 
 // termsOf lists the terms of all candidates, best first, the chosen one on top.
-func termsOf(d *placement.Decision, candidates []placement.Candidate) []*waypostv1.Terms {
+func termsOf(d *placement.Decision, candidates []placement.Candidate, policy *placement.Policy) []*waypostv1.Terms {
 	out := make([]*waypostv1.Terms, 0, len(d.Terms))
 	for _, i := range d.Ranked() {
-		out = append(out, termsProto(&d.Terms[i], candidates[i].Worker))
+		t := termsProto(&d.Terms[i], candidates[i].Worker)
+		if why := d.PassedOver(i, policy); why != "" {
+			t.PassedOver = &why
+		}
+		out = append(out, t)
 	}
 	return out
 }
