@@ -137,9 +137,9 @@ func TestSearchesBesideChanges(t *testing.T) {
 // out belongs together, whatever the writer was about, between two batches of a
 // frame as well. A search that was disturbed too often gives that answer unasked.
 func TestSearchesAloneAreNeverDoubtful(t *testing.T) {
-	changes := 4000
+	changes := 1500
 	if raceEnabled || testing.Short() {
-		changes = 400
+		changes = 300
 	}
 	rng := rand.New(rand.NewPCG(7, 8))
 	d := newDriver(fatal{t}, rng.IntN, 4)
