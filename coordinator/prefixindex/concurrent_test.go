@@ -144,26 +144,6 @@ func TestSearchesAloneAreNeverDoubtful(t *testing.T) {
 	rng := rand.New(rand.NewPCG(7, 8))
 	d := newDriver(fatal{t}, rng.IntN, 4)
 	d.edges = forest(rng.IntN, 12)
-	var stop atomic.Bool
-	var alone atomic.Int64
-	var readers sync.WaitGroup
-	for r := range 2 {
-		readers.Go(func() {
-			rng := rand.New(rand.NewPCG(uint64(r), 10))
-			s := d.x.NewSearcher()
-			var p prefix.Probe
-			for !stop.Load() {
-				anyText(rng.IntN, d.edges).probe(&p, 700)
-				d.x.quiet(true)
-				if !s.try(&p) {
-					t.Error("a search that keeps the writer out is in doubt")
-					stop.Store(true)
-				}
-				d.x.writer.Unlock()
-				alone.Add(1)
-			}
-		})
-	}
 	var all []text // of a worker that holds all of it, or nothing
 	for _, e := range d.edges {
 		for depth := e.start + step; depth <= e.end; depth += step {
@@ -173,12 +153,39 @@ func TestSearchesAloneAreNeverDoubtful(t *testing.T) {
 	if len(all) < 2*batchOps {
 		t.Fatalf("%d prefixes are not several batches", len(all))
 	}
+	var stop atomic.Bool
+	var alone atomic.Int64
+	try := func(s *Searcher, p *prefix.Probe, intn func(int) int) {
+		anyText(intn, d.edges).probe(p, 700)
+		d.x.quiet(true)
+		defer d.x.writer.Unlock()
+		if !s.try(p) {
+			t.Error("a search that keeps the writer out is in doubt")
+			stop.Store(true)
+		}
+		alone.Add(1)
+	}
+	var readers sync.WaitGroup
+	for r := range 2 { // between batches
+		readers.Go(func() {
+			rng := rand.New(rand.NewPCG(uint64(r), 10))
+			s := d.x.NewSearcher()
+			var p prefix.Probe
+			for !stop.Load() {
+				try(s, &p, rng.IntN)
+			}
+		})
+	}
+	own, p := d.x.NewSearcher(), &prefix.Probe{} // after each change
 	whole := d.x.WorkerSink(900)
 	for i := range changes {
 		if stop.Load() {
 			break
 		}
 		d.step()
+		for range 3 {
+			try(own, p, rng.IntN)
+		}
 		if i%20 > 0 {
 			continue
 		}
