@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"waypost/gossip/prefix"
+	"waypost/gossip/summary"
 )
 
 // truth is what each worker holds of each of some prompts at some moment.
@@ -129,6 +130,81 @@ func TestSearchesBesideChanges(t *testing.T) {
 	d.m.audit(fatal{t}, d.x)
 	if searches.Load() < 100 || beside.Load() == 0 {
 		t.Errorf("%d searches, %d of them beside a change: too few to tell", searches.Load(), beside.Load())
+	}
+}
+
+// TestSearchesAloneAreNeverDoubtful: what a search finds while it keeps the writer
+// out belongs together, whatever the writer was about, between two batches of a
+// frame as well. A search that was disturbed too often gives that answer unasked.
+func TestSearchesAloneAreNeverDoubtful(t *testing.T) {
+	changes := 1500
+	if raceEnabled || testing.Short() {
+		changes = 300
+	}
+	rng := rand.New(rand.NewPCG(7, 8))
+	d := newDriver(fatal{t}, rng.IntN, 4)
+	d.edges = forest(rng.IntN, 12)
+	var all []text // of a worker that holds all of it, or nothing
+	for _, e := range d.edges {
+		for depth := e.start + step; depth <= e.end; depth += step {
+			all = append(all, text{e, depth})
+		}
+	}
+	if len(all) < 2*batchOps {
+		t.Fatalf("%d prefixes are not several batches", len(all))
+	}
+	var stop atomic.Bool
+	var alone atomic.Int64
+	try := func(s *Searcher, p *prefix.Probe, intn func(int) int) {
+		anyText(intn, d.edges).probe(p, 700)
+		d.x.quiet(true)
+		defer d.x.writer.Unlock()
+		if !s.try(p) {
+			t.Error("a search that keeps the writer out is in doubt")
+			stop.Store(true)
+		}
+		alone.Add(1)
+	}
+	var readers sync.WaitGroup
+	for r := range 2 { // between batches
+		readers.Go(func() {
+			rng := rand.New(rand.NewPCG(uint64(r), 10))
+			s := d.x.NewSearcher()
+			var p prefix.Probe
+			for !stop.Load() {
+				try(s, &p, rng.IntN)
+			}
+		})
+	}
+	own, p := d.x.NewSearcher(), &prefix.Probe{} // after each change
+	whole := d.x.WorkerSink(900)
+	for i := range changes {
+		if stop.Load() {
+			break
+		}
+		d.step()
+		for range 3 {
+			try(own, p, rng.IntN)
+		}
+		if i%20 > 0 {
+			continue
+		}
+		whole.Begin()
+		for n, k := range all {
+			if i%40 > 0 {
+				removeOne(whole, all[len(all)-1-n])
+				continue
+			}
+			addOne(whole, k)
+			name := k.name()
+			whole.SetExtent(name.key, name.parent, name.depth, summary.Extent{UsableTokens: k.depth / 2})
+		}
+		whole.End()
+	}
+	stop.Store(true)
+	readers.Wait()
+	if alone.Load() < 100 {
+		t.Errorf("%d searches: too few to tell", alone.Load())
 	}
 }
 
