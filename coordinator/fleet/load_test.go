@@ -46,6 +46,26 @@ func TestLatenessStartsAnewWithTheLane(t *testing.T) {
 	}
 }
 
+// A report that another agent of the host made before the lane was taken over
+// says nothing of this one's workers.
+func TestReportOfAnotherAgent(t *testing.T) {
+	r := newRig(t, 1)
+	r.loadAll(1000)
+	busy := idle(1000)
+	busy.QueueMs = ptr(700.0)
+	report := Report{AgentProcess: 0xb, LoadSeq: 99, Workers: []WorkerLoad{{Load: busy}}}
+	if _, err := r.f.Load(at(1100), "gpu-00", r.lanes["gpu-00"], report); !errors.Is(err, ErrStaleLane) {
+		t.Errorf("error %v", err)
+	}
+	if got := r.snapshot(worker0).Waiting.QueueMs(1100); got != 0 {
+		t.Errorf("queue %v after a report of another agent", got)
+	}
+	r.load(1200, "gpu-00", busy) // numbers of its own go on
+	if got := r.snapshot(worker0).Waiting.QueueMs(1200); got != 700 {
+		t.Errorf("queue %v, want 700", got)
+	}
+}
+
 func TestReportsInOrder(t *testing.T) {
 	r := newRig(t, 1)
 	r.load(1000, "gpu-00", idle(1000), func(p *Report) { p.LoadSeq = 10 })
