@@ -132,6 +132,12 @@ func TestNewestSessionWins(t *testing.T) {
 	if _, _, err := r.f.OpenLane(at(30), hello("gpu-00", 1)); !errors.Is(err, ErrStaleSession) {
 		t.Errorf("the old session again: %v", err)
 	}
+	// Nobody changes the host's facts on its lane in another agent's name.
+	other := hello("gpu-00", 2)
+	other.AgentProcess = 0xb
+	if _, err := r.f.UpdateHello(at(35), r.lanes["gpu-00"], other); !errors.Is(err, ErrHello) || len(r.f.Workers(at(35))) != 1 {
+		t.Errorf("facts of another agent: %v", err)
+	}
 	// The end of the old lane does not make the host away.
 	r.f.CloseLane(at(40), "gpu-00", first)
 	if s := r.snapshot("gpu-00/vllm-8000/0"); !math.IsNaN(s.AwaySinceMs) {
