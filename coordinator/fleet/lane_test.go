@@ -173,6 +173,27 @@ func TestTwoAgentsUnderOneName(t *testing.T) {
 	}
 }
 
+// What outcomes taught is of one life of the engine.
+func TestJudgementOfAnotherLife(t *testing.T) {
+	r := newRig(t, 1)
+	r.loadAll(0)
+	const name = "gpu-00/vllm-8000/0"
+	id, process, _ := r.f.LookupWorker(name)
+	failing := Judgement{Trust: .5, Failing: true, Why: "5 in a row failed"}
+	r.f.Judge(at(10), id, process+1, failing)
+	if s := r.snapshot(name); s.Doubted != placement.ReasonNone || !math.IsNaN(s.View.Trust) {
+		t.Errorf("doubted %v, trust %v by what another life did", s.Doubted, s.View.Trust)
+	}
+	r.f.Judge(at(20), id, process, failing)
+	if s := r.snapshot(name); s.Doubted != placement.ReasonFailing || s.DoubtedWhy != failing.Why || s.View.Trust != .5 {
+		t.Errorf("doubted %v (%s), trust %v", s.Doubted, s.DoubtedWhy, s.View.Trust)
+	}
+	r.load(30, "gpu-00", idle(process+1))
+	if s := r.snapshot(name); s.Doubted != placement.ReasonNone || !math.IsNaN(s.View.Trust) {
+		t.Errorf("the next life starts as doubted %v, trust %v", s.Doubted, s.View.Trust)
+	}
+}
+
 func TestEngineRestart(t *testing.T) {
 	for _, by := range []string{"hello", "report"} {
 		t.Run(by, func(t *testing.T) {
