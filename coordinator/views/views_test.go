@@ -329,8 +329,9 @@ func TestGapIsFilled(t *testing.T) {
 	if r.fresh(t, s) {
 		t.Error("the view is fresh although a frame is missing")
 	}
+	before, _ := r.views.Stream(r.info(t))
 	r.load(s, second) // late, by another way
-	if r.fresh(t, s) {
+	if after, _ := r.views.Stream(r.info(t)); after.ViewAt != before.ViewAt || r.fresh(t, s) {
 		t.Error("the view is fresh before the answer")
 	}
 	r.answer(s, &waypostv1.PrefixPull{PullId: proto.Uint32(p.GetPullId() + 7)})
