@@ -64,6 +64,13 @@ func run(t *testing.T, s *script, options Options, f func(h *host)) {
 			t.Errorf("Run took %v to end", took)
 		}
 		for _, p := range h.children { // the kernel lets go
+			select {
+			case <-p.exited:
+			default:
+				if !p.unkillable {
+					t.Error("Run left a child behind that was about to end")
+				}
+			}
 			p.end(-1, "signal: killed")
 			p.child.workers.Wait()
 		}

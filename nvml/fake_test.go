@@ -178,9 +178,10 @@ func (p *fakeProcess) Exited() <-chan struct{} { return p.exited }
 func (p *fakeProcess) Exit() (int, string)     { return p.code, p.words }
 func (p *fakeProcess) Close()                  { _ = p.r.Close() }
 
+// CloseInput ends it soon: a process needs a moment to see that its input ended.
 func (p *fakeProcess) CloseInput() {
 	if !p.unkillable {
-		p.end(exitParentGone, "exit status 0")
+		time.AfterFunc(closeGrace/2, func() { p.end(exitParentGone, "exit status 0") })
 	}
 }
 

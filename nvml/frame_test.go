@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"strings"
 	"testing"
@@ -92,6 +93,14 @@ func TestFrameKeepsUnknownApart(t *testing.T) {
 	}
 }
 
+func manyMissing() map[string]string {
+	m := map[string]string{}
+	for i := range maxMissing + 1 {
+		m[fmt.Sprint(i)] = "no"
+	}
+	return m
+}
+
 func TestFrameErrors(t *testing.T) {
 	gpus := func(change func(*GPU)) *message {
 		s := full()
@@ -117,6 +126,12 @@ func TestFrameErrors(t *testing.T) {
 		{"index", gpus(func(g *GPU) { g.Index = -1 }), "index is -1"},
 		{"many instances", gpus(func(g *GPU) { g.Instances = make([]Instance, 17) }), "number of instances is 17"},
 		{"instance", gpus(func(g *GPU) { g.Instances[0].UUID = strings.Repeat("x", 513) }), "instances[0]: uuid has 513 bytes"},
+		{"many processes of an instance", gpus(func(g *GPU) { g.Instances[0].Processes = make([]Process, 513) }), "instances[0]: number of processes is 513"},
+		{"much unknown of an instance", gpus(func(g *GPU) { g.Instances[0].Missing = manyMissing() }), "instances[0]: number of missing is 65"},
+		{"much unknown", gpus(func(g *GPU) { g.Missing = manyMissing() }), "number of missing is 65"},
+		{"many reasons", gpus(func(g *GPU) { g.ThrottleReasons = make([]string, 65) }), "number of throttleReasons is 65"},
+		{"many peers", gpus(func(g *GPU) { g.NVLinkPeers = make([]LinkPeer, 257) }), "number of nvlinkPeers is 257"},
+		{"many calls", &message{Version: 1, Snapshot: &Snapshot{Calls: make([]CallTime, 65)}}, "number of calls is 65"},
 		{"peer", gpus(func(g *GPU) { g.NVLinkPeers[0].Links = -1 }), "nvlinkPeers.links is -1"},
 		{"path", gpus(func(g *GPU) { g.Paths[0].To = 1 << 20 }), "paths.to is"},
 		{"many paths", gpus(func(g *GPU) { g.Paths = make([]Path, 65) }), "number of paths is 65"},

@@ -254,8 +254,11 @@ type host struct {
 	shares []group.Share
 	looks  bool
 
+	// policyVersion is the newest that it was told of, cordons its selectors. Both
+	// outlive the agent: that a newer policy exists, and what it wants of the host,
+	// stays true while the next agent has not heard of it.
 	policyVersion uint64
-	cordons       []string // selectors the host obeys
+	cordons       []string
 	// wish is the host's own, known since wishedMs. It outlives the agent that
 	// told it until the next one tells its own.
 	wish     DrainWish
@@ -292,7 +295,7 @@ func (f *Fleet) OpenLane(now time.Time, hello Hello) (Lane, Changes, error) {
 		return 0, Changes{}, err
 	}
 	if h.agentProcess != hello.AgentProcess {
-		h.loadSeq, h.policyVersion, h.cordons = 0, 0, nil
+		h.loadSeq = 0
 	}
 	f.hosts[h.name] = h
 	f.lanes++

@@ -132,6 +132,12 @@ func TestNewestSessionWins(t *testing.T) {
 	if _, _, err := r.f.OpenLane(at(30), hello("gpu-00", 1)); !errors.Is(err, ErrStaleSession) {
 		t.Errorf("the old session again: %v", err)
 	}
+	// Nobody changes the host's facts on its lane in another agent's name.
+	other := hello("gpu-00", 2)
+	other.AgentProcess = 0xb
+	if _, err := r.f.UpdateHello(at(35), r.lanes["gpu-00"], other); !errors.Is(err, ErrHello) || len(r.f.Workers(at(35))) != 1 {
+		t.Errorf("facts of another agent: %v", err)
+	}
 	// The end of the old lane does not make the host away.
 	r.f.CloseLane(at(40), "gpu-00", first)
 	if s := r.snapshot("gpu-00/vllm-8000/0"); !math.IsNaN(s.AwaySinceMs) {
@@ -164,6 +170,27 @@ func TestTwoAgentsUnderOneName(t *testing.T) {
 	}
 	if hosts := r.f.Hosts(at(90_000)); hosts[0].ConflictWith != 0 {
 		t.Error("an old conflict is shown for ever")
+	}
+}
+
+// What outcomes taught is of one life of the engine.
+func TestJudgementOfAnotherLife(t *testing.T) {
+	r := newRig(t, 1)
+	r.loadAll(0)
+	const name = "gpu-00/vllm-8000/0"
+	id, process, _ := r.f.LookupWorker(name)
+	failing := Judgement{Trust: .5, Failing: true, Why: "5 in a row failed"}
+	r.f.Judge(at(10), id, process+1, failing)
+	if s := r.snapshot(name); s.Doubted != placement.ReasonNone || !math.IsNaN(s.View.Trust) {
+		t.Errorf("doubted %v, trust %v by what another life did", s.Doubted, s.View.Trust)
+	}
+	r.f.Judge(at(20), id, process, failing)
+	if s := r.snapshot(name); s.Doubted != placement.ReasonFailing || s.DoubtedWhy != failing.Why || s.View.Trust != .5 {
+		t.Errorf("doubted %v (%s), trust %v", s.Doubted, s.DoubtedWhy, s.View.Trust)
+	}
+	r.load(30, "gpu-00", idle(process+1))
+	if s := r.snapshot(name); s.Doubted != placement.ReasonNone || !math.IsNaN(s.View.Trust) {
+		t.Errorf("the next life starts as doubted %v, trust %v", s.Doubted, s.View.Trust)
 	}
 }
 

@@ -566,6 +566,33 @@ func TestEqualSpeeds(t *testing.T) {
 	}
 }
 
+// What a worker was equalised with does not outlive the one that had learnt: who
+// comes later with the prior is as fast as who was there.
+func TestEqualSpeedsAfterTheOneThatLearntIsGone(t *testing.T) {
+	r := newRig(t, 0)
+	add := func(host string, factor float64, source ledger.Source) {
+		h := hello(host, 1)
+		model := ledger.PriorFor(ledger.Class{Engine: ledger.EngineMocker}).Model.Scaled(factor)
+		model.Source = source
+		h.Workers[0].StepModel = &model
+		r.open(0, h)
+	}
+	took := func(host string) float64 { return r.snapshot(host+"/vllm-8000/0").Steps.PrefillMs(0, 3000) }
+	add("gpu-00", 1, ledger.SourcePrior)
+	prior := took("gpu-00")
+	add("gpu-01", 1.06, ledger.SourceLearnt)
+	add("gpu-02", 1.06, ledger.SourceLearnt)
+	if took("gpu-00") == prior {
+		t.Fatal("the two are not within the dead band: the test shows nothing")
+	}
+	r.remove(1, "gpu-01")
+	r.remove(1, "gpu-02")
+	add("gpu-03", 1, ledger.SourcePrior)
+	if a, b := took("gpu-00"), took("gpu-03"); a != b {
+		t.Errorf("prefills of equal workers take %v and %v ms", a, b)
+	}
+}
+
 // Waiting requests of an agent that knows no request's size are priced by the
 // pool's mean claim.
 func TestForeignQueueIsPricedByThePool(t *testing.T) {

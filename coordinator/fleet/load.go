@@ -111,7 +111,7 @@ func (f *Fleet) Load(now time.Time, host string, lane Lane, report Report) (Chan
 	late := h.late.observe(nowMs, report.SentMonoNs)
 	h.loadSeq = report.LoadSeq
 	f.counts.Reports++
-	told := h.policyVersion != report.PolicyVersion || !slices.Equal(h.cordons, report.Cordons)
+	told := report.PolicyVersion > h.policyVersion || report.PolicyVersion == h.policyVersion && !slices.Equal(h.cordons, report.Cordons)
 	if told {
 		h.policyVersion, h.cordons = report.PolicyVersion, slices.Clone(report.Cordons)
 	}

@@ -46,6 +46,26 @@ func TestLatenessStartsAnewWithTheLane(t *testing.T) {
 	}
 }
 
+// A report that another agent of the host made before the lane was taken over
+// says nothing of this one's workers.
+func TestReportOfAnotherAgent(t *testing.T) {
+	r := newRig(t, 1)
+	r.loadAll(1000)
+	busy := idle(1000)
+	busy.QueueMs = ptr(700.0)
+	report := Report{AgentProcess: 0xb, LoadSeq: 99, Workers: []WorkerLoad{{Load: busy}}}
+	if _, err := r.f.Load(at(1100), "gpu-00", r.lanes["gpu-00"], report); !errors.Is(err, ErrStaleLane) {
+		t.Errorf("error %v", err)
+	}
+	if got := r.snapshot(worker0).Waiting.QueueMs(1100); got != 0 {
+		t.Errorf("queue %v after a report of another agent", got)
+	}
+	r.load(1200, "gpu-00", busy) // numbers of its own go on
+	if got := r.snapshot(worker0).Waiting.QueueMs(1200); got != 700 {
+		t.Errorf("queue %v, want 700", got)
+	}
+}
+
 func TestReportsInOrder(t *testing.T) {
 	r := newRig(t, 1)
 	r.load(1000, "gpu-00", idle(1000), func(p *Report) { p.LoadSeq = 10 })
@@ -252,5 +272,36 @@ func TestCordonsSurviveALostLane(t *testing.T) {
 	r.f.CloseLane(at(200), "gpu-00", r.lanes["gpu-00"])
 	if got := r.state(300, worker0); got != "cordoned" {
 		t.Errorf("state %q", got)
+	}
+}
+
+// On the side of a partition that knows an older policy a drained host stays so
+// over a restart of its agent, which has heard of nothing newer yet.
+func TestCordonsSurviveTheAgent(t *testing.T) {
+	r := newRig(t, 1)
+	r.f.SetIntent(at(0), Intent{Version: 2, Assign: cordons()})
+	r.load(100, "gpu-00", idle(1000), func(p *Report) { p.PolicyVersion, p.Cordons = 3, []string{"gpu-00"} })
+	r.f.CloseLane(at(200), "gpu-00", r.lanes["gpu-00"])
+	next := hello("gpu-00", 1)
+	next.AgentProcess = 0xb
+	r.open(300, next)
+	r.seq = 0
+	told := func(ms float64, version uint64, want string, selectors ...string) {
+		t.Helper()
+		r.load(ms, "gpu-00", idle(1000), func(p *Report) { p.AgentProcess, p.PolicyVersion, p.Cordons = 0xb, version, selectors })
+		if got := r.state(ms, worker0); got != want {
+			t.Errorf("told of version %d: %s, want %s", version, got, want)
+		}
+	}
+	if got := r.state(300, worker0); got != "cordoned" {
+		t.Errorf("before it reports: %s", got)
+	}
+	told(400, 0, "cordoned")
+	told(500, 2, "cordoned")
+	told(600, 4, "ready") // taken back by the other side
+	told(700, 5, "cordoned", "gpu-00")
+	r.f.SetIntent(at(800), Intent{Version: 6, Assign: cordons()})
+	if got := r.state(800, worker0); got != "ready" {
+		t.Errorf("taken back by what is newer here: %s", got)
 	}
 }

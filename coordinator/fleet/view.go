@@ -90,7 +90,7 @@ type HostInfo struct {
 	UpdatedMs, LatenessMs float64
 	// Workers are the names of its workers.
 	Workers []string
-	// PolicyVersion is the version the host obeys.
+	// PolicyVersion is the newest version that the host was told of.
 	PolicyVersion uint64
 	// ConflictWith marks another agent that claims the host's name; 0: none
 	// in the last minute.

@@ -206,7 +206,15 @@ func TestSourcesSpread(t *testing.T) {
 	}
 	deeper := append([]Match(nil), matches...)
 	deeper[4].GPUTokens = 8100
-	if s := board.AppendSources(nil, &req, deeper[4:5], func(*Worker) int { return 0 }); len(s) != 1 || s[0].Tokens != 8100 {
-		t.Errorf("sources %+v", s)
+	s := board.AppendSources(nil, &req, deeper[4:5], func(*Worker) int { return 0 })
+	if len(s) != 1 || s[0].Tokens != 8100 {
+		t.Fatalf("sources %+v", s)
+	}
+	// Who is taken out gets no new work, sending included.
+	cordoned := *s[0].Worker
+	cordoned.Barred = ReasonCordoned
+	board.Set(&cordoned)
+	if s := board.AppendSources(nil, &req, deeper[4:5], func(*Worker) int { return 0 }); len(s) != 0 {
+		t.Errorf("a cordoned worker is to send: %+v", s)
 	}
 }

@@ -182,14 +182,18 @@ func (n *node) options(bootstrap bool) Options {
 		return err == nil
 	})
 	n.address = l.Addr().String()
+	slow := time.Duration(slowdown)
+	if n.c.pipes != nil {
+		slow = 1 // virtual time waits for all
+	}
 	return Options{
 		Dir: n.dir, Name: n.name, ClusterAddress: n.address, APIAddress: "127.0.0.1:7712", Voter: n.voter, Bootstrap: bootstrap,
 		Listener: &cutListener{l, n}, Dial: n.dial, Forward: n.c.forward,
 		Logger: slog.New(slog.NewTextHandler(n.logs, nil)), Registerer: prometheus.NewRegistry(),
 		// Half the default, for a test to take half as long.
 		Timing: Timing{
-			Heartbeat: slowdown * 250 * time.Millisecond, Election: slowdown * 250 * time.Millisecond, Lease: slowdown * 200 * time.Millisecond,
-			LeaderWait: slowdown * 1500 * time.Millisecond,
+			Heartbeat: slow * 250 * time.Millisecond, Election: slow * 250 * time.Millisecond, Lease: slow * 200 * time.Millisecond,
+			LeaderWait: slow * 1500 * time.Millisecond,
 		},
 	}
 }

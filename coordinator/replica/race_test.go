@@ -2,6 +2,6 @@
 
 package replica
 
-// slowdown is how many times slower everything is under the race detector: a
-// leader that hears its followers late must not lose them for it.
-const slowdown = 5
+// slowdown is how many times slower real time is taken to be under the race
+// detector: a leader that hears its followers late must not lose them for it.
+const slowdown = 3

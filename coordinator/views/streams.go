@@ -117,7 +117,7 @@ func (vs *Views) apply(host string, index uint32, st *stream, frame []byte, from
 	if err != nil {
 		vs.opt.Refused("prefix")
 		vs.log.Warn("prefix frame refused", "host", host, "index", index, "from", string(from), "error", err)
-		vs.lost(st, "damage")
+		vs.lost(st, "damage", from)
 		return
 	}
 	st.frames[result.String()]++
@@ -130,17 +130,20 @@ func (vs *Views) apply(host string, index uint32, st *stream, frame []byte, from
 	case summary.Gap:
 		st.short = "gap"
 		if !st.decoder.Anew() {
-			vs.lost(st, st.short)
+			vs.lost(st, st.short, from)
 		}
 	case summary.DigestMismatch:
-		vs.lost(st, "digest")
+		vs.lost(st, "digest", from)
 	}
 }
 
-// lost notes that something of a stream was lost on its way.
-func (vs *Views) lost(st *stream, how string) {
+// lost notes that something of a stream was lost on its way. What a peer sends
+// wrong is nothing that the worker's own stream lost.
+func (vs *Views) lost(st *stream, how string, from origin) {
 	st.short = how
-	vs.opt.Lost(st.worker, time.Now())
+	if from != fromPeer {
+		vs.opt.Lost(st.worker, time.Now())
+	}
 }
 
 // answered notes that all of an answer came: what is wrong from now on may be

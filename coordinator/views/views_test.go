@@ -159,23 +159,40 @@ func (r *rig) view(t *testing.T) placement.ViewKind {
 
 // newStream is the encoder of a cache of one prompt.
 func newStream(key prefix.ClusterKey, epoch uint32, blocks int) *summary.Encoder {
-	f := summarytest.NewForest(16, prefix.Domain{Model: "m"})
-	e := summary.NewEncoder(summary.Options{Key: key, Blocks: f, Epoch: epoch})
-	f.Listener = e
-	last := uint32(0)
-	for i := range blocks {
-		last = f.Attach(last, 0, uint64(i+1), true)
-	}
-	f.StoreEnded(last)
-	e.Delta(time.Now())
+	e, _ := growing(key, epoch, blocks)
 	return e
 }
 
-// otherDigest changes the digest of a frame, which stands after version, kind,
-// key id, epoch, seq and age.
-func otherDigest(frame []byte) []byte {
+// growing is newStream, whose next frames tell of one more prompt each.
+func growing(key prefix.ClusterKey, epoch uint32, blocks int) (e *summary.Encoder, next func() []byte) {
+	f := summarytest.NewForest(16, prefix.Domain{Model: "m"})
+	e = summary.NewEncoder(summary.Options{Key: key, Blocks: f, Epoch: epoch})
+	f.Listener = e
+	now, content := time.Now(), uint64(0)
+	next = func() []byte {
+		last := uint32(0)
+		for range blocks {
+			content++
+			last = f.Attach(last, 0, content, true)
+		}
+		f.StoreEnded(last)
+		now = now.Add(time.Second)
+		return e.Delta(now)
+	}
+	next()
+	return e, next
+}
+
+// Where the digest of a frame stands: after version, kind, key id, epoch (of a
+// delta two bytes), seq and age.
+const (
+	deltaEpochEnd    = 8
+	snapshotEpochEnd = 10
+)
+
+// otherDigest changes the digest of a frame.
+func otherDigest(frame []byte, at int) []byte {
 	out := slices.Clone(frame)
-	at := 10
 	for range 2 {
 		_, n := binary.Uvarint(out[at:])
 		at += n
@@ -199,7 +216,7 @@ func TestPeerCopies(t *testing.T) {
 		"noise":          {[][]byte{{1, 2, 3}}, false, 1},
 		"another key":    {newStream(prefix.ClusterKey{9}, 2, 10).Snapshot(), false, 1},
 		"cut":            {[][]byte{good[0][:len(good[0])-3]}, false, 1},
-		"another digest": {[][]byte{otherDigest(good[0])}, false, 0},
+		"another digest": {[][]byte{otherDigest(good[0], snapshotEpochEnd)}, false, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r, s := newRig(t, &peer{func() [][]byte { return c.frames }}), newSession()
@@ -214,6 +231,9 @@ func TestPeerCopies(t *testing.T) {
 			r.mu.Lock()
 			if len(r.refused) != c.refused {
 				t.Errorf("refused: %v", r.refused)
+			}
+			if r.lost != 0 {
+				t.Error("the worker's stream lost what a peer sent wrong")
 			}
 			r.mu.Unlock()
 			if at, _ := r.views.Stream(r.info(t)); c.taken && time.Since(at.ViewAt) < 3*time.Second {
@@ -281,6 +301,114 @@ func TestLaneDownMakesViewsStale(t *testing.T) {
 	r.views.LaneDown(s)
 	if view := r.view(t); view != placement.ViewStale {
 		t.Errorf("the view is %s without a lane", view)
+	}
+}
+
+// load takes a report with a frame, or without one.
+func (r *rig) load(s *session, frame []byte) {
+	load := &waypostv1.WorkerLoad{Index: proto.Uint32(0), EngineProcess: proto.Uint64(100), Coverage: proto.String("full"), PrefixAgeMs: proto.Float64(0), PrefixFrame: frame}
+	r.views.TakeCoverage(s, load)
+	r.views.TakeLoad(s, load)
+}
+
+// fresh says whether a report without a frame makes the view as old as itself.
+func (r *rig) fresh(t *testing.T, s *session) bool {
+	t.Helper()
+	before, _ := r.views.Stream(r.info(t))
+	r.load(s, nil)
+	after, ok := r.views.Stream(r.info(t))
+	return ok && after.ViewAt.After(before.ViewAt)
+}
+
+// A frame that is missing is asked for from where the stream stands. Until all of
+// the answer is there the view is not fresh, whatever else fits.
+func TestGapIsFilled(t *testing.T) {
+	r, s := newRig(t, &peer{}), newSession()
+	stream, next := growing(testKey, 1, 100)
+	r.up(s)
+	r.answer(s, s.next(t), stream.Snapshot()...)
+	if !r.fresh(t, s) {
+		t.Fatal("the view is not fresh after the snapshot")
+	}
+	second, third := next(), next()
+	r.load(s, third)
+	p := s.next(t)
+	if p.GetReason() != "gap" || p.GetHaveSeq() != 1 || p.GetEpoch() != 1 {
+		t.Errorf("asked %v", p)
+	}
+	if r.fresh(t, s) {
+		t.Error("the view is fresh although a frame is missing")
+	}
+	before, _ := r.views.Stream(r.info(t))
+	r.load(s, second) // late, by another way
+	if after, _ := r.views.Stream(r.info(t)); after.ViewAt != before.ViewAt || r.fresh(t, s) {
+		t.Error("the view is fresh before the answer")
+	}
+	r.answer(s, &waypostv1.PrefixPull{PullId: proto.Uint32(p.GetPullId() + 7)})
+	if r.fresh(t, s) {
+		t.Error("the view is fresh by the answer to another question")
+	}
+	r.answer(s, p, second, third)
+	if !r.fresh(t, s) {
+		t.Error("the view is not fresh after the answer")
+	}
+	if st, _ := r.views.Stream(r.info(t)); st.Seq != 3 || st.Keys != stream.Keys() {
+		t.Errorf("%+v, the agent has %d keys", st, stream.Keys())
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.lost != 1 {
+		t.Errorf("%d losses told, want 1", r.lost)
+	}
+}
+
+// Where the digest differs only a snapshot helps; what was known stands until then.
+func TestOtherDigestIsReadAnew(t *testing.T) {
+	r, s := newRig(t, &peer{}), newSession()
+	stream, next := growing(testKey, 1, 100)
+	r.up(s)
+	r.answer(s, s.next(t), stream.Snapshot()...)
+	keys := r.index.Stats().Keys
+	r.load(s, otherDigest(next(), deltaEpochEnd))
+	p := s.next(t)
+	if p.GetReason() != "digest" || p.HaveSeq != nil {
+		t.Errorf("asked %v", p)
+	}
+	if r.fresh(t, s) || r.index.Stats().Keys < keys {
+		t.Errorf("fresh, or fewer keys than before: %d of %d", r.index.Stats().Keys, keys)
+	}
+	r.answer(s, p, stream.Snapshot()...)
+	if !r.fresh(t, s) || r.index.Stats().Keys != stream.Keys() {
+		t.Errorf("%d keys, the agent has %d", r.index.Stats().Keys, stream.Keys())
+	}
+}
+
+// An answer that leaves something out is no answer: it is asked again.
+func TestAnswerThatLacksIsAskedAgain(t *testing.T) {
+	r, s := newRig(t, &peer{}), newSession()
+	stream, next := growing(testKey, 1, 100)
+	r.up(s)
+	r.answer(s, s.next(t)) // nothing at all
+	p := s.next(t)
+	if p.GetReason() != "missing" {
+		t.Errorf("asked for %q after an empty answer", p.GetReason())
+	}
+	snapshot := stream.Snapshot()
+	next()
+	r.answer(s, p, append(snapshot, next())...) // a frame between is missing
+	if p = s.next(t); p.GetReason() != "gap" || p.GetHaveSeq() != 1 {
+		t.Errorf("asked %v", p)
+	}
+	if r.fresh(t, s) {
+		t.Error("the view is fresh although a frame is missing")
+	}
+	frames, ok := stream.Replay(1)
+	if !ok {
+		t.Fatal("no replay")
+	}
+	r.answer(s, p, frames...)
+	if !r.fresh(t, s) {
+		t.Error("the view is not fresh when all is there")
 	}
 }
 

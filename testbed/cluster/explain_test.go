@@ -20,7 +20,7 @@ import (
 
 // record asks one coordinator for a placement.
 func (r *rig) record(coordinator int, id string) (*waypostv1.PlacementRecord, error) {
-	ctx, cancel := context.WithTimeout(r.t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(r.t.Context(), patience)
 	defer cancel()
 	resp, err := r.Placement(coordinator).GetPlacement(ctx, &waypostv1.GetPlacementRequest{PlacementId: &id})
 	return resp.GetRecord(), err
