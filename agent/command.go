@@ -1,10 +1,14 @@
 package agent
 
 import (
+	"context"
 	"fmt"
+	"log/slog"
 	"os"
 	"runtime"
 	"runtime/debug"
+	"sync"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
@@ -16,6 +20,21 @@ import (
 // it are mirrors of block tables, which hold no pointers: a collection costs about
 // nothing, and the host's memory belongs to the engines.
 const gcPercent = 20
+
+// startPagesAfter is when what only the start needed of the program's file is let
+// go of: engines and coordinators were reached by then.
+const startPagesAfter = 30 * time.Second
+
+// dropStartPages lets go of it, unless ctx ends before.
+func dropStartPages(ctx context.Context, log *slog.Logger) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(startPagesAfter):
+		if err := daemon.DropStartPages(); err != nil {
+			log.Debug("pages that only the start needed stay mapped", "error", err)
+		}
+	}
+}
 
 // Command is the daemon's command.
 func Command(version string) *cobra.Command {
@@ -51,7 +70,12 @@ func Command(version string) *cobra.Command {
 			return err
 		}
 		started := cfg
-		return daemon.Serve(cmd.Context(), log, a, a.statusLine, func() error {
+		ctx, end := context.WithCancel(cmd.Context())
+		var tasks sync.WaitGroup
+		defer tasks.Wait()
+		defer end()
+		tasks.Go(func() { dropStartPages(ctx, log) })
+		return daemon.Serve(ctx, log, a, a.statusLine, func() error {
 			_, _, err := load()
 			if err == nil {
 				level.Set(cfg.Log.Level.Level())

@@ -94,8 +94,11 @@ func newForest(b Blocks) forest {
 
 // Attached implements Listener.
 func (f *forest) Attached(b Block) {
-	for int(b.ID) >= len(f.nodes) {
-		f.nodes = append(f.nodes, make([]node, max(64, int(b.ID)+1-len(f.nodes)))...)
+	if n := int(b.ID) + 1; n > len(f.nodes) {
+		if n > cap(f.nodes) {
+			f.nodes = append(make([]node, 0, n+n/8+64), f.nodes...)
+		}
+		f.nodes = f.nodes[:n]
 	}
 	n := &f.nodes[b.ID]
 	*n = node{}
