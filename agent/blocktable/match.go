@@ -73,6 +73,16 @@ func (t *Table) PromptTo(hash uint64) []uint32 {
 	return t.gather(nil, id, 0)
 }
 
+// PlaceOf gives the block before an attached block, 0: a root, and the depth in
+// tokens after it.
+func (t *Table) PlaceOf(id uint32) (parent, endTokens uint32) {
+	n := t.nodes.at(id)
+	if t.nodes.at(n.parent).flags&flagRoot == 0 {
+		parent = n.parent
+	}
+	return parent, n.end
+}
+
 // CheckpointsIn appends the checkpoints inside an attached block or at its end.
 func (t *Table) CheckpointsIn(id uint32, dst []summary.Checkpoint) []summary.Checkpoint {
 	n := t.nodes.at(id)
