@@ -17,21 +17,28 @@ import (
 )
 
 // gcPercent is how much the heap may grow between two collections. Nearly all of
-// it are mirrors of block tables, which hold no pointers: a collection costs a few
-// milliseconds, and the host's memory belongs to the engines.
-const gcPercent = 10
+// it are mirrors of block tables, which hold no pointers: a collection takes
+// less than a millisecond, and the host's memory belongs to the engines.
+const gcPercent = 5
 
-// startPagesAfter is when what only the start needed of the program's file is let
-// go of: engines and coordinators were reached by then.
-const startPagesAfter = 30 * time.Second
+// tidyEvery is how often memory is handed back that only the start, or the growth
+// of a table, needed: what is left of the heap's free pages, and mapped pages of the
+// program's file. It takes a few milliseconds.
+const tidyEvery = 30 * time.Second
 
-// dropStartPages lets go of it, unless ctx ends before.
-func dropStartPages(ctx context.Context, log *slog.Logger) {
-	select {
-	case <-ctx.Done():
-	case <-time.After(startPagesAfter):
-		if err := daemon.DropStartPages(); err != nil {
-			log.Debug("pages that only the start needed stay mapped", "error", err)
+// tidy hands memory back until ctx ends.
+func tidy(ctx context.Context, log *slog.Logger) {
+	t := time.NewTicker(tidyEvery)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+			debug.FreeOSMemory()
+			if err := daemon.DropFilePages(); err != nil {
+				log.Debug("pages of the program's file stay mapped", "error", err)
+			}
 		}
 	}
 }
@@ -75,7 +82,7 @@ func Command(version string) *cobra.Command {
 		var tasks sync.WaitGroup
 		defer tasks.Wait()
 		defer end()
-		tasks.Go(func() { dropStartPages(ctx, log) })
+		tasks.Go(func() { tidy(ctx, log) })
 		return daemon.Serve(ctx, log, a, a.statusLine, func() error {
 			_, _, err := load()
 			if err == nil {

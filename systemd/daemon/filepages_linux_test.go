@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// Only what is as in the program's file is let go of: not what was written, by the
-// program or a linker, and no other file.
+// Only what is as in its file is let go of: not what was written, by the program or
+// a linker, and nothing that is shared or of no file.
 func TestCleanRanges(t *testing.T) {
 	const smaps = `00400000-0106c000 r-xp 00000000 fe:00 1234 /opt/way post/waypost
 Size:              12720 kB
@@ -31,19 +31,21 @@ Anonymous:             0 kB
 Anonymous:             0 kB
 7fecffc3f000-7fecffc40000 r--p 00000000 00:00 0
 Anonymous:             0 kB
+7fecffd00000-7fecffd02000 r-xp 00000000 00:00 0                                  [vdso]
+Anonymous:             0 kB
 `
-	got, err := cleanRanges(strings.NewReader(smaps), "/opt/way post/waypost")
-	want := []pageRange{{0x400000, 0x106c000}, {0x106c000, 0x1e53000}}
+	got, err := cleanRanges(strings.NewReader(smaps))
+	want := []pageRange{{0x400000, 0x106c000}, {0x106c000, 0x1e53000}, {0x7fecffc18000, 0x7fecffc3e000}}
 	if err != nil || !slices.Equal(got, want) {
 		t.Errorf("%x, %v, want %x", got, err, want)
 	}
-	if got, err := cleanRanges(strings.NewReader("zz-1 r-xp 0 fe:00 1 /a\nAnonymous: 0 kB\n"), "/a"); err == nil {
+	if got, err := cleanRanges(strings.NewReader("zz-1 r-xp 0 fe:00 1 /a\nAnonymous: 0 kB\n")); err == nil {
 		t.Errorf("a range of no addresses is %x", got)
 	}
 }
 
-// A process runs on, and has fewer pages of its file mapped than before.
-func TestDropStartPages(t *testing.T) {
+// A process runs on, and has fewer pages of files mapped than before.
+func TestDropFilePages(t *testing.T) {
 	mapped := func() int {
 		text, err := os.ReadFile("/proc/self/status")
 		if err != nil {
@@ -62,7 +64,7 @@ func TestDropStartPages(t *testing.T) {
 		return 0
 	}
 	before := mapped()
-	if err := DropStartPages(); err != nil {
+	if err := DropFilePages(); err != nil {
 		t.Fatal(err)
 	}
 	if after := mapped(); after >= before {

@@ -12,24 +12,20 @@ import (
 	"syscall"
 )
 
-// DropStartPages unmaps the pages of the program's file that this process has
-// mapped: code and constants. They stay in the system's page cache, where other
-// processes share them and the system may take them back, and what is needed again
-// is mapped again without a read. Nearly all of a program is touched once when it
-// starts, and half of it never again.
-func DropStartPages() error {
-	program, err := os.Readlink("/proc/self/exe")
-	if err != nil {
-		return fmt.Errorf("pages of the program: %w", err)
-	}
+// DropFilePages unmaps the pages that this process has mapped of its program's and
+// its libraries' files: code and constants. They stay in the system's page cache,
+// where other processes share them and the system may take them back, and what is
+// needed again is mapped again without a read. Nearly all of a program is touched
+// once when it starts, and much of it never again.
+func DropFilePages() error {
 	f, err := os.Open("/proc/self/smaps")
 	if err != nil {
-		return fmt.Errorf("pages of the program: %w", err)
+		return fmt.Errorf("pages of files: %w", err)
 	}
-	ranges, err := cleanRanges(f, program)
+	ranges, err := cleanRanges(f)
 	for _, r := range ranges {
 		if _, _, e := syscall.Syscall(syscall.SYS_MADVISE, r.from, r.to-r.from, syscall.MADV_DONTNEED); e != 0 {
-			err = errors.Join(err, fmt.Errorf("pages of the program: %w", e))
+			err = errors.Join(err, fmt.Errorf("pages of files: %w", e))
 		}
 	}
 	return errors.Join(err, f.Close())
@@ -38,19 +34,18 @@ func DropStartPages() error {
 // pageRange is a range of addresses.
 type pageRange struct{ from, to uintptr }
 
-// cleanRanges are the mappings of a file in a page of smaps that hold nothing but
+// cleanRanges are the mappings of files in a page of smaps that hold nothing but
 // what the file does: those that were never written, relocation by a linker
 // included.
-func cleanRanges(smaps io.Reader, file string) (out []pageRange, err error) {
+func cleanRanges(smaps io.Reader) (out []pageRange, err error) {
 	var at pageRange
 	wanted := false
 	lines := bufio.NewScanner(smaps)
 	for lines.Scan() {
 		line := lines.Bytes()
 		if i := bytes.IndexByte(line, '-'); i > 0 && bytes.IndexByte(line, ':') > i {
-			head, path, _ := strings.Cut(string(line), "/")
-			fields := strings.Fields(head)
-			wanted = len(fields) == 5 && len(fields[1]) == 4 && fields[1][1] != 'w' && fields[1][3] == 'p' && "/"+path == file
+			fields := strings.Fields(string(line))
+			wanted = len(fields) > 5 && len(fields[1]) == 4 && fields[1][1] != 'w' && fields[1][3] == 'p' && fields[5][0] == '/'
 			if wanted {
 				if at, err = parseRange(fields[0]); err != nil {
 					return nil, err
@@ -69,11 +64,11 @@ func parseRange(text string) (r pageRange, err error) {
 	from, to, _ := strings.Cut(text, "-")
 	a, err := strconv.ParseUint(from, 16, 64)
 	if err != nil {
-		return r, fmt.Errorf("pages of the program: %w", err)
+		return r, fmt.Errorf("pages of files: %w", err)
 	}
 	b, err := strconv.ParseUint(to, 16, 64)
 	if err != nil || b < a {
-		return r, fmt.Errorf("pages of the program: a range %q", text)
+		return r, fmt.Errorf("pages of files: a range %q", text)
 	}
 	return pageRange{uintptr(a), uintptr(b)}, nil
 }
