@@ -228,8 +228,8 @@ func (a *Agent) newRank(e EngineConfig, engineName string, number int) *rank {
 	return a.lanes.enlist(func() *rank {
 		a.mu.Lock()
 		defer a.mu.Unlock()
-		// A block of the mirror takes about 130 bytes; the bound is shared.
-		perRank := int(a.cfg.Limits.Memory) / 130 / max(1, len(a.cfg.Engines), len(a.engines))
+		// A block of the mirror takes about 110 bytes; the bound is shared.
+		perRank := int(a.cfg.Limits.Memory) / 110 / max(1, len(a.cfg.Engines), len(a.engines))
 		r := newRank(uint32(len(a.index)), string(e.Kind), engineName, a.name+" "+e.URL, number, a.prefixKeys, perRank)
 		r.agentProcess = a.process
 		r.restore = func(f engine.Facts, process uint64) (queue.State, bool) { return a.learnt.of(r.local(), f, process) }
