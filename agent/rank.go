@@ -157,7 +157,7 @@ func (r *rank) setMaxBlocks(n int) {
 
 // newTable makes an empty mirror that remembers what happens to it.
 func (r *rank) newTable() *blocktable.Table {
-	t := blocktable.New(blocktable.Options{Model: r.facts.Model, MaxBlocks: r.maxBlocks, PoolBlocks: r.facts.PoolBlocks, Seed: rand.Uint64()})
+	t := blocktable.New(blocktable.Options{Model: r.facts.Model, MaxBlocks: r.maxBlocks, ExpectBlocks: min(r.facts.PoolBlocks, r.maxBlocks), PoolBlocks: r.facts.PoolBlocks, Seed: rand.Uint64()})
 	blocktable.NewHistory(t)
 	return t
 }

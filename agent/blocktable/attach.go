@@ -24,7 +24,7 @@ func (t *Table) tryAttach(id uint32) {
 			if cur == id {
 				return
 			}
-			if next = t.nextAttachable(t.nodes.at(cur).next); next == 0 {
+			if next = t.nextAttachable(t.nodes.next(cur)); next == 0 {
 				cur = t.nodes.at(cur).parent
 			}
 		}
@@ -43,11 +43,10 @@ func (t *Table) attachOne(id uint32) {
 	n.domain = p.domain
 	n.flags |= flagAttached
 	t.attached++
-	n.chain = p.chain
 	if checkpointBefore(n.end) != checkpointBefore(p.end) {
 		var last prefix.Chain
 		t.walkCheckpoints(id, func(_ uint32, c prefix.Chain) { last = c })
-		n.chain = t.chains.take(last)
+		t.chains[id] = last
 	}
 	for _, g := range t.windows {
 		g.setRun(id, t.runOf(g, id))
@@ -66,15 +65,15 @@ func (t *Table) detach(id uint32) {
 		n := t.nodes.at(cur)
 		t.listener.Detached(cur)
 		t.history.unlisted(cur)
-		if n.chain != t.nodes.at(n.parent).chain {
-			t.chains.give(n.chain)
+		if checkpointBefore(n.end) != checkpointBefore(t.nodes.at(n.parent).end) {
+			delete(t.chains, cur)
 		}
 		n.flags &^= flagAttached | flagUsable
 		t.attached--
 		if cur == id {
 			return
 		}
-		if next := t.nodes.firstWith(n.next, flagAttached, 0); next != 0 {
+		if next := t.nodes.firstWith(t.nodes.next(cur), flagAttached, 0); next != 0 {
 			cur = t.deepest(next)
 		} else {
 			cur = n.parent
@@ -102,7 +101,7 @@ func (t *Table) walkAttached(root uint32, visit func(id uint32)) {
 			if cur == root {
 				return
 			}
-			if next = t.nodes.firstWith(t.nodes.at(cur).next, flagAttached, 0); next == 0 {
+			if next = t.nodes.firstWith(t.nodes.next(cur), flagAttached, 0); next == 0 {
 				cur = t.nodes.at(cur).parent
 			}
 		}
@@ -160,7 +159,7 @@ func (t *Table) updateRuns(g *group, id uint32) {
 			if cur == id {
 				return
 			}
-			if next = t.nodes.firstWith(t.nodes.at(cur).next, flagAttached, 0); next == 0 {
+			if next = t.nodes.firstWith(t.nodes.next(cur), flagAttached, 0); next == 0 {
 				cur = t.nodes.at(cur).parent
 			}
 		}

@@ -153,8 +153,8 @@ func bytesPerBlock(capacity int) float64 {
 }
 
 func TestMemoryPerBlock(t *testing.T) {
-	if got := bytesPerBlock(1 << 17); got > 95 {
-		t.Errorf("%.1f bytes per block of 16 tokens, want at most 95", got)
+	if got := bytesPerBlock(1 << 17); got > 88 {
+		t.Errorf("%.1f bytes per block of 16 tokens, want at most 88", got)
 	} else {
 		t.Logf("%.1f bytes per block of 16 tokens", got)
 	}

@@ -226,7 +226,7 @@ func (t *Table) standIn(g *group) {
 // from has come.
 func (t *Table) dropStructure() {
 	told := t.attached > 0
-	t.chains.reset()
+	clear(t.chains)
 	t.head.forget()
 	for id := uint32(1); id <= t.nodes.made; id++ {
 		n := t.nodes.at(id)
@@ -256,7 +256,7 @@ func (t *Table) rebuild() {
 		t.listener.Cleared()
 	}
 	t.attached, t.resident = 0, 0
-	t.chains.reset()
+	clear(t.chains)
 	for id := uint32(1); id <= t.nodes.made; id++ {
 		n := t.nodes.at(id)
 		switch {
@@ -275,7 +275,7 @@ func (t *Table) rebuild() {
 		if root == 0 {
 			continue
 		}
-		for c := t.nodes.at(root).first; c != 0; c = t.nodes.at(c).next {
+		for c := t.nodes.at(root).first; c != 0; c = t.nodes.next(c) {
 			t.tryAttach(c)
 		}
 	}

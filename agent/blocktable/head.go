@@ -2,7 +2,7 @@ package blocktable
 
 import "waypost/gossip/prefix"
 
-// head remembers the tokens from the last checkpoint to the end of one linked
+// head remembers the tokens from the last checkpoint to the end of one attached
 // node. Blocks of a prompt are asked about one after the other, forward when they
 // are stored and backward when they are removed, and each is named by a hash over
 // all tokens since the checkpoint: those of the former are nearly those of the
@@ -10,6 +10,7 @@ import "waypost/gossip/prefix"
 type head struct {
 	id     uint32 // 0: none
 	from   uint32 // depth in tokens of the checkpoint
+	chain  prefix.Chain
 	tokens []uint32
 }
 
@@ -18,12 +19,12 @@ func (h *head) forget() { h.id = 0 }
 
 func checkpointBefore(depth uint32) uint32 { return depth / prefix.ChunkTokens * prefix.ChunkTokens }
 
-// headTo gives the tokens from the last checkpoint at or before the end of a
-// linked node to its end; none of a root. They are valid until the next call.
-func (t *Table) headTo(id uint32) []uint32 {
+// headTo gives the head that ends with an attached node: without tokens if that is
+// a checkpoint. It is valid until the next call.
+func (t *Table) headTo(id uint32) *head {
 	h := &t.head
 	if h.id == id {
-		return h.tokens
+		return h
 	}
 	n := t.nodes.at(id)
 	from := checkpointBefore(n.end)
@@ -33,10 +34,12 @@ func (t *Table) headTo(id uint32) []uint32 {
 	case h.id != 0 && n.parent == h.id && h.from == from:
 		h.tokens = append(h.tokens, t.tokensOf(n)...)
 	default:
-		h.tokens = t.gather(h.tokens[:0], id, from)
+		var reaches uint32
+		h.tokens, reaches = t.gather(h.tokens[:0], id, from)
+		h.chain = t.chains[reaches] // that of a root is 0
 	}
 	h.id, h.from = id, from
-	return h.tokens
+	return h
 }
 
 // headUp is for a node that is about to lose its tokens: the one above is likely
@@ -60,22 +63,23 @@ func (t *Table) headUp(id uint32) {
 func (t *Table) walkCheckpoints(id uint32, do func(depth uint32, c prefix.Chain)) {
 	n := t.nodes.at(id)
 	p := t.nodes.at(n.parent)
-	h := &t.head
-	tokens := append(t.headTo(n.parent), t.tokensOf(n)...)
-	left, c := tokens, t.chains.at(p.chain)
+	h := t.headTo(n.parent)
+	tokens := append(h.tokens, t.tokensOf(n)...)
+	left, c := tokens, h.chain
 	for depth := nextCheckpoint(p.end); depth <= n.end; depth += prefix.ChunkTokens {
 		c = prefix.Next(c, left[:prefix.ChunkTokens])
 		left = left[prefix.ChunkTokens:]
 		do(depth, c)
 	}
-	h.id, h.from = id, checkpointBefore(n.end)
+	h.id, h.from, h.chain = id, checkpointBefore(n.end), c
 	h.tokens = append(tokens[:0], left...)
 }
 
 func nextCheckpoint(depth uint32) uint32 { return checkpointBefore(depth) + prefix.ChunkTokens }
 
-// gather appends the tokens from a depth to the end of a node.
-func (t *Table) gather(dst []uint32, id uint32, from uint32) []uint32 {
+// gather appends the tokens from a depth to the end of a node. It gives the node
+// that reaches that depth too.
+func (t *Table) gather(dst []uint32, id uint32, from uint32) (tokens []uint32, reaches uint32) {
 	left := int(t.nodes.at(id).end - from)
 	at := len(dst)
 	if cap(dst) < at+left {
@@ -84,46 +88,15 @@ func (t *Table) gather(dst []uint32, id uint32, from uint32) []uint32 {
 	dst = dst[:at+left]
 	for out := dst[at:]; left > 0; {
 		n := t.nodes.at(id)
-		if s := &t.slabs[n.class]; s.length <= left {
-			left -= s.length
-			s.read(out[left:], n.slot)
-		} else {
+		s := &t.slabs[n.class]
+		if s.length > left {
 			tokens := t.tokensOf(n)
 			copy(out, tokens[len(tokens)-left:])
-			left = 0
+			break
 		}
+		left -= s.length
+		s.read(out[left:], n.slot)
 		id = n.parent
 	}
-	return dst
+	return dst, id
 }
-
-// chains keeps the chain values at checkpoints. A block has that of the last
-// checkpoint at or before its end, which most share with the block above: it
-// belongs to the node that reaches it. Slot 0 is that of the empty prefix.
-type chains struct {
-	values []prefix.Chain
-	free   []uint32
-}
-
-func (s *chains) at(slot uint32) prefix.Chain {
-	if slot == 0 {
-		return 0
-	}
-	return s.values[slot-1]
-}
-
-func (s *chains) take(c prefix.Chain) uint32 {
-	if k := len(s.free); k > 0 {
-		slot := s.free[k-1]
-		s.free = s.free[:k-1]
-		s.values[slot-1] = c
-		return slot
-	}
-	s.values = append(s.values, c)
-	return uint32(len(s.values))
-}
-
-func (s *chains) give(slot uint32) { s.free = append(s.free, slot) }
-
-// reset is for when nothing is attached any more.
-func (s *chains) reset() { s.values, s.free = s.values[:0], s.free[:0] }

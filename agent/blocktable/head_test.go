@@ -177,16 +177,33 @@ func TestNamesOfBlocks(t *testing.T) {
 				crossing++
 			}
 		}
-		if kept := len(table.chains.values) - len(table.chains.free); kept != crossing {
+		if kept := len(table.chains); kept != crossing {
 			t.Fatalf("%d chain values are kept for %d blocks that reach a checkpoint", kept, crossing)
+		}
+		alone := 0
+		for id := uint32(1); id <= table.nodes.made; id++ {
+			if n := table.nodes.at(id); n.flags&flagUsed != 0 && n.siblings != 0 && table.nodes.neighbours(id) == (neighbours{}) {
+				alone++
+			}
+		}
+		if alone > 0 {
+			t.Fatalf("%d nodes without neighbours keep room for them", alone)
 		}
 		for len(held) > 0 {
 			remove(len(held) - 1)
 		}
-		if kept := len(table.chains.values) - len(table.chains.free); kept != 0 || table.Held() != 0 || table.head.id != 0 {
+		if kept := len(table.chains); kept != 0 || table.Held() != 0 || table.head.id != 0 || siblingsInUse(table) != 0 {
 			t.Fatalf("of nothing: %d chain values, %d nodes, the head of %d", kept, table.Held(), table.head.id)
 		}
 	})
+}
+
+func siblingsInUse(t *Table) int {
+	n := len(t.nodes.siblings)
+	for k := t.nodes.freeSiblings; k != 0; k = t.nodes.siblings[k-1].next {
+		n--
+	}
+	return n
 }
 
 // Moments span weeks in four bytes: what was long ago is before all that is asked.

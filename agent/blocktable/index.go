@@ -166,7 +166,7 @@ func (t *Table) appendAttached(dst []uint32, parent uint32, tokens []uint32) []u
 	if n.flags&(flagUnlisted|flagAttached) == flagUnlisted|flagAttached && t.holds(n, tokens) {
 		dst = append(dst, first)
 	}
-	if n.flags&flagUnlisted != 0 && n.next == 0 {
+	if n.flags&flagUnlisted != 0 && n.siblings == 0 {
 		return dst // the only child
 	}
 	key := t.contentKey(parent, tokens)

@@ -55,12 +55,11 @@ func (t *Table) reuse(cur uint32, depth int, tokens []uint32) (longest int) {
 
 // PointOf gives the chain value of the prefix that ends with an attached block.
 func (t *Table) PointOf(id uint32) prefix.Chain {
-	n := t.nodes.at(id)
-	c := t.chains.at(n.chain)
-	if n.end%prefix.ChunkTokens == 0 {
-		return c
+	h := t.headTo(id)
+	if len(h.tokens) == 0 {
+		return h.chain
 	}
-	return prefix.Point(c, t.headTo(id))
+	return prefix.Point(h.chain, h.tokens)
 }
 
 // PromptTo gives the tokens of the prompt that ends with a block, by the
@@ -70,7 +69,18 @@ func (t *Table) PromptTo(hash uint64) []uint32 {
 	if id == 0 || t.nodes.at(id).flags&flagAttached == 0 {
 		return nil
 	}
-	return t.gather(nil, id, 0)
+	tokens, _ := t.gather(nil, id, 0)
+	return tokens
+}
+
+// PlaceOf gives the block before an attached block, 0: a root, and the depth in
+// tokens after it.
+func (t *Table) PlaceOf(id uint32) (parent, endTokens uint32) {
+	n := t.nodes.at(id)
+	if t.nodes.at(n.parent).flags&flagRoot == 0 {
+		parent = n.parent
+	}
+	return parent, n.end
 }
 
 // CheckpointsIn appends the checkpoints inside an attached block or at its end.
@@ -80,7 +90,7 @@ func (t *Table) CheckpointsIn(id uint32, dst []summary.Checkpoint) []summary.Che
 	switch start := checkpointBefore(t.nodes.at(n.parent).end); {
 	case last == start:
 	case last == start+prefix.ChunkTokens:
-		dst = append(dst, summary.Checkpoint{DepthTokens: last, Chain: t.chains.at(n.chain)})
+		dst = append(dst, summary.Checkpoint{DepthTokens: last, Chain: t.chains[id]})
 	default:
 		t.walkCheckpoints(id, func(depth uint32, c prefix.Chain) {
 			dst = append(dst, summary.Checkpoint{DepthTokens: depth, Chain: c})

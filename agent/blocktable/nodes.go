@@ -20,22 +20,24 @@ const (
 	flagUnlisted                   // not in the index by content; see link
 )
 
-// node is one block the engine named, or a root. It is one cache line with
-// its neighbours rather than a struct of arrays: an event touches most fields
-// of a node at a random place, and separate arrays would cost a miss each.
+// node is one block the engine named, or a root. It is half a cache line with all
+// that an event touches of it rather than a struct of arrays: events touch nodes at
+// random places, and separate arrays would cost a miss each.
 type node struct {
-	hash   uint64
-	parent uint32
-	first  uint32 // first child
-	next   uint32 // next sibling, or next free node
-	prev   uint32 // previous sibling
-	end    uint32 // depth in tokens after the block; of attached nodes
-	slot   uint32 // of the tokens in the slab of class
-	chain  uint32 // slot of the chain value at the last checkpoint at or before end; of attached nodes
-	domain uint16 // of roots and attached nodes
-	class  uint8  // index into slabs
-	flags  uint8
+	hash     uint64
+	parent   uint32
+	first    uint32 // first child, or next free node
+	siblings uint32 // slot of its neighbours among the children of its parent; 0: it has none
+	end      uint32 // depth in tokens after the block; of attached nodes
+	slot     uint32 // of the tokens in the slab of class
+	domain   uint16 // of roots and attached nodes
+	class    uint8  // index into slabs
+	flags    uint8
 }
+
+// neighbours are the next and the previous child of one parent. Most blocks are the
+// only ones.
+type neighbours struct{ next, prev uint32 }
 
 // nodes hands out nodes by id; id 0 is none. Pages never move and hold no
 // pointers, so that a large table costs the garbage collector nothing.
@@ -44,6 +46,9 @@ type nodes struct {
 	free  uint32
 	made  uint32 // ids 1..made have been handed out at least once
 	live  int
+
+	siblings     []neighbours // by slot, from 1
+	freeSiblings uint32       // first free slot; next links on
 }
 
 func (s *nodes) at(id uint32) *node {
@@ -55,7 +60,7 @@ func (s *nodes) take() uint32 {
 	s.live++
 	if id := s.free; id != 0 {
 		n := s.at(id)
-		s.free = n.next
+		s.free = n.first
 		*n = node{flags: flagUsed}
 		return id
 	}
@@ -67,55 +72,97 @@ func (s *nodes) take() uint32 {
 	return s.made
 }
 
+// give takes back a node that has no place.
 func (s *nodes) give(id uint32) {
 	s.live--
-	*s.at(id) = node{next: s.free}
+	*s.at(id) = node{first: s.free}
 	s.free = id
 }
 
 // reset forgets every node and keeps the pages.
 func (s *nodes) reset() {
 	s.free, s.made, s.live = 0, 0, 0
+	s.siblings, s.freeSiblings = s.siblings[:0], 0
+}
+
+// next is the child after a node; 0: none.
+func (s *nodes) next(id uint32) uint32 { return s.neighbours(id).next }
+
+func (s *nodes) neighbours(id uint32) neighbours {
+	if k := s.at(id).siblings; k != 0 {
+		return s.siblings[k-1]
+	}
+	return neighbours{}
+}
+
+// beside is where the neighbours of a node stand, which it has or is about to get.
+func (s *nodes) beside(id uint32) *neighbours {
+	n := s.at(id)
+	switch {
+	case n.siblings != 0:
+	case s.freeSiblings != 0:
+		n.siblings = s.freeSiblings
+		k := &s.siblings[n.siblings-1]
+		s.freeSiblings, *k = k.next, neighbours{}
+	default:
+		s.siblings = append(s.siblings, neighbours{})
+		n.siblings = uint32(len(s.siblings))
+	}
+	return &s.siblings[n.siblings-1]
+}
+
+// alone is for a node that has no neighbours any more.
+func (s *nodes) alone(id uint32) {
+	n := s.at(id)
+	if n.siblings != 0 {
+		s.siblings[n.siblings-1] = neighbours{next: s.freeSiblings}
+		s.freeSiblings, n.siblings = n.siblings, 0
+	}
 }
 
 // addChild adds id to parent's children. The first one stays the first.
 func (s *nodes) addChild(parent, id uint32) {
-	p, n := s.at(parent), s.at(id)
-	n.parent, n.prev, n.next = parent, p.first, 0
+	p := s.at(parent)
+	s.at(id).parent = parent
 	if p.first == 0 {
 		p.first = id
 		return
 	}
-	first := s.at(p.first)
-	if n.next = first.next; n.next != 0 {
-		s.at(n.next).prev = id
+	after := s.next(p.first)
+	s.beside(p.first).next = id
+	*s.beside(id) = neighbours{next: after, prev: p.first}
+	if after != 0 {
+		s.beside(after).prev = id
 	}
-	first.next = id
 }
 
 // dropChild takes id out of its parent's children.
 func (s *nodes) dropChild(id uint32) {
-	n := s.at(id)
-	if n.prev != 0 {
-		s.at(n.prev).next = n.next
+	n, p := s.at(id), s.at(s.at(id).parent)
+	at := s.neighbours(id)
+	if at.prev != 0 {
+		s.beside(at.prev).next = at.next
 	} else {
-		s.at(n.parent).first = n.next
+		p.first = at.next
 	}
-	if n.next != 0 {
-		s.at(n.next).prev = n.prev
+	if at.next != 0 {
+		s.beside(at.next).prev = at.prev
 	}
-	n.parent, n.prev, n.next = 0, 0, 0
+	s.alone(id)
+	if p.first != 0 && s.next(p.first) == 0 {
+		s.alone(p.first)
+	}
+	n.parent = 0
 }
 
 // firstWith gives the first node with all flags of want and none of not, from
 // id along its siblings.
 func (s *nodes) firstWith(id uint32, want, not uint8) uint32 {
 	for id != 0 {
-		n := s.at(id)
-		if n.flags&(want|not) == want {
+		if s.at(id).flags&(want|not) == want {
 			return id
 		}
-		id = n.next
+		id = s.next(id)
 	}
 	return 0
 }

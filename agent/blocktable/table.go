@@ -61,10 +61,12 @@ type Table struct {
 	seed     uint64
 	listener summary.Listener
 
-	nodes        nodes
-	byHash       index // named blocks
-	byContent    index // linked blocks that are not flagUnlisted
-	chains       chains
+	nodes     nodes
+	byHash    index // named blocks
+	byContent index // linked blocks that are not flagUnlisted
+	// chains are the chain values at checkpoints, each by the attached node that
+	// reaches it: the last one in it or at its end.
+	chains       map[uint32]prefix.Chain
 	slabs        []slab // widths of them per block length
 	longestFirst []int  // block lengths
 
@@ -106,6 +108,7 @@ func New(o Options) *Table {
 		listener: o.Listener,
 		pool:     o.PoolBlocks,
 		domainOf: make(map[prefix.Domain]uint16),
+		chains:   make(map[uint32]prefix.Chain),
 		// Index 0 of nodes is none; its page comes with the first node.
 		byHash:    newIndex(o.ExpectBlocks),
 		byContent: newIndex(0),
@@ -216,7 +219,7 @@ func (t *Table) wipe() {
 	t.nodes.reset()
 	t.byHash.reset()
 	t.byContent.reset()
-	t.chains.reset()
+	clear(t.chains)
 	t.head.forget()
 	for i := range t.slabs {
 		t.slabs[i].reset()
@@ -527,7 +530,7 @@ func (t *Table) clearGPUCopies() {
 		}
 	}
 	t.copies, t.held, t.resident, t.attached = 0, 0, 0, 0
-	t.chains.reset()
+	clear(t.chains)
 	for id := uint32(1); id <= t.nodes.made; id++ {
 		if n := t.nodes.at(id); n.flags&flagRoot == 0 {
 			n.flags &^= flagResident | flagAttached | flagUsable

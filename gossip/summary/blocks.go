@@ -84,6 +84,9 @@ type Checkpoint struct {
 
 // Blocks is what an encoder asks of a block table about attached blocks.
 type Blocks interface {
+	// PlaceOf gives the ID of the block before a block, 0: the root, and the depth
+	// in tokens after the block's last token.
+	PlaceOf(id uint32) (parent, endTokens uint32)
 	// PointOf gives the chain value of the prefix that ends with the block.
 	PointOf(id uint32) prefix.Chain
 	// CheckpointsIn appends the checkpoints of the block's depths in

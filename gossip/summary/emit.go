@@ -175,7 +175,7 @@ func (e *Encoder) tell(i uint32, forced bool) {
 		return
 	}
 	for _, id := range r.pending {
-		if end := e.nodes[id].end(); end > e.toldEnd(r) && end < to {
+		if end := e.end(id); end > e.toldEnd(r) && end < to {
 			e.extend(i, end, id)
 		}
 	}
@@ -205,7 +205,7 @@ func (e *Encoder) tellParent(r *grown) bool {
 // forget drops the ends that need not wait any more: all up to a depth was told.
 func (e *Encoder) forget(r *grown, to uint32) {
 	left := 0
-	for left < len(r.pending) && e.nodes[r.pending[left]].end() <= to {
+	for left < len(r.pending) && e.end(r.pending[left]) <= to {
 		left++
 	}
 	r.pending = append(r.pending[:0], r.pending[left:]...)
@@ -378,16 +378,11 @@ func (e *Encoder) usableOf(r *grown) (u usable) {
 	}
 	told := e.toldEnd(r)
 	var ends []blockEnd // deep first
-	for id := r.tip; id != r.attach; id = e.nodes[id].parent {
-		n := &e.nodes[id]
-		from := r.start
-		if n.parent != r.attach {
-			from = e.nodes[n.parent].end()
+	e.eachBlock(r, func(n node, from, to uint32) {
+		if to <= told {
+			ends = append(ends, blockEnd{from, to, n.usable()})
 		}
-		if end := n.end(); end <= told {
-			ends = append(ends, blockEnd{from, end, n.usable()})
-		}
-	}
+	})
 	u.floor = e.usableBefore(r.attach)
 	u.stride = max(1, told-r.start)
 	if len(ends) > 0 {
@@ -423,12 +418,27 @@ func spansOf(ends []blockEnd, stride uint32) (spans []span) {
 
 // usableBefore is the deepest usable end at or before the end of a block.
 func (e *Encoder) usableBefore(id uint32) uint32 {
-	for ; id != 0; id = e.nodes[id].parent {
-		if n := &e.nodes[id]; n.usable() {
-			return n.end()
+	for id != 0 {
+		before, end := e.blocks.PlaceOf(id)
+		if e.nodes[id].usable() {
+			return end
 		}
+		id = before
 	}
 	return 0
+}
+
+// eachBlock calls do for the blocks of a run, deep ones first.
+func (e *Encoder) eachBlock(r *grown, do func(n node, from, to uint32)) {
+	for id := r.tip; id != r.attach; {
+		before, to := e.blocks.PlaceOf(id)
+		from := r.start
+		if before != r.attach {
+			from = e.end(before)
+		}
+		do(e.nodes[id], from, to)
+		id = before
+	}
 }
 
 // tierOf is how far memory reaches within what was told of a run.
@@ -447,19 +457,14 @@ func (e *Encoder) tierOf(r *grown) tier {
 		return t
 	}
 	told := e.toldEnd(r)
-	for id := r.tip; id != r.attach; id = e.nodes[id].parent {
-		n := &e.nodes[id]
-		if n.end() > told || n.tier() == TierGPU {
-			continue
-		}
-		from := r.start
-		if n.parent != r.attach {
-			from = e.nodes[n.parent].end()
+	e.eachBlock(r, func(n node, from, to uint32) {
+		if to > told || n.tier() == TierGPU {
+			return
 		}
 		t.gpu = min(t.gpu, from)
 		if n.tier() == TierDisk {
 			t.host = min(t.host, from)
 		}
-	}
+	})
 	return t
 }

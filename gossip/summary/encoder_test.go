@@ -129,7 +129,7 @@ func TestRunNumbers(t *testing.T) {
 		root(id)
 	}
 	f.tick()
-	number := func(id uint32) uint32 { return f.runs[f.nodes[id].run].number }
+	number := func(id uint32) uint32 { return f.runs[f.nodes[id].run()].number }
 	for id := uint32(1); id <= 5; id++ {
 		if number(id) != id {
 			t.Errorf("block %d has number %d", id, number(id))
@@ -284,6 +284,8 @@ func TestClear(t *testing.T) {
 	}
 }
 
+func (manyTable) PlaceOf(id uint32) (parent, endTokens uint32) { return id - 1, id % 1000 * 16 }
+
 func (manyTable) PointOf(id uint32) prefix.Chain { return prefix.Chain(id) }
 
 func (manyTable) CheckpointsIn(id uint32, dst []Checkpoint) []Checkpoint {
@@ -292,6 +294,7 @@ func (manyTable) CheckpointsIn(id uint32, dst []Checkpoint) []Checkpoint {
 
 func (manyTable) DomainOf(uint16) prefix.Domain { return prefix.Domain{Model: "m"} }
 
+func (constantTable) PlaceOf(uint32) (parent, endTokens uint32)             { return 0, 16 }
 func (constantTable) PointOf(uint32) prefix.Chain                           { return 16 }
 func (constantTable) CheckpointsIn(_ uint32, dst []Checkpoint) []Checkpoint { return dst }
 func (constantTable) DomainOf(uint16) prefix.Domain                         { return prefix.Domain{Model: "m"} }

@@ -29,27 +29,36 @@ type forest struct {
 // its index to another domain, so the generation rises.
 type domainUse struct{ runs, generation uint32 }
 
-// node is what is kept of an attached block. There is one per block of the
-// engine's cache.
-type node struct {
-	run    uint32 // 0: not attached, or deeper than any named prefix
-	parent uint32
-	state  uint32 // end, depth in tokens; above it the tier, and nodeUsable
-}
+// node is what is kept of an attached block: the run it is part of, the tier and
+// whether a match may end there. There is one per block of the engine's cache, so
+// that all else is asked of the table. 0 is a block that is not attached, or deeper
+// than any named prefix.
+type node uint32
 
-// Parts of node.state. The end is at most MaxDepthTokens.
 const (
-	nodeTierShift = 28
-	nodeEndMask   = 1<<nodeTierShift - 1
+	nodeTierShift = 29
+	nodeRunMask   = 1<<nodeTierShift - 1
 	// nodeUsable says that the engine could end a match at the block's end.
-	nodeUsable = 1 << 31
+	nodeUsable node = 1 << 31
 )
 
-func (n *node) end() uint32  { return n.state & nodeEndMask }
-func (n *node) usable() bool { return n.state&nodeUsable != 0 }
-func (n *node) tier() Tier   { return Tier(n.state &^ nodeUsable >> nodeTierShift) }
+func (n node) run() uint32  { return uint32(n & nodeRunMask) }
+func (n node) usable() bool { return n&nodeUsable != 0 }
+func (n node) tier() Tier   { return Tier(n &^ nodeUsable >> nodeTierShift) }
 
-func (n *node) setTier(t Tier) { n.state = n.state&(nodeUsable|nodeEndMask) | uint32(t)<<nodeTierShift }
+func (n node) withTier(t Tier) node { return n&(nodeUsable|nodeRunMask) | node(t)<<nodeTierShift }
+
+// end is the depth in tokens after an attached block.
+func (f *forest) end(id uint32) uint32 {
+	_, end := f.blocks.PlaceOf(id)
+	return end
+}
+
+// parentOf is the block before an attached one.
+func (f *forest) parentOf(id uint32) uint32 {
+	parent, _ := f.blocks.PlaceOf(id)
+	return parent
+}
 
 // grown is a run of attached blocks.
 type grown struct {
@@ -94,26 +103,28 @@ func newForest(b Blocks) forest {
 
 // Attached implements Listener.
 func (f *forest) Attached(b Block) {
-	for int(b.ID) >= len(f.nodes) {
-		f.nodes = append(f.nodes, make([]node, max(64, int(b.ID)+1-len(f.nodes)))...)
+	if n := int(b.ID) + 1; n > len(f.nodes) {
+		if n > cap(f.nodes) {
+			f.nodes = append(make([]node, 0, n+n/8+64), f.nodes...)
+		}
+		f.nodes = f.nodes[:n]
 	}
-	n := &f.nodes[b.ID]
-	*n = node{}
-	if b.EndTokens > MaxDepthTokens || b.Parent != 0 && f.nodes[b.Parent].run == 0 {
+	f.nodes[b.ID] = 0
+	if b.EndTokens > MaxDepthTokens || b.Parent != 0 && f.nodes[b.Parent] == 0 {
 		return
 	}
-	n.parent, n.state = b.Parent, b.EndTokens
-	n.setTier(b.Tier)
-	n.run = f.place(&b)
-	r := &f.runs[n.run]
+	run := f.place(&b)
+	n := node(run).withTier(b.Tier)
+	r := &f.runs[run]
 	if b.Usable {
-		n.state |= nodeUsable
+		n |= nodeUsable
 	} else {
 		r.unusable++
 	}
 	if b.Tier != TierGPU {
 		r.lower++
 	}
+	f.nodes[b.ID] = n
 	if first := nextCheckpoint(b.StartTokens); first <= b.EndTokens {
 		f.scratch = f.blocks.CheckpointsIn(b.ID, f.scratch[:0])
 		for _, c := range f.scratch {
@@ -124,13 +135,13 @@ func (f *forest) Attached(b Block) {
 		}
 	}
 	if r.has(runOdd) || r.unusable+r.lower > 0 {
-		f.touchLimits(n.run)
+		f.touchLimits(run)
 	}
 	r.end, r.tip = b.EndTokens, b.ID
 	f.attached++
 	f.clock++
 	r.touched = f.clock
-	f.touch(n.run)
+	f.touch(run)
 }
 
 // place finds or makes the run that a block belongs to.
@@ -138,17 +149,17 @@ func (f *forest) place(b *Block) uint32 {
 	if b.Parent == 0 {
 		return f.begin(0, 0, 0, b.Domain)
 	}
-	p := f.nodes[b.Parent]
-	r := &f.runs[p.run]
+	parent := f.nodes[b.Parent].run()
+	r := &f.runs[parent]
 	if r.tip == b.Parent {
-		return p.run
+		return parent
 	}
 	r.flags |= runMatched
-	if r.held != 0 && p.end() > r.solid {
-		f.unhold(p.run)
+	if r.held != 0 && b.StartTokens > r.solid {
+		f.unhold(parent)
 	}
-	f.touch(p.run)
-	return f.begin(p.run, b.Parent, p.end(), r.domain)
+	f.touch(parent)
+	return f.begin(parent, b.Parent, b.StartTokens, r.domain)
 }
 
 // begin makes an empty run.
@@ -178,17 +189,26 @@ func (f *forest) begin(parent, attach, start uint32, domain uint16) uint32 {
 	return i
 }
 
+// attachedNode gives what is kept of a block; 0: nothing.
+func (f *forest) attachedNode(id uint32) node {
+	if int(id) >= len(f.nodes) {
+		return 0
+	}
+	return f.nodes[id]
+}
+
 // Detached implements Listener.
 func (f *forest) Detached(id uint32) {
-	if int(id) >= len(f.nodes) || f.nodes[id].run == 0 {
+	n := f.attachedNode(id)
+	if n == 0 {
 		return // deeper than any named prefix
 	}
-	n := f.nodes[id]
-	f.nodes[id] = node{}
-	r := &f.runs[n.run]
-	r.tip, r.end = n.parent, r.start
-	if n.parent != r.attach {
-		r.end = f.nodes[n.parent].end()
+	f.nodes[id] = 0
+	run, before := n.run(), f.parentOf(id)
+	r := &f.runs[run]
+	r.tip, r.end = before, r.start
+	if before != r.attach {
+		r.end = f.end(before)
 	}
 	r.chains = r.chains[:r.end/prefix.ChunkTokens-r.start/prefix.ChunkTokens]
 	if !n.usable() {
@@ -198,17 +218,17 @@ func (f *forest) Detached(id uint32) {
 		r.lower--
 	}
 	if r.has(runOdd) || r.unusable+r.lower > 0 || !n.usable() || n.tier() != TierGPU {
-		f.touchLimits(n.run)
+		f.touchLimits(run)
 	}
 	if r.end == r.start {
-		f.end(n.run)
+		f.endRun(run)
 		return
 	}
 	if r.end < r.low {
 		r.low, r.lowBlock = r.end, r.tip
 	}
-	f.shrinkMarks(n.run, r)
-	f.touch(n.run)
+	f.shrinkMarks(run, r)
+	f.touch(run)
 }
 
 // shrinkMarks forgets ends that a run has lost.
@@ -220,13 +240,13 @@ func (f *forest) shrinkMarks(i uint32, r *grown) {
 			f.held[r.held-1].id = r.tip
 		}
 	}
-	for k := len(r.pending); k > 0 && f.nodes[r.pending[k-1]].run == 0; k-- {
+	for k := len(r.pending); k > 0 && f.nodes[r.pending[k-1]] == 0; k-- {
 		r.pending = r.pending[:k-1]
 	}
 }
 
-// end takes a run that has become empty out of the tree.
-func (f *forest) end(i uint32) {
+// endRun takes a run that has become empty out of the tree.
+func (f *forest) endRun(i uint32) {
 	r := &f.runs[i]
 	if r.held != 0 {
 		f.drop(i)
@@ -253,35 +273,34 @@ func (f *forest) end(i uint32) {
 
 // UsableChanged implements Listener.
 func (f *forest) UsableChanged(id uint32, usable bool) {
-	if int(id) >= len(f.nodes) || f.nodes[id].run == 0 {
+	n := f.attachedNode(id)
+	if n == 0 || n.usable() == usable {
 		return
 	}
-	n := &f.nodes[id]
-	if n.usable() == usable {
-		return
-	}
-	n.state ^= nodeUsable
+	f.nodes[id] ^= nodeUsable
 	if usable {
-		f.runs[n.run].unusable--
+		f.runs[n.run()].unusable--
 	} else {
-		f.runs[n.run].unusable++
+		f.runs[n.run()].unusable++
 	}
-	f.touchLimits(n.run)
+	f.touchLimits(n.run())
 }
 
 // TierChanged implements TierListener.
 func (f *forest) TierChanged(id uint32, tier Tier) {
-	if int(id) >= len(f.nodes) || f.nodes[id].run == 0 {
+	n := f.attachedNode(id)
+	if n == 0 {
 		return
 	}
-	n := &f.nodes[id]
+	r := &f.runs[n.run()]
 	if n.tier() != TierGPU {
-		f.runs[n.run].lower--
+		r.lower--
 	}
-	if n.setTier(tier); tier != TierGPU {
-		f.runs[n.run].lower++
+	if tier != TierGPU {
+		r.lower++
 	}
-	f.touchLimits(n.run)
+	f.nodes[id] = n.withTier(tier)
+	f.touchLimits(n.run())
 }
 
 // cleared forgets everything.
@@ -343,11 +362,11 @@ type heldEnd struct {
 func (f *forest) StoreEnded(id uint32) {
 	attached := f.attached
 	f.attached = 0
-	if attached == 0 || int(id) >= len(f.nodes) || f.nodes[id].run == 0 {
+	run := f.attachedNode(id).run()
+	if attached == 0 || run == 0 {
 		return
 	}
-	n := f.nodes[id]
-	r := &f.runs[n.run]
+	r := &f.runs[run]
 	f.clock++
 	r.touched = f.clock
 	rested := f.frames - r.stored
@@ -355,35 +374,35 @@ func (f *forest) StoreEnded(id uint32) {
 	switch {
 	case r.tip != id:
 		f.expect(r, id) // blocks behind it were there before
-	case attached == 1 && n.parent != r.attach:
-		f.growAnswer(n.run, id, rested >= restedFrames)
+	case attached == 1 && f.parentOf(id) != r.attach:
+		f.growAnswer(run, id, rested >= restedFrames)
 	default:
 		if r.held != 0 {
 			f.expect(r, f.held[r.held-1].id) // where an answer ended
-			f.unhold(n.run)
+			f.unhold(run)
 		}
 		if r.number != 0 {
 			r.flags |= runMatched
 		}
 		r.quiet = 0
 	}
-	f.touch(n.run)
+	f.touch(run)
 }
 
 // growAnswer holds back the block by which an end has grown. rested says that
 // the end had not changed for some frames.
 func (f *forest) growAnswer(i, id uint32, rested bool) {
 	r := &f.runs[i]
-	n := f.nodes[id]
+	before, end := f.blocks.PlaceOf(id)
 	prompt := rested && r.held == 0
 	if r.held == 0 {
 		f.held = append(f.held, heldEnd{run: i})
 		r.held = uint32(len(f.held))
-		r.solidAt, r.solid = n.parent, f.nodes[n.parent].end()
+		r.solidAt, r.solid = before, f.end(before)
 		r.quiet = min(max(leastQuiet, 2*r.quiet), mostQuiet)
 	}
-	if prompt || isCheckpoint(n.end()) { // a checkpoint costs no fingerprint of its own
-		r.solidAt, r.solid = id, n.end()
+	if prompt || isCheckpoint(end) { // a checkpoint costs no fingerprint of its own
+		r.solidAt, r.solid = id, end
 	}
 	h := &f.held[r.held-1]
 	h.id, h.grew = id, true
@@ -411,10 +430,10 @@ func (f *forest) drop(i uint32) {
 
 // expect notes a known end that is to be told.
 func (f *forest) expect(r *grown, id uint32) {
-	end := f.nodes[id].end()
+	end := f.end(id)
 	at := len(r.pending)
-	for at > 0 && f.nodes[r.pending[at-1]].end() >= end {
-		if f.nodes[r.pending[at-1]].end() == end {
+	for at > 0 && f.end(r.pending[at-1]) >= end {
+		if f.end(r.pending[at-1]) == end {
 			return
 		}
 		at--

@@ -75,6 +75,8 @@ func (s *keySink) news() (added, removed []uint32) {
 // are the depths.
 type lineTable struct{ blockTokens uint32 }
 
+func (c lineTable) PlaceOf(id uint32) (parent, endTokens uint32) { return id - 1, id * c.blockTokens }
+
 func (c lineTable) PointOf(id uint32) prefix.Chain { return prefix.Chain(id * c.blockTokens) }
 
 func (c lineTable) CheckpointsIn(id uint32, dst []Checkpoint) []Checkpoint {
@@ -89,6 +91,8 @@ func (c lineTable) DomainOf(uint16) prefix.Domain { return prefix.Domain{Model: 
 // starTable is a table of blocks that each begin a prompt.
 type starTable struct{ blockTokens uint32 }
 
+func (c starTable) PlaceOf(uint32) (parent, endTokens uint32) { return 0, c.blockTokens }
+
 func (c starTable) PointOf(id uint32) prefix.Chain { return prefix.Chain(uint64(id) << 32) }
 
 func (c starTable) CheckpointsIn(id uint32, dst []Checkpoint) []Checkpoint {
@@ -100,24 +104,43 @@ func (c starTable) CheckpointsIn(id uint32, dst []Checkpoint) []Checkpoint {
 
 func (c starTable) DomainOf(uint16) prefix.Domain { return prefix.Domain{Model: "m"} }
 
+// placed is a table whose blocks are where an encoder was told that they are.
+type placed struct {
+	Blocks
+	told map[uint32]Block
+}
+
+func (p placed) PlaceOf(id uint32) (parent, endTokens uint32) {
+	b := p.told[id]
+	return b.Parent, b.EndTokens
+}
+
 // follower is an encoder with a decoder that gets every frame.
 type follower struct {
 	*testing.T
 	*Encoder
-	d    *Decoder
-	sink *keySink
-	now  time.Time
+	table placed
+	d     *Decoder
+	sink  *keySink
+	now   time.Time
 }
 
 func follow(t *testing.T, o Options) *follower {
 	t.Helper()
 	o.Key, o.Epoch = testKey, 9
-	f := &follower{T: t, Encoder: NewEncoder(o), sink: newKeySink(), now: begin}
+	table := placed{o.Blocks, map[uint32]Block{}}
+	o.Blocks = table
+	f := &follower{T: t, Encoder: NewEncoder(o), table: table, sink: newKeySink(), now: begin}
 	f.d = NewDecoder(f.sink)
 	for _, b := range f.Snapshot() {
 		f.take(b)
 	}
 	return f
+}
+
+func (f *follower) Attached(b Block) {
+	f.table.told[b.ID] = b
+	f.Encoder.Attached(b)
 }
 
 func followLine(t *testing.T, o Options) *follower {
@@ -158,7 +181,7 @@ func (f *follower) expect(name string, added ...uint32) {
 
 // store attaches blocks from..to of a line as one store event.
 func (f *follower) store(from, to uint32) {
-	t := f.blocks.(lineTable).blockTokens
+	t := f.table.Blocks.(lineTable).blockTokens
 	for id := from; id <= to; id++ {
 		f.Attached(Block{ID: id, Parent: id - 1, StartTokens: (id - 1) * t, EndTokens: id * t, Usable: true})
 	}
@@ -183,9 +206,9 @@ func (f *follower) told() (out []uint32) {
 func churn(f *follower, rng *rand.Rand, prompts int) {
 	for range prompts {
 		id := 1 + rng.Uint32N(50)*1000
-		if int(id) < len(f.nodes) && f.nodes[id].run != 0 {
+		if int(id) < len(f.nodes) && f.nodes[id] != 0 {
 			last := id
-			for int(last+1) < len(f.nodes) && f.nodes[last+1].run != 0 {
+			for int(last+1) < len(f.nodes) && f.nodes[last+1] != 0 {
 				last++
 			}
 			for ; last >= id; last-- {

@@ -59,8 +59,8 @@ func (e *Encoder) translate(k prefix.ClusterKey) told {
 		id := r.tip
 		for k := len(pts) - 1; k >= 0; k-- {
 			p := &pts[k]
-			for e.nodes[id].end() > p.depth {
-				id = e.nodes[id].parent
+			for e.end(id) > p.depth {
+				id = e.parentOf(id)
 			}
 			p.fingerprint = fingerprintOf(keyer.Key(e.blocks.PointOf(id), p.depth), p.depth)
 		}

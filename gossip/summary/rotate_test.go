@@ -46,7 +46,7 @@ func TestManyRuns(t *testing.T) {
 	}
 	f.now = begin
 	f.tick()
-	if n := f.runs[f.nodes[MaxRuns+more].run].number; f.d.Runs() != MaxRuns || n == 0 {
+	if n := f.runs[f.nodes[MaxRuns+more].run()].number; f.d.Runs() != MaxRuns || n == 0 {
 		t.Errorf("the last block has number %d, %d runs told: room is not used again", n, f.d.Runs())
 	}
 }

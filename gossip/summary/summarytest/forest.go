@@ -220,6 +220,12 @@ func (f *Forest) PointOf(id uint32) prefix.Chain {
 	return b.base
 }
 
+// PlaceOf implements summary.Blocks.
+func (f *Forest) PlaceOf(id uint32) (parent, endTokens uint32) {
+	b := f.mustBlock(id)
+	return b.parent, uint32(len(b.path))
+}
+
 // CheckpointsIn implements summary.Blocks.
 func (f *Forest) CheckpointsIn(id uint32, dst []summary.Checkpoint) []summary.Checkpoint {
 	b := f.mustBlock(id)

@@ -263,6 +263,15 @@ func (r *Replay) PointOf(id uint32) prefix.Chain {
 	return prefix.Chain(r.tree.nodes[id].key)
 }
 
+// PlaceOf implements summary.Blocks.
+func (r *Replay) PlaceOf(id uint32) (parent, endTokens uint32) {
+	if int(id) >= len(r.tree.nodes) {
+		return 0, 0
+	}
+	n := &r.tree.nodes[id]
+	return n.parent, n.end
+}
+
 // CheckpointsIn implements summary.Blocks.
 func (r *Replay) CheckpointsIn(id uint32, dst []summary.Checkpoint) []summary.Checkpoint {
 	if int(id) < len(r.tree.nodes) {
