@@ -25,19 +25,8 @@ import (
 // remember keeps the record of a decision.
 func (c *Coordinator) remember(w *work, req *waypostv1.PlaceRequest, request *placement.Request, sit placement.Situation, answer *waypostv1.Placement, now time.Time) {
 	d := &w.decision
-	e := explain.NewEntry(request, w.candidates, sit, d)
-	e.Placement, e.Coordinator, e.MadeAt, e.Attempt, e.InputSource = answer.GetPlacementId(), c.name, now, req.GetAttempt(), w.prompt.source
+	e := c.record(w, req, request, sit, answer.GetPlacementId(), now)
 	chosen := w.candidates[d.Chosen]
-	e.View = c.shownView(chosen.ID, chosen.View.Kind)
-	if e.ExpectedTokens > 0 {
-		e.BiasTokens = c.judges.bias(chosen.ID)
-	}
-	if req.GetIfInfeasible() == "" {
-		request.IfInfeasible = w.ask.Policy.IfInfeasible
-	}
-	c.records.Add(now, e, func() placement.Record {
-		return placement.NewRecord(request, w.candidates, w.ask.Policy, sit, d, c.records.KeepCandidates())
-	})
 	w.text.worker = answer.GetWorker().GetName()
 	c.memos.remember(w, answer.GetPlacementId(), now)
 	c.cases.remember(w, req, &e, chosen.BlockTokens, now)
@@ -53,6 +42,27 @@ func (c *Coordinator) remember(w *work, req *waypostv1.PlaceRequest, request *pl
 	for _, m := range d.Marks.Words() {
 		c.metrics.marks.WithLabelValues(request.Pool, m).Inc()
 	}
+}
+
+// record keeps a decision, also one that named nobody, with what it rested on.
+func (c *Coordinator) record(w *work, req *waypostv1.PlaceRequest, request *placement.Request, sit placement.Situation, id string, now time.Time) explain.Entry {
+	d := &w.decision
+	e := explain.NewEntry(request, w.candidates, sit, d)
+	e.Placement, e.Coordinator, e.MadeAt, e.Attempt, e.InputSource = id, c.name, now, req.GetAttempt(), w.prompt.source
+	if d.Chosen >= 0 {
+		chosen := w.candidates[d.Chosen]
+		e.View = c.shownView(chosen.ID, chosen.View.Kind)
+		if e.ExpectedTokens > 0 {
+			e.BiasTokens = c.judges.bias(chosen.ID)
+		}
+	}
+	if req.GetIfInfeasible() == "" {
+		request.IfInfeasible = w.ask.Policy.IfInfeasible
+	}
+	c.records.Add(now, e, func() placement.Record {
+		return placement.NewRecord(request, w.candidates, w.ask.Policy, sit, d, c.records.KeepCandidates())
+	})
+	return e
 }
 
 // ReportOutcome implements the placement service.
@@ -102,7 +112,7 @@ func (p *placements) ReportOutcome(ctx context.Context, req *waypostv1.ReportOut
 // class is settled. It returns the record; nil: it is not kept here.
 func (c *Coordinator) joinOutcome(now time.Time, id string, out outcome.Outcome) (*explain.Entry, error) {
 	entry, known := c.records.Get(id)
-	if !known {
+	if !known || entry.Worker == "" { // nothing was sent anywhere
 		_, err := c.records.Join(id, out, outcome.Evidence{})
 		return nil, err
 	}

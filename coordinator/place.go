@@ -176,7 +176,12 @@ func (p *placements) decide(w *work, req *waypostv1.PlaceRequest, request *place
 	}
 	d := &w.decision
 	if d.Chosen < 0 {
-		return &waypostv1.PlaceResponse{Answer: &waypostv1.PlaceResponse_Refused{Refused: refusal(d, w.candidates)}}, false, nil
+		refused := refusal(d, w.candidates)
+		if req.GetReserve() {
+			refused.PlacementId = proto.String(c.newPlacementID())
+			c.record(w, req, request, sit, refused.GetPlacementId(), now)
+		}
+		return &waypostv1.PlaceResponse{Answer: &waypostv1.PlaceResponse_Refused{Refused: refused}}, false, nil
 	}
 	answer := c.answer(w, req, request, sit)
 	resp = &waypostv1.PlaceResponse{Answer: &waypostv1.PlaceResponse_Placement{Placement: answer}}

@@ -235,7 +235,11 @@ func (s *Store) Add(now time.Time, e Entry, record func() placement.Record) {
 	s.insert(&a.stored)
 	s.trim(now)
 	s.options.Journal.put(n, journalEntry)
-	s.tell(EventPlaced, n)
+	kind := EventPlaced
+	if n.Worker == "" {
+		kind = EventRefused
+	}
+	s.tell(kind, n)
 }
 
 // insert puts a new entry in.
