@@ -91,7 +91,7 @@ func (p *placements) ReportOutcome(ctx context.Context, req *waypostv1.ReportOut
 	if err == nil {
 		c.note(changes)
 	}
-	c.sawTransfer(now, c.transfers.outcome(req.GetPlacementId(), mark == ledger.MarkDone, out.CachedTokens, out.FirstTokenMs))
+	c.sawTransfer(now, c.transfers.Outcome(req.GetPlacementId(), mark == ledger.MarkDone, out.CachedTokens, out.FirstTokenMs))
 	joined, err := c.joinOutcome(now, req.GetPlacementId(), out)
 	if err != nil {
 		return nil, api.BadField("result", err.Error())

@@ -239,7 +239,7 @@ func (p *placements) decide(w *work, req *waypostv1.PlaceRequest, request *place
 	}
 	c.placedFor(now, request, terms.UncachedTokens)
 	c.metrics.tenantUncached.WithLabelValues(c.tenantLabel(request.Tenant)).Add(float64(terms.UncachedTokens))
-	c.transfers.begin(now, answer.GetPlacementId(), d, w.candidates, w.ask.Policy, request.PromptTokens, sit)
+	c.transfers.Begin(now, answer.GetPlacementId(), d, w.candidates, w.ask.Policy, request.PromptTokens, sit)
 	c.remember(w, req, request, sit, answer, now)
 	return resp, false, nil
 }
