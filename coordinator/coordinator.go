@@ -95,8 +95,8 @@ type Coordinator struct {
 	journalError   error
 	cases          *cases
 	memos          *memos
-	acks           *asks[*waypostv1.AckGpuReply]
-	linkProbes     *asks[*waypostv1.LinkProbeReply]
+	acks           *agentAsks[*waypostv1.AckGpuReply]
+	linkProbes     *agentAsks[*waypostv1.LinkProbeReply]
 	probing        sync.Mutex // held while a link is measured
 	judges         *judges
 	transfers      *transfers.Book
@@ -245,8 +245,8 @@ func (c *Coordinator) wireView() error {
 	if err != nil {
 		return err
 	}
-	c.memos, c.acks = newMemos(c), newAsks[*waypostv1.AckGpuReply]()
-	c.linkProbes = newAsks[*waypostv1.LinkProbeReply]()
+	c.memos, c.acks = newMemos(c), &agentAsks[*waypostv1.AckGpuReply]{}
+	c.linkProbes = &agentAsks[*waypostv1.LinkProbeReply]{}
 	c.cases, c.judges = newCases(c, cmp.Or(c.opt.SettleAfter, settleAfter)), newJudges(c)
 	if c.cfg.Explain.Disk > 0 {
 		// A disk that cannot be used must not keep placements from being

@@ -138,9 +138,7 @@ func TestProbeLink(t *testing.T) {
 	if _, err := probe("gpu-01", "gpu-02"); status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "gpu-02 has no lane") {
 		t.Errorf("without a lane: %v", err)
 	}
-	o.linkProbes.mu.Lock()
-	waiting := len(o.linkProbes.waiting)
-	o.linkProbes.mu.Unlock()
+	waiting := o.linkProbes.waiting()
 	if waiting != 0 {
 		t.Errorf("%d asks are left", waiting)
 	}

@@ -22,11 +22,12 @@ const (
 	// again: it may have become one.
 	lookAgain = 6
 	// maxSystemUID is the largest id of a system user, as distributions have it;
-	// dynamicUIDs are those that the service manager gives out.
+	// the dynamic ones are those that the service manager gives out.
 	maxSystemUID                 = 999
 	minDynamicUID, maxDynamicUID = 61184, 65519
-	// minGuessPort is from where the kernel's own choice of ports begins.
-	minGuessPort = 32768
+	// firstEphemeralPort is from where the kernel's own choice of ports begins: a
+	// server that nobody gave a port listens below.
+	firstEphemeralPort = 32768
 )
 
 // Options configures a Scanner.
@@ -353,7 +354,7 @@ func choose(all sockets, mine func(socket) bool, port int, named bool, f Flags) 
 		case !mine(k):
 		case int(k.address.Port()) == port:
 			at = append(at, k)
-		case k.address.Port() < minGuessPort && !eventPort(int(k.address.Port()), f):
+		case k.address.Port() < firstEphemeralPort && !eventPort(int(k.address.Port()), f):
 			other = append(other, k)
 		}
 	}

@@ -72,7 +72,7 @@ func (s *Scanner) listens(pid int, own sockets) (at []netip.AddrPort) {
 		return nil
 	}
 	for inode := range held {
-		if k, here := own[inode]; here && k.address.Port() < minGuessPort {
+		if k, here := own[inode]; here && k.address.Port() < firstEphemeralPort {
 			at = append(at, k.address)
 		}
 	}

@@ -214,10 +214,8 @@ func summarize(cmd *cobra.Command, f *flags, x *explainFlags) error {
 	tellSilent(cmd, f, resp.GetSilent())
 	out := cmd.OutOrStdout()
 	switch {
-	case f.output == "jsonl":
-		return printLines(out, resp.GetPools())
 	case f.asJSON():
-		return printJSON(out, resp)
+		return printList(out, f, resp, resp.GetPools())
 	case len(resp.GetPools()) == 0:
 		fmt.Fprintln(out, "No decisions.")
 	}
@@ -336,12 +334,10 @@ func printEvent(out io.Writer, e *waypostv1.WatchPlacementsResponse) {
 func showRecords(cmd *cobra.Command, f *flags, records []*waypostv1.PlacementRecord, full, raw bool) error {
 	out := cmd.OutOrStdout()
 	switch {
-	case f.output == "jsonl":
-		return printLines(out, records)
 	case f.asJSON() && full:
 		return printJSON(out, records[0])
 	case f.asJSON():
-		return printJSON(out, &waypostv1.ListPlacementsResponse{Records: records})
+		return printList(out, f, &waypostv1.ListPlacementsResponse{Records: records}, records)
 	case full:
 		printRecord(out, records[0], raw)
 	default:

@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -155,8 +157,9 @@ func showPlaced(cmd *cobra.Command, f *flags, resp *waypostv1.PlaceResponse, raw
 	}
 	fmt.Fprintf(out, "Chosen     %s   %s\n", p.GetWorker().GetName(), expectation(p.GetExpected(), nil))
 	fmt.Fprintf(out, "Reach it   %s\n", p.GetWorker().GetUrl())
-	for k, v := range p.GetWorker().GetHeaders() {
-		fmt.Fprintf(out, "           with header %s: %s\n", k, v)
+	headers := p.GetWorker().GetHeaders()
+	for _, k := range slices.Sorted(maps.Keys(headers)) {
+		fmt.Fprintf(out, "           with header %s: %s\n", k, headers[k])
 	}
 	fmt.Fprintf(out, "Because    %s\n\n", p.GetBecause())
 	termTable(out, p, raw)

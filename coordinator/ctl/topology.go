@@ -55,10 +55,8 @@ func topologyCommand(f *flags) *cobra.Command {
 	c.AddCommand(probeCommand(f))
 	c.Flags().StringVar(&from, "from", "", "host, engine or worker that sends")
 	c.Flags().StringVar(&to, "to", "", "host, engine or worker that receives")
-	for _, name := range []string{"from", "to"} {
-		// It fails for a flag that does not exist.
-		_ = c.RegisterFlagCompletionFunc(name, completeWorkers(f))
-	}
+	completeFlag(c, "from", completeWorkers(f))
+	completeFlag(c, "to", completeWorkers(f))
 	return c
 }
 
@@ -128,12 +126,12 @@ func unknownEnd(cmd *cobra.Command, f *flags, from, to string, cause error) erro
 		host, _, _ := strings.Cut(w.GetName(), "/")
 		names = append(names, w.GetName(), host)
 	}
-	for flag, name := range map[string]string{"--from": from, "--to": to} {
-		if strings.Contains(Message(cause), fmt.Sprintf("%q", name)) {
-			if n := nearest(name, names); n != "" && n != name {
-				return Usage("%s: no worker of %q; did you mean %s?", flag, name, n)
+	for _, end := range []struct{ flag, name string }{{"--from", from}, {"--to", to}} {
+		if strings.Contains(Message(cause), fmt.Sprintf("%q", end.name)) {
+			if n := nearest(end.name, names); n != "" && n != end.name {
+				return Usage("%s: no worker of %q; did you mean %s?", end.flag, end.name, n)
 			}
-			return Usage("%s: no worker of %q; see: waypost workers", flag, name)
+			return Usage("%s: no worker of %q; see: waypost workers", end.flag, end.name)
 		}
 	}
 	return cause
