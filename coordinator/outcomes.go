@@ -25,7 +25,7 @@ import (
 // remember keeps the record of a decision.
 func (c *Coordinator) remember(w *work, req *waypostv1.PlaceRequest, request *placement.Request, sit placement.Situation, answer *waypostv1.Placement, now time.Time) {
 	d := &w.decision
-	e := c.record(w, req, request, sit, answer.GetPlacementId(), now)
+	e, _ := c.record(w, req, request, sit, answer.GetPlacementId(), now)
 	chosen := w.candidates[d.Chosen]
 	w.text.worker = answer.GetWorker().GetName()
 	c.memos.remember(w, answer.GetPlacementId(), now)
@@ -44,10 +44,11 @@ func (c *Coordinator) remember(w *work, req *waypostv1.PlaceRequest, request *pl
 	}
 }
 
-// record keeps a decision, also one that named nobody, with what it rested on.
-func (c *Coordinator) record(w *work, req *waypostv1.PlaceRequest, request *placement.Request, sit placement.Situation, id string, now time.Time) explain.Entry {
+// record keeps a decision, also one that named nobody, with what it rested on, and
+// reports whether it is kept.
+func (c *Coordinator) record(w *work, req *waypostv1.PlaceRequest, request *placement.Request, sit placement.Situation, id string, now time.Time) (e explain.Entry, kept bool) {
 	d := &w.decision
-	e := explain.NewEntry(request, w.candidates, sit, d)
+	e = explain.NewEntry(request, w.candidates, sit, d)
 	e.Placement, e.Coordinator, e.MadeAt, e.Attempt, e.InputSource = id, c.name, now, req.GetAttempt(), w.prompt.source
 	if d.Chosen >= 0 {
 		chosen := w.candidates[d.Chosen]
@@ -59,10 +60,10 @@ func (c *Coordinator) record(w *work, req *waypostv1.PlaceRequest, request *plac
 	if req.GetIfInfeasible() == "" {
 		request.IfInfeasible = w.ask.Policy.IfInfeasible
 	}
-	c.records.Add(now, e, func() placement.Record {
+	kept = c.records.Add(now, e, func() placement.Record {
 		return placement.NewRecord(request, w.candidates, w.ask.Policy, sit, d, c.records.KeepCandidates())
 	})
-	return e
+	return e, kept
 }
 
 // ReportOutcome implements the placement service.

@@ -181,8 +181,10 @@ func (p *placements) decide(w *work, req *waypostv1.PlaceRequest, request *place
 	if d.Chosen < 0 {
 		refused := refusal(d, w.candidates)
 		if req.GetReserve() {
-			refused.PlacementId = proto.String(c.newPlacementID())
-			c.record(w, req, request, sit, refused.GetPlacementId(), now)
+			id := c.newPlacementID()
+			if _, kept := c.record(w, req, request, sit, id, now); kept {
+				refused.PlacementId = &id
+			}
 		}
 		return &waypostv1.PlaceResponse{Answer: &waypostv1.PlaceResponse_Refused{Refused: refused}}, false, nil
 	}
