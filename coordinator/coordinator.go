@@ -29,6 +29,7 @@ import (
 	"waypost/coordinator/prefixindex"
 	"waypost/coordinator/registry"
 	"waypost/coordinator/replica"
+	"waypost/coordinator/transfers"
 	"waypost/coordinator/views"
 	"waypost/gossip/identity"
 	"waypost/gossip/lane"
@@ -98,7 +99,7 @@ type Coordinator struct {
 	linkProbes     *agentAsks[*waypostv1.LinkProbeReply]
 	probing        sync.Mutex // held while a link is measured
 	judges         *judges
-	transfers      *transfers
+	transfers      *transfers.Book
 	heardMu        sync.Mutex
 	heard          map[string]heardSeries // by receiving worker
 	tenantShares   tenantShares
@@ -265,7 +266,7 @@ func (c *Coordinator) wireView() error {
 	policy := placement.DefaultPolicy()
 	c.policy.Store(&policy)
 	c.fleetFile.Store(registry.EmptyFleet())
-	c.transfers, c.heard = newTransfers(time.Now()), map[string]heardSeries{}
+	c.transfers, c.heard = transfers.New(time.Now()), map[string]heardSeries{}
 	c.inFlight = make(chan struct{}, c.cfg.Limits.PlacesInFlight)
 	c.lanes, c.peers = newLanes(c), newPeers(c)
 	c.views, err = views.New(views.Options{

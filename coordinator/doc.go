@@ -4,16 +4,17 @@
 //
 //   - wiring and life: coordinator.go, run.go, config.go, command.go, metrics.go
 //   - a placement from request to outcome: place.go, input.go, tenants.go,
-//     slots.go, transfer.go, outcomes.go, evidence.go, trust.go
-//   - agents: lanes.go, hello.go, hearing.go, ledger.go, gpus.go, drains.go,
-//     boundary.go, transferword.go; of their caches, package views; of
-//     engines that span hosts, groups.go on package group
+//     slots.go, outcomes.go, evidence.go, trust.go; transfer.go and
+//     transferword.go on package transfers
+//   - agents: lanes.go, asks.go, hello.go, hearing.go, ledger.go, gpus.go,
+//     drains.go, boundary.go; of their caches, package views; of engines that
+//     span hosts, groups.go on package group
 //   - other coordinators: peers.go, peercopy.go, peerplaces.go, and package
 //     exchange, which tells them of what was done here
 //   - prompts that come as text: memos.go, tokenizing.go, stored.go, memoshare.go,
 //     memometrics.go, on package memo
 //   - what operators ask: operator.go, status.go, doctor.go, inspect.go,
-//     topology.go, watch.go, on package events
+//     topology.go, linkprobe.go, watch.go, on package events
 //   - decision records: records.go, why.go, effect.go, recordmetrics.go, on
 //     package explain
 //   - what operators want, applied: intent.go, on packages replica and registry

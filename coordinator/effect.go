@@ -11,6 +11,7 @@ import (
 	"waypost/coordinator/explain"
 	"waypost/coordinator/placement"
 	"waypost/coordinator/registry"
+	"waypost/coordinator/transfers"
 	waypostv1 "waypost/proto/waypost/v1"
 )
 
@@ -139,8 +140,7 @@ func (u *underFile) worker(w *placement.Worker, pool *registry.Pool) *placement.
 
 // path is the way of saved KV under the file; what was measured stays.
 func (u *underFile) path(from, to *placement.Worker, was placement.Path, stay registry.StayIn) placement.Path {
-	kept := wayOf(u.file, hostOf(from.Name), hostOf(to.Name))
-	path := kept.path(from, to, stay)
+	path := transfers.UnderFile(u.file, from, to, stay)
 	path.UnderWay, path.Off = was.UnderWay, was.Off
 	if was.Figure == placement.FigureMeasured {
 		path.BytesPerMs, path.Figure = was.BytesPerMs, was.Figure

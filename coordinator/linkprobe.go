@@ -117,10 +117,7 @@ func (c *Coordinator) askProbe(ctx context.Context, s *lane.Session, ask *waypos
 // linkBetween is the link between two hosts as prices reckon with it.
 func (c *Coordinator) linkBetween(from, to string, now time.Time) *waypostv1.TopologyLink {
 	file := c.fleetFile.Load()
-	c.transfers.use(file)
-	t := c.transfers
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	p := file.Link(from, to)
-	return t.link(t.ms(now), &p)
+	c.transfers.Use(file)
+	p, nowMs := file.Link(from, to), c.transfers.Ms(now)
+	return linkProto(c.transfers.LinkOf(nowMs, &p), &p, nowMs)
 }

@@ -25,19 +25,8 @@ import (
 // remember keeps the record of a decision.
 func (c *Coordinator) remember(w *work, req *waypostv1.PlaceRequest, request *placement.Request, sit placement.Situation, answer *waypostv1.Placement, now time.Time) {
 	d := &w.decision
-	e := explain.NewEntry(request, w.candidates, sit, d)
-	e.Placement, e.Coordinator, e.MadeAt, e.Attempt, e.InputSource = answer.GetPlacementId(), c.name, now, req.GetAttempt(), w.prompt.source
+	e, _ := c.record(w, req, request, sit, answer.GetPlacementId(), now)
 	chosen := w.candidates[d.Chosen]
-	e.View = c.shownView(chosen.ID, chosen.View.Kind)
-	if e.ExpectedTokens > 0 {
-		e.BiasTokens = c.judges.bias(chosen.ID)
-	}
-	if req.GetIfInfeasible() == "" {
-		request.IfInfeasible = w.ask.Policy.IfInfeasible
-	}
-	c.records.Add(now, e, func() placement.Record {
-		return placement.NewRecord(request, w.candidates, w.ask.Policy, sit, d, c.records.KeepCandidates())
-	})
 	w.text.worker = answer.GetWorker().GetName()
 	c.memos.remember(w, answer.GetPlacementId(), now)
 	c.cases.remember(w, req, &e, chosen.BlockTokens, now)
@@ -53,6 +42,28 @@ func (c *Coordinator) remember(w *work, req *waypostv1.PlaceRequest, request *pl
 	for _, m := range d.Marks.Words() {
 		c.metrics.marks.WithLabelValues(request.Pool, m).Inc()
 	}
+}
+
+// record keeps a decision, also one that named nobody, with what it rested on, and
+// reports whether it is kept.
+func (c *Coordinator) record(w *work, req *waypostv1.PlaceRequest, request *placement.Request, sit placement.Situation, id string, now time.Time) (e explain.Entry, kept bool) {
+	d := &w.decision
+	e = explain.NewEntry(request, w.candidates, sit, d)
+	e.Placement, e.Coordinator, e.MadeAt, e.Attempt, e.InputSource = id, c.name, now, req.GetAttempt(), w.prompt.source
+	if d.Chosen >= 0 {
+		chosen := w.candidates[d.Chosen]
+		e.View = c.shownView(chosen.ID, chosen.View.Kind)
+		if e.ExpectedTokens > 0 {
+			e.BiasTokens = c.judges.bias(chosen.ID)
+		}
+	}
+	if req.GetIfInfeasible() == "" {
+		request.IfInfeasible = w.ask.Policy.IfInfeasible
+	}
+	kept = c.records.Add(now, e, func() placement.Record {
+		return placement.NewRecord(request, w.candidates, w.ask.Policy, sit, d, c.records.KeepCandidates())
+	})
+	return e, kept
 }
 
 // ReportOutcome implements the placement service.
@@ -81,7 +92,7 @@ func (p *placements) ReportOutcome(ctx context.Context, req *waypostv1.ReportOut
 	if err == nil {
 		c.note(changes)
 	}
-	c.sawTransfer(now, c.transfers.outcome(req.GetPlacementId(), mark == ledger.MarkDone, out.CachedTokens, out.FirstTokenMs))
+	c.sawTransfer(now, c.transfers.Outcome(req.GetPlacementId(), mark == ledger.MarkDone, out.CachedTokens, out.FirstTokenMs))
 	joined, err := c.joinOutcome(now, req.GetPlacementId(), out)
 	if err != nil {
 		return nil, api.BadField("result", err.Error())
@@ -102,7 +113,7 @@ func (p *placements) ReportOutcome(ctx context.Context, req *waypostv1.ReportOut
 // class is settled. It returns the record; nil: it is not kept here.
 func (c *Coordinator) joinOutcome(now time.Time, id string, out outcome.Outcome) (*explain.Entry, error) {
 	entry, known := c.records.Get(id)
-	if !known {
+	if !known || entry.Worker == "" { // nothing was sent anywhere
 		_, err := c.records.Join(id, out, outcome.Evidence{})
 		return nil, err
 	}

@@ -179,7 +179,14 @@ func (p *placements) decide(w *work, req *waypostv1.PlaceRequest, request *place
 	}
 	d := &w.decision
 	if d.Chosen < 0 {
-		return &waypostv1.PlaceResponse{Answer: &waypostv1.PlaceResponse_Refused{Refused: refusal(d, w.candidates)}}, false, nil
+		refused := refusal(d, w.candidates)
+		if req.GetReserve() {
+			id := c.newPlacementID()
+			if _, kept := c.record(w, req, request, sit, id, now); kept {
+				refused.PlacementId = &id
+			}
+		}
+		return &waypostv1.PlaceResponse{Answer: &waypostv1.PlaceResponse_Refused{Refused: refused}}, false, nil
 	}
 	answer := c.answer(w, req, request, sit)
 	resp = &waypostv1.PlaceResponse{Answer: &waypostv1.PlaceResponse_Placement{Placement: answer}}
@@ -237,7 +244,7 @@ func (p *placements) decide(w *work, req *waypostv1.PlaceRequest, request *place
 	}
 	c.placedFor(now, request, terms.UncachedTokens)
 	c.metrics.tenantUncached.WithLabelValues(c.tenantLabel(request.Tenant)).Add(float64(terms.UncachedTokens))
-	c.transfers.begin(now, answer.GetPlacementId(), d, w.candidates, w.ask.Policy, request.PromptTokens, sit)
+	c.transfers.Begin(now, answer.GetPlacementId(), d, w.candidates, w.ask.Policy, request.PromptTokens, sit)
 	c.remember(w, req, request, sit, answer, now)
 	return resp, false, nil
 }

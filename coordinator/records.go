@@ -251,7 +251,7 @@ func (p *placements) SummarizePlacements(ctx context.Context, req *waypostv1.Sum
 			plus(&sum.Redirected, s.Redirected)
 			plus(&sum.Reported, s.Reported)
 			plus(&sum.Mispredicted, s.Mispredicted)
-			sum.DecidingTerms, sum.Marks = plusAll(sum.DecidingTerms, s.DecidingTerms), plusAll(sum.Marks, s.Marks)
+			sum.DecidingTerms, sum.Marks, sum.Refused = plusAll(sum.DecidingTerms, s.DecidingTerms), plusAll(sum.Marks, s.Marks), plusAll(sum.Refused, s.Refused)
 		}
 	}
 	slices.SortFunc(out.Pools, func(a, b *waypostv1.DecisionSummary) int { return strings.Compare(a.GetPool(), b.GetPool()) })
@@ -284,7 +284,7 @@ func summaries(sums map[string]*explain.Summary) []*waypostv1.DecisionSummary {
 	for pool, s := range sums {
 		out = append(out, &waypostv1.DecisionSummary{
 			Pool: &pool, Placed: proto.Uint32(uint32(s.Placed)), Redirected: proto.Uint32(uint32(s.Redirected)), Reported: proto.Uint32(uint32(s.Reported)),
-			Mispredicted: proto.Uint32(uint32(s.Mispredicted)), DecidingTerms: counts(s.Terms), Marks: counts(s.Marks),
+			Mispredicted: proto.Uint32(uint32(s.Mispredicted)), DecidingTerms: counts(s.Terms), Marks: counts(s.Marks), Refused: counts(s.Refused),
 		})
 	}
 	return out
@@ -417,6 +417,9 @@ func (c *Coordinator) recordProto(e *explain.Entry, now time.Time, whole bool) *
 		out.Outcome, out.ReuseClass = outcomeProto(e), proto.String(string(e.Class))
 		out.OutcomeSource, out.Provisional = proto.String(e.Outcome.Source.String()), &e.Provisional
 	}
+	if e.Worker == "" {
+		out.Placement.Worker, out.Refusal = nil, &waypostv1.Refusal{Reason: proto.String(string(e.Refused)), Detail: &e.Because, PlacementId: &e.Placement}
+	}
 	out.Placement.Basis.PolicyVersion = &e.PolicyVersion
 	if !e.Full {
 		return out
@@ -434,7 +437,10 @@ func (c *Coordinator) recordProto(e *explain.Entry, now time.Time, whole bool) *
 		return out
 	}
 	out.Placement.Terms, out.OutputTokensSource = termsOf(&d, e.Record.Candidates, &e.Record.Policy), proto.String(string(e.Record.OutputSource()))
-	if d.Chosen >= 0 {
+	if d.Chosen < 0 {
+		out.Refusal = refusal(&d, e.Record.Candidates)
+		out.Refusal.Detail, out.Refusal.PlacementId = &e.Because, &e.Placement
+	} else {
 		recordedWay(out.Placement, &e.Record.Candidates[d.Chosen], &d.Terms[d.Chosen], sit)
 	}
 	for _, w := range e.Record.WouldChange(&d) {

@@ -156,6 +156,47 @@ func TestWhyOfAWorkerThatIsNotPriced(t *testing.T) {
 
 // What is remembered of placements is bounded, and what has its class is
 // forgotten.
+// A request that nobody was named for is explained as well: by its id, by the
+// request's, in the summary and as it comes. A question that reserves nothing is
+// not kept.
+func TestRefusalsAreExplained(t *testing.T) {
+	o := startOne(t)
+	joined(t, o)
+	client := waypostv1.NewPlacementServiceClient(o.conn)
+	ask := &waypostv1.PlaceRequest{RequestId: new("late"), Input: &waypostv1.Input{TokenIds: ascending(2000)}, FirstTokenBudgetMs: new(.001), IfInfeasible: new("reject")}
+	resp, err := client.Place(t.Context(), ask)
+	id := resp.GetRefused().GetPlacementId()
+	if err != nil || resp.GetRefused().GetReason() != "deadline_impossible" || id == "" {
+		t.Fatalf("%v, %v", resp, err)
+	}
+	dry := proto.CloneOf(ask)
+	dry.RequestId, dry.Reserve = new("dry"), proto.Bool(false)
+	if resp, err := client.Place(t.Context(), dry); err != nil || resp.GetRefused() == nil || resp.GetRefused().PlacementId != nil {
+		t.Errorf("a question: %v, %v", resp, err)
+	}
+	got, err := client.GetPlacement(t.Context(), &waypostv1.GetPlacementRequest{PlacementId: &id})
+	r := got.GetRecord()
+	if err != nil || r.GetRequestId() != "late" || r.GetPlacement().GetWorker() != nil || r.GetRefusal().GetReason() != "deadline_impossible" || r.GetRefusal().GetDetail() != resp.GetRefused().GetDetail() ||
+		r.GetRefusal().GetPlacementId() != id || len(r.GetPlacement().GetTerms()) == 0 || r.GetPlacement().GetTerms()[0].GetPassedOver() != "misses the first-token budget" {
+		t.Errorf("explained by %v, %v", r, err)
+	}
+	list, err := client.ListPlacements(t.Context(), &waypostv1.ListPlacementsRequest{RequestId: new("late")})
+	if err != nil || len(list.GetRecords()) != 1 || list.GetRecords()[0].GetRefusal().GetReason() != "deadline_impossible" {
+		t.Errorf("by request: %v, %v", list, err)
+	}
+	if list, err = client.ListPlacements(t.Context(), &waypostv1.ListPlacementsRequest{RequestId: new("dry")}); err != nil || len(list.GetRecords()) != 0 {
+		t.Errorf("the question is kept: %v, %v", list, err)
+	}
+	sum, err := client.SummarizePlacements(t.Context(), &waypostv1.SummarizePlacementsRequest{})
+	if err != nil || len(sum.GetPools()) != 1 || sum.GetPools()[0].GetPlaced() != 0 || sum.GetPools()[0].GetRefused()["deadline_impossible"] != 1 {
+		t.Errorf("summary %v, %v", sum, err)
+	}
+	out, err := client.ReportOutcome(t.Context(), &waypostv1.ReportOutcomeRequest{PlacementId: &id, Result: new("done")})
+	if err != nil || out.GetJoined() {
+		t.Errorf("an outcome of it: %v, %v", out, err)
+	}
+}
+
 func TestRememberedPlacementsAreBounded(t *testing.T) {
 	c := startOne(t)
 	(&fakeAgent{workers: 1}).start(t, c)

@@ -219,7 +219,7 @@ func (o *operators) GetStatus(context.Context, *waypostv1.GetStatusRequest) (*wa
 	silent := c.laneCheck(now).Problem
 	p.check(silent == "", "error", c.name, silent, nil, "it is not ready, and answers with what it knows", "waypost coordinators")
 	checkTold(p, c.exchange.Peers(), now)
-	c.transfers.check(p, now)
+	c.checkTransfers(p, now)
 	for _, w := range c.fleet.Workers(now) {
 		bad := strings.HasPrefix(w.State, "lost") || strings.HasPrefix(w.State, "stalled") || strings.HasPrefix(w.State, "excluded") || w.State == "failing"
 		p.check(!bad, "error", w.Name, joinWhy(w.State, w.StateWhy), nil, "0 new placements", "waypost workers "+w.Name)

@@ -38,7 +38,7 @@ func (c *Coordinator) judgeTenant(now time.Time, r *placement.Request, file *reg
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if s := t.by[r.Pool]; s != nil {
-		r.TenantOver = s.Over(ms(now.Sub(c.transfers.started)), tenant, func(name string) int { return file.Tenant(name).Share.Value })
+		r.TenantOver = s.Over(c.transfers.Ms(now), tenant, func(name string) int { return file.Tenant(name).Share.Value })
 	}
 }
 
@@ -70,7 +70,7 @@ func (c *Coordinator) placedFor(now time.Time, r *placement.Request, uncachedTok
 		s = &placement.Shares{}
 		t.by[r.Pool] = s
 	}
-	s.Placed(ms(now.Sub(c.transfers.started)), tenant, uncachedTokens)
+	s.Placed(c.transfers.Ms(now), tenant, uncachedTokens)
 }
 
 // otherTenants labels the tenants that the fleet file does not name: callers

@@ -15,6 +15,7 @@ import (
 	"waypost/coordinator/fleet"
 	"waypost/coordinator/placement"
 	"waypost/coordinator/registry"
+	"waypost/coordinator/transfers"
 	waypostv1 "waypost/proto/waypost/v1"
 )
 
@@ -41,7 +42,7 @@ func (o *operators) GetTopology(_ context.Context, req *waypostv1.GetTopologyReq
 		return nil, api.BadField(field, "from and to go together: name a host, engine or worker for each")
 	}
 	file := c.fleetFile.Load()
-	c.transfers.use(file)
+	c.transfers.Use(file)
 	hosts, workers := c.fleet.Hosts(now), c.fleet.Snapshots()
 	out := &waypostv1.GetTopologyResponse{AnsweredBy: &c.name, PolicyVersion: proto.Uint32(c.replica.State().FleetFile().Version)}
 	places := map[registry.Place]int{}
@@ -77,7 +78,7 @@ func (o *operators) GetTopology(_ context.Context, req *waypostv1.GetTopologyReq
 	if crowded != "" {
 		paths = append(paths, file.Link(crowded, crowded))
 	}
-	c.transfers.describe(c.transfers.ms(now), paths, out)
+	c.describeTransfers(c.transfers.Ms(now), paths, out)
 	if req.GetFrom() != "" {
 		if err := c.priceTransfers(now, req, workers, file, out); err != nil {
 			return nil, err
@@ -114,11 +115,9 @@ func pathsBetween(file *registry.Fleet, places map[registry.Place]int) []registr
 	return out
 }
 
-// describe adds links, with what was measured on them, and the pairs of which
-// anything is known.
-func (t *transfers) describe(nowMs float64, paths []registry.Path, out *waypostv1.GetTopologyResponse) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
+// describeTransfers adds links, with what was measured on them, and the pairs of
+// which anything is known.
+func (c *Coordinator) describeTransfers(nowMs float64, paths []registry.Path, out *waypostv1.GetTopologyResponse) {
 	told := map[string]bool{}
 	for i := range paths {
 		p := &paths[i]
@@ -126,7 +125,7 @@ func (t *transfers) describe(nowMs float64, paths []registry.Path, out *waypostv
 			continue
 		}
 		told[p.Name] = true
-		out.Links = append(out.Links, t.link(nowMs, p))
+		out.Links = append(out.Links, linkProto(c.transfers.LinkOf(nowMs, p), p, nowMs))
 	}
 	pairs := map[placement.Pair]*waypostv1.TransferPair{}
 	at := func(p placement.Pair) *waypostv1.TransferPair {
@@ -135,11 +134,11 @@ func (t *transfers) describe(nowMs float64, paths []registry.Path, out *waypostv
 		}
 		return pairs[p]
 	}
-	for p, s := range t.rates.Pairs(nowMs) {
+	for p, s := range c.transfers.Measured(nowMs) {
 		m := at(p)
 		m.MeasuredBytesPerSec, m.MeasuredPulls, m.MeasuredAgeMs = seenProto(s, nowMs)
 	}
-	for p, d := range t.book.Doubted(nowMs) {
+	for p, d := range c.transfers.Doubted(nowMs) {
 		m := at(p)
 		m.Unconfirmed, m.Off = proto.Uint32(uint32(d.Misses)), proto.Bool(d.OffForMs > 0)
 		if d.OffForMs > 0 {
@@ -158,27 +157,23 @@ func (t *transfers) describe(nowMs float64, paths []registry.Path, out *waypostv
 	out.Pairs = out.Pairs[:min(len(out.Pairs), maxPairsTold)]
 }
 
-// link puts a link into the API's words, with what was measured on it. t.mu is
-// held.
-func (t *transfers) link(nowMs float64, p *registry.Path) *waypostv1.TopologyLink {
-	link := &waypostv1.TopologyLink{
+// linkProto puts a link into the API's words, with what was measured on it.
+func linkProto(l transfers.Link, p *registry.Path, nowMs float64) *waypostv1.TopologyLink {
+	out := &waypostv1.TopologyLink{
 		Name: &p.Name, StatedBytesPerSec: proto.Float64(float64(p.BandwidthBytesPerSec.Value)), LatencyMs: proto.Float64(ms(p.Latency.Value)),
 		LatencySource: proto.String(string(p.Latency.Source)), Transfer: proto.String(string(p.Transfer.Value)),
-		SurchargeMs: proto.Float64(ms(p.PlaceSurcharge.Value)), UnderWay: proto.Uint32(uint32(t.book.UnderWay(nowMs, p.Name))),
+		SurchargeMs: proto.Float64(ms(p.PlaceSurcharge.Value)), UnderWay: proto.Uint32(uint32(l.UnderWay)),
+		BytesPerSec: proto.Float64(l.BytesPerMs * bytesPerMsSec), BandwidthSource: proto.String(l.Figure.String()),
 	}
-	path := t.rates.Measured(nowMs, placement.Pair{}, pathOf(*p))
-	link.BytesPerSec, link.BandwidthSource = proto.Float64(path.BytesPerMs*bytesPerMsSec), proto.String(path.Figure.String())
-	if s, ok := t.rates.OfLink(nowMs, p.Name); ok {
-		link.MeasuredBytesPerSec, link.MeasuredPulls, link.MeasuredAgeMs = seenProto(s, nowMs)
+	if l.Seen.Transfers > 0 {
+		out.MeasuredBytesPerSec, out.MeasuredPulls, out.MeasuredAgeMs = seenProto(l.Seen, nowMs)
 	}
-	return link
+	return out
 }
 
-// check adds the pairs of workers that nothing is pulled between any more.
-func (t *transfers) check(p *problems, now time.Time) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	doubted := t.book.Doubted(t.ms(now))
+// checkTransfers adds the pairs of workers that nothing is pulled between any more.
+func (c *Coordinator) checkTransfers(p *problems, now time.Time) {
+	doubted := c.transfers.Doubted(c.transfers.Ms(now))
 	pairs := slices.SortedFunc(maps.Keys(doubted), func(a, b placement.Pair) int {
 		return cmp.Or(cmp.Compare(a.From, b.From), cmp.Compare(a.To, b.To))
 	})
@@ -206,7 +201,7 @@ func (c *Coordinator) priceTransfers(now time.Time, req *waypostv1.GetTopologyRe
 		}
 	}
 	policy := c.policy.Load()
-	nowMs := c.transfers.ms(now)
+	nowMs := c.transfers.Ms(now)
 	for _, f := range from {
 		for _, t := range to {
 			if f != t {
@@ -240,7 +235,7 @@ func (c *Coordinator) priceTransfer(nowMs float64, policy *placement.Policy, fro
 			out.MaxTransferMs = proto.Float64(ms(limit))
 		}
 	}
-	path := c.transfers.path(nowMs, from, to, stay)
+	path := c.transfers.Path(nowMs, from, to, stay)
 	out.Link, out.BytesPerSec, out.BandwidthSource, out.LatencyMs = &path.Link, proto.Float64(path.BytesPerMs*bytesPerMsSec), proto.String(path.Figure.String()), &path.LatencyMs
 	if from.Transfer != nil && from.Transfer.BytesPerToken > 0 {
 		out.KvBytesPerToken = &from.Transfer.BytesPerToken

@@ -9,24 +9,25 @@ import (
 
 	"waypost/coordinator/fleet"
 	"waypost/coordinator/placement"
+	"waypost/coordinator/transfers"
 	waypostv1 "waypost/proto/waypost/v1"
 )
 
 // sawTransfer takes what became of a transfer that was asked for here, and tells
 // the receiver's agent, which tells the other coordinators.
-func (c *Coordinator) sawTransfer(now time.Time, seen *seenTransfer) {
+func (c *Coordinator) sawTransfer(now time.Time, seen *transfers.Seen) {
 	if seen == nil {
 		return
 	}
-	nowMs := c.transfers.ms(now)
+	nowMs := c.transfers.Ms(now)
 	c.learnTransfer(nowMs, nowMs, seen)
-	host, index, ok := c.lanes.where(seen.pair.To)
+	host, index, ok := c.lanes.where(seen.Pair.To)
 	if !ok {
 		return
 	}
-	m := &waypostv1.ObservedTransfer{From: &seen.pair.From, Confirmed: &seen.confirmed, Others: proto.Uint32(uint32(seen.others))}
-	if seen.bytes > 0 {
-		m.Bytes, m.WireMs = &seen.bytes, &seen.wireMs
+	m := &waypostv1.ObservedTransfer{From: &seen.Pair.From, Confirmed: &seen.Confirmed, Others: proto.Uint32(uint32(seen.Others))}
+	if seen.Bytes > 0 {
+		m.Bytes, m.WireMs = &seen.Bytes, &seen.WireMs
 	}
 	frame := &waypostv1.TransferFrame{Coordinator: &c.process, Index: &index, Transfers: []*waypostv1.ObservedTransfer{m}}
 	if !c.lanes.send(host, &waypostv1.ConnectResponse{Frame: &waypostv1.ConnectResponse_Transfers{Transfers: frame}}) {
@@ -34,10 +35,10 @@ func (c *Coordinator) sawTransfer(now time.Time, seen *seenTransfer) {
 	}
 }
 
-func (c *Coordinator) learnTransfer(nowMs, atMs float64, seen *seenTransfer) {
-	c.transfers.use(c.fleetFile.Load())
-	if switched, off := c.transfers.learn(nowMs, atMs, seen); switched {
-		c.log.Warn("pulls of a pair were switched", "off", off, "from", seen.pair.From, "to", seen.pair.To)
+func (c *Coordinator) learnTransfer(nowMs, atMs float64, seen *transfers.Seen) {
+	c.transfers.Use(c.fleetFile.Load())
+	if switched, off := c.transfers.Learn(nowMs, atMs, seen); switched {
+		c.log.Warn("pulls of a pair were switched", "off", off, "from", seen.Pair.From, "to", seen.Pair.To)
 	}
 }
 
@@ -65,7 +66,7 @@ func (c *Coordinator) takeTransfers(now time.Time, id fleet.WorkerID, w *waypost
 	if at.series != w.GetTransferSeries() {
 		at = heardSeries{series: w.GetTransferSeries()}
 	}
-	nowMs := c.transfers.ms(now)
+	nowMs := c.transfers.Ms(now)
 	for _, m := range w.GetTransfers() {
 		if m.GetSeq() <= at.seq {
 			continue
@@ -78,8 +79,8 @@ func (c *Coordinator) takeTransfers(now time.Time, id fleet.WorkerID, w *waypost
 			c.metrics.badFrames.WithLabelValues("transfers").Inc()
 			continue
 		}
-		c.learnTransfer(nowMs, nowMs-m.GetAgeMs(), &seenTransfer{
-			pair: placement.Pair{From: m.GetFrom(), To: to.Name}, confirmed: m.GetConfirmed(), bytes: m.GetBytes(), wireMs: m.GetWireMs(), others: int(m.GetOthers()),
+		c.learnTransfer(nowMs, nowMs-m.GetAgeMs(), &transfers.Seen{
+			Pair: placement.Pair{From: m.GetFrom(), To: to.Name}, Confirmed: m.GetConfirmed(), Bytes: m.GetBytes(), WireMs: m.GetWireMs(), Others: int(m.GetOthers()),
 		})
 	}
 	if len(c.heard) >= maxHeardSeries {

@@ -22,7 +22,7 @@ const module = "waypost/"
 var pure = []string{
 	"agent/blocktable", "agent/engine/llamacpp/slots", "agent/queue",
 	"gossip/prefix", "gossip/boundary", "gossip/summary", "gossip/ledger", "gossip/accuracy",
-	"coordinator/prefixindex", "coordinator/pull", "coordinator/group", "coordinator/fleet", "coordinator/placement", "coordinator/registry", "coordinator/outcome", "coordinator/memo",
+	"coordinator/prefixindex", "coordinator/pull", "coordinator/group", "coordinator/fleet", "coordinator/placement", "coordinator/registry", "coordinator/transfers", "coordinator/outcome", "coordinator/memo",
 }
 
 // pureLibraries are the libraries outside the standard library that pure

@@ -206,6 +206,8 @@ func (f fleet) GetPlacement(_ context.Context, r *waypostv1.GetPlacementRequest)
 		b := rec.GetPlacement().GetBasis()
 		b.UnpricedWorkers, b.ExcludedWorkers = proto.Uint32(1936), map[string]uint32{"cordoned": 12, "gpu_fault": 1}
 		return &waypostv1.GetPlacementResponse{Record: rec}, nil
+	case "pl_c1_refused":
+		return &waypostv1.GetPlacementResponse{Record: load(f, "record-refused", &waypostv1.PlacementRecord{})}, nil
 	case "pl_c1_moved":
 		return &waypostv1.GetPlacementResponse{Record: load(f, "record-moved", &waypostv1.PlacementRecord{})}, nil
 	}
@@ -213,8 +215,11 @@ func (f fleet) GetPlacement(_ context.Context, r *waypostv1.GetPlacementRequest)
 }
 
 func (f fleet) ListPlacements(_ context.Context, r *waypostv1.ListPlacementsRequest) (*waypostv1.ListPlacementsResponse, error) {
-	if r.GetRequestId() == "nobody" {
+	switch r.GetRequestId() {
+	case "nobody":
 		return &waypostv1.ListPlacementsResponse{}, nil
+	case "chatcmpl-91bb":
+		return &waypostv1.ListPlacementsResponse{Records: []*waypostv1.PlacementRecord{load(f, "record-refused", &waypostv1.PlacementRecord{})}}, nil
 	}
 	return &waypostv1.ListPlacementsResponse{Records: []*waypostv1.PlacementRecord{load(f, "record", &waypostv1.PlacementRecord{})}}, nil
 }

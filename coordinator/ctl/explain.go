@@ -230,6 +230,13 @@ func summarize(cmd *cobra.Command, f *flags, x *explainFlags) error {
 			t.row(name, thousands(float64(k.n)), share(k.n, p.GetPlaced()))
 		}
 		t.print(out)
+		if len(p.GetRefused()) > 0 {
+			var parts []string
+			for _, k := range byCount(p.GetRefused()) {
+				parts = append(parts, fmt.Sprintf("%s %s", k.name, thousands(float64(k.n))))
+			}
+			fmt.Fprintf(out, "Refused: %s\n", strings.Join(parts, ", "))
+		}
 		if len(p.GetMarks()) > 0 {
 			var parts []string
 			for _, k := range byCount(p.GetMarks()) {
@@ -313,6 +320,10 @@ func followPlacements(cmd *cobra.Command, f *flags, x *explainFlags) error {
 func printEvent(out io.Writer, e *waypostv1.WatchPlacementsResponse) {
 	r := e.GetRecord()
 	p := r.GetPlacement()
+	if refused := r.GetRefusal(); refused != nil {
+		fmt.Fprintf(out, "%s  refused  %s  %s prompt tokens; %s\n", p.GetPlacementId(), refused.GetReason(), count(r.PromptTokens), p.GetBecause())
+		return
+	}
 	if e.GetKind() == "outcome" {
 		fmt.Fprintf(out, "%s  outcome  %s  %s\n", p.GetPlacementId(), p.GetWorker().GetName(), outcomeLine(r))
 		return
@@ -332,12 +343,19 @@ func showRecords(cmd *cobra.Command, f *flags, records []*waypostv1.PlacementRec
 	default:
 		t := newTable("PLACEMENT", ">AGE", "WORKER", "TENANT", ">PROMPT", ">EXPECTED", ">REUSED", "CLASS", "REQUEST")
 		for _, r := range records {
-			var reused *uint32
+			var expected, reused *uint32
+			if e := r.GetPlacement().GetExpected(); e != nil {
+				expected = e.ReuseTokens
+			}
 			if r.GetOutcome() != nil {
 				reused = r.GetOutcome().CachedTokens
 			}
-			t.row(r.GetPlacement().GetPlacementId(), age(r.AgeMs), r.GetPlacement().GetWorker().GetName(), text(r.GetTenant()), count(r.PromptTokens),
-				count(r.GetPlacement().GetExpected().ReuseTokens), count(reused), text(r.GetReuseClass()), r.GetRequestId())
+			worker := r.GetPlacement().GetWorker().GetName()
+			if refused := r.GetRefusal(); refused != nil {
+				worker = "refused: " + refused.GetReason()
+			}
+			t.row(r.GetPlacement().GetPlacementId(), age(r.AgeMs), worker, text(r.GetTenant()), count(r.PromptTokens),
+				count(expected), count(reused), text(r.GetReuseClass()), r.GetRequestId())
 		}
 		t.print(out)
 	}
@@ -361,13 +379,38 @@ func printRecord(out io.Writer, r *waypostv1.PlacementRecord, raw bool) {
 	if len(b.GetMarks()) > 0 {
 		fmt.Fprintf(out, "Marks      %s\n", strings.Join(b.GetMarks(), ", "))
 	}
-	fmt.Fprintf(out, "Chosen     %s   %s\n", p.GetWorker().GetName(), expectation(p.GetExpected(), r.PromptTokens))
+	refused := r.GetRefusal()
+	if refused != nil {
+		fmt.Fprintf(out, "Refused    %s\n", refusalLine(refused))
+	} else {
+		fmt.Fprintf(out, "Chosen     %s   %s\n", p.GetWorker().GetName(), expectation(p.GetExpected(), r.PromptTokens))
+	}
 	fmt.Fprintf(out, "Because    %s\n\n", p.GetBecause())
 	termTable(out, p, raw)
+	if refused != nil {
+		return
+	}
 	if len(r.GetWouldChange()) > 0 {
 		fmt.Fprintf(out, "Would change if   %s\n", strings.Join(r.GetWouldChange(), " · "))
 	}
 	fmt.Fprintf(out, "Outcome    %s\n", outcomeLine(r))
+}
+
+// refusalLine is a refusal's reason, when to ask again, and the workers by what
+// kept them out.
+func refusalLine(r *waypostv1.Refusal) string {
+	s := r.GetReason()
+	if r.RetryAfterMs != nil {
+		s += ", to be asked again after " + millis(r.RetryAfterMs)
+	}
+	var parts []string
+	for _, k := range byCount(r.GetWorkers()) {
+		parts = append(parts, fmt.Sprintf("%s %s", strings.ReplaceAll(k.name, "_", " "), thousands(float64(k.n))))
+	}
+	if len(parts) > 0 {
+		s += "   workers: " + strings.Join(parts, " · ")
+	}
+	return s
 }
 
 // outputSource says in brackets where an expected length comes from.

@@ -145,7 +145,11 @@ func showPlaced(cmd *cobra.Command, f *flags, resp *waypostv1.PlaceResponse, raw
 		if r.RetryAfterMs != nil {
 			retry = ", ask again in " + millis(r.RetryAfterMs)
 		}
-		return failed(ExitInfeasible, "no placement: %s%s: %s", r.GetReason(), retry, r.GetDetail())
+		more := ""
+		if r.GetPlacementId() != "" {
+			more = "; read it again: waypost explain " + r.GetPlacementId()
+		}
+		return failed(ExitInfeasible, "no placement: %s%s: %s%s", r.GetReason(), retry, r.GetDetail(), more)
 	}
 	p := resp.GetPlacement()
 	if f.asJSON() {
@@ -198,11 +202,14 @@ func termTable(out io.Writer, p *waypostv1.Placement, raw bool) {
 	}
 	t := newTable("ms", ">REUSE", ">START", ">PREFILL", ">PULL", ">ROOM", ">DOUBT", ">DIST", "│", ">OWN", "│", ">QUEUE", ">GAP", ">STALL", "│", ">TOTAL", "")
 	var best *float64
+	refused := p.GetWorker() == nil
 	for _, c := range p.GetTerms() {
 		note := ""
 		switch {
 		case c.GetExcluded() != "":
 			note = c.GetExcluded()
+		case refused:
+			note = c.GetPassedOver()
 		case best == nil:
 			best, note = c.TotalMs, "chosen"
 		case c.GetPassedOver() != "":

@@ -30,7 +30,7 @@ func (s *Store) Join(placementID string, o outcome.Outcome, evidence outcome.Evi
 	defer s.mu.Unlock()
 	n := s.byID[placementID]
 	switch {
-	case n == nil:
+	case n == nil, n.Worker == "": // a refused request has no outcome
 		s.counts.Missed++
 		return Joined{}, nil
 	case n.Outcome != nil && n.Outcome.Source >= o.Source:
@@ -149,19 +149,22 @@ type Summary struct {
 	Placed, Redirected, Reported, Mispredicted int
 	// Terms counts them by deciding term, Marks by what was not normal.
 	Terms, Marks map[string]int
+	// Refused counts decisions that named nobody, by reason.
+	Refused map[string]int
 }
 
 // Summary counts the entries that match, per pool. Limit is not heeded.
 func (s *Store) Summary(f Filter) map[string]*Summary {
 	sums := map[string]*Summary{}
 	s.each(f, func(e *Entry) bool {
-		if e.Worker == "" {
-			return true
-		}
 		sum := sums[e.Pool]
 		if sum == nil {
-			sum = &Summary{Terms: map[string]int{}, Marks: map[string]int{}}
+			sum = &Summary{Terms: map[string]int{}, Marks: map[string]int{}, Refused: map[string]int{}}
 			sums[e.Pool] = sum
+		}
+		if e.Worker == "" {
+			sum.Refused[string(e.Refused)]++
+			return true
 		}
 		sum.Placed++
 		sum.Terms[e.DecidingTerm]++
@@ -185,7 +188,8 @@ func (s *Store) Summary(f Filter) map[string]*Summary {
 // Part is how one worker fared in recorded decisions.
 type Part struct {
 	// Considered counts the decisions in which it was a candidate, Chosen
-	// those that chose it, EvenShare sums one over the number of candidates.
+	// those that chose it, EvenShare sums one over the number of candidates of
+	// those that chose anybody.
 	Considered, Chosen int
 	EvenShare          float64
 	// LostBy counts those it lost by the cause, Excluded those in which it
@@ -201,6 +205,9 @@ const (
 	// ExcludedSeveral: the record says only that candidates like it were
 	// excluded, for several reasons.
 	ExcludedSeveral = "several"
+	// LostRefused: it could be chosen, but for a budget or a tenant's share nobody
+	// was.
+	LostRefused = "refused"
 )
 
 // maxParts bounds the decisions that one question takes again.
@@ -231,7 +238,9 @@ func (s *Store) Part(worker string, known time.Time, f Filter) Part {
 			continue
 		}
 		out.Considered++
-		out.EvenShare += 1 / float64(max(d.Survey.Candidates, 1))
+		if d.Chosen >= 0 {
+			out.EvenShare += 1 / float64(max(d.Survey.Candidates, 1))
+		}
 		switch {
 		case at < 0:
 			lost, excluded := unlisted(&e.Record.Survey, &d)
@@ -244,6 +253,8 @@ func (s *Store) Part(worker string, known time.Time, f Filter) Part {
 			out.Chosen++
 		case !d.Terms[at].Placeable:
 			out.Excluded[d.Terms[at].Reason.String()]++
+		case d.Chosen < 0:
+			out.LostBy[LostRefused]++
 		default:
 			out.LostBy[d.LostBy(at)]++
 		}

@@ -157,6 +157,35 @@ func TestSummaryAndPart(t *testing.T) {
 	if p := s.Part(candidates[1].Name, at(0), Filter{Since: at(8)}); p.Excluded["cordoned"] != 1 {
 		t.Errorf("cordoned: %+v", p)
 	}
+	// What was refused is counted by itself, and no outcome is joined to it.
+	hurry := req
+	hurry.FirstTokenBudgetMs, hurry.IfInfeasible = 1, placement.Reject
+	if err := placement.Decide(&hurry, candidates, &policy, sit, d); err != nil || d.Chosen >= 0 {
+		t.Fatalf("chose %d, %v", d.Chosen, err)
+	}
+	e = NewEntry(&hurry, candidates, sit, d)
+	e.Placement = "pl_10"
+	w, _ := s.Watch(Filter{})
+	s.Add(at(10), e, func() placement.Record { return placement.NewRecord(&hurry, candidates, &policy, sit, d, 8) })
+	if got := <-w.Events; got.Kind != EventRefused || got.Entry.Refused != placement.RefusedDeadline {
+		t.Errorf("told %s of %+v", got.Kind, got.Entry)
+	}
+	s.Unwatch(w)
+	if sum := s.Summary(Filter{Since: at(9)})["p"]; sum.Placed != 1 || len(sum.Refused) != 1 || sum.Refused["deadline_impossible"] != 1 {
+		t.Errorf("with a refusal: %+v", sum)
+	}
+	if p := s.Part(chosen, at(0), Filter{Since: at(10)}); p.Considered != 1 || p.Chosen != 0 || p.EvenShare != 0 || p.LostBy[LostRefused] != 1 {
+		t.Errorf("its part in a refusal: %+v", p)
+	}
+	if p := s.Part(candidates[1].Name, at(0), Filter{Since: at(10)}); p.Excluded["cordoned"] != 1 {
+		t.Errorf("the cordoned one's part in a refusal: %+v", p)
+	}
+	if j, err := s.Join("pl_10", outcome.NewOutcome(outcome.ResultDone), outcome.Evidence{}); err != nil || j.Entry != nil || j.News {
+		t.Errorf("an outcome of a refusal: %+v, %v", j, err)
+	}
+	if r := s.Reuse(Filter{Since: at(10)}); len(r) != 0 {
+		t.Errorf("reuse of a refusal: %v", r)
+	}
 	if p := s.Part("gpu-77/vllm-8000/0", at(0), Filter{Pool: "p"}); p.Considered != 0 {
 		t.Errorf("records that list all candidates do not list it: %+v", p)
 	}

@@ -24,6 +24,9 @@ type Options struct {
 	// FullPerSec is the rate of entries kept with their inputs, 200; above it
 	// only summaries are kept.
 	FullPerSec float64
+	// RefusedPerSec is the rate of refusals that are kept, 20; what is refused
+	// beyond is like it, and must not take the room of placements.
+	RefusedPerSec float64
 	// KeepCandidates is how many candidates a full entry keeps, 64.
 	KeepCandidates int
 	// Journal keeps the entries on disk as well; nil: memory only. What it
@@ -158,8 +161,8 @@ type Store struct {
 	byID      map[string]*stored
 	byRequest map[string]*stored // newest of a request id
 	bytes     int64
-	bucket    float64 // full entries that may be kept now
-	bucketAt  time.Time
+	full      allowance // of entries with their inputs
+	refused   allowance // of refusals
 	counts    Counts
 	watchers  map[*Watcher]struct{}
 }
@@ -167,8 +170,8 @@ type Store struct {
 // Counts are what a store did.
 type Counts struct {
 	// Added counts entries, Summaries those kept without inputs, Dropped
-	// those that went for room or age.
-	Added, Summaries, Dropped uint64
+	// those that went for room or age, Unkept refusals above their rate.
+	Added, Summaries, Dropped, Unkept uint64
 	// Joined counts outcomes that met their entry, Repeated second ones of no
 	// higher source, Missed those whose entry is not here.
 	Joined, Repeated, Missed uint64
@@ -176,8 +179,8 @@ type Counts struct {
 
 // New makes an empty store.
 func New(options Options) (*Store, error) {
-	if options.MaxBytes < 0 || options.MaxAge < 0 || options.KeepCandidates < 0 || !(options.FullPerSec >= 0) {
-		return nil, fmt.Errorf("%w: maxBytes, maxAge, fullPerSec and keepCandidates must not be negative: %+v", ErrOptions, options)
+	if options.MaxBytes < 0 || options.MaxAge < 0 || options.KeepCandidates < 0 || !(options.FullPerSec >= 0) || !(options.RefusedPerSec >= 0) {
+		return nil, fmt.Errorf("%w: maxBytes, maxAge, fullPerSec, refusedPerSec and keepCandidates must not be negative: %+v", ErrOptions, options)
 	}
 	if options.MaxBytes == 0 {
 		options.MaxBytes = 256 << 20
@@ -188,12 +191,15 @@ func New(options Options) (*Store, error) {
 	if options.FullPerSec == 0 {
 		options.FullPerSec = 200
 	}
+	if options.RefusedPerSec == 0 {
+		options.RefusedPerSec = 20
+	}
 	if options.KeepCandidates == 0 {
 		options.KeepCandidates = 64
 	}
 	s := &Store{
 		options: options, byID: map[string]*stored{}, byRequest: map[string]*stored{},
-		bucket: options.FullPerSec, watchers: map[*Watcher]struct{}{},
+		full: allowance{left: options.FullPerSec}, refused: allowance{left: options.RefusedPerSec}, watchers: map[*Watcher]struct{}{},
 	}
 	if options.Journal != nil {
 		s.mu.Lock()
@@ -210,13 +216,19 @@ func New(options Options) (*Store, error) {
 // keep.
 func (s *Store) KeepCandidates() int { return s.options.KeepCandidates }
 
-// Add keeps a decision. record makes the inputs and is called only if they
-// are kept; it must hold at most KeepCandidates candidates. An entry whose id
-// is known already changes nothing.
-func (s *Store) Add(now time.Time, e Entry, record func() placement.Record) {
+// Add keeps a decision and reports whether it did: refusals are kept up to a rate.
+// record makes the inputs and is called only if they are kept; it must hold at most
+// KeepCandidates candidates. An entry whose id is known already changes nothing.
+func (s *Store) Add(now time.Time, e Entry, record func() placement.Record) bool {
+	if e.Worker == "" && !s.take(now, &s.refused, s.options.RefusedPerSec) {
+		s.mu.Lock()
+		s.counts.Unkept++
+		s.mu.Unlock()
+		return false
+	}
 	a := &added{entry: e}
 	n := &a.entry
-	a.Entry, n.MadeAt, n.Full, n.Record = n, now, record != nil && s.takeFull(now), nil
+	a.Entry, n.MadeAt, n.Full, n.Record = n, now, record != nil && s.take(now, &s.full, s.options.FullPerSec), nil
 	if n.Full {
 		r := record()
 		n.Record = &r
@@ -226,7 +238,7 @@ func (s *Store) Add(now time.Time, e Entry, record func() placement.Record) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.byID[n.Placement] != nil {
-		return
+		return true
 	}
 	s.counts.Added++
 	if !n.Full {
@@ -235,7 +247,12 @@ func (s *Store) Add(now time.Time, e Entry, record func() placement.Record) {
 	s.insert(&a.stored)
 	s.trim(now)
 	s.options.Journal.put(n, journalEntry)
-	s.tell(EventPlaced, n)
+	kind := EventPlaced
+	if n.Worker == "" {
+		kind = EventRefused
+	}
+	s.tell(kind, n)
+	return true
 }
 
 // insert puts a new entry in.
@@ -253,20 +270,26 @@ func (s *Store) insert(n *stored) {
 	s.bytes += n.bytes
 }
 
-// takeFull reports whether one more full entry is within the rate.
-func (s *Store) takeFull(now time.Time) bool {
+// allowance is how many entries of a kind may be kept now.
+type allowance struct {
+	left float64
+	at   time.Time
+}
+
+// take reports whether one more entry is within the rate of its kind.
+func (s *Store) take(now time.Time, a *allowance, perSec float64) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if elapsed := now.Sub(s.bucketAt); elapsed > 0 {
-		if !s.bucketAt.IsZero() {
-			s.bucket = min(s.bucket+elapsed.Seconds()*s.options.FullPerSec, max(s.options.FullPerSec, 1))
+	if elapsed := now.Sub(a.at); elapsed > 0 {
+		if !a.at.IsZero() {
+			a.left = min(a.left+elapsed.Seconds()*perSec, max(perSec, 1))
 		}
-		s.bucketAt = now
+		a.at = now
 	}
-	if s.bucket < 1 {
+	if a.left < 1 {
 		return false
 	}
-	s.bucket--
+	a.left--
 	return true
 }
 

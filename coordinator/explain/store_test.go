@@ -282,8 +282,29 @@ func TestSampling(t *testing.T) {
 	}
 }
 
+// Refusals are kept up to a rate of their own; placements are not affected.
+func TestRefusalsAreKeptToARate(t *testing.T) {
+	s := newStore(t, Options{RefusedPerSec: 4})
+	refused := func(e *Entry) { e.Worker, e.Refused = "", placement.RefusedOverLimit }
+	kept := 0
+	for i := range 100 {
+		if s.Add(at(0), entry(i, refused), nil) {
+			kept++
+		}
+		if !s.Add(at(0), entry(1000+i), nil) {
+			t.Fatal("a placement is not kept")
+		}
+	}
+	if c := s.Counts(); kept != 4 || c.Unkept != 96 || c.Added != 104 {
+		t.Errorf("%d refusals kept, counts %+v", kept, c)
+	}
+	if !s.Add(at(.5), entry(200, refused), nil) || !s.Add(at(.5), entry(201, refused), nil) || s.Add(at(.5), entry(202, refused), nil) {
+		t.Error("half a second brings no half of the rate")
+	}
+}
+
 func TestOptionsAreChecked(t *testing.T) {
-	for _, options := range []Options{{MaxBytes: -1}, {MaxAge: -1}, {FullPerSec: math.NaN()}, {KeepCandidates: -1}} {
+	for _, options := range []Options{{MaxBytes: -1}, {MaxAge: -1}, {FullPerSec: math.NaN()}, {RefusedPerSec: -1}, {KeepCandidates: -1}} {
 		if _, err := New(options); !errors.Is(err, ErrOptions) {
 			t.Errorf("%+v: %v", options, err)
 		}

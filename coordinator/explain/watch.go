@@ -6,6 +6,7 @@ type EventKind string
 // The kinds.
 const (
 	EventPlaced  EventKind = "placed"
+	EventRefused EventKind = "refused"
 	EventOutcome EventKind = "outcome"
 )
 

@@ -289,16 +289,16 @@ func (t *Terms) Excluded(w *Worker) string {
 
 // PassedOver is why a candidate that could be chosen was left aside whatever its
 // total: its own time is over the limit, or it misses a budget that the chosen
-// keeps. It is empty for all others.
+// keeps, or for which the request was refused. It is empty for all others.
 func (d *Decision) PassedOver(i int, policy *Policy) string {
-	if d.Chosen < 0 || i == d.Chosen || !d.Terms[i].Placeable {
+	t := &d.Terms[i]
+	if i == d.Chosen || !t.Placeable {
 		return ""
 	}
-	t, chosen := &d.Terms[i], &d.Terms[d.Chosen]
 	switch {
-	case t.Missed != BudgetNone && chosen.Missed == BudgetNone:
+	case t.Missed != BudgetNone && (d.Chosen < 0 || d.Terms[d.Chosen].Missed == BudgetNone):
 		return "misses the " + t.Missed.String()
-	case t.OverLimit && !chosen.OverLimit:
+	case t.OverLimit && d.Chosen >= 0 && !d.Terms[d.Chosen].OverLimit:
 		return fmt.Sprintf("own time over limit %s (best + %s%% + %s ms)", number(ownLimit(d.Survey.BestOwnMs, policy)),
 			strconv.FormatFloat(policy.OwnLimitRatio*100, 'f', -1, 64), strconv.FormatFloat(policy.OwnLimitMs, 'f', -1, 64))
 	}

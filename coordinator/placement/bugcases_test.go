@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -115,22 +116,42 @@ func TestLOD13UnknownAttractsNoHerd(t *testing.T) {
 	}
 }
 
-// HOT-01: a shared system prompt does not send everything to its first holder.
+// HOT-01: a shared system prompt does not send everything to its first holder: at
+// three times what one worker can serve it is copied where waiting costs more than
+// computing it again, the reason gives both costs, and nobody waits long.
 func TestHOT01HotPrefixSpreads(t *testing.T) {
+	const shared, prompt, requests = 2000, 2200, 400
 	candidates := idleFleet(8)
-	used := map[int]bool{}
-	for i := range 60 {
-		d := place(t, Request{ID: fmt.Sprint("r", i), PromptTokens: 2200, SharedKey: 9}, candidates)
-		used[d.Chosen] = true
-		if start, recompute := d.Terms[d.Chosen].StartMs, d.Terms[d.Chosen].PrefillMs; start > 2600 {
-			t.Fatalf("request %d waits %v ms, computing takes %v", i, start, recompute)
+	policy := DefaultPolicy()
+	steps := &candidates[0].Worker.Steps
+	warmMs, recomputeMs := steps.PrefillMs(shared, prompt-shared), steps.PrefillMs(0, prompt)
+	r := rand.New(rand.NewPCG(1, 1))
+	used, waits, copied := map[int]bool{}, []float64(nil), 0
+	for i, now := 0, 1e6; i < requests; i, now = i+1, now+r.ExpFloat64()*warmMs/3 {
+		for k := range candidates {
+			w := candidates[k].Worker
+			w.LoadAtMs, w.View.AtMs = now-100, now-400
 		}
+		var d Decision
+		req := Request{ID: fmt.Sprint("r", i), PromptTokens: prompt, SharedKey: 9}
+		if err := Decide(&req, candidates, &policy, Situation{NowMs: now, ArrivalsPerMs: math.NaN(), MeanOutputTokens: 64}, &d); err != nil {
+			t.Fatal(err)
+		}
+		used[d.Chosen], waits = true, append(waits, d.Terms[d.Chosen].StartMs)
 		c := &candidates[d.Chosen]
-		claimOn(c, 1e6, d.Terms[d.Chosen].UncachedTokens)
-		c.MatchedTokens, c.Predicted = 2000, true
+		if d.Redirected() {
+			copied++
+			if because := d.Because(candidates); !strings.Contains(because, "whose wait (") || !strings.Contains(because, "costs more than computing 2,200 tokens (") {
+				t.Errorf("the reason does not give both costs: %q", because)
+			}
+		}
+		w := *c.Worker
+		w.Waiting.Fold(&w.Steps, now, max(0, d.Terms[d.Chosen].ReuseTokens), d.Terms[d.Chosen].UncachedTokens)
+		c.Worker, c.MatchedTokens, c.Predicted = &w, shared, true
 	}
-	if len(used) < 4 {
-		t.Errorf("%d of 8 workers used", len(used))
+	slices.Sort(waits)
+	if p95 := waits[len(waits)*95/100]; len(used) < 4 || copied != len(used)-1 || p95 > ownLimit(recomputeMs, &policy) {
+		t.Errorf("%d of 8 workers used, copied %d times, p95 wait %.0f ms where computing takes %.0f", len(used), copied, p95, recomputeMs)
 	}
 }
 

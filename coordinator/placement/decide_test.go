@@ -200,6 +200,9 @@ func TestPassedOver(t *testing.T) {
 	if d = decide(Request{ID: "r", PromptTokens: 16_384}); d.PassedOver(1, &policy) != "" {
 		t.Errorf("a cordoned worker: %q", d.PassedOver(1, &policy))
 	}
+	if d = decide(Request{ID: "r", PromptTokens: 16_384, FirstTokenBudgetMs: 1, IfInfeasible: Reject}); d.Chosen >= 0 || d.PassedOver(0, &policy) != "misses the first-token budget" {
+		t.Errorf("refused for a budget: %q", d.PassedOver(0, &policy))
+	}
 	candidates[0].Worker.Barred, candidates[2].Worker.Barred = ReasonCordoned, ReasonCordoned
 	if d = decide(Request{ID: "r", PromptTokens: 16_384}); d.Chosen >= 0 || d.PassedOver(0, &policy) != "" {
 		t.Errorf("nobody was chosen: %q", d.PassedOver(0, &policy))

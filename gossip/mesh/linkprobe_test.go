@@ -87,7 +87,7 @@ func TestLinkProbeStrangers(t *testing.T) {
 	if _, err := wrong.Write(append([]byte{probePreface}, make([]byte, 16)...)); err != nil {
 		t.Fatal(err)
 	}
-	if answer, err := io.ReadAll(wrong); err == nil && len(answer) > 0 {
+	if answer, _ := io.ReadAll(wrong); len(answer) > 0 { // the stream may be reset
 		t.Errorf("a wrong token is answered with %x", answer)
 	}
 	if b.counts.droppedFor("stream_limit") == 0 {

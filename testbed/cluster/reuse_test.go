@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -156,8 +157,17 @@ func TestSaltsAndAdaptersAreDomainsOfTheirOwn(t *testing.T) {
 		if got := r.expects(0, w, a); got != 0 {
 			t.Errorf("salt %q adapter %q: %d tokens expected before the first request", a.salt, a.adapter, got)
 		}
-		if s := r.serve(0, a); s.actual != 0 {
-			t.Fatalf("salt %q adapter %q: the engine reused %d of another domain", a.salt, a.adapter, s.actual)
+		first := r.serve(0, a)
+		if first.actual != 0 {
+			t.Fatalf("salt %q adapter %q: the engine reused %d of another domain", a.salt, a.adapter, first.actual)
+		}
+		// The explanation does not tell either that another domain holds it.
+		rec, err := r.record(0, first.placement.GetPlacementId())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if terms := rec.GetPlacement().GetTerms(); len(terms) != 1 || terms[0].GetReuseTokens() != 0 || rec.GetReachableTokens() != 0 || !strings.HasSuffix(rec.GetPlacement().GetBecause(), "no worker is known to hold a prefix") {
+			t.Errorf("salt %q adapter %q: explained by %q, terms %v, reachable %d", a.salt, a.adapter, rec.GetPlacement().GetBecause(), terms, rec.GetReachableTokens())
 		}
 		r.settled(w, a, len(prompt), block)
 		if s := r.serve(0, a); s.expected != s.actual || s.actual == 0 {

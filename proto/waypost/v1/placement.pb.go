@@ -1225,7 +1225,9 @@ type Refusal struct {
 	// Workers per reason.
 	Workers map[string]uint32 `protobuf:"bytes,3,rep,name=workers" json:"workers,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
 	// One sentence for a person.
-	Detail        *string `protobuf:"bytes,4,opt,name=detail" json:"detail,omitempty"`
+	Detail *string `protobuf:"bytes,4,opt,name=detail" json:"detail,omitempty"`
+	// Id that the decision is explained under; unset: it is not kept.
+	PlacementId   *string `protobuf:"bytes,5,opt,name=placement_id,json=placementId" json:"placement_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1284,6 +1286,13 @@ func (x *Refusal) GetWorkers() map[string]uint32 {
 func (x *Refusal) GetDetail() string {
 	if x != nil && x.Detail != nil {
 		return *x.Detail
+	}
+	return ""
+}
+
+func (x *Refusal) GetPlacementId() string {
+	if x != nil && x.PlacementId != nil {
+		return *x.PlacementId
 	}
 	return ""
 }
@@ -2293,8 +2302,10 @@ type DecisionSummary struct {
 	// By what was not normal.
 	Marks map[string]uint32 `protobuf:"bytes,5,rep,name=marks" json:"marks,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
 	// Decisions with an outcome, and of these those mispredicted.
-	Reported      *uint32 `protobuf:"varint,6,opt,name=reported" json:"reported,omitempty"`
-	Mispredicted  *uint32 `protobuf:"varint,7,opt,name=mispredicted" json:"mispredicted,omitempty"`
+	Reported     *uint32 `protobuf:"varint,6,opt,name=reported" json:"reported,omitempty"`
+	Mispredicted *uint32 `protobuf:"varint,7,opt,name=mispredicted" json:"mispredicted,omitempty"`
+	// Decisions that named nobody, by reason.
+	Refused       map[string]uint32 `protobuf:"bytes,8,rep,name=refused" json:"refused,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2376,6 +2387,13 @@ func (x *DecisionSummary) GetMispredicted() uint32 {
 		return *x.Mispredicted
 	}
 	return 0
+}
+
+func (x *DecisionSummary) GetRefused() map[string]uint32 {
+	if x != nil {
+		return x.Refused
+	}
+	return nil
 }
 
 // WatchPlacementsRequest filters the stream; unset fields match all.
@@ -2463,7 +2481,7 @@ func (x *WatchPlacementsRequest) GetMispredicted() bool {
 // WatchPlacementsResponse is one decision, or what became of it.
 type WatchPlacementsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// placed, or outcome for a decision whose outcome came or was settled.
+	// placed, refused, or outcome for a decision whose outcome came or was settled.
 	Kind *string `protobuf:"bytes,1,opt,name=kind" json:"kind,omitempty"`
 	// The record, without terms.
 	Record *PlacementRecord `protobuf:"bytes,2,opt,name=record" json:"record,omitempty"`
@@ -2565,8 +2583,10 @@ type PlacementRecord struct {
 	// output_tokens_max, below what else was expected), learnt mean or prior;
 	// empty: not kept.
 	OutputTokensSource *string `protobuf:"bytes,18,opt,name=output_tokens_source,json=outputTokensSource" json:"output_tokens_source,omitempty"`
-	unknownFields      protoimpl.UnknownFields
-	sizeCache          protoimpl.SizeCache
+	// Why nobody was named; unset: a worker was.
+	Refusal       *Refusal `protobuf:"bytes,19,opt,name=refusal" json:"refusal,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PlacementRecord) Reset() {
@@ -2725,6 +2745,13 @@ func (x *PlacementRecord) GetOutputTokensSource() string {
 	return ""
 }
 
+func (x *PlacementRecord) GetRefusal() *Refusal {
+	if x != nil {
+		return x.Refusal
+	}
+	return nil
+}
+
 var File_waypost_v1_placement_proto protoreflect.FileDescriptor
 
 const file_waypost_v1_placement_proto_rawDesc = "" +
@@ -2848,12 +2875,13 @@ const file_waypost_v1_placement_proto_rawDesc = "" +
 	"\ahand_ms\x18\x0f \x01(\x01R\x06handMs\x12\x1b\n" +
 	"\tpull_note\x18\x10 \x01(\tR\bpullNote\x12\x1f\n" +
 	"\vpassed_over\x18\x11 \x01(\tR\n" +
-	"passedOver\"\xd7\x01\n" +
+	"passedOver\"\xfa\x01\n" +
 	"\aRefusal\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12$\n" +
 	"\x0eretry_after_ms\x18\x02 \x01(\x01R\fretryAfterMs\x12:\n" +
 	"\aworkers\x18\x03 \x03(\v2 .waypost.v1.Refusal.WorkersEntryR\aworkers\x12\x16\n" +
-	"\x06detail\x18\x04 \x01(\tR\x06detail\x1a:\n" +
+	"\x06detail\x18\x04 \x01(\tR\x06detail\x12!\n" +
+	"\fplacement_id\x18\x05 \x01(\tR\vplacementId\x1a:\n" +
 	"\fWorkersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\rR\x05value:\x028\x01\"I\n" +
@@ -2926,7 +2954,7 @@ const file_waypost_v1_placement_proto_rawDesc = "" +
 	"\x04pool\x18\x02 \x01(\tR\x04pool\"h\n" +
 	"\x1bSummarizePlacementsResponse\x121\n" +
 	"\x05pools\x18\x01 \x03(\v2\x1b.waypost.v1.DecisionSummaryR\x05pools\x12\x16\n" +
-	"\x06silent\x18\x02 \x03(\tR\x06silent\"\xae\x03\n" +
+	"\x06silent\x18\x02 \x03(\tR\x06silent\"\xae\x04\n" +
 	"\x0fDecisionSummary\x12\x12\n" +
 	"\x04pool\x18\x01 \x01(\tR\x04pool\x12\x16\n" +
 	"\x06placed\x18\x02 \x01(\rR\x06placed\x12\x1e\n" +
@@ -2936,12 +2964,16 @@ const file_waypost_v1_placement_proto_rawDesc = "" +
 	"\x0edeciding_terms\x18\x04 \x03(\v2..waypost.v1.DecisionSummary.DecidingTermsEntryR\rdecidingTerms\x12<\n" +
 	"\x05marks\x18\x05 \x03(\v2&.waypost.v1.DecisionSummary.MarksEntryR\x05marks\x12\x1a\n" +
 	"\breported\x18\x06 \x01(\rR\breported\x12\"\n" +
-	"\fmispredicted\x18\a \x01(\rR\fmispredicted\x1a@\n" +
+	"\fmispredicted\x18\a \x01(\rR\fmispredicted\x12B\n" +
+	"\arefused\x18\b \x03(\v2(.waypost.v1.DecisionSummary.RefusedEntryR\arefused\x1a@\n" +
 	"\x12DecidingTermsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\rR\x05value:\x028\x01\x1a8\n" +
 	"\n" +
 	"MarksEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\rR\x05value:\x028\x01\x1a:\n" +
+	"\fRefusedEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\rR\x05value:\x028\x01\"\xa0\x01\n" +
 	"\x16WatchPlacementsRequest\x12\x12\n" +
@@ -2955,7 +2987,7 @@ const file_waypost_v1_placement_proto_rawDesc = "" +
 	"\x17WatchPlacementsResponse\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x123\n" +
 	"\x06record\x18\x02 \x01(\v2\x1b.waypost.v1.PlacementRecordR\x06record\x12\x16\n" +
-	"\x06missed\x18\x03 \x01(\rR\x06missed\"\xaa\x05\n" +
+	"\x06missed\x18\x03 \x01(\rR\x06missed\"\xd9\x05\n" +
 	"\x0fPlacementRecord\x123\n" +
 	"\tplacement\x18\x01 \x01(\v2\x15.waypost.v1.PlacementR\tplacement\x12\x1d\n" +
 	"\n" +
@@ -2979,7 +3011,8 @@ const file_waypost_v1_placement_proto_rawDesc = "" +
 	"redirected\x18\x10 \x01(\bR\n" +
 	"redirected\x12)\n" +
 	"\x10reachable_tokens\x18\x11 \x01(\rR\x0freachableTokens\x120\n" +
-	"\x14output_tokens_source\x18\x12 \x01(\tR\x12outputTokensSource2\xed\x06\n" +
+	"\x14output_tokens_source\x18\x12 \x01(\tR\x12outputTokensSource\x12-\n" +
+	"\arefusal\x18\x13 \x01(\v2\x13.waypost.v1.RefusalR\arefusal2\xed\x06\n" +
 	"\x10PlacementService\x12<\n" +
 	"\x05Place\x12\x18.waypost.v1.PlaceRequest\x1a\x19.waypost.v1.PlaceResponse\x12K\n" +
 	"\n" +
@@ -3005,7 +3038,7 @@ func file_waypost_v1_placement_proto_rawDescGZIP() []byte {
 	return file_waypost_v1_placement_proto_rawDescData
 }
 
-var file_waypost_v1_placement_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
+var file_waypost_v1_placement_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
 var file_waypost_v1_placement_proto_goTypes = []any{
 	(*Input)(nil),                       // 0: waypost.v1.Input
 	(*PrefixKeys)(nil),                  // 1: waypost.v1.PrefixKeys
@@ -3044,11 +3077,12 @@ var file_waypost_v1_placement_proto_goTypes = []any{
 	nil,                                 // 34: waypost.v1.Refusal.WorkersEntry
 	nil,                                 // 35: waypost.v1.DecisionSummary.DecidingTermsEntry
 	nil,                                 // 36: waypost.v1.DecisionSummary.MarksEntry
-	(*structpb.Struct)(nil),             // 37: google.protobuf.Struct
+	nil,                                 // 37: waypost.v1.DecisionSummary.RefusedEntry
+	(*structpb.Struct)(nil),             // 38: google.protobuf.Struct
 }
 var file_waypost_v1_placement_proto_depIdxs = []int32{
-	37, // 0: waypost.v1.Input.messages:type_name -> google.protobuf.Struct
-	37, // 1: waypost.v1.Input.tools:type_name -> google.protobuf.Struct
+	38, // 0: waypost.v1.Input.messages:type_name -> google.protobuf.Struct
+	38, // 1: waypost.v1.Input.tools:type_name -> google.protobuf.Struct
 	1,  // 2: waypost.v1.Input.prefix_keys:type_name -> waypost.v1.PrefixKeys
 	2,  // 3: waypost.v1.PrefixKeys.points:type_name -> waypost.v1.PrefixPoint
 	0,  // 4: waypost.v1.PlaceRequest.input:type_name -> waypost.v1.Input
@@ -3062,7 +3096,7 @@ var file_waypost_v1_placement_proto_depIdxs = []int32{
 	10, // 12: waypost.v1.Placement.terms:type_name -> waypost.v1.Terms
 	6,  // 13: waypost.v1.Placement.prefill_worker:type_name -> waypost.v1.WorkerRef
 	32, // 14: waypost.v1.WorkerRef.headers:type_name -> waypost.v1.WorkerRef.HeadersEntry
-	37, // 15: waypost.v1.WorkerRef.body_patch:type_name -> google.protobuf.Struct
+	38, // 15: waypost.v1.WorkerRef.body_patch:type_name -> google.protobuf.Struct
 	6,  // 16: waypost.v1.PullPlan.source:type_name -> waypost.v1.WorkerRef
 	33, // 17: waypost.v1.Basis.excluded_workers:type_name -> waypost.v1.Basis.ExcludedWorkersEntry
 	34, // 18: waypost.v1.Refusal.workers:type_name -> waypost.v1.Refusal.WorkersEntry
@@ -3073,34 +3107,36 @@ var file_waypost_v1_placement_proto_depIdxs = []int32{
 	28, // 23: waypost.v1.SummarizePlacementsResponse.pools:type_name -> waypost.v1.DecisionSummary
 	35, // 24: waypost.v1.DecisionSummary.deciding_terms:type_name -> waypost.v1.DecisionSummary.DecidingTermsEntry
 	36, // 25: waypost.v1.DecisionSummary.marks:type_name -> waypost.v1.DecisionSummary.MarksEntry
-	31, // 26: waypost.v1.WatchPlacementsResponse.record:type_name -> waypost.v1.PlacementRecord
-	5,  // 27: waypost.v1.PlacementRecord.placement:type_name -> waypost.v1.Placement
-	14, // 28: waypost.v1.PlacementRecord.outcome:type_name -> waypost.v1.ReportOutcomeRequest
-	3,  // 29: waypost.v1.PlacementService.Place:input_type -> waypost.v1.PlaceRequest
-	12, // 30: waypost.v1.PlacementService.PlaceBatch:input_type -> waypost.v1.PlaceBatchRequest
-	14, // 31: waypost.v1.PlacementService.ReportOutcome:input_type -> waypost.v1.ReportOutcomeRequest
-	16, // 32: waypost.v1.PlacementService.RenewPlacement:input_type -> waypost.v1.RenewPlacementRequest
-	18, // 33: waypost.v1.PlacementService.ReleasePlacement:input_type -> waypost.v1.ReleasePlacementRequest
-	20, // 34: waypost.v1.PlacementService.LearnTokens:input_type -> waypost.v1.LearnTokensRequest
-	22, // 35: waypost.v1.PlacementService.GetPlacement:input_type -> waypost.v1.GetPlacementRequest
-	24, // 36: waypost.v1.PlacementService.ListPlacements:input_type -> waypost.v1.ListPlacementsRequest
-	26, // 37: waypost.v1.PlacementService.SummarizePlacements:input_type -> waypost.v1.SummarizePlacementsRequest
-	29, // 38: waypost.v1.PlacementService.WatchPlacements:input_type -> waypost.v1.WatchPlacementsRequest
-	4,  // 39: waypost.v1.PlacementService.Place:output_type -> waypost.v1.PlaceResponse
-	13, // 40: waypost.v1.PlacementService.PlaceBatch:output_type -> waypost.v1.PlaceBatchResponse
-	15, // 41: waypost.v1.PlacementService.ReportOutcome:output_type -> waypost.v1.ReportOutcomeResponse
-	17, // 42: waypost.v1.PlacementService.RenewPlacement:output_type -> waypost.v1.RenewPlacementResponse
-	19, // 43: waypost.v1.PlacementService.ReleasePlacement:output_type -> waypost.v1.ReleasePlacementResponse
-	21, // 44: waypost.v1.PlacementService.LearnTokens:output_type -> waypost.v1.LearnTokensResponse
-	23, // 45: waypost.v1.PlacementService.GetPlacement:output_type -> waypost.v1.GetPlacementResponse
-	25, // 46: waypost.v1.PlacementService.ListPlacements:output_type -> waypost.v1.ListPlacementsResponse
-	27, // 47: waypost.v1.PlacementService.SummarizePlacements:output_type -> waypost.v1.SummarizePlacementsResponse
-	30, // 48: waypost.v1.PlacementService.WatchPlacements:output_type -> waypost.v1.WatchPlacementsResponse
-	39, // [39:49] is the sub-list for method output_type
-	29, // [29:39] is the sub-list for method input_type
-	29, // [29:29] is the sub-list for extension type_name
-	29, // [29:29] is the sub-list for extension extendee
-	0,  // [0:29] is the sub-list for field type_name
+	37, // 26: waypost.v1.DecisionSummary.refused:type_name -> waypost.v1.DecisionSummary.RefusedEntry
+	31, // 27: waypost.v1.WatchPlacementsResponse.record:type_name -> waypost.v1.PlacementRecord
+	5,  // 28: waypost.v1.PlacementRecord.placement:type_name -> waypost.v1.Placement
+	14, // 29: waypost.v1.PlacementRecord.outcome:type_name -> waypost.v1.ReportOutcomeRequest
+	11, // 30: waypost.v1.PlacementRecord.refusal:type_name -> waypost.v1.Refusal
+	3,  // 31: waypost.v1.PlacementService.Place:input_type -> waypost.v1.PlaceRequest
+	12, // 32: waypost.v1.PlacementService.PlaceBatch:input_type -> waypost.v1.PlaceBatchRequest
+	14, // 33: waypost.v1.PlacementService.ReportOutcome:input_type -> waypost.v1.ReportOutcomeRequest
+	16, // 34: waypost.v1.PlacementService.RenewPlacement:input_type -> waypost.v1.RenewPlacementRequest
+	18, // 35: waypost.v1.PlacementService.ReleasePlacement:input_type -> waypost.v1.ReleasePlacementRequest
+	20, // 36: waypost.v1.PlacementService.LearnTokens:input_type -> waypost.v1.LearnTokensRequest
+	22, // 37: waypost.v1.PlacementService.GetPlacement:input_type -> waypost.v1.GetPlacementRequest
+	24, // 38: waypost.v1.PlacementService.ListPlacements:input_type -> waypost.v1.ListPlacementsRequest
+	26, // 39: waypost.v1.PlacementService.SummarizePlacements:input_type -> waypost.v1.SummarizePlacementsRequest
+	29, // 40: waypost.v1.PlacementService.WatchPlacements:input_type -> waypost.v1.WatchPlacementsRequest
+	4,  // 41: waypost.v1.PlacementService.Place:output_type -> waypost.v1.PlaceResponse
+	13, // 42: waypost.v1.PlacementService.PlaceBatch:output_type -> waypost.v1.PlaceBatchResponse
+	15, // 43: waypost.v1.PlacementService.ReportOutcome:output_type -> waypost.v1.ReportOutcomeResponse
+	17, // 44: waypost.v1.PlacementService.RenewPlacement:output_type -> waypost.v1.RenewPlacementResponse
+	19, // 45: waypost.v1.PlacementService.ReleasePlacement:output_type -> waypost.v1.ReleasePlacementResponse
+	21, // 46: waypost.v1.PlacementService.LearnTokens:output_type -> waypost.v1.LearnTokensResponse
+	23, // 47: waypost.v1.PlacementService.GetPlacement:output_type -> waypost.v1.GetPlacementResponse
+	25, // 48: waypost.v1.PlacementService.ListPlacements:output_type -> waypost.v1.ListPlacementsResponse
+	27, // 49: waypost.v1.PlacementService.SummarizePlacements:output_type -> waypost.v1.SummarizePlacementsResponse
+	30, // 50: waypost.v1.PlacementService.WatchPlacements:output_type -> waypost.v1.WatchPlacementsResponse
+	41, // [41:51] is the sub-list for method output_type
+	31, // [31:41] is the sub-list for method input_type
+	31, // [31:31] is the sub-list for extension type_name
+	31, // [31:31] is the sub-list for extension extendee
+	0,  // [0:31] is the sub-list for field type_name
 }
 
 func init() { file_waypost_v1_placement_proto_init() }
@@ -3118,7 +3154,7 @@ func file_waypost_v1_placement_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_waypost_v1_placement_proto_rawDesc), len(file_waypost_v1_placement_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   37,
+			NumMessages:   38,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
