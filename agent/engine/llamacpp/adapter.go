@@ -223,7 +223,7 @@ func (p *poller) readMetrics(ctx context.Context) error {
 	if p.known {
 		p.sink.Load(0, c.load(at))
 		if c.faults > 0 {
-			p.sink.Counted(0, "metricFaults", c.faults)
+			p.sink.Counted(0, engine.CountMetricFaults, c.faults)
 		}
 	}
 	return nil
@@ -241,7 +241,7 @@ func (p *poller) readSlots(ctx context.Context) error {
 	}
 	page, err := parseSlots(p.buf.Bytes())
 	if err != nil {
-		p.sink.Counted(0, "slotFaults", 1)
+		p.sink.Counted(0, engine.CountSlotFaults, 1)
 		return err
 	}
 	if p.known && p.noMetrics {
@@ -287,6 +287,9 @@ func (p *poller) learn(ctx context.Context) error {
 	}
 	f.StartMark = p.mark
 	p.factsAt = time.Now()
+	if n := p.a.client.Odd(); n > 0 {
+		p.sink.Counted(0, engine.CountFactFaults, n)
+	}
 	if f.MaxRunning > 0 && p.mirrors != nil && !p.noSlots {
 		f.Capabilities |= engine.WantsClaimPoints
 	}
