@@ -106,8 +106,9 @@ type Engine struct {
 	// Flags are the words of the command line, after those that stand for its other
 	// settings. They may hold keys: they are looked at and never told.
 	Flags Flags
-	// forwarded are the addresses on this host of its ports, by the port in its own
-	// network namespace.
+	// addresses are those of its own network namespace, forwarded the addresses on
+	// this host of its ports, by the port there.
+	addresses map[netip.Addr]bool
 	forwarded map[int]netip.AddrPort
 	// settings are what it was told besides; nil: nothing.
 	settings *settings
@@ -339,7 +340,8 @@ func (s *Scanner) engineOf(c candidate, own procnet.Sockets, out *Result) Engine
 	}
 	e.Place, e.Address, e.Port = Here, socket.Address.Addr(), int(socket.Address.Port())
 	if _, here := own[socket.Inode]; !here {
-		e.Place, e.forwarded = Elsewhere, s.published(c.pid)
+		e.Place, e.addresses = Elsewhere, s.localAddresses(c.pid)
+		e.forwarded = s.published(e.addresses)
 	}
 	return e
 }

@@ -80,7 +80,7 @@ func (s *Scanner) listens(pid int, own procnet.Sockets) (at []netip.AddrPort) {
 	}
 	if len(at) == 0 && len(s.forwards) > 0 {
 		if theirs, err := procnet.Read(s.proc, strconv.Itoa(pid)+"/net"); err == nil {
-			published := s.published(pid)
+			published := s.published(s.localAddresses(pid))
 			for inode := range held {
 				if k, there := theirs[inode]; there {
 					if a, ok := published[int(k.Address.Port())]; ok {
