@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"waypost/agent/engine"
@@ -60,8 +61,16 @@ type proberOptions struct {
 // prober measures the hashing boundary of one engine: it asks for the token ids
 // of fixed probes, at most one a second and, but for the first time in a life, at
 // most one request a second, and keeps one keyed hash per token.
+//
+// That is a budget of its own besides the one request a second for all other
+// facts: a difference must be found within ten seconds, and no engine answers
+// several probes at once. The first measurement of a life takes eight seconds and
+// as many requests, of an engine that renders with two requests twelve; over any
+// minute both together stay below one a second.
 type prober struct {
 	proberOptions
+	// requests counts those that the engine was sent.
+	requests atomic.Int64
 
 	mu   sync.Mutex
 	life engineLife
@@ -132,13 +141,19 @@ func (p *prober) step(ctx context.Context) (asked int) {
 	ctx, cancel := context.WithTimeout(ctx, tokenizeTimeout)
 	defer cancel()
 	if key == datesKey {
+		p.requests.Add(1)
 		p.readDates(ctx)
 		return 1
 	}
 	probe := probeOf(key)
-	asked = 1
-	if c, ok := p.tokenizer.(engine.RenderCoster); ok && probe.ChatJSON != nil && p.seen(key) {
-		asked = c.RenderRequests()
+	cost := 1
+	if c, ok := p.tokenizer.(engine.RenderCoster); ok && probe.ChatJSON != nil {
+		cost = c.RenderRequests()
+	}
+	p.requests.Add(int64(cost))
+	asked = cost
+	if !p.seen(key) {
+		asked = 1
 	}
 	ids, err := p.ask(ctx, probe)
 	if p.took(key, ids, err) {

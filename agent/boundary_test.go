@@ -397,6 +397,9 @@ func TestBoundaryOfCostlyRendering(t *testing.T) {
 		if n := e.asked.Load() - first; first > 12 || n > 12 {
 			t.Errorf("%d requests at first, then %d in 10 s", first, n)
 		}
+		if n := p.requests.Load(); n != e.asked.Load() {
+			t.Errorf("%d requests are told, %d were sent", n, e.asked.Load())
+		}
 		cancel()
 		<-done
 	})
@@ -446,6 +449,9 @@ func TestProberAsksAtMostOnceASecond(t *testing.T) {
 		time.Sleep(10 * time.Minute)
 		if n := e.asked.Load() - quiet; n < 3 || n > 30 {
 			t.Errorf("%d questions in 10 quiet minutes", n)
+		}
+		if n := p.requests.Load(); n != e.asked.Load() {
+			t.Errorf("%d requests are told, %d were sent", n, e.asked.Load())
 		}
 		before := p.vector()
 		e.revised.Store(7)

@@ -3,6 +3,7 @@ package agent
 import (
 	"fmt"
 	"net"
+	"net/netip"
 	"net/url"
 	"slices"
 	"strings"
@@ -127,10 +128,10 @@ func (d *discovery) follow(engines []discover.Engine, now time.Time) {
 	var fresh []*discover.Engine
 	for i := range engines {
 		e := &engines[i]
-		if !served(e) {
+		w, unwanted := d.a.watchedAt(e), d.unwanted(e)
+		if !served(e, w) {
 			continue
 		}
-		w, unwanted := d.a.watchedAt(e), d.unwanted(e)
 		switch {
 		case w != nil && !present[w] && (w.configured || unwanted == ""):
 			present[w] = true
@@ -155,10 +156,11 @@ func (d *discovery) follow(engines []discover.Engine, now time.Time) {
 	d.mapGPUs()
 }
 
-// served says whether an engine takes requests at this host.
-func served(e *discover.Engine) bool {
+// served says whether an engine takes requests at a place that this host reaches;
+// w is the watched engine there, nil: there is none.
+func served(e *discover.Engine, w *watched) bool {
 	_, published := e.Published()
-	return (e.Place == discover.Here || published) && (e.Group == nil || e.Group.Front)
+	return (e.Place == discover.Here || published || w != nil) && (e.Group == nil || e.Group.Front)
 }
 
 // unwanted says why an engine that is found is not served unasked; empty: it is.
@@ -183,19 +185,18 @@ func (d *discovery) distrusted(e *discover.Engine) string {
 // watchedAt is the engine that is watched at the place of one that was found;
 // nil: there is none.
 func (a *Agent) watchedAt(e *discover.Engine) *watched {
-	port, published := e.Port, false
-	if at, ok := e.Published(); ok {
-		port, published = int(at.Port()), true
-	}
 	for _, w := range a.watching() {
 		u, err := url.Parse(w.target.URL)
-		if err != nil || w.target.Kind != e.Kind && w.target.Kind != "generic" || portOf(u) != fmt.Sprint(port) {
+		if err != nil || w.target.Kind != e.Kind && w.target.Kind != "generic" {
 			continue
 		}
-		if published {
-			if w.configured && a.isOwn(u.Hostname()) {
+		if e.Place == discover.Elsewhere {
+			if w.configured && a.reaches(u, e) {
 				return w
 			}
+			continue
+		}
+		if portOf(u) != fmt.Sprint(e.Port) {
 			continue
 		}
 		if !w.configured {
@@ -209,6 +210,17 @@ func (a *Agent) watchedAt(e *discover.Engine) *watched {
 		}
 	}
 	return nil
+}
+
+// reaches says whether a URL leads to an engine in another network namespace:
+// through a port of this host's that is forwarded, or at an address of the
+// engine's own.
+func (a *Agent) reaches(u *url.URL, e *discover.Engine) bool {
+	if at, published := e.Published(); published && portOf(u) == fmt.Sprint(at.Port()) && a.isOwn(u.Hostname()) {
+		return true
+	}
+	at, err := netip.ParseAddrPort(net.JoinHostPort(u.Hostname(), portOf(u)))
+	return err == nil && e.ReachedAt(at)
 }
 
 // isOwn says whether an address is this host's: loopback, or where others reach

@@ -83,7 +83,7 @@ func (a *Agent) checkDiscovery(l *doctor.List) {
 				break
 			}
 			l.Good(discover.CheckReachable, a.name, share)
-		case e.Place == discover.Elsewhere:
+		case e.Place == discover.Elsewhere && a.watchedAt(e) == nil:
 			if elsewhere[e.Kind] > 0 {
 				elsewhere[e.Kind]--
 				continue
@@ -108,9 +108,6 @@ func (a *Agent) checkDiscovery(l *doctor.List) {
 // checkPublished tells of an engine in a container that this host reaches through
 // a port of its own.
 func (a *Agent) checkPublished(l *doctor.List, subject, found string, e *discover.Engine, at netip.AddrPort) {
-	if a.watchedAt(e) != nil {
-		return // agent.toml names it, and it is told of as any other
-	}
 	live, replay, missing := e.PublishedEvents()
 	fix := fmt.Sprintf("[[engine]]\nkind = %q\nurl = \"http://%s\"", e.Kind, at)
 	if live != "" {

@@ -84,17 +84,17 @@ func (g *gpuTruth) policyNow() *nvml.Policy {
 	return g.policy
 }
 
-// engineProcesses finds the processes that listen on engines' ports, with the
+// engineProcesses finds the processes that listen at engines' addresses, with the
 // engine of each; all says that every engine of this host was found.
 func (g *gpuTruth) engineProcesses(urls map[string]string) (engines map[int]string, all bool) {
 	engines, all = map[int]string{}, true
 	for name, target := range urls {
-		port, ok := process.Local(target)
+		at, ok := process.Local(target)
 		if !ok {
 			all = false
 			continue
 		}
-		pids, err := g.listeners.PIDs(port)
+		pids, err := g.listeners.PIDs(at)
 		all = all && err == nil && len(pids) > 0
 		for _, pid := range pids {
 			engines[pid] = name

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"flag"
 	"os"
 	"path/filepath"
 	"strings"
@@ -19,7 +20,13 @@ import (
 	"waypost/systemd/daemon"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	// The tests of lying engines wait more than they compute.
+	if err := flag.Set("test.parallel", "64"); err != nil {
+		panic(err)
+	}
+	goleak.VerifyTestMain(m)
+}
 
 var testFacts = engine.Facts{Model: "m", Version: "0.32.0", BlockTokens: 16, PoolBlocks: 1000, MaxRunning: 8, StepTokens: 8192, StartMark: 7}
 

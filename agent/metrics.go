@@ -22,7 +22,7 @@ type collector struct {
 
 	up, running, waiting, queue, kvUsed, step, cached, incarnation, coverage, faults *prometheus.Desc
 	prefill, lag, claims, claimEvents, events, gaps, lost, trust                     *prometheus.Desc
-	build, doctor, cpu                                                               *prometheus.Desc
+	build, doctor, cpu, probes                                                       *prometheus.Desc
 }
 
 func newCollector(a *Agent) *collector {
@@ -51,13 +51,14 @@ func newCollector(a *Agent) *collector {
 		lost:        d("engine_event_batches_lost_total", "Event batches that were missed and that the engine has no more; absent: it tells none.", "worker"),
 		trust:       d("view_trust_ratio", "Factor on credit for the worker's cache: the share of expected tokens that was found; absent: too few outcomes.", "worker"),
 		cpu:         d("agent_cpu_seconds_total", "Processor time of the agent's process, without that of the driver's child; absent: the system does not tell."),
+		probes:      d("boundary_requests_total", "Requests to an engine's tokenizer that measure its hashing boundary: when it comes up one question a second for eight seconds, later one every two minutes.", "engine"),
 		build:       d("build_info", "Version of this program.", "version"),
 	}
 }
 
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{c.up, c.running, c.waiting, c.queue, c.kvUsed, c.step, c.cached, c.incarnation, c.coverage, c.faults, c.prefill, c.lag, c.claims, c.claimEvents, c.events, c.gaps, c.lost, c.trust, c.build, c.doctor, c.cpu} {
+	for _, d := range []*prometheus.Desc{c.up, c.running, c.waiting, c.queue, c.kvUsed, c.step, c.cached, c.incarnation, c.coverage, c.faults, c.prefill, c.lag, c.claims, c.claimEvents, c.events, c.gaps, c.lost, c.trust, c.build, c.doctor, c.cpu, c.probes} {
 		ch <- d
 	}
 }
@@ -76,6 +77,9 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	now := time.Now()
 	for _, w := range c.a.watching() {
+		if w.prober != nil {
+			ch <- prometheus.MustNewConstMetric(c.probes, prometheus.CounterValue, float64(w.prober.requests.Load()), c.a.subject(w.target.Name))
+		}
 		for _, r := range w.all() {
 			rep := r.report(now)
 			worker := c.a.workerName(r)

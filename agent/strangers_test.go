@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -113,5 +114,48 @@ func TestPublishedEngineIsNamedWithTheFix(t *testing.T) {
 	}
 	if got := named.truth.gpusOf(w.target.Name); len(got) != 1 || got[0] != "GPU-a" {
 		t.Errorf("its GPUs are %v", got)
+	}
+}
+
+// An engine in a container that agent.toml names at the container's own address is
+// known by its process: its GPUs are its own, as the front of an engine over
+// several hosts it is told with its share, and the doctor asks for nothing.
+func TestEngineAtAContainersAddressIsKnown(t *testing.T) {
+	p := &procTable{}
+	p.set(
+		engineProcess{pid: 7713, args: "vllm serve m --nnodes 2 --master-addr 10.0.0.4", address: "0.0.0.0:8000"},
+		engineProcess{pid: 7800, args: "vllm serve m", address: "0.0.0.0:8000"},
+	)
+	files := p.now()
+	lines := strings.Split(string(files["net/tcp"].Data), "\n")
+	for i, pid := range []string{"7713", "7800"} {
+		files[pid+"/net/tcp"] = &fstest.MapFile{Data: []byte(lines[0] + "\n" + lines[i+1] + "\n")}
+		files[pid+"/net/fib_trie"] = &fstest.MapFile{Data: fmt.Appendf(nil, "Main:\n |-- 172.17.0.%d\n    /32 host LOCAL\n", i+2)}
+	}
+	files["net/tcp"] = &fstest.MapFile{Data: []byte("head\n")}
+	a := discovering(t, p, func(c *Config) { c.Engines = []EngineConfig{{Kind: "vllm", URL: "http://172.17.0.2:8000"}} })
+	a.gpus = &fakeGPUs{view: nvml.View{Status: nvml.Status{Code: nvml.StateOK, Text: "ok"}, Devices: []nvml.Device{
+		{GPU: nvml.GPU{UUID: "GPU-a", Processes: []nvml.Process{held(7713, 1<<30)}}}, {GPU: nvml.GPU{Index: 1, UUID: "GPU-b", Processes: []nvml.Process{held(7800, 1<<30)}}},
+	}}}
+	a.discovery.look(time.Now())
+	a.lookAtGPUs()
+	w := a.watching()[0]
+	if e := w.process(); len(a.watching()) != 1 || e == nil || e.PID != 7713 {
+		t.Fatalf("%d engines, the process of the first is %v", len(a.watching()), e)
+	}
+	if got := a.truth.gpusOf(w.target.Name); len(got) != 1 || got[0] != "GPU-a" {
+		t.Errorf("its GPUs are %v", got)
+	}
+	if got := toldShares(a.lanes.hello()); len(got) != 1 || !strings.HasPrefix(got[0], "vllm engine="+w.target.Name+" at 10.0.0.4:29501 node 0 of 2") {
+		t.Errorf("told %q", got)
+	}
+	var elsewhere []string
+	for _, c := range a.checks(time.Now()).Sorted() {
+		if strings.Contains(c.String(), "another network namespace") {
+			elsewhere = append(elsewhere, c.String())
+		}
+	}
+	if len(elsewhere) != 1 || !strings.Contains(elsewhere[0], "pid 7800") {
+		t.Errorf("named as not reachable: %q", elsewhere)
 	}
 }

@@ -34,6 +34,8 @@ type watched struct {
 	// report is worth sending at once.
 	changed func()
 	dirty   func()
+	// odd spaces the warnings of numbers that cannot be.
+	odd rarely
 
 	mu    sync.Mutex
 	ranks []*rank
@@ -243,6 +245,31 @@ func (w *watched) Counted(number int, what string, n int) {
 	if r := w.rank(number); r != nil {
 		r.count(what, n)
 	}
+	switch what {
+	case engine.CountMetricFaults, engine.CountFactFaults, engine.CountSlotFaults:
+		if w.odd.due(time.Now()) {
+			w.log.Warn("engine tells numbers that cannot be; they count as unknown", "engine", w.target.Name, "rank", number, "kind", what)
+		}
+	}
+}
+
+// oddEvery is the least time between two warnings of numbers that cannot be.
+const oddEvery = 10 * time.Minute
+
+// rarely lets one through at first and then one each oddEvery.
+type rarely struct {
+	mu sync.Mutex
+	at time.Time
+}
+
+func (r *rarely) due(now time.Time) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.at.IsZero() && now.Sub(r.at) < oddEvery {
+		return false
+	}
+	r.at = now
+	return true
 }
 
 // advertisedURL is where callers on other hosts reach an engine that this

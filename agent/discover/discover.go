@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"waypost/agent/procnet"
 )
 
 const (
@@ -105,8 +107,9 @@ type Engine struct {
 	// Flags are the words of the command line, after those that stand for its other
 	// settings. They may hold keys: they are looked at and never told.
 	Flags Flags
-	// forwarded are the addresses on this host of its ports, by the port in its own
-	// network namespace.
+	// addresses are those of its own network namespace, forwarded the addresses on
+	// this host of its ports, by the port there.
+	addresses map[netip.Addr]bool
 	forwarded map[int]netip.AddrPort
 	// settings are what it was told besides; nil: nothing.
 	settings *settings
@@ -151,7 +154,7 @@ func (s *Scanner) Scan() (Result, error) {
 	if err != nil {
 		return Result{}, fmt.Errorf("discover: the process table cannot be read: %w", err)
 	}
-	own, err := readSockets(s.proc, "net")
+	own, err := procnet.Read(s.proc, "net")
 	if err != nil {
 		return Result{}, fmt.Errorf("discover: the listening sockets cannot be read: %w", err)
 	}
@@ -296,7 +299,7 @@ func sameEngine(proc fs.FS, c candidate, found map[int]candidate) (yes bool) {
 }
 
 // engineOf works out where an engine listens and who runs it.
-func (s *Scanner) engineOf(c candidate, own sockets, out *Result) Engine {
+func (s *Scanner) engineOf(c candidate, own procnet.Sockets, out *Result) Engine {
 	trusted := c.container || systemUser(c.uid)
 	more := &settings{}
 	if !c.part {
@@ -317,15 +320,15 @@ func (s *Scanner) engineOf(c candidate, own sockets, out *Result) Engine {
 	theirs := own
 	if !slices.ContainsFunc(slices.Collect(maps.Keys(held)), func(inode uint64) bool { _, here := own[inode]; return here }) {
 		// It may be in another network namespace.
-		if all, err := readSockets(s.proc, strconv.Itoa(c.pid)+"/net"); err == nil {
+		if all, err := procnet.Read(s.proc, strconv.Itoa(c.pid)+"/net"); err == nil {
 			theirs = all
 		}
 	}
-	mine := func(k socket) bool { return held[k.inode] || held == nil && k.uid == c.effective }
+	mine := func(k procnet.Socket) bool { return held[k.Inode] || held == nil && k.UID == c.effective }
 	if e.Orphan {
 		for _, inode := range slices.Sorted(maps.Keys(theirs)) {
 			if held[inode] {
-				e.Ports = append(e.Ports, int(theirs[inode].address.Port()))
+				e.Ports = append(e.Ports, int(theirs[inode].Address.Port()))
 			}
 		}
 		slices.Sort(e.Ports)
@@ -336,9 +339,10 @@ func (s *Scanner) engineOf(c candidate, own sockets, out *Result) Engine {
 	if !ok {
 		return e
 	}
-	e.Place, e.Address, e.Port = Here, socket.address.Addr(), int(socket.address.Port())
-	if _, here := own[socket.inode]; !here {
-		e.Place, e.forwarded = Elsewhere, s.published(c.pid)
+	e.Place, e.Address, e.Port = Here, socket.Address.Addr(), int(socket.Address.Port())
+	if _, here := own[socket.Inode]; !here {
+		e.Place, e.addresses = Elsewhere, s.localAddresses(c.pid)
+		e.forwarded = s.published(e.addresses)
 	}
 	return e
 }
@@ -346,35 +350,35 @@ func (s *Scanner) engineOf(c candidate, own sockets, out *Result) Engine {
 // choose finds the socket of an engine's server among those that are its own: at
 // the port it asks for, else, if the command line names none, its only one that
 // can be it.
-func choose(all sockets, mine func(socket) bool, port int, named bool, f Flags) (socket, bool) {
-	var at, other []socket
+func choose(all procnet.Sockets, mine func(procnet.Socket) bool, port int, named bool, f Flags) (procnet.Socket, bool) {
+	var at, other []procnet.Socket
 	for _, inode := range slices.Sorted(maps.Keys(all)) {
 		k := all[inode]
 		switch {
 		case !mine(k):
-		case int(k.address.Port()) == port:
+		case int(k.Address.Port()) == port:
 			at = append(at, k)
-		case k.address.Port() < firstEphemeralPort && !eventPort(int(k.address.Port()), f):
+		case k.Address.Port() < firstEphemeralPort && !eventPort(int(k.Address.Port()), f):
 			other = append(other, k)
 		}
 	}
 	if len(at) == 0 && !named {
 		at = other
 		if len(at) != 1 {
-			return socket{}, false
+			return procnet.Socket{}, false
 		}
 	}
 	if len(at) == 0 {
-		return socket{}, false
+		return procnet.Socket{}, false
 	}
 	// One that is reached at the loopback address before one that is not.
-	return slices.MinFunc(at, func(a, b socket) int {
-		return cmp.Or(cmp.Compare(distance(a), distance(b)), cmp.Compare(a.inode, b.inode))
+	return slices.MinFunc(at, func(a, b procnet.Socket) int {
+		return cmp.Or(cmp.Compare(distance(a), distance(b)), cmp.Compare(a.Inode, b.Inode))
 	}), true
 }
 
-func distance(k socket) int {
-	switch a := k.address.Addr(); {
+func distance(k procnet.Socket) int {
+	switch a := k.Address.Addr(); {
 	case a.IsUnspecified():
 		return 0
 	case a.IsLoopback():

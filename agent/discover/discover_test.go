@@ -3,7 +3,6 @@ package discover
 import (
 	"fmt"
 	"io/fs"
-	"slices"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -364,25 +363,6 @@ func TestScanIsBounded(t *testing.T) {
 	}
 }
 
-func TestSocketTable(t *testing.T) {
-	out := sockets{}
-	text := header + socketLine("0100007F:1F40", 5, 7) +
-		strings.Replace(socketLine("0100007F:1F41", 5, 8), " 0A ", " 01 ", 1) + "nonsense\n" + socketLine("zz:1F40", 5, 9) +
-		socketLine("0000000000000000FFFF00000100007F:1F42", 5, 10) + socketLine("00000000000000000000000001000000:1F43", 5, 11)
-	if err := parseSockets(strings.NewReader(text), out); err != nil {
-		t.Fatal(err)
-	}
-	var got []string
-	for _, k := range out {
-		got = append(got, fmt.Sprintf("%d %s %d", k.inode, k.address, k.uid))
-	}
-	slices.Sort(got)
-	want := []string{"10 127.0.0.1:8002 5", "11 [::1]:8003 5", "7 127.0.0.1:8000 5"}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Error(diff)
-	}
-}
-
 func FuzzScan(f *testing.F) {
 	f.Add("vllm\x00serve\x00m\x00--port\x008000", "PPid:\t1\nUid:\t0\t0\t0\t0\n", "0::/docker/a\n", header+socketLine(all8000, 0, 7))
 	f.Add("python\x00-m\x00sglang.launch_server\x00--kv-events-config\x00{}", "", "", "")
@@ -406,18 +386,4 @@ func FuzzScan(f *testing.F) {
 			e.Events()
 		}
 	})
-}
-
-// A host with many connections costs no more than one with few: those that listen
-// come first.
-func TestConnectionsAreNotWalkedThrough(t *testing.T) {
-	connection := strings.Replace(socketLine("0100007F:1F41", 5, 8), " 0A ", " 01 ", 1)
-	text := header + socketLine("0100007F:1F40", 5, 7) + strings.Repeat(connection, 10_000)
-	r, out := strings.NewReader(text), sockets{}
-	if err := parseSockets(r, out); err != nil || len(out) != 1 {
-		t.Fatalf("%v, %v", out, err)
-	}
-	if read := len(text) - r.Len(); read > len(text)/5 {
-		t.Errorf("%d of %d bytes were read", read, len(text))
-	}
 }

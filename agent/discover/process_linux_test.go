@@ -8,6 +8,8 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+
+	"waypost/agent/procnet"
 )
 
 // listenAs, when set, makes this program the server of another test.
@@ -106,7 +108,7 @@ func again(t *testing.T, port string, pid int) Engine {
 	if err != nil {
 		t.Fatal(err)
 	}
-	own, err := readSockets(s.proc, "net")
+	own, err := procnet.Read(s.proc, "net")
 	if err != nil {
 		t.Fatal(err)
 	}

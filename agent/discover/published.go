@@ -1,7 +1,7 @@
 package discover
 
 import (
-	"io/fs"
+	"encoding/hex"
 	"net/netip"
 	"path"
 	"slices"
@@ -10,7 +10,7 @@ import (
 )
 
 const (
-	maxRouteBytes = 1 << 20 // of a namespace's table of routes
+	maxRouteBytes = 1 << 20 // of a namespace's table of routes or addresses
 	// maxForwards bounds the forwarders of ports that are remembered.
 	maxForwards = 1 << 12
 )
@@ -46,12 +46,8 @@ func forwardOf(pid int, args []string) (fw forward, ok bool) {
 // published finds where this host reaches ports of an engine in another network
 // namespace, by the port inside: those that a runtime forwards to an address of
 // that namespace.
-func (s *Scanner) published(pid int) map[int]netip.AddrPort {
-	if len(s.forwards) == 0 {
-		return nil
-	}
-	addresses, err := localAddresses(s.proc, strconv.Itoa(pid)+"/net/fib_trie")
-	if err != nil {
+func (s *Scanner) published(addresses map[netip.Addr]bool) map[int]netip.AddrPort {
+	if len(s.forwards) == 0 || len(addresses) == 0 {
 		return nil
 	}
 	out := map[int]netip.AddrPort{}
@@ -68,26 +64,37 @@ func (s *Scanner) published(pid int) map[int]netip.AddrPort {
 	return out
 }
 
-// localAddresses are a namespace's own addresses, by its table of routes: each
-// stands in a line of its own, and the lines below say what it is.
-func localAddresses(proc fs.FS, name string) (map[netip.Addr]bool, error) {
-	text, err := readSome(proc, name, maxRouteBytes)
-	if err != nil {
-		return nil, err
-	}
+// localAddresses are the addresses of a process's network namespace besides
+// loopback; empty: they cannot be read. Those of the older family stand in its
+// table of routes, each in a line of its own with lines below that say what it is.
+func (s *Scanner) localAddresses(pid int) map[netip.Addr]bool {
 	out := map[netip.Addr]bool{}
-	var last netip.Addr
-	for line := range strings.Lines(text) {
-		line = strings.TrimSpace(line)
-		if address, ok := strings.CutPrefix(line, "|-- "); ok {
-			last, _ = netip.ParseAddr(address)
-			continue
-		}
-		if strings.HasPrefix(line, "/32 ") && strings.HasSuffix(line, " LOCAL") && last.IsValid() && !last.IsLoopback() {
-			out[last] = true
+	dir := strconv.Itoa(pid) + "/net/"
+	text, err := readSome(s.proc, dir+"fib_trie", maxRouteBytes)
+	if err == nil {
+		var last netip.Addr
+		for line := range strings.Lines(text) {
+			line = strings.TrimSpace(line)
+			if address, ok := strings.CutPrefix(line, "|-- "); ok {
+				last, _ = netip.ParseAddr(address)
+				continue
+			}
+			if strings.HasPrefix(line, "/32 ") && strings.HasSuffix(line, " LOCAL") && last.IsValid() && !last.IsLoopback() {
+				out[last] = true
+			}
 		}
 	}
-	return out, nil
+	if text, err = readSome(s.proc, dir+"if_inet6", maxRouteBytes); err == nil {
+		for line := range strings.Lines(text) {
+			// Address, index, length of the prefix, scope, flags and name.
+			digits, _, _ := strings.Cut(line, " ")
+			bytes, err := hex.DecodeString(digits)
+			if a, ok := netip.AddrFromSlice(bytes); err == nil && ok && a.Is6() && !a.IsLoopback() && !a.IsLinkLocalUnicast() {
+				out[a] = true
+			}
+		}
+	}
+	return out
 }
 
 // here is where a socket of this host is reached from it.
@@ -106,6 +113,12 @@ func here(a netip.AddrPort) netip.AddrPort {
 func (e *Engine) Published() (netip.AddrPort, bool) {
 	a, ok := e.forwarded[e.Port]
 	return here(a), ok && e.Place == Elsewhere
+}
+
+// ReachedAt says whether an address is one at which an engine in another network
+// namespace listens there: this host may reach it so, over a bridge for example.
+func (e *Engine) ReachedAt(a netip.AddrPort) bool {
+	return e.Place == Elsewhere && int(a.Port()) == e.Port && e.addresses[a.Addr().Unmap()] && (e.Address.IsUnspecified() || e.Address == a.Addr().Unmap())
 }
 
 // PublishedEvents are the endpoints at which this host reads the events of such

@@ -105,10 +105,41 @@ func TestPublishedPorts(t *testing.T) {
 }
 
 func TestLocalAddresses(t *testing.T) {
-	table := fstest.MapFS{"t": &fstest.MapFile{Data: []byte(routes("172.17.0.2"))}}
-	got, err := localAddresses(table, "t")
-	want := map[netip.Addr]bool{netip.MustParseAddr("172.17.0.2"): true}
-	if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); err != nil || diff != "" {
-		t.Error(err, diff)
+	table := fstest.MapFS{
+		"7/net/fib_trie": &fstest.MapFile{Data: []byte(routes("172.17.0.2"))},
+		"7/net/if_inet6": &fstest.MapFile{Data: []byte("00000000000000000000000000000001 01 80 10 80       lo\n" +
+			"fe800000000000000042acfffe110002 02 40 20 80     eth0\nfd000000000000000000000000000002 02 40 00 80     eth0\nzz 1\n")},
+	}
+	s := New(Options{Proc: table})
+	want := map[netip.Addr]bool{netip.MustParseAddr("172.17.0.2"): true, netip.MustParseAddr("fd00::2"): true}
+	if diff := cmp.Diff(want, s.localAddresses(7), cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" {
+		t.Error(diff)
+	}
+	if got := s.localAddresses(8); len(got) != 0 {
+		t.Errorf("of no process: %v", got)
+	}
+}
+
+// An engine in a container is reached at the addresses of its namespace at which
+// it listens.
+func TestReachedAt(t *testing.T) {
+	for listens, want := range map[string][]string{
+		all8000:         {"172.17.0.2:8000", "[::ffff:172.17.0.2]:8000"},
+		"020011AC:1F40": {"172.17.0.2:8000", "[::ffff:172.17.0.2]:8000"},
+		"0100007F:1F40": nil,
+	} {
+		tb := newTable()
+		tb.add(fake{pid: 7713, uid: 0, args: "vllm serve a", cgroup: "/docker/a", away: listens})
+		tb.MapFS["7713/net/fib_trie"] = &fstest.MapFile{Data: []byte(routes("172.17.0.2"))}
+		e := tb.scan(t).Engines[0]
+		var got []string
+		for _, at := range []string{"172.17.0.2:8000", "[::ffff:172.17.0.2]:8000", "172.17.0.2:8001", "172.17.0.3:8000", "127.0.0.1:8000"} {
+			if e.ReachedAt(netip.MustParseAddrPort(at)) {
+				got = append(got, at)
+			}
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("listens at %s: %s", listens, diff)
+		}
 	}
 }

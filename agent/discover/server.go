@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"waypost/agent/procnet"
 )
 
 // maxProgramBytes bounds the name of a program that is told.
@@ -31,7 +33,7 @@ func (s *Server) URL() string { return "http://" + here(s.Address).String() }
 // there is none, or it is not reached from this host, or an engine that is known
 // has started it.
 func (s *Scanner) ServerOf(pid int) (Server, bool) {
-	own, err := readSockets(s.proc, "net")
+	own, err := procnet.Read(s.proc, "net")
 	if err != nil {
 		return Server{}, false
 	}
@@ -66,22 +68,22 @@ func (s *Scanner) ServerOf(pid int) (Server, bool) {
 
 // listens is where a process is reached from this host, by port: on the host's
 // own network, or where its container's ports are published.
-func (s *Scanner) listens(pid int, own sockets) (at []netip.AddrPort) {
+func (s *Scanner) listens(pid int, own procnet.Sockets) (at []netip.AddrPort) {
 	held, err := readInodes(s.proc, pid)
 	if err != nil {
 		return nil
 	}
 	for inode := range held {
-		if k, here := own[inode]; here && k.address.Port() < firstEphemeralPort {
-			at = append(at, k.address)
+		if k, here := own[inode]; here && k.Address.Port() < firstEphemeralPort {
+			at = append(at, k.Address)
 		}
 	}
 	if len(at) == 0 && len(s.forwards) > 0 {
-		if theirs, err := readSockets(s.proc, strconv.Itoa(pid)+"/net"); err == nil {
-			published := s.published(pid)
+		if theirs, err := procnet.Read(s.proc, strconv.Itoa(pid)+"/net"); err == nil {
+			published := s.published(s.localAddresses(pid))
 			for inode := range held {
 				if k, there := theirs[inode]; there {
-					if a, ok := published[int(k.address.Port())]; ok {
+					if a, ok := published[int(k.Address.Port())]; ok {
 						at = append(at, a)
 					}
 				}

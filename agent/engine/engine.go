@@ -234,6 +234,14 @@ type Sink interface {
 	Counted(rank int, what string, n int)
 }
 
+// What adapters count besides faults of event streams: answers about load, facts
+// and slots with values that no engine can have.
+const (
+	CountMetricFaults = "metricFaults"
+	CountFactFaults   = "factFaults"
+	CountSlotFaults   = "slotFaults"
+)
+
 // Rebuilder is a Sink that can build a new view of a rank's cache beside the
 // old one, which then serves on, unverified, instead of nothing. A Sink that is
 // none is told Reset with the same cause in place of Rebuild.

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"sync/atomic"
 	"time"
 )
 
@@ -88,6 +89,8 @@ type Client struct {
 	host string
 	key  string
 	http *http.Client
+	// odd counts answers with a value that its field cannot have.
+	odd atomic.Int64
 }
 
 // New makes a client; it opens nothing.
@@ -201,7 +204,7 @@ func (c *Client) Ask(ctx context.Context, q Question, buf *bytes.Buffer) (http.H
 	return resp.Header, nil
 }
 
-// GetJSON reads the JSON at a path into v.
+// GetJSON reads the JSON at a path into v, as Decode does.
 func (c *Client) GetJSON(ctx context.Context, path string, v any) error {
 	return c.askJSON(ctx, Question{Path: path}, v)
 }
@@ -221,14 +224,37 @@ func (c *Client) askJSON(ctx context.Context, q Question, v any) error {
 	if _, err := c.Ask(ctx, q, &buf); err != nil {
 		return err
 	}
-	if err := json.Unmarshal(Finite(buf.Bytes()), v); err != nil {
-		if q.Body != nil {
+	if q.Body != nil {
+		if json.Unmarshal(Finite(buf.Bytes()), v) != nil {
 			// The decoder's own text may quote what was sent.
 			return fmt.Errorf("%s: answer is not the JSON that belongs there", q.Path)
 		}
+		return nil
+	}
+	odd, err := Decode(buf.Bytes(), v)
+	if odd {
+		c.odd.Add(1)
+	}
+	if err != nil {
 		return fmt.Errorf("%s: %w", q.Path, err)
 	}
 	return nil
+}
+
+// Odd is how many answers to GetJSON held a value that its field cannot have,
+// since the last call.
+func (c *Client) Odd() int { return int(c.odd.Swap(0)) }
+
+// Decode reads JSON into v. A value that its field cannot have, such as a count of
+// 2^63, is left out and reported as odd: it must not take the rest of an answer
+// along. NaN and Infinity are read as -1.
+func Decode(b []byte, v any) (odd bool, err error) {
+	err = json.Unmarshal(Finite(b), v)
+	var wrong *json.UnmarshalTypeError
+	if errors.As(err, &wrong) && wrong.Field != "" {
+		return true, nil // the decoder went on behind it
+	}
+	return false, err
 }
 
 // Finite replaces, in place, the words NaN and Infinity by -1, which is no count,

@@ -199,6 +199,36 @@ func TestNoNumbersInJSON(t *testing.T) {
 	}
 }
 
+// A value that its field cannot have is left out, and the rest of the answer
+// counts; of token ids none may be left out.
+func TestOddValuesSpoilThemselvesOnly(t *testing.T) {
+	body := `{"a":9223372036854775808,"list":[1,-1e400,3],"b":7,"deep":{"c":"x","d":5}}`
+	c, _ := serve(t, func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, body) })
+	var v struct {
+		A, B int
+		List []int
+		Deep struct{ C, D int }
+	}
+	if err := c.GetJSON(t.Context(), "/", &v); err != nil || v.A != 0 || v.B != 7 || v.Deep.C != 0 || v.Deep.D != 5 || len(v.List) != 3 || v.List[1] != 0 {
+		t.Errorf("%v %+v", err, v)
+	}
+	if n := c.Odd(); n != 1 {
+		t.Errorf("%d odd answers", n)
+	}
+	body = `{"a":1}`
+	if err := c.GetJSON(t.Context(), "/", &v); err != nil || c.Odd() != 0 {
+		t.Errorf("a good answer: %v", err)
+	}
+	body = `[1]`
+	if err := c.GetJSON(t.Context(), "/", &v); err == nil {
+		t.Error("an answer of another kind was taken")
+	}
+	body = `{"tokens":[1,4294967296,3]}`
+	if ids, err := c.TokenIDs(t.Context(), 1); err == nil {
+		t.Errorf("token ids with one left out: %v", ids)
+	}
+}
+
 func TestNewRefuses(t *testing.T) {
 	for _, u := range []string{"", "127.0.0.1:8000", "ftp://x", "http://", "://"} {
 		if _, err := New(Options{URL: u}); err == nil {

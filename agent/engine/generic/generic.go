@@ -179,7 +179,7 @@ func (r *reading) read(ctx context.Context) error {
 	if r.known {
 		r.sink.Load(0, told.load(at))
 		if told.faults > 0 {
-			r.sink.Counted(0, "metricFaults", told.faults)
+			r.sink.Counted(0, engine.CountMetricFaults, told.faults)
 		}
 	}
 	return nil
@@ -191,6 +191,9 @@ func (r *reading) learn(ctx context.Context) error {
 	f := engine.Facts{Ranks: 1, StartMark: r.mark}
 	if err := poller.LearnModels(ctx, r.a.client, &f); err != nil {
 		return err
+	}
+	if n := r.a.client.Odd(); n > 0 {
+		r.sink.Counted(0, engine.CountFactFaults, n)
 	}
 	r.factsAt = time.Now()
 	r.aliveAt = r.factsAt

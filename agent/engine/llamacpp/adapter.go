@@ -8,13 +8,14 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"net/netip"
 	"reflect"
-	"syscall"
 	"time"
 
 	"waypost/agent/engine"
 	"waypost/agent/engine/enginehttp"
 	"waypost/agent/engine/llamacpp/slots"
+	"waypost/agent/engine/poller"
 	"waypost/agent/engine/process"
 )
 
@@ -32,16 +33,6 @@ type Options struct {
 	engine.Options
 }
 
-const (
-	// healthEvery is the time between looks at /health. Slots and counters are
-	// read in turns, so each half as often as the options say.
-	healthEvery = 5 * time.Second
-	// refusalsToGone is after how many refused connections the process is taken
-	// to have ended, errorsToDown after how many errors it does not serve.
-	refusalsToGone = 2
-	errorsToDown   = 5
-)
-
 // The hints that go with the coverage.
 const (
 	hintFollowed = "llama.cpp publishes no KV events: what is cached follows from the requests that were placed here"
@@ -53,8 +44,8 @@ type Adapter struct {
 	o      Options
 	log    *slog.Logger
 	client *enginehttp.Client
-	// find finds the process that listens on a port of this host.
-	find func(port int) (process.Process, bool)
+	// find finds the process that listens at an address of this host.
+	find func(at netip.AddrPort) (process.Process, bool)
 }
 
 // New makes an adapter; Run starts it.
@@ -67,23 +58,13 @@ func New(o Options) (*Adapter, error) {
 	if err != nil {
 		return nil, fmt.Errorf("llamacpp: %w", err)
 	}
-	return &Adapter{o: o, log: o.Logger, client: c, find: func(port int) (process.Process, bool) { return process.Listening("", port) }}, nil
+	return &Adapter{o: o, log: o.Logger, client: c, find: func(at netip.AddrPort) (process.Process, bool) { return process.Listening("", at) }}, nil
 }
 
 // Tokenize asks the server for the token ids of a prompt, special tokens in the
 // text included, as its completion endpoints read them.
 func (a *Adapter) Tokenize(ctx context.Context, prompt string, addSpecialTokens bool) ([]uint32, error) {
-	var answer struct {
-		Tokens []uint32 `json:"tokens"`
-	}
-	body := map[string]any{"content": prompt, "add_special": addSpecialTokens, "parse_special": true}
-	if err := a.client.PostJSON(ctx, "/tokenize", body, &answer); err != nil {
-		return nil, err
-	}
-	if answer.Tokens == nil {
-		return nil, errors.New("/tokenize: answer has no tokens")
-	}
-	return answer.Tokens, nil
+	return a.client.TokenIDs(ctx, map[string]any{"content": prompt, "add_special": addSpecialTokens, "parse_special": true})
 }
 
 // Render asks the server for the token ids a chat request becomes: it applies
@@ -121,7 +102,7 @@ func (a *Adapter) RenderRequests() int { return 2 }
 // Run reads the server until ctx ends.
 func (a *Adapter) Run(ctx context.Context, sink engine.Sink) error {
 	defer a.client.Close()
-	p := &poller{a: a, sink: sink}
+	p := &reading{a: a, sink: sink}
 	p.mirrors, _ = sink.(engine.MirrorSink)
 	tick := time.NewTicker(a.o.LoadEvery)
 	defer tick.Stop()
@@ -135,8 +116,9 @@ func (a *Adapter) Run(ctx context.Context, sink engine.Sink) error {
 	}
 }
 
-// poller is one Run. It is used by one goroutine.
-type poller struct {
+// reading is one Run. It is used by one goroutine. Slots and counters are read in
+// turns, so each half as often as the options say.
+type reading struct {
 	a       *Adapter
 	sink    engine.Sink
 	mirrors engine.MirrorSink // nil: the sink follows no cache
@@ -159,9 +141,7 @@ type poller struct {
 	sleeping           bool
 	hint               string
 
-	refused, failed int
-	gone, up        bool
-	reason          string
+	vitals poller.Vitals
 }
 
 // absent says that the server does not have a route, or was started without.
@@ -170,10 +150,10 @@ func absent(err error) bool {
 }
 
 // poll does what is due.
-func (p *poller) poll(ctx context.Context) {
+func (p *reading) poll(ctx context.Context) {
 	now := time.Now()
 	err := p.read(ctx)
-	if err == nil && now.Sub(p.aliveAt) >= healthEvery {
+	if err == nil && now.Sub(p.aliveAt) >= poller.HealthEvery {
 		if err = p.checkHealth(ctx); err == nil {
 			p.aliveAt = now
 		}
@@ -188,7 +168,7 @@ func (p *poller) poll(ctx context.Context) {
 
 // read reads slots or counters, in turns. Either would wake a server that
 // sleeps.
-func (p *poller) read(ctx context.Context) error {
+func (p *reading) read(ctx context.Context) error {
 	if p.sleeping {
 		return nil
 	}
@@ -202,7 +182,7 @@ func (p *poller) read(ctx context.Context) error {
 	return nil
 }
 
-func (p *poller) readMetrics(ctx context.Context) error {
+func (p *reading) readMetrics(ctx context.Context) error {
 	header, err := p.a.client.Ask(ctx, enginehttp.Question{Path: "/metrics", MaxBytes: enginehttp.MaxPageBytes, Timeout: p.a.o.PageTimeout}, &p.buf)
 	at := time.Now()
 	if absent(err) {
@@ -223,13 +203,13 @@ func (p *poller) readMetrics(ctx context.Context) error {
 	if p.known {
 		p.sink.Load(0, c.load(at))
 		if c.faults > 0 {
-			p.sink.Counted(0, "metricFaults", c.faults)
+			p.sink.Counted(0, engine.CountMetricFaults, c.faults)
 		}
 	}
 	return nil
 }
 
-func (p *poller) readSlots(ctx context.Context) error {
+func (p *reading) readSlots(ctx context.Context) error {
 	_, err := p.a.client.Ask(ctx, enginehttp.Question{Path: "/slots", MaxBytes: enginehttp.MaxPageBytes, Timeout: p.a.o.PageTimeout}, &p.buf)
 	at := time.Now()
 	if absent(err) {
@@ -241,7 +221,7 @@ func (p *poller) readSlots(ctx context.Context) error {
 	}
 	page, err := parseSlots(p.buf.Bytes())
 	if err != nil {
-		p.sink.Counted(0, "slotFaults", 1)
+		p.sink.Counted(0, engine.CountSlotFaults, 1)
 		return err
 	}
 	if p.known && p.noMetrics {
@@ -255,14 +235,14 @@ func (p *poller) readSlots(ctx context.Context) error {
 
 // restarted tells that the server's cache is empty, and asks for its facts
 // anew.
-func (p *poller) restarted(cause engine.ResetCause) {
+func (p *reading) restarted(cause engine.ResetCause) {
 	p.factsAt = time.Time{}
 	if p.known {
 		p.sink.Reset(0, cause)
 	}
 }
 
-func (p *poller) checkHealth(ctx context.Context) error {
+func (p *reading) checkHealth(ctx context.Context) error {
 	var buf bytes.Buffer
 	_, err := p.a.client.Ask(ctx, enginehttp.Question{Path: "/health"}, &buf)
 	if absent(err) {
@@ -272,7 +252,7 @@ func (p *poller) checkHealth(ctx context.Context) error {
 }
 
 // learn reads the facts and begins to follow the cache once they are known.
-func (p *poller) learn(ctx context.Context) error {
+func (p *reading) learn(ctx context.Context) error {
 	var told props
 	if err := p.a.client.GetJSON(ctx, "/props", &told); err != nil {
 		return err
@@ -287,6 +267,9 @@ func (p *poller) learn(ctx context.Context) error {
 	}
 	f.StartMark = p.mark
 	p.factsAt = time.Now()
+	if n := p.a.client.Odd(); n > 0 {
+		p.sink.Counted(0, engine.CountFactFaults, n)
+	}
 	if f.MaxRunning > 0 && p.mirrors != nil && !p.noSlots {
 		f.Capabilities |= engine.WantsClaimPoints
 	}
@@ -309,7 +292,7 @@ func (p *poller) learn(ctx context.Context) error {
 }
 
 // follow gives the sink a mirror when there is none yet that fits.
-func (p *poller) follow(f, former *engine.Facts, modelPath string) {
+func (p *reading) follow(f, former *engine.Facts, modelPath string) {
 	hint := hintNoSlots
 	if f.Capabilities.Has(engine.WantsClaimPoints) {
 		hint = hintFollowed
@@ -330,39 +313,19 @@ func (p *poller) follow(f, former *engine.Facts, modelPath string) {
 	}
 }
 
-// judge turns the outcome of a poll into health. A refused connection means
-// that the server's process has ended; while it loads its model everything
-// answers 503.
-func (p *poller) judge(err error) {
-	if err == nil {
-		if p.gone && p.mark == 0 {
+// judge turns the outcome of a poll into health. While it loads its model a
+// server answers everything with 503: its process is another one then.
+func (p *reading) judge(err error) {
+	switch p.vitals.Take(err, poller.Refused(err) || enginehttp.Status(err) == http.StatusServiceUnavailable, false) {
+	case poller.Gone:
+		p.mark, p.turn = 0, 0 // what tells the next life comes first
+		p.noMetrics, p.noSlots, p.sleeping = false, false, false
+		p.restarted(engine.ResetGone)
+	case poller.Back:
+		if p.mark == 0 {
 			// Without counters nothing else tells this life from the former.
 			p.restarted(engine.ResetRestart)
 		}
-		p.refused, p.failed, p.gone = 0, 0, false
-		p.health(true, "")
-		return
 	}
-	p.failed++
-	if errors.Is(err, syscall.ECONNREFUSED) || enginehttp.Status(err) == http.StatusServiceUnavailable {
-		p.refused++
-	} else {
-		p.refused = 0
-	}
-	if p.refused >= refusalsToGone && !p.gone {
-		p.gone, p.mark, p.turn = true, 0, 0 // what tells the next life comes first
-		p.noMetrics, p.noSlots, p.sleeping = false, false, false
-		p.restarted(engine.ResetGone)
-	}
-	if p.gone || p.failed >= errorsToDown || !p.known {
-		p.health(false, err.Error())
-	}
-}
-
-func (p *poller) health(up bool, reason string) {
-	if up == p.up && (up || reason == p.reason) {
-		return
-	}
-	p.up, p.reason = up, reason
-	p.sink.Health(up, reason)
+	p.vitals.Tell(p.sink, err, p.known)
 }

@@ -2,6 +2,7 @@ package llamacpp
 
 import (
 	"math"
+	"net/netip"
 	"strconv"
 	"strings"
 
@@ -72,7 +73,7 @@ func either(p *process.Process, given map[string]string, long, short, variable s
 // readHostCache finds out what the configuration leaves open: from how the
 // server was started, which it does not tell over HTTP, and from the head of its
 // model's file.
-func readHostCache(t engine.Target, model string, find func(port int) (process.Process, bool)) hostCache {
+func readHostCache(t engine.Target, model string, find func(at netip.AddrPort) (process.Process, bool)) hostCache {
 	h := hostCache{bytesPerToken: t.KVBytesPerToken}
 	if t.HostCacheMiB != nil {
 		h.mib, h.known = *t.HostCacheMiB, true
@@ -80,11 +81,11 @@ func readHostCache(t engine.Target, model string, find func(port int) (process.P
 	if h.known && (h.mib <= 0 || h.bytesPerToken > 0) {
 		return h
 	}
-	port, ok := process.Local(t.URL)
+	at, ok := process.Local(t.URL)
 	if !ok {
 		return h
 	}
-	p, ok := find(port)
+	p, ok := find(at)
 	if !ok {
 		return h
 	}

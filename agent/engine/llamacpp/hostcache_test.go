@@ -1,6 +1,7 @@
 package llamacpp
 
 import (
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -52,9 +53,9 @@ func TestHostCacheIsRead(t *testing.T) {
 			if c.target.URL == "" {
 				c.target.URL = "http://127.0.0.1:8080"
 			}
-			h := readHostCache(c.target, model, func(port int) (process.Process, bool) {
-				if port != 8080 {
-					t.Errorf("asked for port %d", port)
+			h := readHostCache(c.target, model, func(at netip.AddrPort) (process.Process, bool) {
+				if at != netip.MustParseAddrPort("127.0.0.1:8080") {
+					t.Errorf("asked for %v", at)
 				}
 				return process.Process{Args: strings.Fields(c.args), Env: c.env, Dir: dir}, !c.gone
 			})
@@ -71,7 +72,7 @@ func TestHostCacheOfTheNextLife(t *testing.T) {
 	f := &fake{version: "b11434", start: "1"}
 	args := []string{"llama-server", "-cram", "0"}
 	s, _, _ := runWith(t, f, func(a *Adapter) {
-		a.find = func(int) (p process.Process, ok bool) {
+		a.find = func(netip.AddrPort) (p process.Process, ok bool) {
 			f.set(func() { p.Args = args })
 			return p, true
 		}

@@ -118,8 +118,7 @@ func parseMetrics(page []byte) (c counters) {
 // it counts.
 func (c *counters) load(at time.Time) engine.Load {
 	l := engine.Load{At: at, Running: c.running.Count(), Waiting: c.deferred.Count(), GenerationTokens: c.predicted.Float()}
-	if c.cached.Known && c.computed.Known {
-		all := c.computed.V + c.cached.V
+	if all := c.computed.V + c.cached.V; c.cached.Known && c.computed.Known && promtext.Plausible(all) {
 		l.PromptTokens, l.ComputedPromptTokens = &all, c.computed.Float()
 	}
 	return l

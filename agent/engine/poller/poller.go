@@ -38,6 +38,8 @@ type Known struct {
 	Plans []kvevents.Plan
 	// StartMark is the process life that was asked; 0: not told.
 	StartMark uint64
+	// Faults counts answers with values that cannot be.
+	Faults int
 }
 
 // Source asks one engine. Its methods are called by one goroutine.
@@ -269,7 +271,7 @@ func (l *life) count(ctx context.Context) error {
 		r.Load(load, at)
 	}
 	if counters.Faults > 0 && len(readers) > 0 {
-		readers[0].Count("metricFaults", counters.Faults)
+		readers[0].Count(engine.CountMetricFaults, counters.Faults)
 	}
 	return nil
 }
@@ -311,6 +313,9 @@ func (l *life) learn(ctx context.Context) error {
 			k.Plans = append(k.Plans, kvevents.Plan{Named: n, Hint: l.p.o.Dialect.HintUnknown()})
 		}
 		l.follow(ctx, n, k.Plans[n])
+	}
+	if readers := l.p.readers(); k.Faults > 0 && len(readers) > 0 {
+		readers[0].Count(engine.CountFactFaults, k.Faults)
 	}
 	for _, r := range l.p.readers() {
 		of := k.Facts.Of(r.Rank())

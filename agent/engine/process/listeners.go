@@ -1,28 +1,29 @@
 package process
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
-	"io"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+
+	"waypost/agent/procnet"
 )
 
-// Listeners finds the processes that listen on TCP ports of this host. It looks
-// through the open files of all processes only when a port's sockets change.
-// It is for one goroutine.
+// Listeners finds the processes that listen at TCP addresses of this host. It
+// looks through the open files of all processes only when an address's sockets
+// change. It is for one goroutine.
 type Listeners struct {
 	proc  string
-	known map[int]portSockets
+	known map[netip.AddrPort]holders
 }
 
-// portSockets are the sockets that listen on a port and who holds them.
-type portSockets struct {
-	inodes []string
+// holders are the sockets that listen at an address and who holds them.
+type holders struct {
+	inodes []uint64
 	pids   []int
 }
 
@@ -31,24 +32,27 @@ func NewListeners(proc string) *Listeners {
 	if proc == "" {
 		proc = "/proc"
 	}
-	return &Listeners{proc: proc, known: map[int]portSockets{}}
+	return &Listeners{proc: proc, known: map[netip.AddrPort]holders{}}
 }
 
 // errHidden says that a socket's process could not be seen.
 var errHidden = errors.New("who listens there is not visible to this user")
 
-// PIDs are the processes that listen on port, by pid; none without an error:
+// PIDs are the processes to which a connection to an address comes, by pid: of
+// several that listen at its port those that listen nearest to it. An address
+// without a host is the loopback one of either family. None without an error:
 // nobody listens there.
-func (l *Listeners) PIDs(port int) ([]int, error) {
-	inodes, err := l.inodes(port)
+func (l *Listeners) PIDs(at netip.AddrPort) ([]int, error) {
+	sockets, err := procnet.Read(os.DirFS(l.proc), "net")
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("the listening sockets cannot be read: %w", err)
 	}
+	inodes := sockets.Serving(at)
 	if len(inodes) == 0 {
-		delete(l.known, port)
+		delete(l.known, at)
 		return nil, nil
 	}
-	if old, ok := l.known[port]; ok && slices.Equal(old.inodes, inodes) && l.alive(old.pids) {
+	if old, ok := l.known[at]; ok && slices.Equal(old.inodes, inodes) && l.alive(old.pids) {
 		return old.pids, nil
 	}
 	pids, err := l.holders(inodes)
@@ -56,9 +60,9 @@ func (l *Listeners) PIDs(port int) ([]int, error) {
 		return nil, err
 	}
 	if len(pids) == 0 {
-		return nil, fmt.Errorf("port %d: %w", port, errHidden)
+		return nil, fmt.Errorf("%s: %w", at, errHidden)
 	}
-	l.known[port] = portSockets{inodes, pids}
+	l.known[at] = holders{inodes, pids}
 	return pids, nil
 }
 
@@ -69,47 +73,8 @@ func (l *Listeners) alive(pids []int) bool {
 	})
 }
 
-// inodes are the sockets that listen on port, in order.
-func (l *Listeners) inodes(port int) ([]string, error) {
-	var inodes []string
-	read := 0
-	for _, table := range []string{"tcp", "tcp6"} {
-		f, err := os.Open(filepath.Join(l.proc, "net", table))
-		if err != nil {
-			continue // IPv6 may be off
-		}
-		read++
-		inodes = appendListening(inodes, f, port)
-		_ = f.Close()
-	}
-	if read == 0 {
-		return nil, fmt.Errorf("no table of TCP sockets below %s", l.proc)
-	}
-	slices.Sort(inodes)
-	return inodes, nil
-}
-
-// appendListening adds the sockets of a table that listen on a port.
-func appendListening(inodes []string, table io.Reader, port int) []string {
-	suffix := fmt.Sprintf(":%04X", port)
-	lines := bufio.NewScanner(table)
-	for others, n := 0, 0; others < maxOthers && n < maxTableLines && lines.Scan(); n++ {
-		// Number, local and remote address, state, and as tenth the inode.
-		f := strings.Fields(lines.Text())
-		if len(f) < 10 || f[3] != tcpListens {
-			others++
-			continue
-		}
-		others = 0
-		if strings.HasSuffix(f[1], suffix) && f[9] != "0" {
-			inodes = append(inodes, f[9])
-		}
-	}
-	return inodes
-}
-
 // holders are the processes that have one of the sockets open.
-func (l *Listeners) holders(inodes []string) ([]int, error) {
+func (l *Listeners) holders(inodes []uint64) ([]int, error) {
 	entries, err := names(l.proc, maxProcesses)
 	if err != nil {
 		return nil, err
@@ -130,8 +95,9 @@ func (l *Listeners) holders(inodes []string) ([]int, error) {
 			if err != nil {
 				continue
 			}
-			inode, ok := strings.CutPrefix(target, "socket:[")
-			if ok && slices.Contains(inodes, strings.TrimSuffix(inode, "]")) {
+			number, ok := strings.CutPrefix(target, "socket:[")
+			inode, err := strconv.ParseUint(strings.TrimSuffix(number, "]"), 10, 64)
+			if ok && err == nil && slices.Contains(inodes, inode) {
 				pids = append(pids, pid)
 				break
 			}

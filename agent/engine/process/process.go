@@ -14,17 +14,10 @@ import (
 
 // Bounds of one look: a host with more is not looked through to the end.
 const (
-	maxProcesses  = 1 << 16
-	maxFiles      = 1 << 16 // of one process
-	maxTextBytes  = 1 << 20 // a command line, or an environment
-	maxTableLines = 1 << 18
-	// maxOthers is after how many sockets in a row that do not listen the rest is
-	// left out: the kernel lists those that listen first.
-	maxOthers = 256
+	maxProcesses = 1 << 16
+	maxFiles     = 1 << 16 // of one process
+	maxTextBytes = 1 << 20 // a command line, or an environment
 )
-
-// tcpListens is the state of a listening socket in the kernel's table.
-const tcpListens = "0A"
 
 // Process is how a process was started.
 type Process struct {
@@ -45,50 +38,51 @@ func (p *Process) Path(name string) string {
 	return filepath.Join(p.Dir, "cwd", name)
 }
 
-// Local is the port of a URL that names this host, as the loopback address or
-// as one of its own.
-func Local(engineURL string) (port int, ok bool) {
+// Local is the address of a URL that names this host: the loopback address or one
+// of its own. "localhost" is an address without a host.
+func Local(engineURL string) (at netip.AddrPort, ok bool) {
 	u, err := url.Parse(engineURL)
 	if err != nil {
-		return 0, false
+		return at, false
 	}
 	text := u.Port()
 	if text == "" {
 		text = map[string]string{"http": "80", "https": "443"}[u.Scheme]
 	}
-	n, err := strconv.ParseUint(text, 10, 16)
-	if err != nil || n == 0 {
-		return 0, false
+	port, err := strconv.ParseUint(text, 10, 16)
+	if err != nil || port == 0 {
+		return at, false
 	}
 	if u.Hostname() == "localhost" {
-		return int(n), true
+		return netip.AddrPortFrom(netip.Addr{}, uint16(port)), true
 	}
 	a, err := netip.ParseAddr(u.Hostname())
 	if err != nil {
-		return 0, false
+		return at, false
 	}
+	at = netip.AddrPortFrom(a.Unmap(), uint16(port))
 	if a.IsLoopback() {
-		return int(n), true
+		return at, true
 	}
 	own, err := net.InterfaceAddrs()
 	if err != nil {
-		return 0, false
+		return at, false
 	}
 	for _, o := range own {
-		if p, err := netip.ParsePrefix(o.String()); err == nil && p.Addr() == a.Unmap() {
-			return int(n), true
+		if p, err := netip.ParsePrefix(o.String()); err == nil && p.Addr() == at.Addr() {
+			return at, true
 		}
 	}
-	return 0, false
+	return at, false
 }
 
-// Listening finds the process that listens on a TCP port, in a proc file
-// system; empty: /proc. When several processes hold the socket, as workers of
-// one server do, it is the one with the lowest id that is found. ok is false if
-// nobody listens, or the rights to see who are missing.
-func Listening(proc string, port int) (p Process, ok bool) {
+// Listening finds the process to which a connection to an address of this host
+// comes, in a proc file system; empty: /proc. When several processes hold the
+// socket, as workers of one server do, it is the one with the lowest id that is
+// found. ok is false if nobody listens, or the rights to see who are missing.
+func Listening(proc string, at netip.AddrPort) (p Process, ok bool) {
 	l := NewListeners(proc)
-	pids, err := l.PIDs(port)
+	pids, err := l.PIDs(at)
 	if err != nil || len(pids) == 0 {
 		return Process{}, false
 	}

@@ -18,8 +18,8 @@ func TestListening(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	port := l.Addr().(*net.TCPAddr).Port
-	p, ok := Listening("", port)
+	at := l.Addr().(*net.TCPAddr).AddrPort()
+	p, ok := Listening("", at)
 	if !ok || !slices.Equal(p.Args, os.Args) || p.Env["PATH"] != os.Getenv("PATH") {
 		t.Fatalf("%v %q", ok, p.Args)
 	}
@@ -36,7 +36,7 @@ func TestListening(t *testing.T) {
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if _, ok := Listening("", port); ok {
+	if _, ok := Listening("", at); ok {
 		t.Error("nobody listens any more")
 	}
 }
@@ -83,7 +83,7 @@ func TestTables(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			p, ok := Listening(proc, 8080)
+			p, ok := Listening(proc, loopback(8080))
 			if ok != (c.want != "") || ok && p.Args[0] != c.want {
 				t.Errorf("%v %q, want %q", ok, p.Args, c.want)
 			}
@@ -95,13 +95,16 @@ func TestTables(t *testing.T) {
 }
 
 func TestLocal(t *testing.T) {
-	for u, want := range map[string]int{
-		"http://127.0.0.1:8000/": 8000, "http://localhost": 80, "https://[::1]": 443,
-		"http://[::1]:8001": 8001, "https://localhost": 443, "::": 0,
-		"http://192.0.2.1:8000": 0, "http://gpu-7:8000": 0, "http://127.0.0.1:0": 0, "http://127.0.0.1:99999": 0, ":": 0, "ftp://127.0.0.1": 0,
+	for u, want := range map[string]string{
+		"http://127.0.0.1:8000/": "127.0.0.1:8000", "http://localhost": "invalid AddrPort", "https://[::1]": "[::1]:443",
+		"http://[::1]:8001": "[::1]:8001", "http://[::ffff:127.0.0.1]:8001": "127.0.0.1:8001", "http://127.8.0.1:8000": "127.8.0.1:8000", "::": "",
+		"http://192.0.2.1:8000": "", "http://gpu-7:8000": "", "http://127.0.0.1:0": "", "http://127.0.0.1:99999": "", ":": "", "ftp://127.0.0.1": "",
 	} {
-		if port, ok := Local(u); port != want || ok != (want > 0) {
-			t.Errorf("%s: %d %v, want %d", u, port, ok, want)
+		if at, ok := Local(u); ok != (want != "") || ok && at.String() != want {
+			t.Errorf("%s: %v %v, want %s", u, at, ok, want)
 		}
+	}
+	if at, ok := Local("https://localhost"); !ok || at.Port() != 443 {
+		t.Errorf("%v %v", at, ok)
 	}
 }

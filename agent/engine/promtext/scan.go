@@ -182,9 +182,9 @@ func (r Reading) Share() *float64 {
 	return r.Float()
 }
 
-// Count is the number as a small count, nil if not known.
+// Count is the number as a small count, nil if it is none.
 func (r Reading) Count() *int {
-	if !r.Known || r.V > math.MaxInt32 {
+	if !r.Known || r.V > math.MaxInt32 || r.V != math.Trunc(r.V) {
 		return nil
 	}
 	n := int(r.V)

@@ -11,6 +11,7 @@ import (
 	"maps"
 	"net/http"
 	"os"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -19,8 +20,10 @@ import (
 
 	"waypost/agent/blocktable"
 	"waypost/agent/engine"
+	"waypost/agent/engine/enginehttp"
 	"waypost/agent/engine/enginetest"
 	"waypost/agent/engine/kvevents"
+	"waypost/agent/engine/poller"
 
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
@@ -468,4 +471,98 @@ func TestTransfer(t *testing.T) {
 	if (i.transfer(16) != engine.Transfer{}) {
 		t.Error("an engine that serves all of a request gives KV away")
 	}
+}
+
+// Whatever an engine answers about its load, readings are counts, shares and times
+// of ranks that can be. The seeds are recorded answers.
+func FuzzLoad(f *testing.F) {
+	for _, e := range exchanges(f) {
+		if strings.HasPrefix(e.Path, "/v1/loads") || e.Path == "/get_load" {
+			f.Add([]byte(e.Response))
+		}
+	}
+	page, err := os.ReadFile("testdata/metrics.txt")
+	if err != nil {
+		f.Fatal(err)
+	}
+	for part := range bytes.SplitSeq(page, []byte("\n# HELP ")) {
+		if bytes.Contains(part, []byte("sglang:")) && len(part) < 3000 {
+			f.Add(part)
+		}
+	}
+	f.Add([]byte(`[{"dp_rank":0,"num_reqs":5,"num_waiting_reqs":2,"num_tokens":100,"ts_tic":1.5}]`))
+	now := time.Unix(1_800_000_000, 0)
+	f.Fuzz(func(t *testing.T, text []byte) {
+		var s source
+		var err error
+		s.loads, err = parseLoads(enginehttp.Finite(bytes.Clone(text)), now)
+		if err == nil && (len(s.loads.byRank) > engine.MaxRanks || len(s.loads.byRank) != len(s.loads.at)) {
+			t.Fatalf("%d ranks, %d times", len(s.loads.byRank), len(s.loads.at))
+		}
+		s.totals.scan(text)
+		if len(s.totals.gauges) > engine.MaxRanks {
+			t.Fatalf("%d ranks", len(s.totals.gauges))
+		}
+		for rank := range max(len(s.loads.byRank), len(s.totals.gauges)) {
+			l := s.load(rank)
+			for _, v := range []*float64{l.PromptTokens, l.ComputedPromptTokens, l.GenerationTokens, l.Finished, l.FirstTokens, l.FirstTokenSeconds, l.KVUsedRatio} {
+				if v != nil && !(*v >= 0) {
+					t.Fatalf("a reading of %v", *v)
+				}
+			}
+			if l.Running != nil && *l.Running < 0 || l.Waiting != nil && *l.Waiting < 0 || l.At.After(now) {
+				t.Fatalf("%+v", l)
+			}
+		}
+		var k engine.Facts
+		s.fill(&k)
+	})
+}
+
+// Whatever a server says of its settings, facts are bounded and each rank has a
+// plan. The seed is the recorded answer.
+func FuzzFacts(f *testing.F) {
+	for _, e := range exchanges(f) {
+		if e.Path != "/server_info" {
+			continue
+		}
+		// Of hundreds of settings those that are read.
+		var info serverInfo
+		if err := json.Unmarshal(e.Response, &info); err != nil {
+			f.Fatal(err)
+		}
+		var all map[string]any
+		if err := json.Unmarshal(e.Response, &all); err != nil {
+			f.Fatal(err)
+		}
+		of := reflect.TypeOf(info)
+		read := map[string]any{}
+		for i := range of.NumField() {
+			if name := of.Field(i).Tag.Get("json"); all[name] != nil {
+				read[name] = all[name]
+			}
+		}
+		text, err := json.Marshal(read)
+		if err != nil || len(read) < 10 {
+			f.Fatalf("%v, %d settings", err, len(read))
+		}
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		var info serverInfo
+		if _, err := enginehttp.Decode(bytes.Clone(text), &info); err != nil {
+			return
+		}
+		var k poller.Known
+		info.facts(&k)
+		got := k.Facts.Bounded()
+		if got.Ranks < 1 || got.Ranks > engine.MaxRanks || got.BlockTokens < 0 || got.PoolBlocks < 0 || got.PoolBlocks > engine.MaxPoolBlocks {
+			t.Fatalf("%+v", got)
+		}
+		for rank := range got.Ranks {
+			if p := planFor(engine.Target{URL: "http://127.0.0.1:30000"}, &info, rank); p.Named != rank || len(p.Others) >= engine.MaxRanks {
+				t.Fatalf("rank %d: %+v", rank, p)
+			}
+		}
+	})
 }

@@ -99,6 +99,7 @@ func (s *source) Facts(ctx context.Context, _ *poller.Counters) (poller.Known, e
 		info.facts(&k)
 	}
 	s.fill(&k.Facts)
+	k.Faults = s.Odd()
 	model := k.Facts.Model
 	s.model.Store(&model)
 	k.Facts.Capabilities |= engine.StoresLate | engine.TokenizesText | engine.TokenizesChats

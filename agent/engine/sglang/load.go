@@ -26,7 +26,7 @@ const (
 
 // rankLoad is the load of one rank, in the newest form and in the old one.
 type rankLoad struct {
-	Rank       int              `json:"dp_rank"`
+	Rank       whole            `json:"dp_rank"`
 	Taken      promtext.Reading `json:"timestamp"`
 	Running    promtext.Reading `json:"num_running_reqs"`
 	Waiting    promtext.Reading `json:"num_waiting_reqs"`
@@ -35,6 +35,26 @@ type rankLoad struct {
 	Computed   promtext.Reading `json:"total_prefill_uncached_tokens"`
 	MaxRunning promtext.Reading `json:"max_running_requests"`
 	MaxTokens  promtext.Reading `json:"max_total_num_tokens"`
+}
+
+// whole is a rank of JSON: -1 if there is something else in its place.
+type whole int
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (w *whole) UnmarshalJSON(b []byte) error {
+	*w = whole(promtext.Small(b, engine.MaxRanks))
+	return nil
+}
+
+// clock is the engine's time, zero if there is something else in its place.
+type clock struct{ time.Time }
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (c *clock) UnmarshalJSON(b []byte) error {
+	if c.Time.UnmarshalJSON(b) != nil {
+		c.Time = time.Time{}
+	}
+	return nil
 }
 
 // readings are those of the load that are used.
@@ -53,7 +73,7 @@ type loads struct {
 // a list. now is when the answer came.
 func parseLoads(b []byte, now time.Time) (loads, error) {
 	var body struct {
-		Now   time.Time  `json:"timestamp"`
+		Now   clock      `json:"timestamp"`
 		Loads []rankLoad `json:"loads"`
 	}
 	var err error
@@ -67,11 +87,11 @@ func parseLoads(b []byte, now time.Time) (loads, error) {
 	}
 	var out loads
 	for _, r := range body.Loads {
-		if r.Rank < 0 || r.Rank >= engine.MaxRanks {
+		if r.Rank < 0 {
 			out.faults++
 			continue
 		}
-		for len(out.byRank) <= r.Rank {
+		for len(out.byRank) <= int(r.Rank) {
 			out.byRank, out.at = append(out.byRank, rankLoad{}), append(out.at, now)
 		}
 		for _, v := range r.readings() {

@@ -36,6 +36,7 @@ type source struct {
 	iterations []iteration
 	at         []time.Time
 	noStats    bool
+	faults     int // of the records of steps
 }
 
 // streams says that the server streams its events, to where the configuration
@@ -113,7 +114,7 @@ func (p *page) family(name []byte) *promtext.Reading {
 
 // iteration is a record of one step of the engine.
 type iteration struct {
-	Rank      *int             `json:"attentionDpRank"`
+	Rank      promtext.Reading `json:"attentionDpRank"`
 	Active    promtext.Reading `json:"numActiveRequests"`
 	Queued    promtext.Reading `json:"numQueuedRequests"`
 	MaxActive promtext.Reading `json:"maxNumActiveRequests"`
@@ -138,6 +139,7 @@ func (s *source) Counters(ctx context.Context) (poller.Counters, error) {
 			return poller.Counters{}, err
 		}
 	}
+	s.faults = 0
 	out := poller.Counters{Faults: s.page.faults}
 	if s.page.starts.Known && s.page.starts.V > 0 {
 		out.StartMark = math.Float64bits(s.page.starts.V)
@@ -147,6 +149,7 @@ func (s *source) Counters(ctx context.Context) (poller.Counters, error) {
 			return poller.Counters{}, err
 		}
 	}
+	out.Faults += s.faults
 	if s.noPage && s.noStats {
 		// Neither is there: whether it serves, its list of models tells.
 		var models json.RawMessage
@@ -172,14 +175,18 @@ func (s *source) readIterations(ctx context.Context) error {
 		return err
 	}
 	var list []iteration
-	b := enginehttp.Finite(bytes.TrimSpace(s.buf.Bytes()))
+	b := bytes.TrimSpace(s.buf.Bytes())
 	if len(b) > 0 && b[0] != '[' {
 		s.noStats = true // a page of another kind
 		return nil
 	}
 	if len(b) > 0 {
-		if err := json.Unmarshal(b, &list); err != nil {
+		odd, err := enginehttp.Decode(b, &list)
+		if err != nil {
 			return err
+		}
+		if odd {
+			s.faults++
 		}
 	}
 	now := time.Now()
@@ -190,12 +197,16 @@ func (s *source) readIterations(ctx context.Context) error {
 		s.at[i] = now
 	}
 	for _, it := range list {
-		rank := 0
-		if it.Rank != nil {
-			rank = *it.Rank
-		}
-		if rank < 0 || rank >= engine.MaxRanks {
+		// One that names no rank is of the only one.
+		rank := it.Rank.Whole(engine.MaxRanks - 1)
+		if it.Rank.Bad() || it.Rank.Known && float64(rank) != it.Rank.V {
+			s.faults++
 			continue
+		}
+		for _, v := range []promtext.Reading{it.Active, it.Queued, it.MaxActive, it.Cache.MaxBlocks, it.Cache.UsedBlocks, it.Cache.BlockTokens} {
+			if v.Bad() {
+				s.faults++
+			}
 		}
 		for len(s.iterations) <= rank {
 			s.iterations, s.at = append(s.iterations, iteration{}), append(s.at, now)
@@ -264,6 +275,7 @@ func (s *source) Facts(ctx context.Context, latest *poller.Counters) (poller.Kno
 		f.PoolBlocks = int(s.pool.Load())
 	}
 	f.Capabilities = engine.ReportsCachedTokens
+	k.Faults = s.Odd()
 	for n := range min(f.Ranks, engine.MaxRanks) {
 		k.Plans = append(k.Plans, s.plan(n))
 	}

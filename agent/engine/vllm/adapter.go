@@ -134,7 +134,7 @@ func (s *source) Facts(ctx context.Context, latest *poller.Counters) (poller.Kno
 	if ranks > 1 {
 		k.facts.RankHeader = rankHeader
 	}
-	out := poller.Known{Facts: k.facts, StartMark: latest.StartMark}
+	out := poller.Known{Facts: k.facts, StartMark: latest.StartMark, Faults: k.faults + s.client.Odd()}
 	if out.StartMark == 0 {
 		out.StartMark = k.instance
 	}

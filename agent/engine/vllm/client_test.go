@@ -1,11 +1,13 @@
 package vllm
 
 import (
+	"bytes"
 	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -168,9 +170,10 @@ func TestSources(t *testing.T) {
 	for body, want := range map[string]int{
 		`{"0":{"endpoint":"tcp://*:5557"},"1":{"endpoint":"tcp://*:5558"}}`: 2,
 		`[{"data_parallel_rank":0,"endpoint":"tcp://10.0.0.1:5557"}]`:       1,
-		`{}`:                                0,
-		`{"x":{"endpoint":"tcp://*:5557"}}`: -1,
-		`5`:                                 -1,
+		`{}`: 0,
+		`{"x":{"endpoint":"tcp://*:5557"},"9223372036854775808":{"endpoint":"tcp://*:5558"}}`: 0,
+		`{"x":{"endpoint":"tcp://*:5557"},"0":{"endpoint":"tcp://*:5557"}}`:                   1,
+		`5`: -1,
 	} {
 		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, body) }))
 		c, err := enginehttp.New(enginehttp.Options{URL: s.URL})
@@ -182,7 +185,46 @@ func TestSources(t *testing.T) {
 		if got := len(k.sources); (err != nil) != (want < 0) || want >= 0 && got != want {
 			t.Errorf("%s: %d sources, %v", body, got, err)
 		}
+		if odd := strings.Contains(body, `"x"`); odd != (k.faults > 0) {
+			t.Errorf("%s: %d ranks that cannot be", body, k.faults)
+		}
 		c.Close()
 		s.Close()
 	}
+}
+
+// Whatever an engine says of its configuration, its list of publishers and its
+// models, each rank has a plan and facts are bounded.
+func FuzzFacts(f *testing.F) {
+	f.Add([]byte(`{"0":{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5657","buffer_steps":10000,"topic":"kv@test"},"1":{"endpoint":"tcp://*:5558"}}`))
+	f.Add([]byte(`[{"data_parallel_rank":0,"endpoint":"tcp://10.0.0.1:5557"}]`))
+	f.Add([]byte(`{"vllm_config":{"instance_id":"17","scheduler_config":{"max_num_batched_tokens":2048,"max_num_seqs":16},"kv_transfer_config":{"kv_connector":"OffloadingConnector","kv_role":"kv_both"},"kv_events_config":{"endpoint":"tcp://*:5557"},"cache_config":{"block_size":32,"kv_cache_memory_bytes":1e9,"kv_cache_size_tokens":3200}},"vllm_env":{"VLLM_P2P_SIDE_CHANNEL_HOST":"10.0.0.1","VLLM_P2P_SIDE_CHANNEL_PORT":5710}}`))
+	f.Add([]byte(`{"data":[{"id":"tiny","parent":null,"max_model_len":2048},{"id":"sql","parent":"tiny"}]}`))
+	var text atomic.Pointer[[]byte]
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/v1/models" && !bytes.Contains(*text.Load(), []byte(`"data"`)) {
+			io.WriteString(w, `{"data":[{"id":"tiny"}]}`)
+			return
+		}
+		w.Write(*text.Load())
+	}))
+	f.Cleanup(s.Close)
+	c, err := enginehttp.New(enginehttp.Options{URL: s.URL})
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Cleanup(c.Close)
+	f.Fuzz(func(t *testing.T, answer []byte) {
+		text.Store(&answer)
+		k, err := client{c}.learn(t.Context())
+		if err != nil {
+			return
+		}
+		if got := k.facts.Bounded(); got.StepTokens < 0 || got.MaxRunning < 0 || !(got.Transfer.BytesPerToken >= 0) || len(k.sources) > engine.MaxRanks {
+			t.Fatalf("%+v, %d publishers", got, len(k.sources))
+		}
+		for rank := range max(1, len(k.sources)) {
+			planFor(engine.Target{URL: "http://127.0.0.1:8000"}, &k, rank)
+		}
+	})
 }

@@ -13,6 +13,7 @@ import (
 	"waypost/agent/engine/enginehttp"
 	"waypost/agent/engine/kvevents"
 	"waypost/agent/engine/poller"
+	"waypost/agent/engine/promtext"
 
 	"github.com/zeebo/xxh3"
 )
@@ -46,6 +47,8 @@ type knowledge struct {
 	// configured says that the dev routes told of the event configuration.
 	configured bool
 	instance   uint64
+	// faults counts ranks that cannot be.
+	faults int
 }
 
 // learn asks the engine for everything that seldom changes. Only the list of
@@ -82,12 +85,13 @@ func (c client) learnSources(ctx context.Context, k *knowledge) error {
 		return err
 	}
 	var byRank map[string]publisher
-	if json.Unmarshal(raw, &byRank) == nil {
+	if _, err := enginehttp.Decode(raw, &byRank); err == nil {
 		ranks := make([]int, 0, len(byRank))
 		for name := range byRank {
-			n, err := strconv.Atoi(name)
-			if err != nil || n < 0 {
-				return fmt.Errorf("/kv_event_sources: rank %q is no number", name)
+			n := promtext.Small([]byte(name), engine.MaxRanks)
+			if n < 0 {
+				k.faults++
+				continue
 			}
 			ranks = append(ranks, n)
 		}
@@ -97,7 +101,7 @@ func (c client) learnSources(ctx context.Context, k *knowledge) error {
 			p.Rank = n
 			k.sources = append(k.sources, p)
 		}
-	} else if err := json.Unmarshal(raw, &k.sources); err != nil {
+	} else if _, err := enginehttp.Decode(raw, &k.sources); err != nil {
 		return fmt.Errorf("/kv_event_sources: %w", err)
 	}
 	if len(k.sources) > engine.MaxRanks {
