@@ -1,8 +1,10 @@
 package slots
 
-import "waypost/gossip/ledger"
+import (
+	"slices"
 
-import "slices"
+	"waypost/gossip/ledger"
+)
 
 const (
 	// keptAtLeast is the share of an entry that must be kept for it to be
@@ -51,6 +53,7 @@ func (c *hostCache) give(s *sequence) bool {
 		return false
 	}
 	c.entries = slices.DeleteFunc(c.entries, func(e *sequence) bool { return contains(s, e) })
+	s.doubtful = false
 	c.entries = append(c.entries, s)
 	c.trim()
 	return true
@@ -58,13 +61,17 @@ func (c *hostCache) give(s *sequence) bool {
 
 // stay is the first of the entries that are still there once something was
 // given.
-func (c *hostCache) stay(given *sequence) (first int) {
-	tokens, takes := c.limitTokens, c.takes(given)
-	if takes {
-		tokens -= given.tokens
+func (c *hostCache) stay(given ...*sequence) (first int) {
+	tokens, taken := c.limitTokens, make([]*sequence, 0, len(given))
+	for _, g := range given {
+		if c.takes(g) {
+			tokens -= g.tokens
+			taken = append(taken, g)
+		}
 	}
 	for first = len(c.entries); first > 0; first-- {
-		if e := c.entries[first-1]; !takes || !contains(given, e) {
+		e := c.entries[first-1]
+		if !slices.ContainsFunc(taken, func(g *sequence) bool { return contains(g, e) }) {
 			tokens -= e.tokens
 		}
 		if tokens < 0 {
