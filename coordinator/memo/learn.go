@@ -188,8 +188,9 @@ func (m *Memo) learnUnit(r *Request, j int, rec, before int32) (known int, sure 
 	}
 	id := m.byKey[keyOf(u, u.closed)]
 	if id == 0 {
-		sure = max(m.place(rec, u.inner, min(fromEnd, n)), before)
-		m.records.keepPoints(rec, &m.tape, int(sure))
+		if sure = m.place(rec, u.inner, min(fromEnd, n)); sure < before {
+			sure = m.place(rec, false, float64(before))
+		}
 		m.newNode(node{key: keyOf(u, u.closed), next: next, record: rec, tokens: sure})
 		return known, sure
 	}
@@ -219,9 +220,7 @@ func (m *Memo) learnUnit(r *Request, j int, rec, before int32) (known int, sure 
 	}
 	nd.tokens = max(nd.tokens, min(before, floor(l)))
 	nd.next = next
-	if nd.tokens%prefix.ChunkTokens != 0 {
-		m.records.keepPoints(rec, &m.tape, int(nd.tokens))
-	}
+	m.keepAt(rec, nd.tokens)
 	m.move(id, rec)
 	if m.trust.trusts(c) {
 		return known, nd.tokens
@@ -277,7 +276,7 @@ func (m *Memo) learnTools(r *Request, u *unit, k kind, rec int32) (sure int32) {
 		nd.tokens = max(nd.tokens, m.place(rec, false, min(l, fromEnd)))
 	}
 	nd.next, nd.tools = path, r.toolsMark
-	m.records.keepPoints(rec, &m.tape, int(nd.tokens))
+	m.keepAt(rec, nd.tokens)
 	m.move(id, rec)
 	if m.trust.trusts(c) {
 		return nd.tokens
@@ -299,8 +298,15 @@ func (m *Memo) place(rec int32, coarse bool, tokens float64) int32 {
 	if coarse {
 		return n / prefix.ChunkTokens * prefix.ChunkTokens
 	}
-	m.records.keepPoints(rec, &m.tape, int(n))
+	m.keepAt(rec, n)
 	return n
+}
+
+// keepAt keeps what a record needs to be told up to a depth.
+func (m *Memo) keepAt(rec, tokens int32) {
+	if tokens%prefix.ChunkTokens != 0 {
+		m.records.keepPoints(rec, &m.tape, int(tokens))
+	}
 }
 
 // note counts for or against a class. What fails at the start of the prompt is
