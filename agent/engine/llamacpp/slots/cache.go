@@ -112,16 +112,17 @@ func (c *hostCache) tokens() (n int) {
 }
 
 // better finds the entry that keeps more of itself and of the prompt than the
-// slot's own content does.
-func (c *hostCache) better(held *sequence, r *request) *sequence {
-	own := held.shared(r.keys)
+// slot's own content does. All that is shared with it is taken to be slack tokens
+// more than is known.
+func (c *hostCache) better(held *sequence, r *request, slack int) *sequence {
+	own := min(held.shared(r.keys)+slack, held.tokens, r.tokens)
 	kept, found := share(own, held.tokens), share(own, r.tokens)
 	if held.tokens == 0 {
 		kept = -1 // any entry is better than nothing
 	}
 	var best *sequence
 	for _, e := range c.entries {
-		lcp := e.shared(r.keys)
+		lcp := min(e.shared(r.keys)+slack, e.tokens, r.tokens)
 		k, f := share(lcp, e.tokens), share(lcp, r.tokens)
 		if k >= keptAtLeast && k > kept && f > found {
 			kept, found, best = k, f, e

@@ -71,6 +71,8 @@ type request struct {
 	expected, fromHost int
 	// least says that it may be no more than what its slot shared.
 	least bool
+	// maybe is what the host cache has no more if it was taken for this request.
+	maybe *sequence
 	// unexpected is the reuse that an entry believed to be gone would give, and
 	// what had to fit for it to be there.
 	unexpected, needTokens int
@@ -224,7 +226,10 @@ func (r *Replay) Learn(id ledger.ClaimID, keys []prefix.Key, promptTokens int) {
 	if q.taken != nil {
 		r.cache.putBack(q.taken, q.takenNext)
 	}
-	q.slot, q.least, q.fromHost, q.taken, q.takenNext = -1, false, 0, nil, nil
+	if q.maybe != nil {
+		q.maybe.doubtful = false
+	}
+	q.slot, q.least, q.fromHost, q.taken, q.takenNext, q.maybe = -1, false, 0, nil, nil, nil
 	r.launch(q)
 	r.publish()
 }
@@ -255,7 +260,13 @@ func (r *Replay) launch(q *request) bool {
 			// Between two points it cannot be said whether the cache is asked.
 			q.least = true
 		}
-		if e := r.cache.better(s.held, q); e != nil {
+		e := r.cache.better(s.held, q, 0)
+		if e == nil {
+			if o := r.cache.better(s.held, q, ledger.PointTokens-1); o != nil && !o.doubtful {
+				// Between two points it cannot be said whether it is taken.
+				o.doubtful, q.maybe = true, o
+			}
+		} else {
 			q.fromHost = r.cache.newer(e)
 			q.taken, q.takenNext = e, r.cache.take(e)
 			s.held = e
@@ -442,6 +453,16 @@ func (r *Replay) Gone(id ledger.ClaimID) {
 func (r *Replay) judge(q *request, cached int) {
 	if cached < 0 || q.slot < 0 {
 		return
+	}
+	if e := q.maybe; e != nil {
+		switch lcp := e.shared(q.keys); {
+		case lcp < q.expected+2*ledger.PointTokens:
+			// Both would reuse as much.
+		case cached >= lcp:
+			r.cache.take(e)
+		default:
+			e.doubtful = false
+		}
 	}
 	switch {
 	case cached < q.expected:
