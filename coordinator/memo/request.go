@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
-	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -369,20 +368,20 @@ func (rd *Reader) withoutTools(r *Request, leading int) {
 		r.toolsMark = uint8(max(r.units[0].hash>>56, 1))
 	}
 	hash := r.plain.hash
-	over := func(m *message, most int) {
-		from, to := m.from, min(m.to, m.from+most)
+	over := func(from, to int) {
 		for ; to-from > piece; from += piece {
 			hash = r.key.step(hash, 'c', rd.buf[from:from+piece])
 		}
 		hash = r.key.step(hash, 'm', rd.buf[from:to])
 	}
 	for i := range leading {
-		over(&rd.messages[i], math.MaxInt)
+		over(rd.messages[i].from, rd.messages[i].to)
 	}
 	r.plain, r.someTools = r.units[at], r.units[at]
 	r.plain.hash = hash
 	r.someTools.hash = r.key.step(hash, 't', nil)
-	over(&rd.messages[leading], longMessage)
+	next := &rd.messages[leading]
+	over(next.from, min(next.to, next.from+longMessage))
 	r.nextHash = hash
 }
 
