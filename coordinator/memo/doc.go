@@ -11,7 +11,12 @@
 // tokens any prompt that begins with these units shares with that record at
 // least. That bound comes from the end of the prompt (length less an upper bound
 // of the tokens behind the unit) and from the common prefix of two learnt
-// prompts, so no offsets are needed ([Memo.Learn]).
+// prompts, so no offsets are needed ([Memo.Learn]). What begins with some units
+// shares what the units before these do.
+//
+// The leading system messages have a node of their own for requests with other
+// tools, and with or without: it is used once the template was seen to write tools
+// behind them.
 //
 // Templates that render a message differently once others follow are found by
 // feedback: classes of nodes that failed are not used, a pool in which

@@ -69,12 +69,18 @@ func (m *Memo) learn(r *Request, given *Prediction) (out Learnt) {
 	m.raise(r, float64(m.tape.tokens))
 	out.KnownTokens = m.records.known(&m.tape)
 	rec := m.records.add(&m.tape, m.tape.tokens)
+	sure := int32(0)
 	for j := range r.units {
 		if r.units[j].opaque {
 			break
 		}
 		if !r.units[j].nowhere {
-			out.KnownTokens = max(out.KnownTokens, m.learnUnit(r, j, rec))
+			var known int
+			if j == r.plainAt && j > 0 {
+				sure = max(sure, m.learnPlain(r, rec))
+			}
+			known, sure = m.learnUnit(r, j, rec, sure)
+			out.KnownTokens = max(out.KnownTokens, known)
 		}
 	}
 	m.stats.KnownTokens += uint64(out.KnownTokens)
@@ -135,37 +141,42 @@ func (m *Memo) common(rec int32) int {
 	return n
 }
 
-// learnUnit updates the nodes of one unit. It returns what the records there had
-// in common with the prompt.
-func (m *Memo) learnUnit(r *Request, j int, rec int32) (known int) {
+// learnUnit updates the nodes of one unit. before is what prompts are sure to
+// share that begin with the units before it, and so those that begin with this
+// one, too. It returns what the records there had in common with the prompt, and
+// what prompts with this unit are sure to share.
+func (m *Memo) learnUnit(r *Request, j int, rec, before int32) (known int, sure int32) {
 	u := &r.units[j]
 	n := float64(m.tape.tokens)
 	fromEnd := n - endTokens - u.behind*m.scale
 	if r.Opaque() {
 		fromEnd = 0
 	}
-	next, nextTokens := uint32(0), math.Inf(1)
+	next := follower{}
 	if j+1 < len(r.units) {
-		v := &r.units[j+1]
-		next = fold(v.hash)
-		if !v.opaque {
-			nextTokens = v.tokens * m.scale
-		}
+		next = followedBy(r.units[j+1].hash, &r.units[j+1])
 	}
 	if open := m.byKey[keyOf(u, false)]; open != 0 {
 		known = m.common(m.nodes[open].record)
 		switch o := &m.nodes[open]; {
 		case m.ends(known, o):
 		case o.answer != same:
-			if next != 0 {
-				m.note(u.classOf(o.answer, u.closed, r.tools), known, int(o.tokens))
+			c := u.classOf(o.answer, u.closed, r.tools)
+			if next.path != 0 {
+				m.note(c, known, int(o.tokens))
+			}
+			if known >= int(o.tokens) && m.trust.trusts(c) {
+				before = max(before, o.tokens)
 			}
 			// With it goes its sibling: the client has shown which it sends.
 			m.dropRecord(o.record)
 		case u.closed:
-			shut := m.byKey[keyOf(u, true)]
+			shut, c := m.byKey[keyOf(u, true)], u.classOf(cross, true, r.tools)
 			if shut == 0 {
-				m.note(u.classOf(cross, true, r.tools), known, int(o.tokens))
+				m.note(c, known, int(o.tokens))
+			}
+			if known >= int(o.tokens) && m.trust.trusts(c) {
+				before = max(before, o.tokens)
 			}
 			if known >= int(o.tokens) && (shut == 0 || m.nodes[shut].record == o.record) {
 				// The new prompt stands for it as well, and the old one can go.
@@ -177,24 +188,27 @@ func (m *Memo) learnUnit(r *Request, j int, rec int32) (known int) {
 	}
 	id := m.byKey[keyOf(u, u.closed)]
 	if id == 0 {
-		tokens := m.place(rec, u.inner, min(fromEnd, n))
-		m.newNode(node{key: keyOf(u, u.closed), next: next, record: rec, tokens: tokens})
-		return known
+		if sure = m.place(rec, u.inner, min(fromEnd, n)); sure < before {
+			sure = m.place(rec, false, float64(before))
+		}
+		m.newNode(node{key: keyOf(u, u.closed), next: next, record: rec, tokens: sure})
+		return known, sure
 	}
 	nd := &m.nodes[id]
 	common := m.common(nd.record)
 	known = max(known, common)
 	if m.ends(common, nd) {
-		return known
+		return known, before
 	}
-	m.note(u.classOf(same, u.closed, r.tools), common, int(nd.tokens))
+	c := u.classOf(same, u.closed, r.tools)
+	m.note(c, common, int(nd.tokens))
 	l := float64(common)
 	switch {
 	case common < int(nd.tokens):
 		m.stats.Disagreements++
 		nd.tokens = floor(l)
-	case nd.next != 0 && next != 0 && nd.next != next:
-		nd.tokens = floor(min(l, max(float64(nd.tokens), fromEnd, l-nextTokens)))
+	case nd.next.path != 0 && next.path != 0 && nd.next.path != next.path:
+		nd.tokens = floor(min(l, max(float64(nd.tokens), fromEnd, l-m.alike(nd.next, next, &r.units[j+1]))))
 		m.records.keepPoints(rec, &m.tape, common)
 		if !nd.branched {
 			// What waits as the end of a prompt goes before those now.
@@ -204,12 +218,70 @@ func (m *Memo) learnUnit(r *Request, j int, rec int32) (known int) {
 	default:
 		nd.tokens = max(nd.tokens, m.place(rec, u.inner && !nd.branched, min(l, fromEnd)))
 	}
+	nd.tokens = max(nd.tokens, min(before, floor(l)))
 	nd.next = next
-	if nd.tokens%prefix.ChunkTokens != 0 {
-		m.records.keepPoints(rec, &m.tape, int(nd.tokens))
-	}
+	m.keepAt(rec, nd.tokens)
 	m.move(id, rec)
-	return known
+	if m.trust.trusts(c) {
+		return known, nd.tokens
+	}
+	return known, before
+}
+
+// learnPlain updates what is known of the leading system messages whatever the
+// tools. It returns what prompts with them are sure to share; 0: that is not
+// known.
+func (m *Memo) learnPlain(r *Request, rec int32) (sure int32) {
+	sure = m.learnTools(r, &r.plain, untooled, rec)
+	if r.toolsMark != 0 {
+		sure = max(sure, m.learnTools(r, &r.someTools, retooled, rec))
+	}
+	return sure
+}
+
+// learnTools updates one node that stands for any tools, or for any but none.
+func (m *Memo) learnTools(r *Request, u *unit, k kind, rec int32) (sure int32) {
+	n := float64(m.tape.tokens)
+	fromEnd := n - endTokens - u.behind*m.scale
+	if r.Opaque() {
+		fromEnd = 0
+	}
+	next := &r.units[r.plainAt+1]
+	path := followedBy(r.nextHash, next)
+	id := m.byKey[keyOf(u, u.closed)]
+	if id == 0 {
+		tokens := m.place(rec, false, min(fromEnd, n))
+		m.newNode(node{key: keyOf(u, u.closed), next: path, record: rec, tokens: tokens, tools: r.toolsMark})
+		return 0
+	}
+	nd := &m.nodes[id]
+	common := m.common(nd.record)
+	if m.ends(common, nd) {
+		return 0
+	}
+	c := u.classOf(k, u.closed, r.tools)
+	if met := nd.tools != r.toolsMark && (k == retooled || nd.tools == 0 || r.toolsMark == 0); met && nd.tokens >= earlyTokens {
+		m.trust.note(c, common >= int(nd.tokens))
+	}
+	l := float64(common)
+	switch {
+	case common < int(nd.tokens):
+		nd.tokens = floor(l)
+	case nd.next.path != path.path:
+		// The tools may be between.
+		behind := m.alike(nd.next, path, next) + r.toolBound*m.scale
+		nd.tokens = floor(min(l, max(float64(nd.tokens), fromEnd, l-behind)))
+		m.records.keepPoints(rec, &m.tape, common)
+	default:
+		nd.tokens = max(nd.tokens, m.place(rec, false, min(l, fromEnd)))
+	}
+	nd.next, nd.tools = path, r.toolsMark
+	m.keepAt(rec, nd.tokens)
+	m.move(id, rec)
+	if m.trust.trusts(c) {
+		return nd.tokens
+	}
+	return 0
 }
 
 // ends says that a prompt of which the end was not told agrees with a node as
@@ -226,8 +298,15 @@ func (m *Memo) place(rec int32, coarse bool, tokens float64) int32 {
 	if coarse {
 		return n / prefix.ChunkTokens * prefix.ChunkTokens
 	}
-	m.records.keepPoints(rec, &m.tape, int(n))
+	m.keepAt(rec, n)
 	return n
+}
+
+// keepAt keeps what a record needs to be told up to a depth.
+func (m *Memo) keepAt(rec, tokens int32) {
+	if tokens%prefix.ChunkTokens != 0 {
+		m.records.keepPoints(rec, &m.tape, int(tokens))
+	}
 }
 
 // note counts for or against a class. What fails at the start of the prompt is
@@ -238,8 +317,26 @@ func (m *Memo) note(c class, common, expected int) {
 	}
 }
 
-// fold makes 32 bits of a hash; never 0.
-func fold(hash uint64) uint32 { return max(uint32(hash>>32), 1) }
+// follower is what follows a unit: the path as far as the next one, and how that
+// one starts. Paths that are taken for one by chance teach a little less.
+type follower struct{ path, start uint16 }
+
+// followedBy names what follows, by a hash of the path; never the zero follower.
+func followedBy(hash uint64, next *unit) follower {
+	return follower{uint16(max(hash>>48, 1)), next.start}
+}
+
+// alike is how many tokens two paths may have in common behind where they part,
+// of which one goes on with a unit.
+func (m *Memo) alike(a, b follower, next *unit) float64 {
+	switch {
+	case a.start != 0 && b.start != 0 && a.start != b.start:
+		return (messageTokens + startBytes) * m.scale
+	case next.opaque:
+		return math.Inf(1)
+	}
+	return next.tokens * m.scale
+}
 
 // Answer takes the ids of a prompt and of the answer to it, and the message as
 // the client will send it back, as JSON. Two nodes stand for it if it has

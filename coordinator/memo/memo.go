@@ -37,7 +37,7 @@ type Memo struct {
 // node says of a unit in a state how much of a record it is sure to begin with.
 type node struct {
 	key        uint64
-	next       uint32 // unit that followed on the record's path, folded; 0: none
+	next       follower // on the record's path; none: it ended here
 	record     int32
 	tokens     int32 // sure to be shared, a multiple of pointTokens
 	prev, succ int32 // nodes of the same record
@@ -45,6 +45,7 @@ type node struct {
 	// paths part behind it; queued: it waits to be told to other coordinators.
 	answer           kind
 	branched, queued bool
+	tools            uint8 // Request.toolsMark of the record's, if paths with other tools meet here
 }
 
 // Stats counts since the start.
@@ -158,16 +159,24 @@ func (m *Memo) Lookup(r *Request, p *Prediction) bool {
 	if r.epoch != m.epoch {
 		return false
 	}
-	for j := len(r.units) - 1; j >= 0; j-- {
+	j, n := len(r.units)-1, int32(0)
+	for ; j >= 0 && n == 0; j-- {
 		u := &r.units[j]
 		if u.nowhere || u.opaque {
 			continue
 		}
-		if n := m.usable(r, u); n != 0 {
-			m.predict(n, p)
+		if n = m.usable(r, u); n != 0 {
 			p.BehindTokens = behindTokens(r.textBytes - u.end)
-			break
 		}
+	}
+	if j < r.plainAt {
+		if k := m.plain(r); m.nodes[k].tokens > m.nodes[n].tokens {
+			n = k
+			p.BehindTokens = behindTokens(r.textBytes - r.plain.end + r.toolBytes)
+		}
+	}
+	if n != 0 {
+		m.predict(n, p)
 	}
 	if p.Tokens == 0 {
 		return false
@@ -202,6 +211,23 @@ func (m *Memo) usable(r *Request, u *unit) int32 {
 		}
 	}
 	return 0
+}
+
+// plain is the node that stands for the leading system messages whatever the
+// tools, if templates were seen to write those behind them; 0: none.
+func (m *Memo) plain(r *Request) (n int32) {
+	if r.plainAt == 0 {
+		return 0
+	}
+	if m.trust.trusts(r.plain.classOf(untooled, r.plain.closed, r.tools)) {
+		n = m.byKey[keyOf(&r.plain, r.plain.closed)]
+	}
+	if r.toolsMark != 0 && m.trust.trusts(r.plain.classOf(retooled, r.plain.closed, true)) {
+		if k := m.byKey[keyOf(&r.someTools, r.plain.closed)]; m.nodes[k].tokens > m.nodes[n].tokens {
+			n = k
+		}
+	}
+	return n
 }
 
 // predict tells what a node knows.

@@ -102,6 +102,18 @@ var renderers = []renderer{
 			return withReasoning(m)
 		}) + ask
 	}},
+	{"a line in front if there are tools", "C1", func(d *dialogue) string {
+		front := ""
+		if len(d.Tools) > 0 {
+			front = " Environment: ipython"
+		}
+		return front + each(d.Messages, func(i int, m turn) string {
+			if i == lastUser(d.Messages[:min(2, len(d.Messages))]) {
+				return tools(d) + withReasoning(m)
+			}
+			return withReasoning(m)
+		}) + ask
+	}},
 	{"cuts reasoning on close", "C2", func(d *dialogue) string {
 		last := lastUser(d.Messages)
 		return tools(d) + each(d.Messages, func(i int, m turn) string {

@@ -18,6 +18,8 @@ const (
 	// of its canonical form; piece is the size of one.
 	longMessage = 2048
 	piece       = 1024
+	// startBytes is how much of a message's beginning is told from others'.
+	startBytes = 8
 	// maxUnits bounds the units of one request; what lies behind is not keyed.
 	maxUnits = 4096
 )
@@ -50,6 +52,9 @@ var neutral = map[string]bool{
 	"prompt_cache_key": true, "request_id": true, "cache_salt": true, "kv_transfer_params": true, "return_token_ids": true, "return_tokens_as_token_ids": true,
 }
 
+// ofTools are the fields that come and go with tools.
+var ofTools = map[string]bool{"tools": true, "tool_choice": true, "parallel_tool_calls": true}
+
 // role is who speaks, as far as it matters for rendering.
 type role uint8
 
@@ -68,8 +73,11 @@ type unit struct {
 	// tokens bounds what this unit alone adds, behind what comes after it.
 	tokens, behind float64
 	// end is where it ends, in bytes of the texts.
-	end  int
-	role role
+	end int
+	// start names the first bytes of the message that begins here; 0: they say
+	// nothing of what a template writes first.
+	start uint16
+	role  role
 	// inner says that it ends inside a message, opaque that it or one before
 	// holds something else than text, reasoning that the running turn has some up
 	// to here, steps that it has an answer before it, closed that a user message
@@ -79,14 +87,23 @@ type unit struct {
 
 // Request is a prompt as the memo sees it: hashes and bounds, no text.
 type Request struct {
-	units     []unit
-	key       Key
-	epoch     uint32
-	tools     bool
-	chat      bool
-	textBytes int
-	toolBound float64
-	rest      float64 // bound of what has no unit any more
+	// plain is the end of the leading system messages whatever the tools, nextHash
+	// what follows it, plainAt the unit that ends there too; 0: there is none.
+	// someTools is the same for requests with tools, whatever they are. toolsMark
+	// tells tools from others, as a rule; 0: there are none.
+	plain, someTools unit
+	nextHash         uint64
+	plainAt          int
+	toolsMark        uint8
+	toolBytes        int
+	units            []unit
+	key              Key
+	epoch            uint32
+	tools            bool
+	chat             bool
+	textBytes        int
+	toolBound        float64
+	rest             float64 // bound of what has no unit any more
 }
 
 // TextBytes is the size of all messages in canonical form, in bytes.
@@ -151,13 +168,18 @@ func (rd *Reader) Chat(key Key, pool string, epoch uint32, body []byte) (*Reques
 		if m.role == roleSystem {
 			// Some templates pull it to the front.
 			r.units[0].hash = key.step(r.units[0].hash, 'l', rd.buf[m.from:m.to])
+			r.plain.hash = key.step(r.plain.hash, 'l', rd.buf[m.from:m.to])
 		}
 	}
 	r.units[0].nowhere = leading > 0
 	for i := range rd.messages {
 		rd.append(r, &rd.messages[i])
+		if i == leading-1 {
+			r.plainAt = len(r.units) - 1
+		}
 	}
 	r.finish(leading)
+	rd.withoutTools(r, leading)
 	return r, nil
 }
 
@@ -321,6 +343,46 @@ func (rd *Reader) head(r *Request, tag byte, pool string) {
 	rd.top = append(b, '}')
 	r.toolBound = bd.total()
 	r.units = append(r.units, unit{hash: siphash.Hash(r.key.k0, r.key.k1, rd.top)})
+	b = append(append(rd.top[:0], tag, 't'), pool...)
+	b = append(strconv.AppendUint(append(b, '/'), uint64(r.epoch), 10), 0)
+	for _, f := range rd.fields {
+		if ofTools[f.name] {
+			r.toolBytes += len(f.value)
+			continue
+		}
+		b = append(append(append(append(b, '"'), f.name...), `":`...), f.value...)
+	}
+	rd.top = b
+	r.plain.hash = siphash.Hash(r.key.k0, r.key.k1, b)
+}
+
+// withoutTools hashes the leading system messages on top of a head without
+// tools.
+func (rd *Reader) withoutTools(r *Request, leading int) {
+	at := r.plainAt
+	if at == 0 || r.units[at].opaque || at+1 >= len(r.units) {
+		r.plainAt = 0
+		return
+	}
+	if r.tools {
+		r.toolsMark = uint8(max(r.units[0].hash>>56, 1))
+	}
+	hash := r.plain.hash
+	over := func(from, to int) {
+		for ; to-from > piece; from += piece {
+			hash = r.key.step(hash, 'c', rd.buf[from:from+piece])
+		}
+		hash = r.key.step(hash, 'm', rd.buf[from:to])
+	}
+	for i := range leading {
+		over(rd.messages[i].from, rd.messages[i].to)
+	}
+	r.plain, r.someTools = r.units[at], r.units[at]
+	r.plain.hash = hash
+	r.someTools.hash = r.key.step(hash, 't', nil)
+	next := &rd.messages[leading]
+	over(next.from, min(next.to, next.from+longMessage))
+	r.nextHash = hash
 }
 
 // step hashes the next unit on top of one.
@@ -349,18 +411,43 @@ func (rd *Reader) append(r *Request, m *message) {
 		n, extra = b.total()+extra, 0
 		return n
 	}
-	from := m.from
+	from, start := m.from, rd.start(r.key, m, spans)
 	if m.to-from > longMessage {
 		for m.to-from > piece && len(r.units) < maxUnits {
-			r.add('c', rd.buf[from:from+piece], unit{tokens: tokens(from, from+piece), role: m.role, opaque: m.opaque, inner: true})
-			from += piece
+			r.add('c', rd.buf[from:from+piece], unit{tokens: tokens(from, from+piece), role: m.role, opaque: m.opaque, inner: true, start: start})
+			from, start = from+piece, 0
 		}
 	}
 	if len(r.units) >= maxUnits {
 		r.rest += tokens(from, m.to)
 		return
 	}
-	r.add('m', rd.buf[from:m.to], unit{tokens: tokens(from, m.to), role: m.role, opaque: m.opaque, reasoning: m.reasoning})
+	r.add('m', rd.buf[from:m.to], unit{tokens: tokens(from, m.to), role: m.role, opaque: m.opaque, reasoning: m.reasoning, start: start})
+}
+
+// start names the first bytes of a message that has nothing but a text, white
+// space aside, which templates cut.
+func (rd *Reader) start(key Key, m *message, texts []span) uint16 {
+	if len(texts) != 1 || m.opaque {
+		return 0
+	}
+	b := rd.buf[texts[0].from:texts[0].to]
+	if texts[0].from == m.from || rd.buf[texts[0].from-1] != '"' {
+		return 0 // a list of parts
+	}
+	for {
+		switch {
+		case len(b) > 0 && b[0] == ' ':
+			b = b[1:]
+		case len(b) > 1 && b[0] == '\\' && bytes.IndexByte([]byte("nrtfb"), b[1]) >= 0:
+			b = b[2:]
+		case len(b) > 0 && (b[0] >= 0x80 || b[0] == '<') || bytes.HasPrefix(b, []byte(`\u`)):
+			return 0 // white space as well, or thoughts, which are cut out
+		default:
+			h := siphash.Hash(key.k0, key.k1, b[:min(startBytes, len(b))])
+			return uint16(max(h>>48, 1))
+		}
+	}
 }
 
 func (r *Request) add(tag byte, b []byte, u unit) {

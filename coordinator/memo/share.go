@@ -163,7 +163,7 @@ var ErrEntry = errors.New("memo entry")
 func (m *Memo) Take(key Key, epoch uint32, e Entry) error {
 	tokens := int(e.Tokens)
 	whole, o := tokens/prefix.ChunkTokens, tokens%prefix.ChunkTokens/pointTokens
-	if tokens == 0 || tokens > maxEntryTokens || tokens%pointTokens != 0 || len(e.Values) != whole+o || e.Answer > uint8(kinds-generated) {
+	if tokens == 0 || tokens > maxEntryTokens || tokens%pointTokens != 0 || len(e.Values) != whole+o || e.Answer > answerWord(trimmed) {
 		return fmt.Errorf("%w: %d tokens with %d values, answer %d", ErrEntry, e.Tokens, len(e.Values), e.Answer)
 	}
 	if epoch > m.epoch {

@@ -7,6 +7,7 @@ const (
 	// needs first whose members are not believed from the start. Classes of answers
 	// need more: what they add is small, and where a template lets the first
 	// character of an answer change the token before it, one in twelve is wrong.
+	// So do those of other tools: where these come first, all of it is wrong.
 	classRate     = 1. / 12
 	classTrusted  = .8
 	answerTrusted = .97
@@ -33,11 +34,14 @@ type kind uint8
 const (
 	// same is a node met again in its state, cross one met open and used closed,
 	// generated one made of an answer, trimmed one made of an answer without its
-	// reasoning.
+	// reasoning, retooled one met with other tools, untooled one met with tools and
+	// without.
 	same kind = iota
 	cross
 	generated
 	trimmed
+	retooled
+	untooled
 	kinds
 )
 

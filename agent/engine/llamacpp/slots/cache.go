@@ -1,8 +1,10 @@
 package slots
 
-import "waypost/gossip/ledger"
+import (
+	"slices"
 
-import "slices"
+	"waypost/gossip/ledger"
+)
 
 const (
 	// keptAtLeast is the share of an entry that must be kept for it to be
@@ -51,6 +53,7 @@ func (c *hostCache) give(s *sequence) bool {
 		return false
 	}
 	c.entries = slices.DeleteFunc(c.entries, func(e *sequence) bool { return contains(s, e) })
+	s.doubtful = false
 	c.entries = append(c.entries, s)
 	c.trim()
 	return true
@@ -58,13 +61,17 @@ func (c *hostCache) give(s *sequence) bool {
 
 // stay is the first of the entries that are still there once something was
 // given.
-func (c *hostCache) stay(given *sequence) (first int) {
-	tokens, takes := c.limitTokens, c.takes(given)
-	if takes {
-		tokens -= given.tokens
+func (c *hostCache) stay(given ...*sequence) (first int) {
+	tokens, taken := c.limitTokens, make([]*sequence, 0, len(given))
+	for _, g := range given {
+		if c.takes(g) {
+			tokens -= g.tokens
+			taken = append(taken, g)
+		}
 	}
 	for first = len(c.entries); first > 0; first-- {
-		if e := c.entries[first-1]; !takes || !contains(given, e) {
+		e := c.entries[first-1]
+		if !slices.ContainsFunc(taken, func(g *sequence) bool { return contains(g, e) }) {
 			tokens -= e.tokens
 		}
 		if tokens < 0 {
@@ -105,16 +112,17 @@ func (c *hostCache) tokens() (n int) {
 }
 
 // better finds the entry that keeps more of itself and of the prompt than the
-// slot's own content does.
-func (c *hostCache) better(held *sequence, r *request) *sequence {
-	own := held.shared(r.keys)
+// slot's own content does. All that is shared with it is taken to be slack tokens
+// more than is known.
+func (c *hostCache) better(held *sequence, r *request, slack int) *sequence {
+	own := min(held.shared(r.keys)+slack, held.tokens, r.tokens)
 	kept, found := share(own, held.tokens), share(own, r.tokens)
 	if held.tokens == 0 {
 		kept = -1 // any entry is better than nothing
 	}
 	var best *sequence
 	for _, e := range c.entries {
-		lcp := e.shared(r.keys)
+		lcp := min(e.shared(r.keys)+slack, e.tokens, r.tokens)
 		k, f := share(lcp, e.tokens), share(lcp, r.tokens)
 		if k >= keptAtLeast && k > kept && f > found {
 			kept, found, best = k, f, e

@@ -191,3 +191,33 @@ func (m *mirror) check() {
 		m.t.Fatalf("%d blocks were told, %d are shown", len(m.blocks), m.replay.Blocks())
 	}
 }
+
+// Whether a quarter of an entry is shared may depend on tokens between two points:
+// then it is promised no more, unless the server's word shows that it was not taken.
+func TestAnEntryThatMayBeTaken(t *testing.T) {
+	a, b := text("system", 262, "alpha", 768), text("system", 262, "beta", 917)
+	rules := newServer(1, 1<<20, false)
+	for _, prompt := range [][]uint32{a, text("other", 600), b} {
+		rules.finish(rules.arrive(prompt, make([]uint32, 4)))
+	}
+	if last := rules.arrive(a, nil); last.reused >= 1024 {
+		t.Fatal("by the rules the entry is taken")
+	}
+	for _, c := range []struct {
+		cached int
+		there  bool
+	}{{262, false}, {0, true}, {-1, false}} {
+		told := newMirror(t)
+		d := &driver{Replay: New(Options{Slots: 1, HostTokens: 1 << 20, Listener: told})}
+		told.replay = d.Replay
+		d.send(a, 4)
+		d.send(text("other", 600), 4)
+		if told.match(a) != 1024 {
+			t.Fatalf("%d tokens of the entry are promised", told.match(a))
+		}
+		d.Done(d.begin(b), 4, c.cached)
+		if there := told.match(a) == 1024; there != c.there {
+			t.Errorf("%d tokens reused: %d of the entry are promised", c.cached, told.match(a))
+		}
+	}
+}

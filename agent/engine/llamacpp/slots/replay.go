@@ -1,6 +1,8 @@
 package slots
 
 import (
+	"slices"
+
 	"waypost/gossip/ledger"
 	"waypost/gossip/prefix"
 	"waypost/gossip/summary"
@@ -16,6 +18,8 @@ const (
 	// sequences are remembered in any case and for each slot: the more, the
 	// likelier it is that two of a length are taken for each other.
 	maxLost, minEnded, maxEndedPerSlot = 64, 8, 4
+	// crowdRequests is for how many requests it counts that some came at once.
+	crowdRequests = 16
 	// maxPoints bounds the points of one prompt.
 	maxPoints = summary.MaxDepthTokens / ledger.PointTokens
 )
@@ -48,6 +52,7 @@ type Options struct {
 // request is a request that has not ended.
 type request struct {
 	id     ledger.ClaimID
+	nth    uint64 // in the order of arrival
 	keys   []prefix.Key
 	tokens int
 	slot   int // -1: all slots were busy
@@ -66,6 +71,8 @@ type request struct {
 	expected, fromHost int
 	// least says that it may be no more than what its slot shared.
 	least bool
+	// maybe is what the host cache has no more if it was taken for this request.
+	maybe *sequence
 	// unexpected is the reuse that an entry believed to be gone would give, and
 	// what had to fit for it to be there.
 	unexpected, needTokens int
@@ -115,6 +122,8 @@ type Replay struct {
 	looks  uint64
 	passed bool
 	own    bool
+	// crowds is how many requests were under way at each of the latest beginnings.
+	crowds [crowdRequests]int
 	// lost are requests that left their slot before their end was told, ended
 	// what the latest requests left, the newest last.
 	lost  []*request
@@ -144,6 +153,7 @@ func (r *Replay) empty() {
 	r.cache.entries, r.cache.ghosts = nil, nil
 	clear(r.open)
 	r.order, r.seen, r.lost, r.ended, r.passed = nil, nil, nil, nil, false
+	r.crowds = [crowdRequests]int{}
 }
 
 // Reset forgets everything: the server's process ended, or its model was
@@ -181,6 +191,8 @@ func (r *Replay) Begin(id ledger.ClaimID, keys []prefix.Key, promptTokens, pinne
 	}
 	r.open[id] = q
 	r.order = append(r.order, q)
+	q.nth = r.counts.Requests
+	r.crowds[q.nth%crowdRequests] = len(r.order)
 	expected = -1
 	if r.launch(q) {
 		expected = q.expected
@@ -214,7 +226,10 @@ func (r *Replay) Learn(id ledger.ClaimID, keys []prefix.Key, promptTokens int) {
 	if q.taken != nil {
 		r.cache.putBack(q.taken, q.takenNext)
 	}
-	q.slot, q.least, q.fromHost, q.taken, q.takenNext = -1, false, 0, nil, nil
+	if q.maybe != nil {
+		q.maybe.doubtful = false
+	}
+	q.slot, q.least, q.fromHost, q.taken, q.takenNext, q.maybe = -1, false, 0, nil, nil, nil
 	r.launch(q)
 	r.publish()
 }
@@ -245,7 +260,13 @@ func (r *Replay) launch(q *request) bool {
 			// Between two points it cannot be said whether the cache is asked.
 			q.least = true
 		}
-		if e := r.cache.better(s.held, q); e != nil {
+		e := r.cache.better(s.held, q, 0)
+		if e == nil {
+			if o := r.cache.better(s.held, q, ledger.PointTokens-1); o != nil && !o.doubtful {
+				// Between two points it cannot be said whether it is taken.
+				o.doubtful, q.maybe = true, o
+			}
+		} else {
 			q.fromHost = r.cache.newer(e)
 			q.taken, q.takenNext = e, r.cache.take(e)
 			s.held = e
@@ -341,7 +362,37 @@ func (r *Replay) Done(id ledger.ClaimID, outputTokens, cachedTokens int) {
 			r.remember(e)
 		}
 	}
+	r.doubt(q)
 	r.publish()
+}
+
+// crowded says that of late requests were under way at once: what is expected now
+// is asked for after others that nobody has told of yet.
+func (r *Replay) crowded() bool { return slices.Max(r.crowds[:]) > 1 }
+
+// doubt notes what the host cache may have let go of because of the end of a
+// request: one that came later but was not seen at the server since may have
+// begun after that end, though it was told before. The server then copied what
+// the ended one left for its sake, and whatever else was idle.
+func (r *Replay) doubt(ended *request) {
+	for _, q := range r.order {
+		if q.nth > ended.nth && q.slot >= 0 && q.task == 0 {
+			for _, e := range r.cache.entries[:r.cache.stay(r.idle()...)] {
+				e.doubtful = true
+			}
+			return
+		}
+	}
+}
+
+// idle is what the idle slots hold.
+func (r *Replay) idle() (held []*sequence) {
+	for i := range r.slots {
+		if s := &r.slots[i]; !s.busy() {
+			held = append(held, s.held)
+		}
+	}
+	return held
 }
 
 // left is what a request leaves in its slot. The last token that is sampled is
@@ -403,10 +454,20 @@ func (r *Replay) judge(q *request, cached int) {
 	if cached < 0 || q.slot < 0 {
 		return
 	}
+	if e := q.maybe; e != nil {
+		switch lcp := e.shared(q.keys); {
+		case lcp < q.expected+2*ledger.PointTokens:
+			// Both would reuse as much.
+		case cached >= lcp:
+			r.cache.take(e)
+		default:
+			e.doubtful = false
+		}
+	}
 	switch {
 	case cached < q.expected:
 		r.counts.Missed++
-		if q.fromHost > 0 {
+		if q.fromHost > 0 && !q.taken.doubtful {
 			r.cache.missed(q.fromHost)
 		}
 	case q.unexpected > q.expected && cached >= q.unexpected:

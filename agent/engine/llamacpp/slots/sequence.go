@@ -16,6 +16,8 @@ type sequence struct {
 	exact  bool
 	// task names the request that left it; 0: not known.
 	task uint64
+	// doubtful says that the host cache may have let go of it already.
+	doubtful bool
 }
 
 // sure is the length of what is known of a sequence.

@@ -171,19 +171,28 @@ func (t *tree) block(id uint32) summary.Block {
 	return b
 }
 
-// publish tells what a new request could reuse.
+// publish tells what a new request could reuse. Where requests come at once, others
+// may reach the server before it does: each of them makes the server copy what idle
+// slots hold to the host cache, which lets go of its oldest entries for that, and
+// empty slots that share a buffer.
 func (r *Replay) publish() {
 	want := make(map[*sequence]shown, len(r.slots)+len(r.cache.entries))
 	order := make([]*sequence, 0, len(r.slots)+len(r.cache.entries))
+	crowded, sure := r.crowded() && r.cache.limitTokens > 0, 0
+	if crowded {
+		sure = r.cache.stay(r.idle()...)
+	}
 	for i := range r.slots {
 		if s := &r.slots[i]; !s.busy() && len(s.held.keys) > 0 {
-			want[s.held] = shown{}
+			if want[s.held] = (shown{}); crowded && r.opt.Shared {
+				want[s.held] = shown{host: true, from: firstUsable(s.held, keptAtLeast)}
+			}
 			order = append(order, s.held)
 		}
 	}
 	stay := make([]int, len(r.slots)) // from 1; 0: not known yet
 	for at, e := range r.cache.entries {
-		if _, inSlot := want[e]; inSlot || len(e.keys) == 0 {
+		if _, inSlot := want[e]; inSlot || len(e.keys) == 0 || at < sure || e.doubtful {
 			continue
 		}
 		slot, least, ok := r.leastKept(e)
@@ -199,12 +208,16 @@ func (r *Replay) publish() {
 				continue
 			}
 		}
-		// The first block that ends deep enough.
-		from := (int(least*float64(e.tokens)) + ledger.PointTokens - 1) / ledger.PointTokens
-		want[e] = shown{host: true, from: max(0, from-1)}
+		want[e] = shown{host: true, from: firstUsable(e, least)}
 		order = append(order, e)
 	}
 	r.tree.show(want, order)
+}
+
+// firstUsable is the first block of an entry that ends deep enough for a share of
+// it to be kept.
+func firstUsable(e *sequence, least float64) int {
+	return max(0, (int(least*float64(e.tokens))+ledger.PointTokens-1)/ledger.PointTokens-1)
 }
 
 // leastKept is the slot that a request goes to which continues an entry, -1: none
