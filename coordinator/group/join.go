@@ -171,6 +171,7 @@ func member(f *Front, part string, hosts []*Host, shares []found, past []Member,
 	case best != nil:
 		m.take(best)
 		if len(others) > 0 {
+			slices.Sort(others) // the past does not decide their order
 			m.add("told of by " + strings.Join(others, ", ") + " as well")
 		}
 	case was >= 0:
