@@ -1,13 +1,11 @@
 package ctl
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"strings"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -26,9 +24,7 @@ func topologyCommand(f *flags) *cobra.Command {
 			if (from == "") != (to == "") {
 				return Usage("--from and --to go together: name a host, engine or worker for each")
 			}
-			resp, err := ask(cmd, f, &waypostv1.GetTopologyRequest{From: optional(from), To: optional(to)}, func(c *grpc.ClientConn) func(context.Context, *waypostv1.GetTopologyRequest, ...grpc.CallOption) (*waypostv1.GetTopologyResponse, error) {
-				return operator(c).GetTopology
-			})
+			resp, err := ask(cmd, f, operator, &waypostv1.GetTopologyRequest{From: optional(from), To: optional(to)}, waypostv1.OperatorServiceClient.GetTopology)
 			if status.Code(err) == codes.NotFound {
 				return unknownEnd(cmd, f, from, to, err)
 			}
