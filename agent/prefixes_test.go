@@ -394,6 +394,52 @@ func TestTwoKeysAreOffered(t *testing.T) {
 	}
 }
 
+// A stream that begins anew in the same engine life, as after a mirror is built
+// beside the old one, is told apart from the former by every frame of it, whatever
+// was followed before.
+func TestNewStreamsAreToldFromTheirFormer(t *testing.T) {
+	a := newAgent(t, newKey)
+	r := a.addRank()
+	now := time.Now()
+	d := summary.NewDecoder(sink{})
+	follow := func() {
+		t.Helper()
+		frames, _, _, _ := r.snapshot()
+		for _, f := range frames {
+			if res, err := d.Apply(f); err != nil || res != summary.Applied {
+				t.Fatalf("%v %v", res, err)
+			}
+		}
+	}
+	tick := func(seed uint32) (frame []byte) {
+		now = now.Add(time.Second)
+		r.apply(engine.Batch{Events: []blocktable.Event{store(seed, 40)}, Received: now})
+		r.tick(now)
+		epoch, seq := r.seq()
+		frames, _, ok := r.framesAfter(epoch, seq-1)
+		if !ok || len(frames) != 1 {
+			t.Fatalf("%d frames, %v", len(frames), ok)
+		}
+		return frames[0]
+	}
+	for i := range uint32(100) { // ahead of what comes next
+		tick(i + 1)
+	}
+	follow()
+	for i := range uint32(3) {
+		before, _ := r.seq()
+		r.startBeside(engine.ResetCause("gap"))
+		r.finishBeside()
+		if res, err := d.Apply(tick(1000 + i)); err != nil || res != summary.Gap || !d.Anew() {
+			t.Errorf("round %d: the first frame of a new stream: %v, %v, anew %v", i, res, err, d.Anew())
+		}
+		if after, _ := r.seq(); after != before+1 {
+			t.Errorf("round %d: epoch %d after %d", i, after, before)
+		}
+		follow()
+	}
+}
+
 // One LOAD carries the frames of all workers of the host, and how old what it
 // leaves out is.
 func TestLoadCarriesTheFramesOfAllWorkers(t *testing.T) {

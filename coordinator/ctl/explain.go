@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"waypost/coordinator/outcome"
+	rule "waypost/coordinator/placement"
 	waypostv1 "waypost/proto/waypost/v1"
 )
 
@@ -345,8 +346,8 @@ func printRecord(out io.Writer, r *waypostv1.PlacementRecord, raw bool) {
 	case "memo":
 		exact = "estimated from the text; its beginning is known"
 	}
-	fmt.Fprintf(out, "Request    %s, tenant %s, %s prompt tokens (%s), %s output tokens expected\n",
-		text(r.GetPool()), text(r.GetTenant()), count(r.PromptTokens), exact, number(r.OutputTokensExpected))
+	fmt.Fprintf(out, "Request    %s, tenant %s, %s prompt tokens (%s), %s output tokens expected%s\n",
+		text(r.GetPool()), text(r.GetTenant()), count(r.PromptTokens), exact, number(r.OutputTokensExpected), outputSource(r.GetOutputTokensSource()))
 	if len(b.GetMarks()) > 0 {
 		fmt.Fprintf(out, "Marks      %s\n", strings.Join(b.GetMarks(), ", "))
 	}
@@ -357,6 +358,21 @@ func printRecord(out io.Writer, r *waypostv1.PlacementRecord, raw bool) {
 		fmt.Fprintf(out, "Would change if   %s\n", strings.Join(r.GetWouldChange(), " · "))
 	}
 	fmt.Fprintf(out, "Outcome    %s\n", outcomeLine(r))
+}
+
+// outputSource says in brackets where an expected length comes from.
+func outputSource(word string) string {
+	switch rule.OutputSource(word) {
+	case rule.OutputRequest:
+		return " (the request says so)"
+	case rule.OutputLimit:
+		return " (the request's limit)"
+	case rule.OutputMean:
+		return " (the pool's mean)"
+	case rule.OutputPrior:
+		return " (nothing learnt yet)"
+	}
+	return ""
 }
 
 // outcomeLine says what became of a placement beside what was expected.
