@@ -240,12 +240,14 @@ func (a *Agent) newRank(e EngineConfig, engineName string, number int) *rank {
 	return r
 }
 
+// mirrorBlockBytes is what a block of a mirror takes, about.
+const mirrorBlockBytes = 92
+
 // shareMemory divides the bound of the mirrors among the workers that there are,
 // or at least the engines that are to come.
 func (a *Agent) shareMemory() {
-	const blockBytes = 130 // that a block of a mirror takes, about
 	ranks := a.ranks()
-	each := int(a.cfg.Limits.Memory) / blockBytes / max(1, len(a.cfg.Engines), len(ranks))
+	each := int(a.cfg.Limits.Memory) / mirrorBlockBytes / max(1, len(a.cfg.Engines), len(ranks))
 	for _, r := range ranks {
 		r.setMaxBlocks(each)
 	}

@@ -65,7 +65,7 @@ func (a *Agent) addRank() *rank {
 // it than as many engines, and what an engine gives up serves the others.
 func TestMirrorsShareTheMemory(t *testing.T) {
 	a := newAgent(t, newKey)
-	a.cfg.Limits.Memory = 130 * 64
+	a.cfg.Limits.Memory = mirrorBlockBytes * 64
 	first := a.addRank()
 	cached := func(r *rank) int { return r.report(time.Now()).cachedBlocks }
 	for number := 1; number < 4; number++ {

@@ -79,9 +79,7 @@ func probeCommand(f *flags) *cobra.Command {
 				f.timeout = max(f.timeout, length+20*time.Second)
 			}
 			req := &waypostv1.ProbeLinkRequest{From: &args[0], To: &args[1], MaxBytes: proto.Float64(float64(mib) * (1 << 20)), MaxMs: proto.Float64(float64(length) / float64(time.Millisecond))}
-			resp, err := ask(cmd, f, req, func(c *grpc.ClientConn) func(context.Context, *waypostv1.ProbeLinkRequest, ...grpc.CallOption) (*waypostv1.ProbeLinkResponse, error) {
-				return operator(c).ProbeLink
-			})
+			resp, err := ask(cmd, f, operator, req, waypostv1.OperatorServiceClient.ProbeLink)
 			if status.Code(err) == codes.NotFound {
 				for _, name := range args {
 					if host, _, _ := strings.Cut(name, "/"); strings.Contains(Message(err), fmt.Sprintf("%q", host)) {
