@@ -42,6 +42,42 @@ func TestSketchRhythm(t *testing.T) {
 	}
 }
 
+// However many workers a host has and however much they hold, what it says of them
+// fits what the mesh takes.
+func TestSketchFitsTheMesh(t *testing.T) {
+	a := newAgent(t, newKey)
+	if err := a.mesh.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := a.mesh.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	now := time.Now()
+	seed := uint32(0)
+	for number := range summary.MaxSketchWorkers + 6 {
+		r := a.newRank(EngineConfig{Kind: "vllm", URL: "http://127.0.0.1:8000"}, "v", number)
+		r.setFacts(engine.Facts{Model: "m", StartMark: 7, BlockTokens: 16, PoolBlocks: 1 << 20})
+		r.setCoverage(engine.CoverageFull, "")
+		r.setHealth(true, "")
+		for range 2 {
+			seed++
+			r.apply(engine.Batch{Events: []blocktable.Event{store(seed, 40)}, Received: now})
+		}
+		r.tick(now)
+	}
+	a.sketch(&sketcher{}, now)
+	all := a.mesh.Sketches()
+	if len(all) != 1 || len(all[0].Payload) > a.mesh.MaxSketchBytes() {
+		t.Fatalf("%d sketches, the mesh takes %d bytes", len(all), a.mesh.MaxSketchBytes())
+	}
+	sk, err := summary.ParseSketch(all[0].Payload)
+	if err != nil || len(sk.Workers) != summary.MaxSketchWorkers || len(sk.Workers[0].Roots) == 0 {
+		t.Errorf("%d workers, %v", len(sk.Workers), err)
+	}
+}
+
 func TestRankSketch(t *testing.T) {
 	a := newAgent(t, newKey)
 	r := a.addRank()

@@ -119,9 +119,9 @@ func (m *memos) of(pool string) *poolMemo {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	p := m.pools[pool]
-	if p == nil && len(m.pools) >= memoPools && m.lives(pool) {
+	if p == nil && len(m.pools) >= memoPools && m.c.hasPool(pool) {
 		for name := range m.pools {
-			if !m.lives(name) {
+			if !m.c.hasPool(name) {
 				delete(m.pools, name)
 				break
 			}
@@ -137,12 +137,6 @@ func (m *memos) of(pool string) *poolMemo {
 		m.pools[pool] = p
 	}
 	return p
-}
-
-// lives says whether the fleet has a pool.
-func (m *memos) lives(pool string) bool {
-	_, err := m.c.fleet.PoolName(pool)
-	return err == nil
 }
 
 // all returns the pools by name.

@@ -328,3 +328,21 @@ func TestFleetPolicyIsInForce(t *testing.T) {
 		return a.policy.GetNoProgressMs() == 42_000
 	})
 }
+
+// What tenants were placed in pools that are gone is not kept for ever.
+func TestTenantSharesOfPoolsThatAreGone(t *testing.T) {
+	o := startOne(t)
+	joined(t, o)
+	for i := range 100 {
+		o.placedFor(time.Now(), &placement.Request{Pool: fmt.Sprint("gone-", i), Tenant: "a"}, 10)
+	}
+	for range 2 {
+		o.placedFor(time.Now(), &placement.Request{Pool: testModel, Tenant: "a"}, 10)
+	}
+	o.placedFor(time.Now(), &placement.Request{Pool: "gone", Tenant: "a"}, 10)
+	o.tenantShares.mu.Lock()
+	defer o.tenantShares.mu.Unlock()
+	if by := o.tenantShares.by; len(by) != 2 || by[testModel] == nil {
+		t.Errorf("%d pools are kept", len(by))
+	}
+}

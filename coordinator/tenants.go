@@ -2,6 +2,7 @@ package coordinator
 
 import (
 	"fmt"
+	"maps"
 	"sync"
 	"time"
 
@@ -53,6 +54,13 @@ func tenantBarred(pool *registry.Pool, tenant string) string {
 	return fmt.Sprintf("tenant %s may not use pool %s", tenant, pool.Name)
 }
 
+// hasPool says whether the fleet has a pool: names are of models that agents tell,
+// and what is kept by pool must not outlive them for ever.
+func (c *Coordinator) hasPool(name string) bool {
+	_, err := c.fleet.PoolName(name)
+	return err == nil
+}
+
 // placedFor counts a placement for its tenant.
 func (c *Coordinator) placedFor(now time.Time, r *placement.Request, uncachedTokens int) {
 	tenant := r.Tenant
@@ -67,6 +75,7 @@ func (c *Coordinator) placedFor(now time.Time, r *placement.Request, uncachedTok
 	}
 	s := t.by[r.Pool]
 	if s == nil {
+		maps.DeleteFunc(t.by, func(pool string, _ *placement.Shares) bool { return !c.hasPool(pool) })
 		s = &placement.Shares{}
 		t.by[r.Pool] = s
 	}

@@ -1,13 +1,11 @@
 package ctl
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"strings"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -25,9 +23,7 @@ func boundaryCommand(f *flags) *cobra.Command {
 		Example: "  waypost boundary\n  waypost boundary --pool qwen3-32b --json",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			req := &waypostv1.GetBoundaryRequest{Pool: optional(pool)}
-			resp, err := ask(cmd, f, req, func(c *grpc.ClientConn) func(context.Context, *waypostv1.GetBoundaryRequest, ...grpc.CallOption) (*waypostv1.GetBoundaryResponse, error) {
-				return operator(c).GetBoundary
-			})
+			resp, err := ask(cmd, f, operator, req, waypostv1.OperatorServiceClient.GetBoundary)
 			if status.Code(err) == codes.NotFound {
 				return Usage("no pool %q; see: waypost status", pool)
 			}

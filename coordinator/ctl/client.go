@@ -124,9 +124,10 @@ func (f *flags) dial() (*grpc.ClientConn, error) {
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64<<20)))
 }
 
-// ask runs one call of a command and explains a failure to reach anybody.
-func ask[Req, Resp any](cmd *cobra.Command, f *flags, req Req,
-	method func(conn *grpc.ClientConn) func(context.Context, Req, ...grpc.CallOption) (Resp, error),
+// ask runs one call of a service for a command, and explains a failure to reach
+// anybody.
+func ask[Client, Req, Resp any](cmd *cobra.Command, f *flags, service func(*grpc.ClientConn) Client, req Req,
+	method func(Client, context.Context, Req, ...grpc.CallOption) (Resp, error),
 ) (Resp, error) {
 	var zero Resp
 	conn, err := f.dial()
@@ -137,7 +138,7 @@ func ask[Req, Resp any](cmd *cobra.Command, f *flags, req Req,
 	defer func() { _ = conn.Close() }()
 	ctx, cancel := context.WithTimeout(cmd.Context(), f.timeout)
 	defer cancel()
-	resp, err := method(conn)(ctx, req)
+	resp, err := method(service(conn), ctx, req)
 	if err != nil {
 		return zero, unreachable(conn, err)
 	}

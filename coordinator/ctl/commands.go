@@ -1,12 +1,10 @@
 package ctl
 
 import (
-	"context"
 	"fmt"
 	"time"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc"
 
 	waypostv1 "waypost/proto/waypost/v1"
 )
@@ -80,9 +78,7 @@ func completeFlag(c *cobra.Command, flag string, fn cobra.CompletionFunc) {
 }
 
 func listWorkers(cmd *cobra.Command, f *flags, req *waypostv1.ListWorkersRequest) ([]*waypostv1.Worker, error) {
-	resp, err := ask(cmd, f, req, func(c *grpc.ClientConn) func(context.Context, *waypostv1.ListWorkersRequest, ...grpc.CallOption) (*waypostv1.ListWorkersResponse, error) {
-		return operator(c).ListWorkers
-	})
+	resp, err := ask(cmd, f, operator, req, waypostv1.OperatorServiceClient.ListWorkers)
 	return resp.GetWorkers(), err
 }
 

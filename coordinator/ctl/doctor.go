@@ -1,13 +1,11 @@
 package ctl
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"strings"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -24,9 +22,7 @@ func doctorCommand(f *flags) *cobra.Command {
 		Example: "  waypost doctor\n  waypost doctor --host gpu-01\n  waypost doctor --ports --json",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			req := &waypostv1.DoctorRequest{Host: optional(host), Ports: &ports}
-			resp, err := ask(cmd, f, req, func(c *grpc.ClientConn) func(context.Context, *waypostv1.DoctorRequest, ...grpc.CallOption) (*waypostv1.DoctorResponse, error) {
-				return operator(c).Doctor
-			})
+			resp, err := ask(cmd, f, operator, req, waypostv1.OperatorServiceClient.Doctor)
 			if status.Code(err) == codes.NotFound {
 				return unknownHost(cmd, f, host)
 			}
@@ -64,9 +60,7 @@ func completeHosts(f *flags) cobra.CompletionFunc {
 }
 
 func hostNames(cmd *cobra.Command, f *flags) ([]string, error) {
-	resp, err := ask(cmd, f, &waypostv1.ListHostsRequest{}, func(c *grpc.ClientConn) func(context.Context, *waypostv1.ListHostsRequest, ...grpc.CallOption) (*waypostv1.ListHostsResponse, error) {
-		return operator(c).ListHosts
-	})
+	resp, err := ask(cmd, f, operator, &waypostv1.ListHostsRequest{}, waypostv1.OperatorServiceClient.ListHosts)
 	names := make([]string, 0, len(resp.GetHosts()))
 	for _, h := range resp.GetHosts() {
 		names = append(names, h.GetName())

@@ -1,7 +1,6 @@
 package ctl
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"slices"
@@ -9,7 +8,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 
 	waypostv1 "waypost/proto/waypost/v1"
@@ -48,9 +46,7 @@ func drainCommand(f *flags) *cobra.Command {
 			}
 			began := time.Now()
 			req := &waypostv1.CordonTargetRequest{Selector: &args[0], Reason: &reason, DryRun: &dryRun, Drain: proto.Bool(true)}
-			resp, err := ask(cmd, f, req, func(c *grpc.ClientConn) func(context.Context, *waypostv1.CordonTargetRequest, ...grpc.CallOption) (*waypostv1.CordonTargetResponse, error) {
-				return operator(c).CordonTarget
-			})
+			resp, err := ask(cmd, f, operator, req, waypostv1.OperatorServiceClient.CordonTarget)
 			if err != nil {
 				return noLeader(err, args[0])
 			}
@@ -105,9 +101,7 @@ func drainLocal(cmd *cobra.Command, f *flags, reason string, dryRun bool) error 
 	if strings.TrimSpace(reason) == "" {
 		reason = "waypost drain --local"
 	}
-	resp, err := ask(cmd, f, &waypostv1.CordonTargetRequest{Reason: &reason, DryRun: &dryRun, Drain: proto.Bool(true)}, func(c *grpc.ClientConn) func(context.Context, *waypostv1.CordonTargetRequest, ...grpc.CallOption) (*waypostv1.CordonTargetResponse, error) {
-		return operator(c).CordonTarget
-	})
+	resp, err := ask(cmd, f, operator, &waypostv1.CordonTargetRequest{Reason: &reason, DryRun: &dryRun, Drain: proto.Bool(true)}, waypostv1.OperatorServiceClient.CordonTarget)
 	if err != nil {
 		return err
 	}

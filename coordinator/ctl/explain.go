@@ -1,7 +1,6 @@
 package ctl
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -11,7 +10,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 
 	"waypost/coordinator/outcome"
@@ -132,9 +130,7 @@ func (x *explainFlags) settle(cmd *cobra.Command, args []string) (id string, err
 // completePlacements offers the newest placements.
 func completePlacements(f *flags) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
-		resp, err := ask(cmd, f, &waypostv1.ListPlacementsRequest{}, func(c *grpc.ClientConn) func(context.Context, *waypostv1.ListPlacementsRequest, ...grpc.CallOption) (*waypostv1.ListPlacementsResponse, error) {
-			return placement(c).ListPlacements
-		})
+		resp, err := ask(cmd, f, placement, &waypostv1.ListPlacementsRequest{}, waypostv1.PlacementServiceClient.ListPlacements)
 		if err != nil {
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
@@ -147,9 +143,7 @@ func completePlacements(f *flags) cobra.CompletionFunc {
 }
 
 func explainOne(cmd *cobra.Command, f *flags, id string, raw bool) error {
-	resp, err := ask(cmd, f, &waypostv1.GetPlacementRequest{PlacementId: &id}, func(c *grpc.ClientConn) func(context.Context, *waypostv1.GetPlacementRequest, ...grpc.CallOption) (*waypostv1.GetPlacementResponse, error) {
-		return placement(c).GetPlacement
-	})
+	resp, err := ask(cmd, f, placement, &waypostv1.GetPlacementRequest{PlacementId: &id}, waypostv1.PlacementServiceClient.GetPlacement)
 	if err != nil {
 		return err
 	}
@@ -173,9 +167,7 @@ func explainList(cmd *cobra.Command, f *flags, x *explainFlags) error {
 	case x.last > 1:
 		req.Limit = proto.Uint32(uint32(x.last))
 	}
-	resp, err := ask(cmd, f, req, func(c *grpc.ClientConn) func(context.Context, *waypostv1.ListPlacementsRequest, ...grpc.CallOption) (*waypostv1.ListPlacementsResponse, error) {
-		return placement(c).ListPlacements
-	})
+	resp, err := ask(cmd, f, placement, req, waypostv1.PlacementServiceClient.ListPlacements)
 	if err != nil {
 		return err
 	}
@@ -205,9 +197,7 @@ func tellSilent(cmd *cobra.Command, f *flags, silent []string) {
 
 func summarize(cmd *cobra.Command, f *flags, x *explainFlags) error {
 	req := &waypostv1.SummarizePlacementsRequest{SinceMs: sinceMs(x.since), Pool: optional(x.pool)}
-	resp, err := ask(cmd, f, req, func(c *grpc.ClientConn) func(context.Context, *waypostv1.SummarizePlacementsRequest, ...grpc.CallOption) (*waypostv1.SummarizePlacementsResponse, error) {
-		return placement(c).SummarizePlacements
-	})
+	resp, err := ask(cmd, f, placement, req, waypostv1.PlacementServiceClient.SummarizePlacements)
 	if err != nil {
 		return err
 	}

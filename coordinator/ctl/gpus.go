@@ -1,7 +1,6 @@
 package ctl
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"maps"
@@ -9,7 +8,6 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc"
 
 	waypostv1 "waypost/proto/waypost/v1"
 )
@@ -45,9 +43,7 @@ func gpusCommand(f *flags) *cobra.Command {
 }
 
 func listGPUs(cmd *cobra.Command, f *flags) (*waypostv1.ListGpusResponse, error) {
-	return ask(cmd, f, &waypostv1.ListGpusRequest{}, func(c *grpc.ClientConn) func(context.Context, *waypostv1.ListGpusRequest, ...grpc.CallOption) (*waypostv1.ListGpusResponse, error) {
-		return operator(c).ListGpus
-	})
+	return ask(cmd, f, operator, &waypostv1.ListGpusRequest{}, waypostv1.OperatorServiceClient.ListGpus)
 }
 
 func gpusOf(all *waypostv1.ListGpusResponse, host string) *waypostv1.ListGpusResponse {
@@ -236,9 +232,7 @@ func ackCommand(f *flags) *cobra.Command {
 				return Usage("--reason is required: the next person asks why")
 			}
 			req := &waypostv1.AckGpuRequest{Gpu: &args[0], Reason: &reason, DryRun: &dryRun}
-			resp, err := ask(cmd, f, req, func(c *grpc.ClientConn) func(context.Context, *waypostv1.AckGpuRequest, ...grpc.CallOption) (*waypostv1.AckGpuResponse, error) {
-				return operator(c).AckGpu
-			})
+			resp, err := ask(cmd, f, operator, req, waypostv1.OperatorServiceClient.AckGpu)
 			if err != nil {
 				return err
 			}

@@ -2,7 +2,6 @@ package ctl
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"io"
 	"maps"
@@ -10,7 +9,6 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -40,9 +38,7 @@ func inspectVerb(f *flags, name, short string, show func(io.Writer, *waypostv1.I
 		ValidArgsFunction: completeWorkers(f),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			req := &waypostv1.InspectWorkerRequest{Worker: &args[0], Verify: &verify}
-			resp, err := ask(cmd, f, req, func(c *grpc.ClientConn) func(context.Context, *waypostv1.InspectWorkerRequest, ...grpc.CallOption) (*waypostv1.InspectWorkerResponse, error) {
-				return operator(c).InspectWorker
-			})
+			resp, err := ask(cmd, f, operator, req, waypostv1.OperatorServiceClient.InspectWorker)
 			if status.Code(err) == codes.NotFound {
 				return unknownWorker(cmd, f, args[0])
 			}

@@ -2,14 +2,12 @@ package ctl
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"io"
 	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -29,9 +27,7 @@ func cordonCommand(f *flags) *cobra.Command {
 				return Usage("--reason is required: the next person asks why")
 			}
 			req := &waypostv1.CordonTargetRequest{Selector: &args[0], Reason: &reason, DryRun: &dryRun}
-			resp, err := ask(cmd, f, req, func(c *grpc.ClientConn) func(context.Context, *waypostv1.CordonTargetRequest, ...grpc.CallOption) (*waypostv1.CordonTargetResponse, error) {
-				return operator(c).CordonTarget
-			})
+			resp, err := ask(cmd, f, operator, req, waypostv1.OperatorServiceClient.CordonTarget)
 			if err != nil {
 				return noLeader(err, "")
 			}
@@ -92,9 +88,7 @@ func uncordonCommand(f *flags) *cobra.Command {
 				target = args[0]
 				req.Selector = &target
 			}
-			resp, err := ask(cmd, f, req, func(c *grpc.ClientConn) func(context.Context, *waypostv1.UncordonTargetRequest, ...grpc.CallOption) (*waypostv1.UncordonTargetResponse, error) {
-				return operator(c).UncordonTarget
-			})
+			resp, err := ask(cmd, f, operator, req, waypostv1.OperatorServiceClient.UncordonTarget)
 			if err != nil {
 				return noLeader(err, "")
 			}
@@ -150,9 +144,7 @@ func fleetShow(f *flags) *cobra.Command {
 		Use: "show", Short: "Print the fleet file in force", Args: cobra.NoArgs,
 		Example: "  waypost fleet show > fleet.toml",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			resp, err := ask(cmd, f, &waypostv1.GetFleetRequest{}, func(c *grpc.ClientConn) func(context.Context, *waypostv1.GetFleetRequest, ...grpc.CallOption) (*waypostv1.GetFleetResponse, error) {
-				return operator(c).GetFleet
-			})
+			resp, err := ask(cmd, f, operator, &waypostv1.GetFleetRequest{}, waypostv1.OperatorServiceClient.GetFleet)
 			if err != nil {
 				return err
 			}
@@ -204,9 +196,7 @@ func putFleet(cmd *cobra.Command, f *flags, path string, hasBase bool, base uint
 		return Usage("%w", err)
 	}
 	if !hasBase {
-		now, err := ask(cmd, f, &waypostv1.GetFleetRequest{}, func(c *grpc.ClientConn) func(context.Context, *waypostv1.GetFleetRequest, ...grpc.CallOption) (*waypostv1.GetFleetResponse, error) {
-			return operator(c).GetFleet
-		})
+		now, err := ask(cmd, f, operator, &waypostv1.GetFleetRequest{}, waypostv1.OperatorServiceClient.GetFleet)
 		if err != nil {
 			return err
 		}
@@ -216,9 +206,7 @@ func putFleet(cmd *cobra.Command, f *flags, path string, hasBase bool, base uint
 		message = "applied from " + pathOf(path)
 	}
 	req := &waypostv1.PutFleetRequest{Toml: proto.String(string(b)), BaseVersion: &base, DryRun: &dryRun, Message: &message}
-	resp, err := ask(cmd, f, req, func(c *grpc.ClientConn) func(context.Context, *waypostv1.PutFleetRequest, ...grpc.CallOption) (*waypostv1.PutFleetResponse, error) {
-		return operator(c).PutFleet
-	})
+	resp, err := ask(cmd, f, operator, req, waypostv1.OperatorServiceClient.PutFleet)
 	if err != nil {
 		return noLeader(err, "")
 	}

@@ -1,7 +1,6 @@
 package ctl
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"maps"
@@ -10,7 +9,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc"
 
 	waypostv1 "waypost/proto/waypost/v1"
 )
@@ -187,9 +185,7 @@ func hostsCommand(f *flags) *cobra.Command {
 			if len(args) == 1 {
 				req.Name = &args[0]
 			}
-			resp, err := ask(cmd, f, req, func(c *grpc.ClientConn) func(context.Context, *waypostv1.ListHostsRequest, ...grpc.CallOption) (*waypostv1.ListHostsResponse, error) {
-				return operator(c).ListHosts
-			})
+			resp, err := ask(cmd, f, operator, req, waypostv1.OperatorServiceClient.ListHosts)
 			if err != nil {
 				return err
 			}
@@ -239,9 +235,7 @@ func membersCommand(f *flags) *cobra.Command {
 				interval = time.Second
 			}
 			return every(cmd, interval, func() error {
-				resp, err := ask(cmd, f, req, func(c *grpc.ClientConn) func(context.Context, *waypostv1.ListMembersRequest, ...grpc.CallOption) (*waypostv1.ListMembersResponse, error) {
-					return operator(c).ListMembers
-				})
+				resp, err := ask(cmd, f, operator, req, waypostv1.OperatorServiceClient.ListMembers)
 				if err != nil {
 					return err
 				}
@@ -303,9 +297,7 @@ func coordinatorsCommand(f *flags) *cobra.Command {
 		Use: "coordinators", Short: "List coordinators and who leads", Args: cobra.NoArgs,
 		Example: "  waypost coordinators",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			resp, err := ask(cmd, f, &waypostv1.ListCoordinatorsRequest{}, func(c *grpc.ClientConn) func(context.Context, *waypostv1.ListCoordinatorsRequest, ...grpc.CallOption) (*waypostv1.ListCoordinatorsResponse, error) {
-				return operator(c).ListCoordinators
-			})
+			resp, err := ask(cmd, f, operator, &waypostv1.ListCoordinatorsRequest{}, waypostv1.OperatorServiceClient.ListCoordinators)
 			if err != nil {
 				return err
 			}

@@ -1,7 +1,6 @@
 package ctl
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -12,7 +11,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 
 	rule "waypost/coordinator/placement"
@@ -53,9 +51,7 @@ func placeCommand(f *flags) *cobra.Command {
 			if firstToken != 0 {
 				req.FirstTokenBudgetMs = proto.Float64(float64(firstToken) / float64(time.Millisecond))
 			}
-			resp, err := ask(cmd, f, req, func(c *grpc.ClientConn) func(context.Context, *waypostv1.PlaceRequest, ...grpc.CallOption) (*waypostv1.PlaceResponse, error) {
-				return placement(c).Place
-			})
+			resp, err := ask(cmd, f, placement, req, waypostv1.PlacementServiceClient.Place)
 			if err != nil {
 				return err
 			}
@@ -338,9 +334,7 @@ func outcomeCommand(f *flags) *cobra.Command {
 			if set("duration") {
 				req.DurationMs = proto.Float64(float64(duration) / float64(time.Millisecond))
 			}
-			resp, err := ask(cmd, f, req, func(c *grpc.ClientConn) func(context.Context, *waypostv1.ReportOutcomeRequest, ...grpc.CallOption) (*waypostv1.ReportOutcomeResponse, error) {
-				return placement(c).ReportOutcome
-			})
+			resp, err := ask(cmd, f, placement, req, waypostv1.PlacementServiceClient.ReportOutcome)
 			if err != nil {
 				return err
 			}

@@ -1,12 +1,10 @@
 package ctl
 
 import (
-	"context"
 	"fmt"
 	"io"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc"
 
 	waypostv1 "waypost/proto/waypost/v1"
 )
@@ -17,9 +15,7 @@ func statusCommand(f *flags) *cobra.Command {
 		Use: "status", Short: "The one screen: problems first", Args: cobra.NoArgs,
 		Example: "  waypost status\n  waypost status --check   # exit 1 on any problem",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			resp, err := ask(cmd, f, &waypostv1.GetStatusRequest{}, func(c *grpc.ClientConn) func(context.Context, *waypostv1.GetStatusRequest, ...grpc.CallOption) (*waypostv1.GetStatusResponse, error) {
-				return operator(c).GetStatus
-			})
+			resp, err := ask(cmd, f, operator, &waypostv1.GetStatusRequest{}, waypostv1.OperatorServiceClient.GetStatus)
 			if err != nil {
 				return err
 			}

@@ -1,14 +1,12 @@
 package ctl
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -28,9 +26,7 @@ func topologyCommand(f *flags) *cobra.Command {
 			if (from == "") != (to == "") {
 				return Usage("--from and --to go together: name a host, engine or worker for each")
 			}
-			resp, err := ask(cmd, f, &waypostv1.GetTopologyRequest{From: optional(from), To: optional(to)}, func(c *grpc.ClientConn) func(context.Context, *waypostv1.GetTopologyRequest, ...grpc.CallOption) (*waypostv1.GetTopologyResponse, error) {
-				return operator(c).GetTopology
-			})
+			resp, err := ask(cmd, f, operator, &waypostv1.GetTopologyRequest{From: optional(from), To: optional(to)}, waypostv1.OperatorServiceClient.GetTopology)
 			if status.Code(err) == codes.NotFound {
 				return unknownEnd(cmd, f, from, to, err)
 			}
@@ -83,9 +79,7 @@ func probeCommand(f *flags) *cobra.Command {
 				f.timeout = max(f.timeout, length+20*time.Second)
 			}
 			req := &waypostv1.ProbeLinkRequest{From: &args[0], To: &args[1], MaxBytes: proto.Float64(float64(mib) * (1 << 20)), MaxMs: proto.Float64(float64(length) / float64(time.Millisecond))}
-			resp, err := ask(cmd, f, req, func(c *grpc.ClientConn) func(context.Context, *waypostv1.ProbeLinkRequest, ...grpc.CallOption) (*waypostv1.ProbeLinkResponse, error) {
-				return operator(c).ProbeLink
-			})
+			resp, err := ask(cmd, f, operator, req, waypostv1.OperatorServiceClient.ProbeLink)
 			if status.Code(err) == codes.NotFound {
 				for _, name := range args {
 					if host, _, _ := strings.Cut(name, "/"); strings.Contains(Message(err), fmt.Sprintf("%q", host)) {

@@ -1,7 +1,6 @@
 package ctl
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"maps"
@@ -10,7 +9,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -28,9 +26,7 @@ func whyCommand(f *flags) *cobra.Command {
 				return Usage("--since %s: must be above 0", ago)
 			}
 			req := &waypostv1.ExplainWorkerRequest{Worker: &args[0], SinceMs: sinceMs(ago)}
-			resp, err := ask(cmd, f, req, func(c *grpc.ClientConn) func(context.Context, *waypostv1.ExplainWorkerRequest, ...grpc.CallOption) (*waypostv1.ExplainWorkerResponse, error) {
-				return operator(c).ExplainWorker
-			})
+			resp, err := ask(cmd, f, operator, req, waypostv1.OperatorServiceClient.ExplainWorker)
 			if status.Code(err) == codes.NotFound {
 				return unknownWorker(cmd, f, args[0])
 			}
@@ -179,9 +175,7 @@ func reuseCommand(f *flags) *cobra.Command {
 				return Usage("--since %s: must be above 0", ago)
 			}
 			req := &waypostv1.GetReuseRequest{SinceMs: sinceMs(ago), Pool: optional(pool)}
-			resp, err := ask(cmd, f, req, func(c *grpc.ClientConn) func(context.Context, *waypostv1.GetReuseRequest, ...grpc.CallOption) (*waypostv1.GetReuseResponse, error) {
-				return operator(c).GetReuse
-			})
+			resp, err := ask(cmd, f, operator, req, waypostv1.OperatorServiceClient.GetReuse)
 			if err != nil {
 				return err
 			}

@@ -217,6 +217,29 @@ func TestRunsArePacked(t *testing.T) {
 	}
 }
 
+func TestTooManyKeys(t *testing.T) {
+	const checkpoints = MaxDepthTokens / prefix.ChunkTokens
+	fingerprints := make([]byte, firstCheckpointBits/8+(checkpoints-1)*checkpointBits/8)
+	d, _ := goodDecoder(t)
+	for seq := uint64(2); ; seq++ {
+		s := ops()
+		for len(s.b)+len(fingerprints) < MaxFrameBytes-100 {
+			s.root(checkpoints*prefix.ChunkTokens, fingerprints...)
+		}
+		d.have, d.seq = true, seq-1
+		before := d.Keys()
+		if _, err := d.Apply(deltaFrame(seq, 0, 0, s)); err != nil {
+			if !errors.Is(err, ErrFrame) || d.Keys() != before || before < MaxKeys/2 {
+				t.Errorf("%v at %d keys, %d before", err, d.Keys(), before)
+			}
+			return
+		}
+		if d.Keys() > MaxKeys {
+			t.Fatalf("%d keys", d.Keys())
+		}
+	}
+}
+
 func TestTooManyRuns(t *testing.T) {
 	d, _ := goodDecoder(t)
 	seq := uint64(2)

@@ -109,8 +109,13 @@ func TestSketchRefuses(t *testing.T) {
 	}
 	good, _ := AppendSketch(nil, someSketch(2, 1), MaxSketchBytes)
 	twice, _ := AppendSketch(nil, &Sketch{Workers: []WorkerSketch{{Name: "a"}, {Name: "a"}}}, MaxSketchBytes)
+	crowd := binary.AppendUvarint([]byte{SketchVersion, 0, 0, 0, 0, 0}, MaxSketchWorkers+1)
+	for i := range MaxSketchWorkers + 1 {
+		crowd = append(crowd, 2, byte('a'+i/26), byte('a'+i%26), byte(SketchReady), 0)
+	}
 	for name, b := range map[string][]byte{
-		"empty": nil, "version": append([]byte{9}, good[1:]...), "cut": good[:len(good)-1], "one name twice": twice,
+		"too many": crowd,
+		"empty":    nil, "version": append([]byte{9}, good[1:]...), "cut": good[:len(good)-1], "one name twice": twice,
 		"rest": append(append([]byte(nil), good...), 0), "too long": make([]byte, MaxSketchBytes+1),
 	} {
 		if s, err := ParseSketch(b); !errors.Is(err, ErrSketch) || len(s.Workers) != 0 {
