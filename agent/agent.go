@@ -39,6 +39,10 @@ const (
 	hostAtMost = 100 * time.Millisecond
 )
 
+// mirrorBlockBytes is what a block of the mirror takes at most, of 16 tokens of a
+// vocabulary below 2^18. The bound of the mirrors is shared.
+const mirrorBlockBytes = 110
+
 // Options wires an Agent.
 type Options struct {
 	// Config is the agent's configuration, validated.
@@ -228,8 +232,7 @@ func (a *Agent) newRank(e EngineConfig, engineName string, number int) *rank {
 	return a.lanes.enlist(func() *rank {
 		a.mu.Lock()
 		defer a.mu.Unlock()
-		// A block of the mirror takes about 110 bytes; the bound is shared.
-		perRank := int(a.cfg.Limits.Memory) / 110 / max(1, len(a.cfg.Engines), len(a.engines))
+		perRank := int(a.cfg.Limits.Memory) / mirrorBlockBytes / max(1, len(a.cfg.Engines), len(a.engines))
 		r := newRank(uint32(len(a.index)), string(e.Kind), engineName, a.name+" "+e.URL, number, a.prefixKeys, perRank)
 		r.agentProcess = a.process
 		r.restore = func(f engine.Facts, process uint64) (queue.State, bool) { return a.learnt.of(r.local(), f, process) }
