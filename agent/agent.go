@@ -39,6 +39,10 @@ const (
 	hostAtMost = 100 * time.Millisecond
 )
 
+// mirrorBlockBytes is what a block of the mirror takes at most, of 16 tokens of a
+// vocabulary below 2^18. The bound of the mirrors is shared.
+const mirrorBlockBytes = 110
+
 // Options wires an Agent.
 type Options struct {
 	// Config is the agent's configuration, validated.
@@ -239,9 +243,6 @@ func (a *Agent) newRank(e EngineConfig, engineName string, number int) *rank {
 	a.shareMemory()
 	return r
 }
-
-// mirrorBlockBytes is what a block of a mirror takes, about.
-const mirrorBlockBytes = 110
 
 // shareMemory divides the bound of the mirrors among the workers that there are,
 // or at least the engines that are to come.
