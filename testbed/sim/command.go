@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"os"
@@ -175,7 +176,7 @@ func (f *flags) runT2(cmd *cobra.Command) (*Summary, error) {
 	if err != nil {
 		return nil, err
 	}
-	s, err := RunT2(t, o, progressTo(cmd.ErrOrStderr()))
+	s, err := RunT2(t, o, progressTo(cmd.Context(), cmd.ErrOrStderr()))
 	if err != nil {
 		return nil, err
 	}
@@ -196,7 +197,7 @@ func (f *flags) runLedger(cmd *cobra.Command) (*LedgerSummary, error) {
 	if !cmd.Flags().Changed("evidence") {
 		o.Evidence = evidence{stores: true}
 	}
-	return RunLedger(o, progressTo(cmd.ErrOrStderr()))
+	return RunLedger(o, progressTo(cmd.Context(), cmd.ErrOrStderr()))
 }
 
 // The words of --cut and --evidence.
@@ -293,18 +294,23 @@ func openTrace(file string) (*workload.Trace, string, error) {
 	return t, filepath.Base(file), nil
 }
 
-// progressTo prints how far a run is, every tenth of it.
-func progressTo(w io.Writer) func(copyIndex, copies, done, all int) {
+// progressTo prints how far a run is, every tenth of it; once ctx is over, the run
+// is as well.
+func progressTo(ctx context.Context, w io.Writer) func(copyIndex, copies, done, all int) error {
 	last := -1
-	return func(copyIndex, copies, done, all int) {
+	return func(copyIndex, copies, done, all int) error {
+		if err := ctx.Err(); err != nil {
+			return fmt.Errorf("stopped at copy %d of %d, %d of %d requests served: %w", copyIndex+1, copies, done, all, err)
+		}
 		tenth := copyIndex*10 + 10*done/all
 		if tenth == last {
-			return
+			return nil
 		}
 		last = tenth
 		if copies > 1 {
 			fmt.Fprintf(w, "copy %d of %d: ", copyIndex+1, copies)
 		}
 		fmt.Fprintf(w, "%d of %d requests served\n", done, all)
+		return nil
 	}
 }

@@ -2,8 +2,10 @@ package sim
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -104,6 +106,22 @@ func TestTable(t *testing.T) {
 			if !strings.Contains(out, want) {
 				t.Errorf("%v: %q is not in\n%s", test.args, want, out)
 			}
+		}
+	}
+}
+
+// Whoever is no longer waited for stops, in the middle of a run.
+func TestInterruptEndsARun(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for _, args := range [][]string{{"--policy", "round-robin"}, {}, {"--model", "ledger", "--seconds", "5"}} {
+		c := Command()
+		c.SilenceErrors, c.SilenceUsage = true, true
+		c.SetOut(io.Discard)
+		c.SetErr(io.Discard)
+		c.SetArgs(args)
+		if err := c.ExecuteContext(ctx); !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "requests served") {
+			t.Errorf("%v: %v", args, err)
 		}
 	}
 }

@@ -139,8 +139,9 @@ func (s *scenario) load(seconds float64) ledgerLoad {
 	return l
 }
 
-// RunLedger runs all seeds of a scenario and describes them.
-func RunLedger(o LedgerOptions, progress func(copyIndex, copies, done, all int)) (*LedgerSummary, error) {
+// RunLedger runs all seeds of a scenario and describes them. An error of progress
+// ends the run.
+func RunLedger(o LedgerOptions, progress func(copyIndex, copies, done, all int) error) (*LedgerSummary, error) {
 	s, err := o.validate()
 	if err != nil {
 		return nil, err
@@ -154,10 +155,11 @@ func RunLedger(o LedgerOptions, progress func(copyIndex, copies, done, all int))
 	}
 	var off []float64
 	for i := range o.Copies {
-		run, err := runLedger(&o, &s, o.Seed+uint64(i), func(done, all int) {
-			if progress != nil {
-				progress(i, o.Copies, done, all)
+		run, err := runLedger(&o, &s, o.Seed+uint64(i), func(done, all int) error {
+			if progress == nil {
+				return nil
 			}
+			return progress(i, o.Copies, done, all)
 		})
 		if err != nil {
 			return nil, err
@@ -170,7 +172,7 @@ func RunLedger(o LedgerOptions, progress func(copyIndex, copies, done, all int))
 }
 
 // runLedger runs one seed.
-func runLedger(o *LedgerOptions, s *scenario, seed uint64, progress func(done, all int)) (*ledgerRun, error) {
+func runLedger(o *LedgerOptions, s *scenario, seed uint64, progress func(done, all int) error) (*ledgerRun, error) {
 	load := s.load(o.Seconds)
 	believed := make([]float64, ledgerWorkers)
 	rng := rand.New(rand.NewPCG(seed, 7))

@@ -48,8 +48,8 @@ type ledgerRun struct {
 	place    func(r *ledgerRequest) int
 	lagMs    float64
 	history  [][]gauge
-	endMs    float64 // of the arrivals
-	progress func(done, all int)
+	endMs    float64                   // of the arrivals
+	progress func(done, all int) error // an error ends the run
 	err      error
 
 	cluster  *cluster.Cluster
@@ -99,7 +99,7 @@ func (run *ledgerRun) fail(err error) {
 
 func (run *ledgerRun) arrive(r *ledgerRequest) {
 	if run.progress != nil {
-		run.progress(r.id+1, len(run.requests))
+		run.fail(run.progress(r.id+1, len(run.requests)))
 	}
 	if r.fate == fateForeign {
 		run.send(r, r.foreignTo)

@@ -33,8 +33,9 @@ type t2 struct {
 	caches   cacheListener
 	system   system
 	evidence evidence
-	left     int // requests that have not ended
-	progress func(done, all int)
+	left     int                       // requests that have not ended
+	progress func(done, all int) error // an error ends the run
+	stopped  error                     // by progress
 }
 
 // cacheListener hears of cache events.
@@ -101,6 +102,9 @@ func (run *t2) run() error {
 		if run.system != nil {
 			err = run.system.Err()
 		}
+		if err == nil {
+			err = run.stopped
+		}
 	}
 	return err
 }
@@ -138,7 +142,7 @@ func (run *t2) endStep(w int) {
 		run.system.Stop()
 	}
 	if run.progress != nil && len(o.Done) > 0 {
-		run.progress(len(run.requests)-run.left, len(run.requests))
+		run.stopped = run.progress(len(run.requests)-run.left, len(run.requests))
 	}
 	run.beginStep(w)
 }

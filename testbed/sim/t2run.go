@@ -110,8 +110,8 @@ const (
 )
 
 // RunT2 runs all copies and describes them. progress is told after each
-// request; nil: nobody is.
-func RunT2(t *workload.Trace, o T2Options, progress func(copyIndex, copies, done, all int)) (*Summary, error) {
+// request, and ends the run by an error; nil: nobody is.
+func RunT2(t *workload.Trace, o T2Options, progress func(copyIndex, copies, done, all int) error) (*Summary, error) {
 	if err := o.validate(); err != nil {
 		return nil, err
 	}
@@ -131,10 +131,11 @@ func RunT2(t *workload.Trace, o T2Options, progress func(copyIndex, copies, done
 	}
 	var all, crowded, unrelated []Figures
 	for i := range o.Copies {
-		run, err := runT2(t, o, i, func(done, all int) {
-			if progress != nil {
-				progress(i, o.Copies, done, all)
+		run, err := runT2(t, o, i, func(done, all int) error {
+			if progress == nil {
+				return nil
 			}
+			return progress(i, o.Copies, done, all)
 		})
 		if err != nil {
 			return nil, err
@@ -161,7 +162,7 @@ func RunT2(t *workload.Trace, o T2Options, progress func(copyIndex, copies, done
 }
 
 // runT2 runs one copy of the trace.
-func runT2(t *workload.Trace, o T2Options, copyIndex int, progress func(done, all int)) (*t2, error) {
+func runT2(t *workload.Trace, o T2Options, copyIndex int, progress func(done, all int) error) (*t2, error) {
 	tr := traceOptions{spread: o.Spread, speedup: o.Speedup, unique: o.Unique, seed: o.Seed + uint64(copyIndex)}
 	if o.Copies > 1 {
 		tr.jitterMs = copyJitterMs
