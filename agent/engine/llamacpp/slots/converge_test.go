@@ -22,8 +22,8 @@ type fault struct {
 	// noTask says that the pages name neither prompts nor requests.
 	noTask bool
 	// texts is the share of requests of which a part is known only while they
-	// run.
-	texts float64
+	// run, noIDs that of those whose ids never come.
+	texts, noIDs float64
 }
 
 // scene is callers at a server, and a replay that is told of them.
@@ -117,7 +117,7 @@ func (s *scene) request(chat int, then func()) {
 			known = len(keys)
 		}
 		s.tell(chat%2, func() { s.replay.Begin(id, keys[:known], max(guess, known*ledger.PointTokens), -1) })
-		if known < len(keys) {
+		if known < len(keys) && s.rng.Float64() >= s.fault.noIDs {
 			s.tell(chat%2, func() { s.replay.Learn(id, keys, len(prompt)) })
 		}
 	}
@@ -234,7 +234,7 @@ func TestViewComesBack(t *testing.T) {
 		s.fault = fault{
 			lateMs: rapid.SampledFrom([]int{8, 100, 600, 1500}).Draw(t, "late"), noClaim: part.Draw(t, "no claim"), noEnd: part.Draw(t, "no end"),
 			untold: part.Draw(t, "untold"), noTask: rapid.Bool().Draw(t, "no task"),
-			texts: rapid.SampledFrom([]float64{0, .3, 1}).Draw(t, "texts"),
+			texts: rapid.SampledFrom([]float64{0, .3, 1}).Draw(t, "texts"), noIDs: rapid.SampledFrom([]float64{0, .3, 1}).Draw(t, "no ids"),
 		}
 		s.look()
 		s.run(rapid.IntRange(1, 6).Draw(t, "callers"), 12, 3)
