@@ -225,12 +225,10 @@ func (a *Agent) hostAddress() string {
 }
 
 func (a *Agent) newRank(e EngineConfig, engineName string, number int) *rank {
-	return a.lanes.enlist(func() *rank {
+	r := a.lanes.enlist(func() *rank {
 		a.mu.Lock()
 		defer a.mu.Unlock()
-		// A block of the mirror takes about 130 bytes; the bound is shared.
-		perRank := int(a.cfg.Limits.Memory) / 130 / max(1, len(a.cfg.Engines), len(a.engines))
-		r := newRank(uint32(len(a.index)), string(e.Kind), engineName, a.name+" "+e.URL, number, a.prefixKeys, perRank)
+		r := newRank(uint32(len(a.index)), string(e.Kind), engineName, a.name+" "+e.URL, number, a.prefixKeys, 1) // shareMemory follows
 		r.agentProcess = a.process
 		r.restore = func(f engine.Facts, process uint64) (queue.State, bool) { return a.learnt.of(r.local(), f, process) }
 		r.restoreAccuracy = func(process uint64) (accuracy.State, bool) { return a.learnt.accuracyOf(r.local(), process) }
@@ -238,6 +236,19 @@ func (a *Agent) newRank(e EngineConfig, engineName string, number int) *rank {
 		a.index = append(a.index, r)
 		return r
 	})
+	a.shareMemory()
+	return r
+}
+
+// shareMemory divides the bound of the mirrors among the workers that there are,
+// or at least the engines that are to come.
+func (a *Agent) shareMemory() {
+	const blockBytes = 130 // that a block of a mirror takes, about
+	ranks := a.ranks()
+	each := int(a.cfg.Limits.Memory) / blockBytes / max(1, len(a.cfg.Engines), len(ranks))
+	for _, r := range ranks {
+		r.setMaxBlocks(each)
+	}
 }
 
 // ranks returns all workers of this host by index.

@@ -355,6 +355,7 @@ func (a *Agent) forget(w *watched) {
 		}
 	}
 	a.mu.Unlock()
+	a.shareMemory()
 	a.helloChanged()
 }
 

@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"math/rand/v2"
 	"time"
 
 	"waypost/agent/engine"
@@ -49,7 +48,7 @@ func (r *rank) setMirror(m engine.Mirror) {
 	}
 	r.mirror(r.newTable())
 	r.follow = m
-	r.encoder = summary.NewEncoder(summary.Options{Key: r.key, Blocks: m, Keyed: true, Epoch: rand.Uint32() | 1, BudgetBytesPerSec: followBudgetBytesPerSec})
+	r.encoder = summary.NewEncoder(summary.Options{Key: r.key, Blocks: m, Keyed: true, Epoch: r.nextEpoch(), BudgetBytesPerSec: followBudgetBytesPerSec})
 	r.told = frameAges{}
 	m.Listen(r.encoder)
 	r.nextDelta(time.Now())

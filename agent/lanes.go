@@ -128,6 +128,8 @@ func (h *lanes) Frame(l *lane.Lane, f *waypostv1.ConnectResponse) {
 		h.takePolicy(fr.Policy)
 	case *waypostv1.ConnectResponse_AckGpu:
 		h.a.takeAck(l, fr.AckGpu)
+	case *waypostv1.ConnectResponse_LinkProbe:
+		h.a.takeLinkProbe(l, fr.LinkProbe)
 	case *waypostv1.ConnectResponse_Boundary:
 		if w := h.a.watchedOf(fr.Boundary.GetIndex()); w != nil {
 			w.prober.again(boundary.Part(fr.Boundary.GetPart()), int(fr.Boundary.GetProbe()))

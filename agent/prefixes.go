@@ -33,9 +33,19 @@ func (a *Agent) keyIDs() []string {
 	return ids
 }
 
+// nextEpoch is the epoch of a new prefix stream. Deltas have only half of it:
+// whoever follows the rank's former stream must not take the new one for that, and
+// its first frames for known ones.
+func (r *rank) nextEpoch() uint32 {
+	if r.encoder == nil {
+		return rand.Uint32() | 1 // 0 stands for none elsewhere
+	}
+	return r.encoder.Epoch() + 1
+}
+
 // newEncoder begins a prefix stream.
 func (r *rank) newEncoder(t *blocktable.Table) *summary.Encoder {
-	e := summary.NewEncoder(summary.Options{Key: r.key, Blocks: t, Epoch: rand.Uint32() | 1})
+	e := summary.NewEncoder(summary.Options{Key: r.key, Blocks: t, Epoch: r.nextEpoch()})
 	if len(r.rotated) > 0 {
 		if err := e.SetKeys(append([]prefix.ClusterKey{r.key}, r.rotated...)...); err != nil {
 			// The keys were read as one or two that differ.

@@ -61,6 +61,27 @@ func (a *Agent) addRank() *rank {
 	return r
 }
 
+// The memory of the mirrors is the host's: an engine of many ranks gets no more of
+// it than as many engines, and what an engine gives up serves the others.
+func TestMirrorsShareTheMemory(t *testing.T) {
+	a := newAgent(t, newKey)
+	a.cfg.Limits.Memory = 130 * 64
+	first := a.addRank()
+	cached := func(r *rank) int { return r.report(time.Now()).cachedBlocks }
+	for number := 1; number < 4; number++ {
+		a.newRank(EngineConfig{Kind: "vllm", URL: "http://127.0.0.1:8000"}, "vllm-8000", number)
+	}
+	first.apply(engine.Batch{Events: []blocktable.Event{store(1, 100)}, Received: time.Now()})
+	if n := cached(first); n != 16 {
+		t.Errorf("%d blocks mirrored for one of four ranks, want 16", n)
+	}
+	a.forget(&watched{ranks: a.ranks()[1:]})
+	first.apply(engine.Batch{Events: []blocktable.Event{store(2, 100)}, Received: time.Now()})
+	if n := cached(first); n != 64 {
+		t.Errorf("%d blocks mirrored for the only rank, want 64", n)
+	}
+}
+
 // store is one prompt of whole blocks that shares nothing with another one.
 func store(seed uint32, blocks int) blocktable.Event {
 	e := blocktable.Event{Op: blocktable.OpStore, BlockTokens: 16}
@@ -370,6 +391,52 @@ func TestTwoKeysAreOffered(t *testing.T) {
 		if len(s) < 4 || d.KeyID() != k.IDUint32() {
 			t.Errorf("key %s: %d keys", k.ID(), len(s))
 		}
+	}
+}
+
+// A stream that begins anew in the same engine life, as after a mirror is built
+// beside the old one, is told apart from the former by every frame of it, whatever
+// was followed before.
+func TestNewStreamsAreToldFromTheirFormer(t *testing.T) {
+	a := newAgent(t, newKey)
+	r := a.addRank()
+	now := time.Now()
+	d := summary.NewDecoder(sink{})
+	follow := func() {
+		t.Helper()
+		frames, _, _, _ := r.snapshot()
+		for _, f := range frames {
+			if res, err := d.Apply(f); err != nil || res != summary.Applied {
+				t.Fatalf("%v %v", res, err)
+			}
+		}
+	}
+	tick := func(seed uint32) (frame []byte) {
+		now = now.Add(time.Second)
+		r.apply(engine.Batch{Events: []blocktable.Event{store(seed, 40)}, Received: now})
+		r.tick(now)
+		epoch, seq := r.seq()
+		frames, _, ok := r.framesAfter(epoch, seq-1)
+		if !ok || len(frames) != 1 {
+			t.Fatalf("%d frames, %v", len(frames), ok)
+		}
+		return frames[0]
+	}
+	for i := range uint32(100) { // ahead of what comes next
+		tick(i + 1)
+	}
+	follow()
+	for i := range uint32(3) {
+		before, _ := r.seq()
+		r.startBeside(engine.ResetCause("gap"))
+		r.finishBeside()
+		if res, err := d.Apply(tick(1000 + i)); err != nil || res != summary.Gap || !d.Anew() {
+			t.Errorf("round %d: the first frame of a new stream: %v, %v, anew %v", i, res, err, d.Anew())
+		}
+		if after, _ := r.seq(); after != before+1 {
+			t.Errorf("round %d: epoch %d after %d", i, after, before)
+		}
+		follow()
 	}
 }
 

@@ -45,7 +45,7 @@ type rank struct {
 	rotated []prefix.ClusterKey
 	// told are the ages of what the latest frames left untold.
 	told frameAges
-	// maxBlocks bounds the mirror.
+	// maxBlocks bounds the mirror: this worker's share of the host's memory.
 	maxBlocks int
 	facts     engine.Facts
 	known     bool
@@ -141,6 +141,18 @@ func processMark(endpoint string, number int, start, former uint64) uint64 {
 	_, _ = h.Write([]byte(endpoint))
 	_, _ = h.Write(binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64([]byte{0}, uint64(number)), start))
 	return h.Sum64() | 1
+}
+
+// setMaxBlocks bounds the mirror from now on.
+func (r *rank) setMaxBlocks(n int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.maxBlocks = n
+	for _, t := range []*blocktable.Table{r.table, r.beside} {
+		if t != nil {
+			t.SetMaxBlocks(n)
+		}
+	}
 }
 
 // newTable makes an empty mirror that remembers what happens to it.

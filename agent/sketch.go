@@ -23,8 +23,7 @@ const (
 
 // sketcher decides when a sketch is sent.
 type sketcher struct {
-	seq    uint64
-	sent   time.Time
+	sent   time.Time             // zero: never
 	states []summary.SketchState // of the latest one
 }
 
@@ -36,10 +35,9 @@ func (s *sketcher) due(now time.Time, workers []summary.WorkerSketch, members in
 		states[i] = workers[i].State
 	}
 	rhythm := summary.SketchRhythm(members, summary.SketchLimit(members))
-	if s.seq > 0 && now.Sub(s.sent) < rhythm && slices.Equal(states, s.states) {
+	if !s.sent.IsZero() && now.Sub(s.sent) < rhythm && slices.Equal(states, s.states) {
 		return false
 	}
-	s.seq++
 	s.sent, s.states = now, states
 	return true
 }
@@ -67,7 +65,7 @@ func (a *Agent) sketch(s *sketcher, now time.Time) {
 			members++
 		}
 	}
-	sk := summary.Sketch{Session: a.process, KeyID: a.prefixKeys[0].IDUint32()}
+	sk := summary.Sketch{KeyID: a.prefixKeys[0].IDUint32()}
 	cordoned := a.lanes.cordonedHere()
 	verdict := a.gpuVerdicts()
 	for _, r := range a.ranks() {
@@ -85,7 +83,6 @@ func (a *Agent) sketch(s *sketcher, now time.Time) {
 	if len(sk.Workers) == 0 || !s.due(now, sk.Workers, members) {
 		return
 	}
-	sk.Seq = s.seq
 	b, err := summary.AppendSketch(nil, &sk, min(summary.SketchLimit(members), a.mesh.MaxSketchBytes()))
 	if err == nil {
 		err = a.mesh.SetSketch(b)
@@ -97,6 +94,10 @@ func (a *Agent) sketch(s *sketcher, now time.Time) {
 
 // cordonedHere returns who of this host's workers the newest policy cordons.
 func (h *lanes) cordonedHere() func(engineName string, number int) bool {
+	gpus := map[string][]string{}
+	for _, w := range h.a.watching() {
+		gpus[w.target.Name] = w.gpuUUIDs()
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	selectors := map[string]bool{}
@@ -109,7 +110,15 @@ func (h *lanes) cordonedHere() func(engineName string, number int) bool {
 	}
 	return func(engineName string, number int) bool {
 		name := host + "/" + engineName
-		return selectors[host] || selectors[name] || selectors[name+"/"+strconv.Itoa(number)]
+		if selectors[host] || selectors[name] || selectors[name+"/"+strconv.Itoa(number)] {
+			return true
+		}
+		for selector := range selectors {
+			if slices.ContainsFunc(gpus[engineName], func(uuid string) bool { return strings.EqualFold(uuid, selector) }) {
+				return true
+			}
+		}
+		return false
 	}
 }
 

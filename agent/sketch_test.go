@@ -39,9 +39,6 @@ func TestSketchRhythm(t *testing.T) {
 				t.Errorf("%d members, step %d: due %v", members, i, got)
 			}
 		}
-		if s.seq != 4 {
-			t.Errorf("seq %d after 4 sketches", s.seq)
-		}
 	}
 }
 
@@ -93,8 +90,10 @@ func TestNoProgressIsOfTheFleet(t *testing.T) {
 
 func TestCordonedWorkersDrain(t *testing.T) {
 	a := newAgent(t, newKey)
+	a.engines = []*watched{{target: engine.Target{Name: "x"}, gpus: []string{"GPU-a", "GPU-b"}}, {target: engine.Target{Name: "y"}, gpus: []string{"GPU-c"}}}
 	for selector, want := range map[string][3]bool{
 		"gpu-01": {true, true, true}, "gpu-01/x": {true, true, false}, "gpu-01/x/1": {false, true, false}, "gpu-02": {}, "": {},
+		"gpu-b": {true, true, false}, "GPU-c": {false, false, true}, "GPU-d": {},
 	} {
 		a.lanes.takePolicy(&waypostv1.PolicyPush{Cordons: []*waypostv1.Cordon{{Selector: &selector}}})
 		on := a.lanes.cordonedHere()

@@ -94,7 +94,9 @@ type Coordinator struct {
 	journalError   error
 	cases          *cases
 	memos          *memos
-	acks           *gpuAcks
+	acks           *agentAsks[*waypostv1.AckGpuReply]
+	linkProbes     *agentAsks[*waypostv1.LinkProbeReply]
+	probing        sync.Mutex // held while a link is measured
 	judges         *judges
 	transfers      *transfers
 	heardMu        sync.Mutex
@@ -242,7 +244,8 @@ func (c *Coordinator) wireView() error {
 	if err != nil {
 		return err
 	}
-	c.memos, c.acks = newMemos(c), newGPUAcks()
+	c.memos, c.acks = newMemos(c), &agentAsks[*waypostv1.AckGpuReply]{}
+	c.linkProbes = &agentAsks[*waypostv1.LinkProbeReply]{}
 	c.cases, c.judges = newCases(c, cmp.Or(c.opt.SettleAfter, settleAfter)), newJudges(c)
 	if c.cfg.Explain.Disk > 0 {
 		// A disk that cannot be used must not keep placements from being

@@ -38,13 +38,12 @@ type cases struct {
 	c *Coordinator
 	// after is settleAfter, or what a test sets.
 	after time.Duration
+	asks  agentAsks[*waypostv1.EvidenceReply]
 
 	mu    sync.Mutex
 	open  map[string]*placed
 	order []*placed // by time, for the bound and the end of life
 	due   []*placed // waiting for settleAfter, by time
-	asks  map[uint32]chan *waypostv1.EvidenceReply
-	asked uint32
 	// gaps is when frames of a worker's view were last missing.
 	gaps map[fleet.WorkerID]time.Time
 	wake chan struct{}
@@ -68,7 +67,7 @@ type placed struct {
 
 func newCases(c *Coordinator, after time.Duration) *cases {
 	return &cases{
-		c: c, after: after, open: map[string]*placed{}, asks: map[uint32]chan *waypostv1.EvidenceReply{},
+		c: c, after: after, open: map[string]*placed{},
 		gaps: map[fleet.WorkerID]time.Time{}, wake: make(chan struct{}, 1),
 	}
 }
@@ -371,17 +370,8 @@ func (k *cases) ask(p *placed) *waypostv1.EvidenceReply {
 	if !ok {
 		return nil
 	}
-	answer := make(chan *waypostv1.EvidenceReply, 1)
-	k.mu.Lock()
-	k.asked = max(1, k.asked+1)
-	id := k.asked
-	k.asks[id] = answer
-	k.mu.Unlock()
-	defer func() {
-		k.mu.Lock()
-		delete(k.asks, id)
-		k.mu.Unlock()
-	}()
+	id, answer, done := k.asks.begin(host)
+	defer done()
 	msg := &waypostv1.EvidenceAsk{
 		AskId: &id, Index: &index, EngineProcess: &p.process, DecidedAgeMs: proto.Float64(ms(time.Since(p.at))),
 		Expected: p.expected, Tip: p.tip, Unsalted: p.unsalted,
@@ -401,15 +391,4 @@ func (k *cases) ask(p *placed) *waypostv1.EvidenceReply {
 	case <-k.c.ctx.Done():
 	}
 	return nil
-}
-
-// answered takes an agent's answer.
-func (k *cases) answered(reply *waypostv1.EvidenceReply) {
-	k.mu.Lock()
-	answer := k.asks[reply.GetAskId()]
-	delete(k.asks, reply.GetAskId())
-	k.mu.Unlock()
-	if answer != nil {
-		answer <- reply
-	}
 }

@@ -97,6 +97,7 @@ type fakeAgent struct {
 	every   time.Duration                        // of LOAD; 0: 20 ms
 	pulled  func(*waypostv1.PrefixPull) [][]byte // nil result: no answer
 	frame   func() []byte
+	host    string                       // its name; empty: gpu-01
 	process uint64                       // mark of the agent; 0: 0xa1
 	facts   func(*waypostv1.WorkerFacts) // changes the facts of a worker; nil: nothing
 	// boundaries are those of its engines; nil: it tells none.
@@ -147,7 +148,7 @@ func (a *fakeAgent) connect(tb testing.TB, to ...*one) {
 }
 
 func (a *fakeAgent) hello() *waypostv1.AgentHello {
-	h := &waypostv1.AgentHello{Host: new("gpu-01"), AgentProcess: new(cmp.Or(a.process, 0xa1)), Version: new("test"), PrefixKeyIds: []string{testKey.ID()}, PrefixFormat: new(prefixFormats[0])}
+	h := &waypostv1.AgentHello{Host: new(cmp.Or(a.host, "gpu-01")), AgentProcess: new(cmp.Or(a.process, 0xa1)), Version: new("test"), PrefixKeyIds: []string{testKey.ID()}, PrefixFormat: new(prefixFormats[0])}
 	prior := ledger.PriorFor(ledger.Class{Engine: "vllm", Model: testModel})
 	for i := range a.workers {
 		h.Workers = append(h.Workers, &waypostv1.WorkerFacts{

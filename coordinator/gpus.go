@@ -7,66 +7,17 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"google.golang.org/protobuf/proto"
 
 	"waypost/coordinator/api"
 	"waypost/coordinator/registry"
-	"waypost/gossip/lane"
 	waypostv1 "waypost/proto/waypost/v1"
 )
 
 // ackWithin bounds the wait for a host's answer to an acknowledgement.
 const ackWithin = 3 * time.Second
-
-// gpuAcks are the acknowledgements that wait for their host's answer.
-type gpuAcks struct {
-	mu    sync.Mutex
-	asks  map[uint32]chan *waypostv1.AckGpuReply
-	asked uint32
-}
-
-func newGPUAcks() *gpuAcks { return &gpuAcks{asks: map[uint32]chan *waypostv1.AckGpuReply{}} }
-
-// ask has a host acknowledge the errors of a GPU.
-func (a *gpuAcks) ask(ctx context.Context, s *lane.Session, ack *waypostv1.AckGpu) (*waypostv1.AckGpuReply, error) {
-	answer := make(chan *waypostv1.AckGpuReply, 1)
-	a.mu.Lock()
-	a.asked++
-	id := a.asked
-	a.asks[id] = answer
-	a.mu.Unlock()
-	defer func() {
-		a.mu.Lock()
-		delete(a.asks, id)
-		a.mu.Unlock()
-	}()
-	ack.AskId = &id
-	if err := s.Send(&waypostv1.ConnectResponse{Frame: &waypostv1.ConnectResponse_AckGpu{AckGpu: ack}}); err != nil {
-		return nil, err
-	}
-	ctx, cancel := context.WithTimeout(ctx, ackWithin)
-	defer cancel()
-	select {
-	case r := <-answer:
-		return r, nil
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
-}
-
-// answered takes a host's answer.
-func (a *gpuAcks) answered(r *waypostv1.AckGpuReply) {
-	a.mu.Lock()
-	answer := a.asks[r.GetAskId()]
-	delete(a.asks, r.GetAskId())
-	a.mu.Unlock()
-	if answer != nil {
-		answer <- r
-	}
-}
 
 // gpuPolicyProto is the fleet's policy on GPUs as hosts are told it.
 func gpuPolicyProto(file *registry.Fleet) *waypostv1.GpuPolicy {
@@ -184,7 +135,10 @@ func (o *operators) AckGpu(ctx context.Context, req *waypostv1.AckGpuRequest) (*
 	if uuid != "" {
 		ack.Uuid = &uuid
 	}
-	reply, err := c.acks.ask(ctx, s, ack)
+	reply, err := c.acks.ask(ctx, s, ackWithin, func(id uint32) *waypostv1.ConnectResponse {
+		ack.AskId = &id
+		return &waypostv1.ConnectResponse{Frame: &waypostv1.ConnectResponse_AckGpu{AckGpu: ack}}
+	})
 	switch {
 	case err != nil:
 		return nil, api.Unavailable(fmt.Sprintf("host %s did not answer: %v; an acknowledgement may be given twice", host, err))

@@ -199,11 +199,8 @@ func TestAckOfASilentHost(t *testing.T) {
 	if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "did not answer") || time.Since(began) < ackWithin {
 		t.Errorf("%v after %v", err, time.Since(began))
 	}
-	o.acks.mu.Lock()
-	waiting := len(o.acks.asks)
-	o.acks.mu.Unlock()
-	if waiting != 0 {
-		t.Errorf("%d asks are left", waiting)
+	if n := o.acks.waiting(); n != 0 {
+		t.Errorf("%d asks are left", n)
 	}
-	o.acks.answered(&waypostv1.AckGpuReply{AskId: proto.Uint32(99)})
+	o.acks.answered("gpu-01", 99, &waypostv1.AckGpuReply{AskId: proto.Uint32(99)})
 }

@@ -109,11 +109,13 @@ func (h *lanes) Frame(s *lane.Session, f *waypostv1.ConnectRequest, late time.Du
 	case *waypostv1.ConnectRequest_Host:
 		h.takeHost(hl, s.Host(), fr.Host)
 	case *waypostv1.ConnectRequest_AckGpu:
-		h.c.acks.answered(fr.AckGpu)
+		h.c.acks.answered(s.Host(), fr.AckGpu.GetAskId(), fr.AckGpu)
+	case *waypostv1.ConnectRequest_LinkProbe:
+		h.c.linkProbes.answered(s.Host(), fr.LinkProbe.GetAskId(), fr.LinkProbe)
 	case *waypostv1.ConnectRequest_Evidence:
-		h.c.cases.answered(fr.Evidence)
+		h.c.cases.asks.answered(s.Host(), fr.Evidence.GetAskId(), fr.Evidence)
 	case *waypostv1.ConnectRequest_TokenizeReply:
-		h.c.memos.ask.answered(fr.TokenizeReply)
+		h.c.memos.ask.asks.answered(s.Host(), fr.TokenizeReply.GetAskId(), fr.TokenizeReply)
 	case *waypostv1.ConnectRequest_StoredPrompt:
 		h.c.memos.stored(s.Host(), fr.StoredPrompt)
 	}

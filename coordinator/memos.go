@@ -113,11 +113,20 @@ func newMemos(c *Coordinator) *memos {
 	return m
 }
 
-// of returns the memo of a pool; nil: there are too many.
+// of returns the memo of a pool; nil: there are too many. A pool that has workers
+// takes the place of one that has none any more.
 func (m *memos) of(pool string) *poolMemo {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	p := m.pools[pool]
+	if p == nil && len(m.pools) >= memoPools && m.lives(pool) {
+		for name := range m.pools {
+			if !m.lives(name) {
+				delete(m.pools, name)
+				break
+			}
+		}
+	}
 	if p == nil && len(m.pools) < memoPools {
 		// The bound is a constant that is never refused.
 		mm, err := memo.New(memo.Options{MaxBytes: memoBytes})
@@ -128,6 +137,12 @@ func (m *memos) of(pool string) *poolMemo {
 		m.pools[pool] = p
 	}
 	return p
+}
+
+// lives says whether the fleet has a pool.
+func (m *memos) lives(pool string) bool {
+	_, err := m.c.fleet.PoolName(pool)
+	return err == nil
 }
 
 // all returns the pools by name.

@@ -378,6 +378,10 @@ func TestTextsAreBounded(t *testing.T) {
 	if p := m.of("one too many"); p != nil {
 		t.Error("a pool more than the bound has a memo")
 	}
+	// One that is served is worth more than what was served once.
+	if p := m.of(testModel); p == nil || len(m.all()) > memoPools {
+		t.Errorf("a pool that is served has no memo for those that are not: %d pools", len(m.all()))
+	}
 }
 
 func TestBadTextsAreNamed(t *testing.T) {

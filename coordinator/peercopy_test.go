@@ -35,6 +35,10 @@ func twoCoordinators(t *testing.T) (first, second *one) {
 // as a snapshot.
 func TestPeerCopyIsPreferred(t *testing.T) {
 	for name, ring := range map[string]int{"replay": 0, "too old for the ring": 1} {
+		answered := map[string]float64{"replay": 1, "snapshot": -1}
+		if ring > 0 {
+			answered = map[string]float64{"replay": -1, "snapshot": 1}
+		}
 		t.Run(name, func(t *testing.T) {
 			first, second := twoCoordinators(t)
 			c := newCache(1)
@@ -64,6 +68,11 @@ func TestPeerCopyIsPreferred(t *testing.T) {
 			b.mu.Unlock()
 			if p.GetHaveSeq() != 1 || p.GetEpoch() != 1 {
 				t.Errorf("the agent was asked from seq %d of epoch %d", p.GetHaveSeq(), p.GetEpoch())
+			}
+			for kind, want := range answered {
+				if n := second.metric(t, "waypost_prefix_answers_total{"+kind+"}"); n != want && (want < 0 || n < want) { // more on a slow machine
+					t.Errorf("%v answers are a %s, want %v", n, kind, want)
+				}
 			}
 		})
 	}

@@ -20,16 +20,21 @@ import (
 	"waypost/coordinator/api"
 	"waypost/coordinator/fleet"
 	"waypost/coordinator/placement"
+	"waypost/coordinator/prefixindex"
 	"waypost/gossip/ledger"
 	"waypost/gossip/prefix"
 	waypostv1 "waypost/proto/waypost/v1"
 )
 
-// decideTries bounds deciding again when the chosen worker changed between
-// decision and claim; maxBatch the requests of one batch; maxNameLen the bytes
-// of a name; maxTokenizeBudgetMs the time for making tokens of a text.
+// maxDecides bounds deciding again when the chosen worker changed between
+// decision and claim, or another placement became its probe. Each time that
+// worker is out of the choice, so a request that loses so often has asked a whole
+// fleet; with fewer tries, of many requests that come when several workers are to
+// be probed, most would be refused although others could serve them.
+// maxBatch bounds the requests of one batch; maxNameLen the bytes of a name;
+// maxTokenizeBudgetMs the time for making tokens of a text.
 const (
-	decideTries         = 3
+	maxDecides          = prefixindex.MaxWorkers
 	maxBatch            = 256
 	maxNameLen          = 256
 	maxTokenizeBudgetMs = 1000
@@ -149,15 +154,13 @@ func (p *placements) place(w *work, req *waypostv1.PlaceRequest) (*waypostv1.Pla
 		c.memos.ask.first(w, req, keyer)
 	}
 	request.PromptTokens, request.LengthEstimated = w.prompt.tokens, w.prompt.estimated
-	for range decideTries {
+	for range maxDecides {
 		resp, again, err := p.decide(w, req, &request, key)
 		if err != nil || !again {
 			return resp, pool, err
 		}
 	}
-	return &waypostv1.PlaceResponse{Answer: &waypostv1.PlaceResponse_Refused{Refused: &waypostv1.Refusal{
-		Reason: proto.String("none_eligible"), RetryAfterMs: proto.Float64(100), Detail: proto.String("the chosen worker changed while it was being reserved, several times in a row"),
-	}}}, pool, nil
+	return nil, pool, api.Unavailable("the chosen worker changed while it was being reserved, as often as a fleet has workers; ask again")
 }
 
 // decide takes one decision and reserves the choice. again says that the
@@ -263,16 +266,20 @@ func (c *Coordinator) answer(w *work, req *waypostv1.PlaceRequest, request *plac
 		}
 	}
 	if e := req.GetExplain(); e == "terms" || e == "full" {
-		out.Terms = termsOf(d, w.candidates)
+		out.Terms = termsOf(d, w.candidates, w.ask.Policy)
 	}
 	return out
 }
 
 // termsOf lists the terms of all candidates, best first, the chosen one on top.
-func termsOf(d *placement.Decision, candidates []placement.Candidate) []*waypostv1.Terms {
+func termsOf(d *placement.Decision, candidates []placement.Candidate, policy *placement.Policy) []*waypostv1.Terms {
 	out := make([]*waypostv1.Terms, 0, len(d.Terms))
 	for _, i := range d.Ranked() {
-		out = append(out, termsProto(&d.Terms[i], candidates[i].Worker))
+		t := termsProto(&d.Terms[i], candidates[i].Worker)
+		if why := d.PassedOver(i, policy); why != "" {
+			t.PassedOver = &why
+		}
+		out = append(out, t)
 	}
 	return out
 }

@@ -3,6 +3,7 @@ package coordinator
 import (
 	"bytes"
 	"encoding/binary"
+	"fmt"
 	"maps"
 	"math"
 	"slices"
@@ -16,6 +17,7 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"waypost/coordinator/api"
+	"waypost/coordinator/outcome"
 	"waypost/coordinator/placement"
 	"waypost/coordinator/registry"
 	"waypost/gossip/ledger"
@@ -40,6 +42,52 @@ func TestBusyIsCounted(t *testing.T) {
 	}
 	if resp, err := o.placements.Place(t.Context(), &waypostv1.PlaceRequest{Input: &waypostv1.Input{TokenIds: ascending(100)}}); err == nil && resp.GetRefused().GetReason() == "busy" {
 		t.Error("busy with nothing being decided")
+	}
+}
+
+// Of many requests that come when several workers are to be probed, each loses
+// the probes of most to others. It goes to a worker that needs none then, and is
+// not refused.
+func TestLostProbesAreNoRefusal(t *testing.T) {
+	const workers = 8
+	o := startOne(t)
+	a := &fakeAgent{workers: workers, state: func(i int, l *ledger.Load) {
+		l.QueueMs, l.Live, l.AgeMs = new(0.), new(uint32(0)), new(0.)
+		if i == workers-1 { // nobody's first choice
+			l.QueueMs, l.Live = new(60_000.), new(uint32(50))
+		}
+	}}
+	a.start(t, o)
+	eventually(t, "all workers are ready", func() bool {
+		ready := 0
+		for _, w := range o.fleet.Workers(time.Now()) {
+			if w.State == "ready" {
+				ready++
+			}
+		}
+		return ready == workers && o.Joined()
+	})
+	now := time.Now()
+	nowMs := o.fleet.Ms(now)
+	limits := outcome.DefaultLimits()
+	limits.ProbeEveryMs = 3_600_000
+	name := func(i int) string { return fmt.Sprintf("gpu-01/vllm-%d/0", 8000+i) }
+	o.judges.mu.Lock()
+	for i := range workers - 1 {
+		w := o.judges.of(name(i), uint64(100+i))
+		w.Worker = outcome.NewWorker(limits)
+		for range limits.BreakerFaults {
+			w.Ended(nowMs-2*limits.ProbeEveryMs, true)
+		}
+		o.judges.tell(now, name(i), w) // its next placement is a probe
+		if !w.TakeProbe(nowMs) {
+			t.Errorf("%s is not to be probed", name(i))
+		}
+	}
+	o.judges.mu.Unlock()
+	resp, err := o.placements.Place(t.Context(), &waypostv1.PlaceRequest{Reserve: new(true), Input: &waypostv1.Input{TokenIds: ascending(100)}})
+	if got := resp.GetPlacement().GetWorker().GetName(); err != nil || got != name(workers-1) {
+		t.Errorf("placed on %q, error %v, refused: %v", got, err, resp.GetRefused())
 	}
 }
 

@@ -433,11 +433,28 @@ func (c *Coordinator) recordProto(e *explain.Entry, now time.Time, whole bool) *
 		c.log.Error("record cannot be decided again", "placement", e.Placement, "error", err)
 		return out
 	}
-	out.Placement.Terms = termsOf(&d, e.Record.Candidates)
+	out.Placement.Terms, out.OutputTokensSource = termsOf(&d, e.Record.Candidates, &e.Record.Policy), proto.String(string(e.Record.OutputSource()))
+	if d.Chosen >= 0 {
+		recordedWay(out.Placement, &e.Record.Candidates[d.Chosen], &d.Terms[d.Chosen], sit)
+	}
 	for _, w := range e.Record.WouldChange(&d) {
 		out.WouldChange = append(out.WouldChange, w.Sentence())
 	}
 	return out
+}
+
+// recordedWay names the workers that a recorded placement goes through: the
+// source of its pull, and both of a pair.
+func recordedWay(p *waypostv1.Placement, chosen *placement.Candidate, t *placement.Terms, sit placement.Situation) {
+	named := func(w *placement.Worker) *waypostv1.WorkerRef {
+		return &waypostv1.WorkerRef{Name: &w.Name, Incarnation: proto.String(markHex(w.Process))}
+	}
+	if t.Pull.Note == placement.PullTaken {
+		p.Pull = &waypostv1.PullPlan{Source: named(sit.Sources[t.Pull.Source].Worker), Tokens: counted(t.Pull.Tokens), TransferMs: finite(t.Pull.TransferMs)}
+	}
+	if t.Partner >= 0 {
+		p.PrefillWorker, p.Worker = named(chosen.Worker), named(decodes(chosen, t))
+	}
 }
 
 func outcomeProto(e *explain.Entry) *waypostv1.ReportOutcomeRequest {

@@ -63,10 +63,8 @@ func TestSketchStandsInForALane(t *testing.T) {
 	if !ok {
 		t.Fatal("no key")
 	}
-	seq := uint64(0)
 	send := func(state summary.SketchState, keyID uint32, age time.Duration) {
-		seq++
-		b, err := summary.AppendSketch(nil, &summary.Sketch{Session: 1, Seq: seq, Age: age, KeyID: keyID, Workers: []summary.WorkerSketch{
+		b, err := summary.AppendSketch(nil, &summary.Sketch{Age: age, KeyID: keyID, Workers: []summary.WorkerSketch{
 			{Name: "vllm-8000/0", State: state, Roots: []summary.Root{{Key: key, DepthTokens: 2048}}},
 			{Name: "vllm-9999/0", State: state, Roots: []summary.Root{{Key: key, DepthTokens: 2048}}}, // of no known worker
 		}}, summary.MaxSketchBytes)

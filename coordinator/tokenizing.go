@@ -39,11 +39,10 @@ const (
 // tokenizing asks engines, through the agents of their hosts, what tokens a text
 // becomes.
 type tokenizing struct {
-	m *memos
+	m    *memos
+	asks agentAsks[*waypostv1.TokenizeReply]
 
 	mu      sync.Mutex
-	asks    map[uint32]chan *waypostv1.TokenizeReply
-	asked   uint32
 	waiting []waitingText
 	bytes   int
 	wake    chan struct{}
@@ -67,7 +66,7 @@ type question struct {
 }
 
 func newTokenizing(m *memos) *tokenizing {
-	return &tokenizing{m: m, asks: map[uint32]chan *waypostv1.TokenizeReply{}, wake: make(chan struct{}, 1), room: make(chan struct{}, tokenizeAtOnce)}
+	return &tokenizing{m: m, wake: make(chan struct{}, 1), room: make(chan struct{}, tokenizeAtOnce)}
 }
 
 func (t *text) question() question {
@@ -230,17 +229,8 @@ func (a *tokenizing) one(ctx context.Context, worker string, q *question) []uint
 	if !ok {
 		return nil
 	}
-	answer := make(chan *waypostv1.TokenizeReply, 1)
-	a.mu.Lock()
-	a.asked = max(1, a.asked+1)
-	id := a.asked
-	a.asks[id] = answer
-	a.mu.Unlock()
-	defer func() {
-		a.mu.Lock()
-		delete(a.asks, id)
-		a.mu.Unlock()
-	}()
+	id, answer, done := a.asks.begin(host)
+	defer done()
 	f := &waypostv1.ConnectResponse{}
 	if q.chat {
 		f.Frame = &waypostv1.ConnectResponse_Render{Render: &waypostv1.RenderAsk{AskId: &id, Index: &index, ChatJson: &q.text}}
@@ -258,16 +248,5 @@ func (a *tokenizing) one(ctx context.Context, worker string, q *question) []uint
 		return reply.GetTokenIds()
 	case <-ctx.Done():
 		return nil
-	}
-}
-
-// answered takes an agent's answer.
-func (a *tokenizing) answered(reply *waypostv1.TokenizeReply) {
-	a.mu.Lock()
-	answer := a.asks[reply.GetAskId()]
-	delete(a.asks, reply.GetAskId())
-	a.mu.Unlock()
-	if answer != nil {
-		answer <- reply
 	}
 }

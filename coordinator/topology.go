@@ -126,17 +126,7 @@ func (t *transfers) describe(nowMs float64, paths []registry.Path, out *waypostv
 			continue
 		}
 		told[p.Name] = true
-		link := &waypostv1.TopologyLink{
-			Name: &p.Name, StatedBytesPerSec: proto.Float64(float64(p.BandwidthBytesPerSec.Value)), LatencyMs: proto.Float64(ms(p.Latency.Value)),
-			LatencySource: proto.String(string(p.Latency.Source)), Transfer: proto.String(string(p.Transfer.Value)),
-			SurchargeMs: proto.Float64(ms(p.PlaceSurcharge.Value)), UnderWay: proto.Uint32(uint32(t.book.UnderWay(nowMs, p.Name))),
-		}
-		path := t.rates.Measured(nowMs, placement.Pair{}, pathOf(*p))
-		link.BytesPerSec, link.BandwidthSource = proto.Float64(path.BytesPerMs*bytesPerMsSec), proto.String(path.Figure.String())
-		if s, ok := t.rates.OfLink(nowMs, p.Name); ok {
-			link.MeasuredBytesPerSec, link.MeasuredPulls, link.MeasuredAgeMs = seenProto(s, nowMs)
-		}
-		out.Links = append(out.Links, link)
+		out.Links = append(out.Links, t.link(nowMs, p))
 	}
 	pairs := map[placement.Pair]*waypostv1.TransferPair{}
 	at := func(p placement.Pair) *waypostv1.TransferPair {
@@ -166,6 +156,22 @@ func (t *transfers) describe(nowMs float64, paths []registry.Path, out *waypostv
 		return cmp.Or(cmp.Compare(a.GetFrom(), b.GetFrom()), cmp.Compare(a.GetTo(), b.GetTo()))
 	})
 	out.Pairs = out.Pairs[:min(len(out.Pairs), maxPairsTold)]
+}
+
+// link puts a link into the API's words, with what was measured on it. t.mu is
+// held.
+func (t *transfers) link(nowMs float64, p *registry.Path) *waypostv1.TopologyLink {
+	link := &waypostv1.TopologyLink{
+		Name: &p.Name, StatedBytesPerSec: proto.Float64(float64(p.BandwidthBytesPerSec.Value)), LatencyMs: proto.Float64(ms(p.Latency.Value)),
+		LatencySource: proto.String(string(p.Latency.Source)), Transfer: proto.String(string(p.Transfer.Value)),
+		SurchargeMs: proto.Float64(ms(p.PlaceSurcharge.Value)), UnderWay: proto.Uint32(uint32(t.book.UnderWay(nowMs, p.Name))),
+	}
+	path := t.rates.Measured(nowMs, placement.Pair{}, pathOf(*p))
+	link.BytesPerSec, link.BandwidthSource = proto.Float64(path.BytesPerMs*bytesPerMsSec), proto.String(path.Figure.String())
+	if s, ok := t.rates.OfLink(nowMs, p.Name); ok {
+		link.MeasuredBytesPerSec, link.MeasuredPulls, link.MeasuredAgeMs = seenProto(s, nowMs)
+	}
+	return link
 }
 
 // check adds the pairs of workers that nothing is pulled between any more.

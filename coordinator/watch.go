@@ -33,8 +33,10 @@ const (
 var watchKinds = []string{kindWorkers, kindMembers, kindFleet, kindEvents}
 
 const (
-	// lookEvery is how often what is watched is compared with what was told.
+	// lookEvery is how often what is watched is compared with what was told, and
+	// lookOld how old the look of another watcher may be to serve as well.
 	lookEvery = 500 * time.Millisecond
+	lookOld   = lookEvery / 2
 	// keptGone bounds the names of a kind that are remembered to be gone.
 	keptGone    = 4096
 	maxWatching = 64
@@ -56,6 +58,7 @@ type board struct {
 
 // kindState is all things of one kind by name.
 type kindState struct {
+	looked time.Time // when they were last compared; zero: never
 	things map[string]*thing
 	// gone are names by the place at which they went, lost the newest of those
 	// that are forgotten.
@@ -65,7 +68,7 @@ type kindState struct {
 
 type thing struct {
 	rev uint64
-	// told is what watchers get, same what decides whether it is another.
+	// told is what all watchers get, same what decides whether it is another.
 	told *waypostv1.WatchResponse
 	same proto.Message
 }
@@ -103,12 +106,20 @@ func (b *board) parseRev(s string) (rev uint64, ok bool, err error) {
 	return rev, life == markHex(b.c.process) && rev <= b.rev.Load(), nil
 }
 
-// look compares what is with what was told last.
-func (b *board) look(kinds map[string]bool) {
+// look compares what is with what was told last, unless somebody did so at most a
+// time ago: the messages are made once for all who watch.
+func (b *board) look(kinds map[string]bool, now time.Time, old time.Duration) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	now := time.Now()
-	if kinds[kindWorkers] {
+	due := func(kind string) bool {
+		k := b.kinds[kind]
+		if !kinds[kind] || !k.looked.IsZero() && now.Sub(k.looked) < old {
+			return false
+		}
+		k.looked = now
+		return true
+	}
+	if due(kindWorkers) {
 		state, found := b.c.replica.State(), map[string]bool{}
 		for _, w := range b.c.fleet.Workers(now) {
 			m := b.c.workerProto(&w, state)
@@ -117,7 +128,7 @@ func (b *board) look(kinds map[string]bool) {
 		}
 		b.sweep(kindWorkers, found)
 	}
-	if kinds[kindMembers] {
+	if due(kindMembers) {
 		found := map[string]bool{}
 		for _, m := range b.c.members().GetMembers() {
 			found[m.GetName()] = true
@@ -127,7 +138,7 @@ func (b *board) look(kinds map[string]bool) {
 		}
 		b.sweep(kindMembers, found)
 	}
-	if kinds[kindFleet] {
+	if due(kindFleet) {
 		f := b.c.fleetProto()
 		b.put(kindFleet, "", &waypostv1.WatchResponse{Fleet: f}, f)
 	}
@@ -254,8 +265,10 @@ func (o *operators) Watch(req *waypostv1.WatchRequest, stream waypostv1.Operator
 	}
 	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
-	for synced := false; ; {
-		b.look(kinds)
+	// Who begins sees what is at that moment.
+	old := time.Duration(0)
+	for synced := false; ; old = lookOld {
+		b.look(kinds, time.Now(), old)
 		list, next, whole := b.news(kinds, after)
 		if !known || !whole {
 			known, synced, after = true, false, 0

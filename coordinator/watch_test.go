@@ -68,8 +68,15 @@ func TestWatch(t *testing.T) {
 		event = event || m.GetEvent().GetEvent() == "cordoned" && m.GetEvent().GetFields()["target"] == "gpu-01" && m.GetEvent().GetFields()["reason"] == "fans"
 		return cordoned && event
 	})
+	rev := func(text string) uint64 {
+		n, ok, err := o.board.parseRev(text)
+		if !ok || err != nil {
+			t.Fatalf("rev %q: %v", text, err)
+		}
+		return n
+	}
 	for _, m := range again {
-		if m.GetKind() == kindRestart || m.GetKind() == kindMembers || m.GetEvent().GetEvent() == "host_joined" && m.GetRev() <= *place {
+		if m.GetKind() == kindRestart || m.GetKind() == kindMembers || m.Rev != nil && m.GetKind() != kindSynced && rev(m.GetRev()) <= rev(*place) {
 			t.Errorf("told again: %v", m)
 		}
 	}
@@ -91,6 +98,41 @@ func TestWatch(t *testing.T) {
 		if m.Removed != nil {
 			t.Errorf("who begins hears of what is gone: %v", m)
 		}
+	}
+}
+
+// However many watch, what they are told is made once; who begins sees what is at
+// that moment.
+func TestWatchersShareWhatIsTold(t *testing.T) {
+	o := startOne(t)
+	joined(t, o)
+	workers := map[string]bool{kindWorkers: true}
+	told := func() *waypostv1.WatchResponse {
+		o.board.mu.Lock()
+		defer o.board.mu.Unlock()
+		for _, w := range o.board.kinds[kindWorkers].things {
+			return w.told
+		}
+		return nil
+	}
+	now := time.Now()
+	o.board.look(workers, now, 0)
+	first := told()
+	if first == nil {
+		t.Fatal("no worker is seen")
+	}
+	o.board.look(workers, now.Add(lookOld/2), lookOld)
+	if told() != first {
+		t.Error("the next watcher has it made again")
+	}
+	o.board.look(workers, now.Add(lookOld/2), 0)
+	if told() == first {
+		t.Error("who begins is told what was before")
+	}
+	second := told()
+	o.board.look(workers, now.Add(2*lookOld), lookOld)
+	if told() == second {
+		t.Error("nobody looks any more")
 	}
 }
 

@@ -282,6 +282,26 @@ func TestClientCrash(t *testing.T) {
 	})
 }
 
+// A child that has worked for a while is replaced at once when it ends, however
+// many had failed before it.
+func TestClientBacksOffFromNewFailuresOnly(t *testing.T) {
+	run(t, newScript(gpu(0, "GPU-a")), Options{}, func(h *host) {
+		crash := func(words string) { h.script.set(func(s *script) { s.crash = words }) }
+		crash("exit status 1")
+		h.after(10 * time.Minute)
+		crash("")
+		h.want(h.after(2*maxBackOff+steadyAfter), StateOK, "ok")
+		before := h.starts.Load()
+		crash("exit status 1")
+		h.after(defaultPoll + minBackOff/2)
+		crash("")
+		h.want(h.after(minBackOff), StateOK, "ok")
+		if n := h.starts.Load() - before; n != 1 {
+			t.Errorf("%d children after the end of one that had worked, want 1", n)
+		}
+	})
+}
+
 // A child that the kernel holds inside the driver: the state is told, no more
 // than a few such children pile up, and the end of Run does not hang on them.
 func TestClientUnkillableChild(t *testing.T) {

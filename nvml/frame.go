@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"strings"
 )
 
 // A frame is a length (4 bytes, big endian) and a message as JSON.
@@ -244,5 +245,6 @@ func checkLinks(field string, v *int) error {
 	return checkRange(field, float64(*v), maxLinks)
 }
 
-// cut shortens s to what a message may carry.
-func cut(s string) string { return s[:min(len(s), maxTextBytes)] }
+// cut shortens s to what a message may carry. What is no UTF-8 goes as well: JSON
+// would write three bytes for each, and the text would be too long again.
+func cut(s string) string { return strings.ToValidUTF8(s[:min(len(s), maxTextBytes)], "") }

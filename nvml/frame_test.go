@@ -29,6 +29,20 @@ func full() *Snapshot {
 	}
 }
 
+// What a child cuts short arrives, whatever bytes a driver or its errors have.
+func TestCutTextFitsAFrame(t *testing.T) {
+	for _, text := range []string{strings.Repeat("ü", maxTextBytes), "x" + strings.Repeat("ü", maxTextBytes), strings.Repeat("\xff", maxTextBytes), "ok"} {
+		frame, err := appendFrame(nil, &message{Status: &Status{StateFailed, cut(text)}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := readMessage(bytes.NewReader(frame))
+		if err != nil || !strings.HasPrefix(text, got.Status.Text) {
+			t.Errorf("%.8q…: %v", text, err)
+		}
+	}
+}
+
 func TestFrameRoundTrip(t *testing.T) {
 	messages := []*message{
 		{Snapshot: full()},

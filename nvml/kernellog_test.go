@@ -199,6 +199,26 @@ func TestXidsOutliveTheAgentNotTheBoot(t *testing.T) {
 	}
 }
 
+// What could not be written, as on a full disk, is written with the next change or
+// at the end.
+func TestStateIsWrittenAgain(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "later")
+	file := filepath.Join(dir, "gpus.json")
+	uptime := time.Hour
+	c := keeper(t, newScript(), file, &uptime, "b")
+	c.book.takeSnapshot(snapshot(gpu(0, "GPU-a")), time.Now())
+	c.book.takeXid(XidEvent{UUID: "GPU-a", Xid: 79}, time.Now())
+	c.writeState()
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	c.writeState()
+	state, err := readState(file)
+	if err != nil || len(state.GPUs) != 1 || state.GPUs[0].Xids[0].Xid != 79 {
+		t.Errorf("kept %+v, %v", state, err)
+	}
+}
+
 // A damaged or hostile state file is refused or bounded; nothing of it harms.
 func TestRestoreIsBounded(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "gpus.json")

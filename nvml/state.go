@@ -170,7 +170,10 @@ func (c *Client) writeState() {
 		return
 	}
 	if err := writeState(c.options.StateFile, &state); err != nil {
-		c.options.Logger.Warn("GPU errors cannot be kept", "file", c.options.StateFile, "error", err)
+		c.options.Logger.Warn("GPU errors cannot be kept; the next change tries again", "file", c.options.StateFile, "error", err)
+		c.mu.Lock()
+		c.book.changed = true
+		c.mu.Unlock()
 	}
 }
 

@@ -44,8 +44,10 @@ func (t *Table) attachOne(id uint32) {
 	n.flags |= flagAttached
 	t.attached++
 	n.chain = p.chain
-	if n.end/prefix.ChunkTokens != p.end/prefix.ChunkTokens {
-		n.chain = t.chainAt(id, n.end/prefix.ChunkTokens*prefix.ChunkTokens)
+	if checkpointBefore(n.end) != checkpointBefore(p.end) {
+		var last prefix.Chain
+		t.walkCheckpoints(id, func(_ uint32, c prefix.Chain) { last = c })
+		n.chain = t.chains.take(last)
 	}
 	for _, g := range t.windows {
 		g.setRun(id, t.runOf(g, id))
@@ -53,7 +55,7 @@ func (t *Table) attachOne(id uint32) {
 	if t.isUsable(id) {
 		n.flags |= flagUsable
 	}
-	t.history.listed(id)
+	t.history.attached(id)
 	t.listener.Attached(t.block(id))
 }
 
@@ -64,6 +66,9 @@ func (t *Table) detach(id uint32) {
 		n := t.nodes.at(cur)
 		t.listener.Detached(cur)
 		t.history.unlisted(cur)
+		if n.chain != t.nodes.at(n.parent).chain {
+			t.chains.give(n.chain)
+		}
 		n.flags &^= flagAttached | flagUsable
 		t.attached--
 		if cur == id {

@@ -226,6 +226,8 @@ func (t *Table) standIn(g *group) {
 // from has come.
 func (t *Table) dropStructure() {
 	told := t.attached > 0
+	t.chains.reset()
+	t.head.forget()
 	for id := uint32(1); id <= t.nodes.made; id++ {
 		n := t.nodes.at(id)
 		if n.flags&flagLinked != 0 {
@@ -254,6 +256,7 @@ func (t *Table) rebuild() {
 		t.listener.Cleared()
 	}
 	t.attached, t.resident = 0, 0
+	t.chains.reset()
 	for id := uint32(1); id <= t.nodes.made; id++ {
 		n := t.nodes.at(id)
 		switch {

@@ -1,6 +1,8 @@
 package blocktable
 
 import (
+	"math"
+
 	"waypost/gossip/prefix"
 )
 
@@ -17,10 +19,12 @@ type History struct {
 	nowMs float64
 	// sinceMs is from when on it is complete.
 	sinceMs float64
-	// listedMs is when each attached node was attached, by id.
-	listedMs [][]float64
-	removed  ring[removal]
-	stored   ring[restore]
+	// listed is when each attached node was attached, by id: whole ms after
+	// listedFromMs, or before it; 0: never. It spans seven weeks, see moment.
+	listed       [][]uint32
+	listedFromMs float64
+	removed      ring[removal]
+	stored       ring[restore]
 	// clearedMs is when the engine last reported that it cleared its cache.
 	clearedMs float64
 	// contradictedMs is when events last did not fit their block size.
@@ -30,18 +34,18 @@ type History struct {
 
 // removal is a prefix that ceased to be listed.
 type removal struct {
-	domain prefix.Domain
+	domain *prefix.Domain
 	chain  prefix.Chain
-	depth  uint32
 	atMs   float64
+	depth  uint32
 }
 
 // restore is a listed block that the engine stored once more: under its hash,
 // or under another one.
 type restore struct {
+	atMs  float64
 	id    uint32
 	other bool
-	atMs  float64
 }
 
 // ring keeps the newest historyLength items.
@@ -51,7 +55,10 @@ type ring[T any] struct {
 }
 
 func (r *ring[T]) add(v T) (dropped T, full bool) {
-	if len(r.items) < historyLength {
+	if n := len(r.items); n < historyLength {
+		if n == cap(r.items) {
+			r.items = append(make([]T, 0, min(max(64, 2*n), historyLength)), r.items...)
+		}
 		r.items = append(r.items, v)
 		return dropped, false
 	}
@@ -67,7 +74,7 @@ const never = -1e18
 // NewHistory begins to remember what happens to an empty table. A table has one
 // history at most.
 func NewHistory(t *Table) *History {
-	h := &History{table: t, nowMs: never, sinceMs: never, contradictedMs: never, clearedMs: never}
+	h := &History{table: t, nowMs: never, sinceMs: never, contradictedMs: never, clearedMs: never, listedFromMs: never}
 	t.history = h
 	return h
 }
@@ -85,18 +92,45 @@ func (h *History) SetNow(nowMs float64) {
 	h.malformed = h.table.stats.Malformed
 }
 
-func (h *History) listed(id uint32) {
+func (h *History) attached(id uint32) {
 	if h == nil {
 		return
 	}
 	page := int(id >> pageShift)
-	for page >= len(h.listedMs) {
-		h.listedMs = append(h.listedMs, nil)
+	for page >= len(h.listed) {
+		h.listed = append(h.listed, nil)
 	}
-	if h.listedMs[page] == nil {
-		h.listedMs[page] = make([]float64, pageNodes)
+	if h.listed[page] == nil {
+		h.listed[page] = make([]uint32, pageNodes)
 	}
-	h.listedMs[page][id&(pageNodes-1)] = h.nowMs
+	h.listed[page][id&(pageNodes-1)] = h.moment()
+}
+
+// halfSpanMs is half of what the moments in listed span: more than a replay
+// reaches back, and a prediction never does.
+const halfSpanMs = 1 << 31
+
+// moment is now as it stands in listed. When the span is used up, what was listed
+// in its first half was listed before anything that is asked.
+func (h *History) moment() uint32 {
+	if h.nowMs == never {
+		return 0
+	}
+	if h.listedFromMs == never {
+		h.listedFromMs = h.nowMs - halfSpanMs
+	}
+	if after := h.nowMs - h.listedFromMs; after >= 2*halfSpanMs-2 {
+		by := math.Floor(after) - halfSpanMs
+		h.listedFromMs += by
+		for _, page := range h.listed {
+			for i, at := range page {
+				if at > 0 {
+					page[i] = uint32(max(float64(at)-by, 1))
+				}
+			}
+		}
+	}
+	return uint32(max(0, math.Round(h.nowMs-h.listedFromMs))) + 1
 }
 
 func (h *History) unlisted(id uint32) {
@@ -104,7 +138,7 @@ func (h *History) unlisted(id uint32) {
 		return
 	}
 	n := h.table.nodes.at(id)
-	old, full := h.removed.add(removal{h.table.domains[n.domain].name, h.table.PointOf(id), n.end, h.nowMs})
+	old, full := h.removed.add(removal{h.table.domains[n.domain].name, h.table.PointOf(id), h.nowMs, n.end})
 	if full {
 		h.sinceMs = max(h.sinceMs, old.atMs)
 	}
@@ -114,7 +148,7 @@ func (h *History) storedAgain(id uint32, other bool) {
 	if h == nil {
 		return
 	}
-	if old, full := h.stored.add(restore{id, other, h.nowMs}); full {
+	if old, full := h.stored.add(restore{h.nowMs, id, other}); full {
 		h.sinceMs = max(h.sinceMs, old.atMs)
 	}
 }
@@ -143,7 +177,7 @@ func (h *History) cleared(reported bool) {
 	if reported {
 		h.clearedMs = h.nowMs
 	}
-	h.sinceMs, h.listedMs = h.nowMs, nil
+	h.sinceMs, h.listed, h.listedFromMs = h.nowMs, nil, never
 	h.removed, h.stored = ring[removal]{}, ring[restore]{}
 }
 
@@ -264,8 +298,10 @@ func (h *History) reused(tip uint32, sinceMs float64, stored map[uint32]uint8) i
 }
 
 func (h *History) listedAt(id uint32) float64 {
-	if page := int(id >> pageShift); page < len(h.listedMs) && h.listedMs[page] != nil {
-		return h.listedMs[page][id&(pageNodes-1)]
+	if page := int(id >> pageShift); page < len(h.listed) && h.listed[page] != nil {
+		if at := h.listed[page][id&(pageNodes-1)]; at > 0 {
+			return h.listedFromMs + float64(at-1)
+		}
 	}
 	return never
 }
@@ -294,7 +330,7 @@ func (h *History) storedSince(sinceMs float64) map[uint32]uint8 {
 func (h *History) wasRemoved(p Place, key prefix.ClusterKey, sinceMs float64) bool {
 	for i := range h.removed.items {
 		r := &h.removed.items[i]
-		if r.depth == p.DepthTokens && r.atMs > sinceMs && prefix.NewKeyer(key, r.domain).Key(r.chain, r.depth) == p.Key {
+		if r.depth == p.DepthTokens && r.atMs > sinceMs && prefix.NewKeyer(key, *r.domain).Key(r.chain, r.depth) == p.Key {
 			return true
 		}
 	}
@@ -323,7 +359,7 @@ func (h *History) find(q *Asked) map[Place]uint32 {
 		}
 		k := keyers[n.domain]
 		if k == nil {
-			k = prefix.NewKeyer(q.Key, t.domains[n.domain].name)
+			k = prefix.NewKeyer(q.Key, *t.domains[n.domain].name)
 			keyers[n.domain] = k
 		}
 		key := k.Key(t.PointOf(id), n.end)

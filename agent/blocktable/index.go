@@ -13,7 +13,7 @@ type index struct {
 const indexMinSlots = 64
 
 func newIndex(expect int) index {
-	return index{slots: make([]uint64, max(indexMinSlots, expect+expect/3+1))}
+	return index{slots: make([]uint64, max(indexMinSlots, expect+expect/5+2))}
 }
 
 // hashKey spreads an engine hash; engines of tests and old versions use small
@@ -73,7 +73,7 @@ func (x *index) find(key uint32, d int) (id uint32, at int) {
 // insert adds an id that is not in the set, unless it holds most others of the
 // same key. It reports whether it did.
 func (x *index) insert(key, id uint32, most int) bool {
-	if (x.count+1)*4 > len(x.slots)*3 {
+	if (x.count+1)*6 > len(x.slots)*5 {
 		x.grow()
 	}
 	if !x.place(slotOf(key, id), most) {
@@ -108,7 +108,7 @@ func (x *index) place(entry uint64, most int) bool {
 
 func (x *index) grow() {
 	old := x.slots
-	x.slots = make([]uint64, len(old)+len(old)/2)
+	x.slots = make([]uint64, len(old)+len(old)/5)
 	for _, v := range old {
 		if v != 0 {
 			x.place(v, 0)
@@ -157,13 +157,13 @@ func (t *Table) findHash(h uint64) uint32 {
 // appendAttached appends the attached children of parent that hold exactly the
 // tokens: none, one, or twins. Tokens are compared, so a tenant who can make
 // fingerprints collide gains nothing.
-func (t *Table) appendAttached(dst []uint32, parent uint32, class uint8, tokens []uint32) []uint32 {
+func (t *Table) appendAttached(dst []uint32, parent uint32, tokens []uint32) []uint32 {
 	first := t.nodes.at(parent).first
 	if first == 0 {
 		return dst
 	}
 	n := t.nodes.at(first)
-	if n.flags&(flagUnlisted|flagAttached) == flagUnlisted|flagAttached && t.holds(n, class, tokens) {
+	if n.flags&(flagUnlisted|flagAttached) == flagUnlisted|flagAttached && t.holds(n, tokens) {
 		dst = append(dst, first)
 	}
 	if n.flags&flagUnlisted != 0 && n.next == 0 {
@@ -171,31 +171,14 @@ func (t *Table) appendAttached(dst []uint32, parent uint32, class uint8, tokens 
 	}
 	key := t.contentKey(parent, tokens)
 	for id, d := t.byContent.find(key, 0); id != 0; id, d = t.byContent.find(key, d+1) {
-		if n := t.nodes.at(id); n.parent == parent && n.flags&flagAttached != 0 && t.holds(n, class, tokens) {
+		if n := t.nodes.at(id); n.parent == parent && n.flags&flagAttached != 0 && t.holds(n, tokens) {
 			dst = append(dst, id)
 		}
 	}
 	return dst
 }
 
-// holds says whether a linked node holds exactly the tokens.
-func (t *Table) holds(n *node, class uint8, tokens []uint32) bool {
-	return n.class == class && equalTokens(t.slabs[class].at(n.slot), tokens)
-}
-
 // maxTwins bounds the blocks of equal content below one parent that are found
 // by content, a first child not counted. An engine has a few when it reloads an adapter; one that gives
 // every copy a new hash would otherwise make one endless probe of the index.
 const maxTwins = 32
-
-func equalTokens(a, b []uint32) bool {
-	if len(a) != len(b) {
-		return false
-	}
-	for i := range a {
-		if a[i] != b[i] {
-			return false
-		}
-	}
-	return true
-}

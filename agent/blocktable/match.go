@@ -29,12 +29,11 @@ func (t *Table) reuse(cur uint32, depth int, tokens []uint32) (longest int) {
 	for {
 		var room [maxTwins + 1]uint32
 		twins := room[:0]
-		for _, class := range t.longestFirst {
-			length := t.slabs[class].length
+		for _, length := range t.longestFirst {
 			if depth+length >= len(tokens) {
 				continue
 			}
-			if twins = t.appendAttached(twins, cur, class, tokens[depth:depth+length]); len(twins) > 0 {
+			if twins = t.appendAttached(twins, cur, tokens[depth:depth+length]); len(twins) > 0 {
 				depth += length
 				break
 			}
@@ -57,35 +56,35 @@ func (t *Table) reuse(cur uint32, depth int, tokens []uint32) (longest int) {
 // PointOf gives the chain value of the prefix that ends with an attached block.
 func (t *Table) PointOf(id uint32) prefix.Chain {
 	n := t.nodes.at(id)
-	from := n.end / prefix.ChunkTokens * prefix.ChunkTokens
-	if from == n.end {
-		return n.chain
+	c := t.chains.at(n.chain)
+	if n.end%prefix.ChunkTokens == 0 {
+		return c
 	}
-	return prefix.Point(n.chain, t.gather(id, from))
+	return prefix.Point(c, t.headTo(id))
 }
 
 // PromptTo gives the tokens of the prompt that ends with a block, by the
-// engine's hash of it; nil: it is not attached. They are valid until the next
-// call.
+// engine's hash of it; nil: it is not attached.
 func (t *Table) PromptTo(hash uint64) []uint32 {
 	id := t.findHash(hash)
 	if id == 0 || t.nodes.at(id).flags&flagAttached == 0 {
 		return nil
 	}
-	return t.gather(id, 0)
+	return t.gather(nil, id, 0)
 }
 
 // CheckpointsIn appends the checkpoints inside an attached block or at its end.
 func (t *Table) CheckpointsIn(id uint32, dst []summary.Checkpoint) []summary.Checkpoint {
 	n := t.nodes.at(id)
-	start := t.nodes.at(n.parent).end
-	first, last := start/prefix.ChunkTokens+1, n.end/prefix.ChunkTokens
-	for j := first; j <= last; j++ {
-		c := n.chain
-		if j < last {
-			c = t.chainAt(id, j*prefix.ChunkTokens)
-		}
-		dst = append(dst, summary.Checkpoint{DepthTokens: j * prefix.ChunkTokens, Chain: c})
+	last := checkpointBefore(n.end)
+	switch start := checkpointBefore(t.nodes.at(n.parent).end); {
+	case last == start:
+	case last == start+prefix.ChunkTokens:
+		dst = append(dst, summary.Checkpoint{DepthTokens: last, Chain: t.chains.at(n.chain)})
+	default:
+		t.walkCheckpoints(id, func(depth uint32, c prefix.Chain) {
+			dst = append(dst, summary.Checkpoint{DepthTokens: depth, Chain: c})
+		})
 	}
 	return dst
 }
@@ -93,42 +92,8 @@ func (t *Table) CheckpointsIn(id uint32, dst []summary.Checkpoint) []summary.Che
 // DomainOf gives a domain by the index that blocks of it carry. It is valid
 // while a block of the domain is attached.
 func (t *Table) DomainOf(i uint16) prefix.Domain {
-	if int(i) >= len(t.domains) {
+	if int(i) >= len(t.domains) || t.domains[i].name == nil {
 		return prefix.Domain{}
 	}
-	return t.domains[i].name
-}
-
-// chainAt computes the chain value at a checkpoint inside a node whose parent
-// is attached and whose end is known.
-func (t *Table) chainAt(id uint32, depth uint32) prefix.Chain {
-	p := t.nodes.at(t.nodes.at(id).parent)
-	from := p.end / prefix.ChunkTokens * prefix.ChunkTokens
-	tokens := t.gather(id, from)
-	c := p.chain
-	for ; from < depth; from += prefix.ChunkTokens {
-		c = prefix.Next(c, tokens[:prefix.ChunkTokens])
-		tokens = tokens[prefix.ChunkTokens:]
-	}
-	return c
-}
-
-// gather collects the tokens from a depth to the end of a node, valid until
-// the next call.
-func (t *Table) gather(id uint32, from uint32) []uint32 {
-	left := int(t.nodes.at(id).end - from)
-	if len(t.scratch) < left {
-		t.scratch = make([]uint32, left+prefix.ChunkTokens)
-	}
-	out := t.scratch[:left]
-	for left > 0 {
-		n := t.nodes.at(id)
-		tokens := t.slabs[n.class].at(n.slot)
-		if len(tokens) > left {
-			tokens = tokens[len(tokens)-left:]
-		}
-		left -= copy(out[left-len(tokens):left], tokens)
-		id = n.parent
-	}
-	return out
+	return *t.domains[i].name
 }

@@ -298,7 +298,7 @@ func (m *model) compare(t *rapid.T, table *Table, w *watcher) {
 		t.Fatalf("attached %d, told %d, want %d; copies %d, want %d", table.Attached(), len(w.blocks), attached, table.Copies(), copies)
 	}
 	for id, b := range w.blocks {
-		tokens := table.gather(id, 0)
+		tokens := table.gather(nil, id, 0)
 		text := table.DomainOf(b.Domain).Salt + "|"
 		for _, x := range tokens {
 			text += string(rune(x))

@@ -1,9 +1,7 @@
 package blocktable
 
-import "waypost/gossip/prefix"
-
 const (
-	pageShift = 12
+	pageShift = 10
 	pageNodes = 1 << pageShift
 
 	// maxNodes bounds the memory that a table can come to, about two gigabytes.
@@ -27,14 +25,13 @@ const (
 // of a node at a random place, and separate arrays would cost a miss each.
 type node struct {
 	hash   uint64
-	chain  prefix.Chain // at the last checkpoint at or before end; of attached nodes
 	parent uint32
 	first  uint32 // first child
 	next   uint32 // next sibling, or next free node
 	prev   uint32 // previous sibling
 	end    uint32 // depth in tokens after the block; of attached nodes
 	slot   uint32 // of the tokens in the slab of class
-	print  uint32 // fingerprint of parent and tokens; 0 if unlisted
+	chain  uint32 // slot of the chain value at the last checkpoint at or before end; of attached nodes
 	domain uint16 // of roots and attached nodes
 	class  uint8  // index into slabs
 	flags  uint8

@@ -64,8 +64,9 @@ type Table struct {
 	nodes        nodes
 	byHash       index // named blocks
 	byContent    index // linked blocks that are not flagUnlisted
-	slabs        []*slab
-	longestFirst []uint8 // classes
+	chains       chains
+	slabs        []slab // widths of them per block length
+	longestFirst []int  // block lengths
 
 	domains    []domain
 	domainOf   map[prefix.Domain]uint16
@@ -84,36 +85,33 @@ type Table struct {
 	resident        int
 	attached        int
 
-	scratch []uint32
-	asked   uint64 // keeps the loads of askNames and askRemoved from being left out
-	stats   Stats
-	history *History // nil: nobody remembers
+	head     head
+	unpacked []uint32 // of one block, see tokensOf
+	asked    uint64   // keeps the loads of askNames and askRemoved from being left out
+	stats    Stats
+	history  *History // nil: nobody remembers
 }
 
 // domain is one namespace of prompts and the root of its prefixes.
 type domain struct {
-	name prefix.Domain
+	name *prefix.Domain // what remembers it shares it; nil: the place is free
 	root uint32
 }
 
 // New makes an empty table.
 func New(o Options) *Table {
 	t := &Table{
-		model:     o.Model,
-		seed:      o.Seed,
-		listener:  o.Listener,
-		pool:      o.PoolBlocks,
-		maxBlocks: o.MaxBlocks,
-		domainOf:  make(map[prefix.Domain]uint16),
+		model:    o.Model,
+		seed:     o.Seed,
+		listener: o.Listener,
+		pool:     o.PoolBlocks,
+		domainOf: make(map[prefix.Domain]uint16),
 		// Index 0 of nodes is none; its page comes with the first node.
 		byHash:    newIndex(o.ExpectBlocks),
 		byContent: newIndex(0),
 		rank:      rankNone,
 	}
-	if t.maxBlocks <= 0 {
-		t.maxBlocks = DefaultMaxBlocks
-	}
-	t.maxBlocks = min(t.maxBlocks, mostBlocks)
+	t.SetMaxBlocks(o.MaxBlocks)
 	if t.listener == nil {
 		t.listener = silent{}
 	}
@@ -142,6 +140,15 @@ func (t *Table) tellBelow(root uint32) {
 			t.listener.StoreEnded(id)
 		}
 	})
+}
+
+// SetMaxBlocks changes the bound of Options.MaxBlocks. What is held beyond a lower
+// one stays until the engine gives it up.
+func (t *Table) SetMaxBlocks(n int) {
+	if n <= 0 {
+		n = DefaultMaxBlocks
+	}
+	t.maxBlocks = min(n, mostBlocks)
 }
 
 // SetPool tells the number of blocks the engine can hold; 0 is unknown.
@@ -209,8 +216,10 @@ func (t *Table) wipe() {
 	t.nodes.reset()
 	t.byHash.reset()
 	t.byContent.reset()
-	for _, s := range t.slabs {
-		s.reset()
+	t.chains.reset()
+	t.head.forget()
+	for i := range t.slabs {
+		t.slabs[i].reset()
 	}
 	clear(t.domainOf)
 	t.domains, t.freeDomain = t.domains[:0], t.freeDomain[:0]
@@ -251,8 +260,8 @@ func (t *Table) store(e *Event) {
 	}
 	if g.structural {
 		if len(e.Tokens) == len(e.Hashes)*int(e.BlockTokens) && e.BlockTokens > 0 {
-			if class, ok := t.classOf(int(e.BlockTokens)); ok {
-				t.storeChain(g, e, class)
+			if first, ok := t.lengthOf(int(e.BlockTokens)); ok {
+				t.storeChain(g, e, first)
 				return
 			}
 		}
@@ -275,8 +284,9 @@ func (t *Table) store(e *Event) {
 	}
 }
 
-// storeChain stores blocks whose place and tokens are known.
-func (t *Table) storeChain(g *group, e *Event, class uint8) {
+// storeChain stores blocks whose place and tokens are known; first is the first
+// of the slabs of their length.
+func (t *Table) storeChain(g *group, e *Event, first uint8) {
 	above := t.parentOf(e)
 	parent, size := above, int(e.BlockTokens)
 	var last uint32
@@ -297,9 +307,9 @@ func (t *Table) storeChain(g *group, e *Event, class uint8) {
 				tokens := e.Tokens[i*size : (i+1)*size]
 				if t.history != nil && !opaque {
 					var room [maxTwins + 1]uint32
-					t.history.storedOtherwise(t.appendAttached(room[:0], parent, class, tokens))
+					t.history.storedOtherwise(t.appendAttached(room[:0], parent, tokens))
 				}
-				t.link(id, parent, class, tokens, opaque)
+				t.link(id, parent, first, tokens, opaque)
 			case n.parent != parent:
 				t.stats.Conflicts++
 			case n.flags&flagAttached != 0 && g.medium == MediumGPU:
@@ -375,7 +385,8 @@ func (t *Table) rootOf(adapter, salt string) uint32 {
 	n.flags |= flagRoot | flagAttached
 	n.domain = i
 	t.startRuns(id)
-	t.domains[i] = domain{name: name, root: id}
+	shared := name // only a new domain is to take memory
+	t.domains[i] = domain{name: &shared, root: id}
 	t.domainOf[name] = i
 	return id
 }
@@ -406,7 +417,7 @@ func (t *Table) newNamed(h uint64, gpu bool) uint32 {
 // A block that is the first one after another stays its first child and is found
 // there; nearly all are. Only the others, and those that begin prompts, of which
 // there are many beside each other, are in the index by content.
-func (t *Table) link(id, parent uint32, class uint8, tokens []uint32, opaque bool) {
+func (t *Table) link(id, parent uint32, first uint8, tokens []uint32, opaque bool) {
 	n := t.nodes.at(id)
 	if parent == id || n.first != 0 && t.isBelow(parent, id) {
 		t.stats.Conflicts++
@@ -415,7 +426,7 @@ func (t *Table) link(id, parent uint32, class uint8, tokens []uint32, opaque boo
 	if n.first != 0 {
 		t.stats.JoinedOrphans++
 	}
-	n.class, n.slot = class, t.slabs[class].take(tokens)
+	n.class, n.slot = t.keep(first, tokens)
 	n.flags |= flagLinked
 	if opaque {
 		n.flags |= flagOpaque
@@ -432,12 +443,7 @@ func (t *Table) link(id, parent uint32, class uint8, tokens []uint32, opaque boo
 // list puts a node into the index by content. It reports false if there are
 // too many twins.
 func (t *Table) list(id, parent uint32, tokens []uint32) bool {
-	key := t.contentKey(parent, tokens)
-	if !t.byContent.insert(key, id, maxTwins) {
-		return false
-	}
-	t.nodes.at(id).print = key
-	return true
+	return t.byContent.insert(t.contentKey(parent, tokens), id, maxTwins)
 }
 
 // isBelow says whether id is ancestor itself or has it above: an engine that
@@ -521,6 +527,7 @@ func (t *Table) clearGPUCopies() {
 		}
 	}
 	t.copies, t.held, t.resident, t.attached = 0, 0, 0, 0
+	t.chains.reset()
 	for id := uint32(1); id <= t.nodes.made; id++ {
 		if n := t.nodes.at(id); n.flags&flagRoot == 0 {
 			n.flags &^= flagResident | flagAttached | flagUsable
@@ -556,9 +563,12 @@ func (t *Table) free(id uint32) {
 	n := t.nodes.at(id)
 	if n.flags&flagRoot != 0 {
 		d := &t.domains[n.domain]
-		delete(t.domainOf, d.name)
+		delete(t.domainOf, *d.name)
 		*d = domain{}
 		t.freeDomain = append(t.freeDomain, n.domain)
+		if t.head.id == id {
+			t.head.forget()
+		}
 		t.nodes.give(id)
 		return
 	}
@@ -573,12 +583,12 @@ func (t *Table) free(id uint32) {
 func (t *Table) unlink(id uint32) {
 	n := t.nodes.at(id)
 	if n.flags&flagUnlisted == 0 {
-		t.byContent.remove(n.print, id)
+		t.byContent.remove(t.contentKey(n.parent, t.tokensOf(n)), id)
 	}
+	t.headUp(id)
 	t.nodes.dropChild(id)
 	t.slabs[n.class].give(n.slot)
 	n.flags &^= flagLinked | flagOpaque | flagUnlisted
-	n.print = 0
 }
 
 // silent is the listener of a table that has none.

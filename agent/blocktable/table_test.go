@@ -280,6 +280,34 @@ func TestBounds(t *testing.T) {
 	}
 }
 
+// A bound that changes counts from then on: nothing that is held is lost by it.
+func TestBoundChanges(t *testing.T) {
+	table := New(Options{MaxBlocks: 100})
+	fill := func(from, to uint64) {
+		for h := from; h <= to; h++ {
+			table.Apply(store(0, h))
+		}
+	}
+	fill(1, 60)
+	table.SetMaxBlocks(40)
+	fill(61, 70)
+	if table.Len() != 60 || table.Stats().Refused != 10 {
+		t.Errorf("%d blocks held, %d refused; want the 60 from before and 10", table.Len(), table.Stats().Refused)
+	}
+	for h := uint64(1); h <= 30; h++ {
+		table.Apply(remove(h))
+	}
+	fill(71, 90)
+	if table.Len() != 40 {
+		t.Errorf("%d blocks held under the bound of 40", table.Len())
+	}
+	table.SetMaxBlocks(50)
+	fill(91, 120)
+	if table.Len() != 50 {
+		t.Errorf("%d blocks held under the bound of 50", table.Len())
+	}
+}
+
 // An engine that names blocks each other's ancestors must not tie a knot, whose
 // nodes would never be freed.
 func TestNoKnots(t *testing.T) {

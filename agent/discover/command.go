@@ -174,7 +174,8 @@ func (f Flags) Int(names ...string) (n int, ok bool) {
 	return n, err == nil
 }
 
-// port is the port that a command line asks for, and whether it does.
+// portOf is the port that a command line asks for, the kind's own if it asks for
+// none.
 func (k *kind) portOf(f Flags) (port int, asked bool) {
 	if n, ok := f.Int("--port"); ok && n > 0 && n < 1<<16 {
 		return n, true

@@ -24,11 +24,12 @@ const (
 	// again: it may have become one.
 	lookAgain = 6
 	// maxSystemUID is the largest id of a system user, as distributions have it;
-	// dynamicUIDs are those that the service manager gives out.
+	// the dynamic ones are those that the service manager gives out.
 	maxSystemUID                 = 999
 	minDynamicUID, maxDynamicUID = 61184, 65519
-	// minGuessPort is from where the kernel's own choice of ports begins.
-	minGuessPort = 32768
+	// firstEphemeralPort is from where the kernel's own choice of ports begins: a
+	// server that nobody gave a port listens below.
+	firstEphemeralPort = 32768
 )
 
 // Options configures a Scanner.
@@ -371,7 +372,7 @@ func choose(all procnet.Sockets, mine func(procnet.Socket) bool, port int, named
 		case !mine(k):
 		case int(k.Address.Port()) == port:
 			at = append(at, k)
-		case k.Address.Port() < minGuessPort && !eventPort(int(k.Address.Port()), f):
+		case k.Address.Port() < firstEphemeralPort && !eventPort(int(k.Address.Port()), f):
 			other = append(other, k)
 		}
 	}

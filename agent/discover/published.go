@@ -56,8 +56,7 @@ func (s *Scanner) published(addresses map[netip.Addr]bool) map[int]netip.AddrPor
 		if !addresses[fw.internal.Addr()] {
 			continue
 		}
-		// Each family has a forwarder of its own; the older one is spoken
-		// everywhere.
+		// Each address family has a forwarder of its own; every host speaks IPv4.
 		if was, known := out[port]; !known || fw.host.Addr().Is4() && !was.Addr().Is4() || fw.host.Addr().Is4() == was.Addr().Is4() && fw.host.Compare(was) < 0 {
 			out[port] = fw.host
 		}

@@ -74,7 +74,7 @@ func (s *Scanner) listens(pid int, own procnet.Sockets) (at []netip.AddrPort) {
 		return nil
 	}
 	for inode := range held {
-		if k, here := own[inode]; here && k.Address.Port() < minGuessPort {
+		if k, here := own[inode]; here && k.Address.Port() < firstEphemeralPort {
 			at = append(at, k.Address)
 		}
 	}

@@ -56,10 +56,11 @@ const (
 )
 
 // environmentFlags are the flags that stand for variables of llama.cpp's
-// environment; a flag that takes no value is there when the variable is true.
+// environment; a flag that takes no value is there when the variable is true, or
+// where whenFalse says so when it is false.
 var environmentFlags = map[string]struct {
-	flag         string
-	takes, whenF bool
+	flag             string
+	takes, whenFalse bool
 }{
 	"LLAMA_ARG_PORT":              {flag: "--port", takes: true},
 	"LLAMA_ARG_HOST":              {flag: "--host", takes: true},
@@ -67,9 +68,9 @@ var environmentFlags = map[string]struct {
 	"LLAMA_ARG_ALIAS":             {flag: "--alias", takes: true},
 	"LLAMA_ARG_HF_REPO":           {flag: "--hf-repo", takes: true},
 	"LLAMA_ARG_ENDPOINT_METRICS":  {flag: "--metrics"},
-	"LLAMA_ARG_ENDPOINT_SLOTS":    {flag: "--no-slots", whenF: true},
+	"LLAMA_ARG_ENDPOINT_SLOTS":    {flag: "--no-slots", whenFalse: true},
 	"LLAMA_ARG_NO_ENDPOINT_SLOTS": {flag: "--no-slots"},
-	"LLAMA_ARG_CACHE_PROMPT":      {flag: "--no-cache-prompt", whenF: true},
+	"LLAMA_ARG_CACHE_PROMPT":      {flag: "--no-cache-prompt", whenFalse: true},
 	"LLAMA_ARG_NO_CACHE_PROMPT":   {flag: "--no-cache-prompt"},
 }
 
@@ -239,7 +240,7 @@ func (s *Scanner) readEnvironment(c *candidate, out *settings) {
 		case !known || c.kind.name != "llamacpp" || value == "":
 		case e.takes:
 			out.words = append(out.words, e.flag, value)
-		case e.whenF && off, !e.whenF && on:
+		case e.whenFalse && off, !e.whenFalse && on:
 			out.words = append(out.words, e.flag)
 		}
 	}

@@ -88,6 +88,7 @@ var needs = map[string]Role{
 	waypostv1.OperatorService_ListCoordinators_FullMethodName:     RoleViewer,
 	waypostv1.OperatorService_GetFleet_FullMethodName:             RoleViewer,
 	waypostv1.OperatorService_GetTopology_FullMethodName:          RoleViewer,
+	waypostv1.OperatorService_ProbeLink_FullMethodName:            RoleOperator,
 	waypostv1.OperatorService_InspectWorker_FullMethodName:        RoleViewer,
 	waypostv1.OperatorService_GetBoundary_FullMethodName:          RoleViewer,
 	waypostv1.OperatorService_Watch_FullMethodName:                RoleViewer,

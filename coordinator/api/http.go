@@ -47,6 +47,7 @@ func (s *Server) routes() *http.ServeMux {
 	mux.HandleFunc("GET /v1/inspect", s.httpInspect)
 	mux.HandleFunc("GET /v1/boundary", s.httpBoundary)
 	mux.HandleFunc("GET /v1/topology", s.httpTopology)
+	mux.HandleFunc("POST /v1/topology:probe", s.httpProbeLink)
 	mux.HandleFunc("GET /v1/fleet", s.httpGetFleet)
 	mux.HandleFunc("PUT /v1/fleet", s.httpPutFleet)
 	mux.HandleFunc("POST /v1/targets/{targetverb...}", s.httpTarget)
@@ -368,6 +369,16 @@ func (s *Server) httpTopology(w http.ResponseWriter, r *http.Request) {
 	q := newQuery(r)
 	req := &waypostv1.GetTopologyRequest{From: q.str("from"), To: q.str("to")}
 	answerQuery(s, w, r, q, waypostv1.OperatorService_GetTopology_FullMethodName, req, s.opt.Operator.GetTopology)
+}
+
+func (s *Server) httpProbeLink(w http.ResponseWriter, r *http.Request) {
+	req := &waypostv1.ProbeLinkRequest{}
+	if !s.decode(w, r, req) {
+		return
+	}
+	if resp, ok := call(s, w, r, waypostv1.OperatorService_ProbeLink_FullMethodName, req, s.opt.Operator.ProbeLink); ok {
+		writeMessage(w, http.StatusOK, resp)
+	}
 }
 
 func (s *Server) httpGetFleet(w http.ResponseWriter, r *http.Request) {

@@ -42,6 +42,14 @@ type flags struct {
 	sockets   []string
 }
 
+const (
+	// answerWithin is how long a command waits for an answer unless it is told.
+	answerWithin = 10 * time.Second
+	// timeoutUsage is the annotation of a command whose --timeout means something
+	// else.
+	timeoutUsage = "timeout"
+)
+
 // TLSLoader makes the client's TLS configuration from files.
 type TLSLoader func(caFile, certFile, keyFile string) (*tls.Config, error)
 
@@ -53,7 +61,11 @@ func (f *flags) register(cmd *cobra.Command) {
 	p.StringVar(&f.keyFile, "key-file", os.Getenv("WAYPOST_KEY_FILE"), "its key, PEM (env WAYPOST_KEY_FILE)")
 	p.BoolVar(&f.json, "json", false, "print the API's JSON")
 	p.StringVarP(&f.output, "output", "o", "table", "table, wide, json or jsonl")
-	p.DurationVar(&f.timeout, "timeout", 10*time.Second, "how long to wait for an answer")
+	p.DurationVar(&f.timeout, "timeout", answerWithin, "how long to wait for an answer")
+	if own := cmd.Annotations[timeoutUsage]; own != "" {
+		timeout := p.Lookup("timeout")
+		timeout.Usage, timeout.DefValue = own, "0s" // which no help shows
+	}
 	p.BoolVarP(&f.quiet, "quiet", "q", false, "say nothing on stderr but errors")
 }
 
@@ -164,6 +176,14 @@ func printJSON(w io.Writer, m proto.Message) error {
 	}
 	_, err = fmt.Fprintln(w, string(b))
 	return err
+}
+
+// printList prints an answer that is a list as JSON: whole, or an entry a line.
+func printList[M proto.Message](w io.Writer, f *flags, whole proto.Message, list []M) error {
+	if f.output == "jsonl" {
+		return printLines(w, list)
+	}
+	return printJSON(w, whole)
 }
 
 // printLines prints each message on a line of its own.

@@ -143,6 +143,18 @@ func (f fleet) GetTopology(_ context.Context, r *waypostv1.GetTopologyRequest) (
 	return load(f, "topology-prices", &waypostv1.GetTopologyResponse{}), nil
 }
 
+func (f fleet) ProbeLink(_ context.Context, r *waypostv1.ProbeLinkRequest) (*waypostv1.ProbeLinkResponse, error) {
+	switch {
+	case r.GetFrom() != "gpu-01" && r.GetFrom() != "gpu-02":
+		return nil, api.NotFound("from", fmt.Sprintf("no host %q; see: waypost hosts", r.GetFrom()))
+	case r.GetTo() == "gpu-03":
+		return nil, api.Unavailable("host gpu-03 has no lane to this coordinator, so its agent cannot be asked; see: waypost members gpu-03")
+	case r.GetMaxBytes() != 1<<30 || r.GetMaxMs() != 2000:
+		return nil, api.BadField("max_bytes", fmt.Sprintf("asked for %v bytes in %v ms", r.GetMaxBytes(), r.GetMaxMs()))
+	}
+	return load(f, "topology-probe", &waypostv1.ProbeLinkResponse{}), nil
+}
+
 func (f fleet) GetStatus(context.Context, *waypostv1.GetStatusRequest) (*waypostv1.GetStatusResponse, error) {
 	return load(f, "status", &waypostv1.GetStatusResponse{}), nil
 }
@@ -194,6 +206,8 @@ func (f fleet) GetPlacement(_ context.Context, r *waypostv1.GetPlacementRequest)
 		b := rec.GetPlacement().GetBasis()
 		b.UnpricedWorkers, b.ExcludedWorkers = proto.Uint32(1936), map[string]uint32{"cordoned": 12, "gpu_fault": 1}
 		return &waypostv1.GetPlacementResponse{Record: rec}, nil
+	case "pl_c1_moved":
+		return &waypostv1.GetPlacementResponse{Record: load(f, "record-moved", &waypostv1.PlacementRecord{})}, nil
 	}
 	return &waypostv1.GetPlacementResponse{Record: load(f, "record", &waypostv1.PlacementRecord{})}, nil
 }

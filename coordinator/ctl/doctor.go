@@ -35,10 +35,8 @@ func doctorCommand(f *flags) *cobra.Command {
 			}
 			out := cmd.OutOrStdout()
 			switch {
-			case f.output == "jsonl":
-				err = printLines(out, resp.GetChecks())
 			case f.asJSON():
-				err = printJSON(out, resp)
+				err = printList(out, f, resp, resp.GetChecks())
 			default:
 				printDoctor(out, resp)
 			}

@@ -30,6 +30,7 @@ func drainCommand(f *flags) *cobra.Command {
 			"With --local the agent of this host asks for it: every coordinator it reaches obeys, without a leader, and the next leader makes a drain of it.",
 		Example:           "  waypost drain gpu-02 --reason \"fan swap INC-431\" --timeout 10m\n  waypost drain gpu-02/vllm-8000/0 --reason test --no-wait\n  sudo waypost drain --local",
 		ValidArgsFunction: completeWorkers(f),
+		Annotations:       map[string]string{timeoutUsage: "how long to wait for what runs; left out: until nothing does"},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if local {
 				return drainLocal(cmd, f, reason, dryRun)
@@ -43,7 +44,7 @@ func drainCommand(f *flags) *cobra.Command {
 			limit := time.Duration(0)
 			if cmd.Flags().Changed("timeout") {
 				// It bounds the wait here, not a single answer.
-				limit, f.timeout = f.timeout, 10*time.Second
+				limit, f.timeout = f.timeout, answerWithin
 			}
 			began := time.Now()
 			req := &waypostv1.CordonTargetRequest{Selector: &args[0], Reason: &reason, DryRun: &dryRun, Drain: proto.Bool(true)}
@@ -73,7 +74,7 @@ func drainCommand(f *flags) *cobra.Command {
 			return awaitDrained(cmd, f, args[0], resp.GetWorkers(), began, limit)
 		},
 	}
-	c.Flags().StringVar(&reason, "reason", "", "why; required")
+	c.Flags().StringVar(&reason, "reason", "", "why; required without --local")
 	c.Flags().BoolVar(&dryRun, "dry-run", false, "only say what would change")
 	c.Flags().BoolVar(&noWait, "no-wait", false, "do not wait for what runs")
 	c.Flags().BoolVar(&local, "local", false, "this host, by its agent's own wish: needs no leader")
@@ -179,15 +180,14 @@ func awaitDrained(cmd *cobra.Command, f *flags, target string, workers []string,
 type drainProgress struct {
 	out          io.Writer
 	quiet, alone bool
-	last         map[string]string
+	last         map[string]string // by worker
 	open         bool
 }
 
 // show prints a worker's count if it is another one, and reports whether the
 // worker is drained.
 func (p *drainProgress) show(w *waypostv1.Worker) (drained bool) {
-	_, name, _ := strings.Cut(w.GetName(), "/")
-	left := "?"
+	left := unknown
 	if w.InFlight != nil {
 		left = fmt.Sprint(w.GetInFlight())
 	}
@@ -195,14 +195,15 @@ func (p *drainProgress) show(w *waypostv1.Worker) (drained bool) {
 	if p.last == nil {
 		p.last = map[string]string{}
 	}
-	before, shown := p.last[name]
-	if p.last[name] = left; p.quiet || shown && before == left {
+	before, shown := p.last[w.GetName()]
+	if p.last[w.GetName()] = left; p.quiet || shown && before == left {
 		return drained
 	}
 	switch {
 	case !p.alone:
 		fmt.Fprintf(p.out, "%s: %s running\n", w.GetName(), left)
 	case !shown:
+		_, name, _ := strings.Cut(w.GetName(), "/")
 		fmt.Fprintf(p.out, "%s: %s running", name, left)
 		p.open = true
 	default:
@@ -224,8 +225,7 @@ func (p *drainProgress) rest(workers []*waypostv1.Worker) string {
 	var out []string
 	for _, w := range workers {
 		if w.GetState() != "drained" {
-			_, name, _ := strings.Cut(w.GetName(), "/")
-			out = append(out, fmt.Sprintf("%s %s running", w.GetName(), p.last[name]))
+			out = append(out, fmt.Sprintf("%s %s running", w.GetName(), p.last[w.GetName()]))
 		}
 	}
 	if len(out) == 0 {

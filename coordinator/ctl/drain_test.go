@@ -137,6 +137,7 @@ func TestDrainWithoutLeader(t *testing.T) {
 		"drain --local --reason fan":            {want: "gpu-02: asks for no new placements (no coordinator hears it; each will when it does)\n" + after},
 		"drain --local --dry-run":               {want: "gpu-02: would ask for no new placements on gpu-02/vllm-8000/0\n"},
 		"drain --local gpu-03":                  {code: ExitUsage, want: "waypost drain: --local means this host; leave \"gpu-03\" out\n"},
+		"uncordon --local --dry-run":            {want: "would no longer ask to be drained: gpu-02/vllm-8000/0\n"},
 		"uncordon --local":                      {want: "no longer asks to be drained: gpu-02/vllm-8000/0\n"},
 		"uncordon --local --reason x":           {agent: wishing{none: true}, code: ExitUsage, want: "waypost uncordon: this host's agent does not ask to be drained; a drain that a leader made of it ends with: waypost uncordon HOST\n"},
 		"drain gpu-02/vllm-8000/0 --reason fan": {code: ExitUnreachable, want: "waypost drain: no leader; on gpu-02 itself: waypost drain --local\n"},

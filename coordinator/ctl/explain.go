@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"waypost/coordinator/outcome"
+	rule "waypost/coordinator/placement"
 	waypostv1 "waypost/proto/waypost/v1"
 )
 
@@ -213,10 +214,8 @@ func summarize(cmd *cobra.Command, f *flags, x *explainFlags) error {
 	tellSilent(cmd, f, resp.GetSilent())
 	out := cmd.OutOrStdout()
 	switch {
-	case f.output == "jsonl":
-		return printLines(out, resp.GetPools())
 	case f.asJSON():
-		return printJSON(out, resp)
+		return printList(out, f, resp, resp.GetPools())
 	case len(resp.GetPools()) == 0:
 		fmt.Fprintln(out, "No decisions.")
 	}
@@ -324,12 +323,10 @@ func printEvent(out io.Writer, e *waypostv1.WatchPlacementsResponse) {
 func showRecords(cmd *cobra.Command, f *flags, records []*waypostv1.PlacementRecord, full, raw bool) error {
 	out := cmd.OutOrStdout()
 	switch {
-	case f.output == "jsonl":
-		return printLines(out, records)
 	case f.asJSON() && full:
 		return printJSON(out, records[0])
 	case f.asJSON():
-		return printJSON(out, &waypostv1.ListPlacementsResponse{Records: records})
+		return printList(out, f, &waypostv1.ListPlacementsResponse{Records: records}, records)
 	case full:
 		printRecord(out, records[0], raw)
 	default:
@@ -359,8 +356,8 @@ func printRecord(out io.Writer, r *waypostv1.PlacementRecord, raw bool) {
 	case "memo":
 		exact = "estimated from the text; its beginning is known"
 	}
-	fmt.Fprintf(out, "Request    %s, tenant %s, %s prompt tokens (%s), %s output tokens expected\n",
-		text(r.GetPool()), text(r.GetTenant()), count(r.PromptTokens), exact, number(r.OutputTokensExpected))
+	fmt.Fprintf(out, "Request    %s, tenant %s, %s prompt tokens (%s), %s output tokens expected%s\n",
+		text(r.GetPool()), text(r.GetTenant()), count(r.PromptTokens), exact, number(r.OutputTokensExpected), outputSource(r.GetOutputTokensSource()))
 	if len(b.GetMarks()) > 0 {
 		fmt.Fprintf(out, "Marks      %s\n", strings.Join(b.GetMarks(), ", "))
 	}
@@ -371,6 +368,21 @@ func printRecord(out io.Writer, r *waypostv1.PlacementRecord, raw bool) {
 		fmt.Fprintf(out, "Would change if   %s\n", strings.Join(r.GetWouldChange(), " · "))
 	}
 	fmt.Fprintf(out, "Outcome    %s\n", outcomeLine(r))
+}
+
+// outputSource says in brackets where an expected length comes from.
+func outputSource(word string) string {
+	switch rule.OutputSource(word) {
+	case rule.OutputRequest:
+		return " (the request says so)"
+	case rule.OutputLimit:
+		return " (the request's limit)"
+	case rule.OutputMean:
+		return " (the pool's mean)"
+	case rule.OutputPrior:
+		return " (nothing learnt yet)"
+	}
+	return ""
 }
 
 // outcomeLine says what became of a placement beside what was expected.

@@ -74,7 +74,8 @@ func millis(v *float64) string {
 	}
 }
 
-// number prints a bare figure of a table whose unit stands in its head.
+// number prints a bare figure of a table whose unit stands in its head, or - where
+// there is none to show.
 func number(v *float64) string {
 	if v == nil {
 		return "-"

@@ -32,7 +32,11 @@ func gpusCommand(f *flags) *cobra.Command {
 				}
 			}
 			if f.asJSON() {
-				return printJSON(cmd.OutOrStdout(), resp)
+				err := printList(cmd.OutOrStdout(), f, resp, resp.GetGpus())
+				if err == nil && f.output == "jsonl" {
+					err = printLines(cmd.OutOrStdout(), resp.GetWithout())
+				}
+				return err
 			}
 			printGPUs(cmd.OutOrStdout(), resp, len(args) == 1)
 			return nil

@@ -1,6 +1,7 @@
 package ctl
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -62,11 +63,16 @@ func inForce(resp *waypostv1.CordonTargetResponse) string {
 	return fmt.Sprintf("in force on %s; not confirmed by %s", strings.Join(resp.GetAppliedOn(), ", "), strings.Join(resp.GetPendingOn(), ", "))
 }
 
+const nothingHere = "nothing that is here now"
+
+// whom names the workers that a cordon keeps placements from.
 func whom(workers []string) string {
-	if len(workers) == 0 {
-		return "nothing that is here now (the cordon is kept)"
-	}
-	return strings.Join(workers, ", ")
+	return cmp.Or(strings.Join(workers, ", "), nothingHere+" (the cordon is kept)")
+}
+
+// whomAgain names the workers that one kept placements from.
+func whomAgain(workers []string) string {
+	return cmp.Or(strings.Join(workers, ", "), nothingHere)
 }
 
 func uncordonCommand(f *flags) *cobra.Command {
@@ -100,12 +106,14 @@ func uncordonCommand(f *flags) *cobra.Command {
 				return Usage("this host's agent does not ask to be drained; a drain that a leader made of it ends with: waypost uncordon HOST")
 			case !resp.GetRemoved():
 				return Usage("no cordon on %q; see: waypost status", target)
+			case local && dryRun:
+				fmt.Fprintf(cmd.OutOrStdout(), "would no longer ask to be drained: %s\n", whomAgain(resp.GetWorkers()))
 			case local:
-				fmt.Fprintf(cmd.OutOrStdout(), "no longer asks to be drained: %s\n", whom(resp.GetWorkers()))
+				fmt.Fprintf(cmd.OutOrStdout(), "no longer asks to be drained: %s\n", whomAgain(resp.GetWorkers()))
 			case dryRun:
-				fmt.Fprintf(cmd.OutOrStdout(), "%s: would allow placements on %s again\n", target, whom(resp.GetWorkers()))
+				fmt.Fprintf(cmd.OutOrStdout(), "%s: would allow placements on %s again\n", target, whomAgain(resp.GetWorkers()))
 			default:
-				fmt.Fprintf(cmd.OutOrStdout(), "%s: placements on %s allowed again\n", target, whom(resp.GetWorkers()))
+				fmt.Fprintf(cmd.OutOrStdout(), "%s: placements on %s allowed again\n", target, whomAgain(resp.GetWorkers()))
 			}
 			return nil
 		},

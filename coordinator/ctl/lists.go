@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -57,10 +59,8 @@ func printWorkers(cmd *cobra.Command, f *flags, req *waypostv1.ListWorkersReques
 	}
 	out := cmd.OutOrStdout()
 	switch {
-	case f.output == "jsonl":
-		return printLines(out, list)
 	case f.asJSON():
-		return printJSON(out, &waypostv1.ListWorkersResponse{Workers: list})
+		return printList(out, f, &waypostv1.ListWorkersResponse{Workers: list}, list)
 	case req.Name != nil:
 		printWorker(out, list[0])
 	default:
@@ -134,8 +134,8 @@ func printWorker(out io.Writer, w *waypostv1.Worker) {
 	}
 	line("Engine", strings.TrimSpace(fmt.Sprintf("%s %s, %s, incarnation %s", w.GetEngine(), w.GetEngineVersion(), w.GetModel(), w.GetIncarnation())))
 	line("Reached at", w.GetUrl())
-	for k, v := range w.GetHeaders() {
-		line("", k+": "+v)
+	for _, k := range slices.Sorted(maps.Keys(w.GetHeaders())) {
+		line("", k+": "+w.GetHeaders()[k])
 	}
 	basis := ""
 	if w.GetQueueBasis() != "" {
@@ -197,7 +197,7 @@ func hostsCommand(f *flags) *cobra.Command {
 				return Usage("no host %q; see: waypost hosts", req.GetName())
 			}
 			if f.asJSON() {
-				return printJSON(cmd.OutOrStdout(), resp)
+				return printList(cmd.OutOrStdout(), f, resp, resp.GetHosts())
 			}
 			t := newTable("HOST", "ZONE", "RACK", "AGENT", "LANE", ">UPDATED", ">LOAD", ">MEM FREE", "GPUS", "WORKERS")
 			for _, h := range resp.GetHosts() {
@@ -251,7 +251,7 @@ func membersCommand(f *flags) *cobra.Command {
 					}
 				}
 				if f.asJSON() {
-					return printJSON(cmd.OutOrStdout(), resp)
+					return printList(cmd.OutOrStdout(), f, resp, resp.GetMembers())
 				}
 				memberTable(cmd.OutOrStdout(), resp)
 				return nil
@@ -310,7 +310,7 @@ func coordinatorsCommand(f *flags) *cobra.Command {
 				return err
 			}
 			if f.asJSON() {
-				return printJSON(cmd.OutOrStdout(), resp)
+				return printList(cmd.OutOrStdout(), f, resp, resp.GetCoordinators())
 			}
 			t := newTable("NAME", ">NUMBER", "ROLE", "CLUSTER", "API", ">APPLIED", ">LAST CONTACT")
 			for _, m := range resp.GetCoordinators() {

@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -13,6 +15,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 
+	rule "waypost/coordinator/placement"
 	waypostv1 "waypost/proto/waypost/v1"
 )
 
@@ -150,8 +153,9 @@ func showPlaced(cmd *cobra.Command, f *flags, resp *waypostv1.PlaceResponse, raw
 	}
 	fmt.Fprintf(out, "Chosen     %s   %s\n", p.GetWorker().GetName(), expectation(p.GetExpected(), nil))
 	fmt.Fprintf(out, "Reach it   %s\n", p.GetWorker().GetUrl())
-	for k, v := range p.GetWorker().GetHeaders() {
-		fmt.Fprintf(out, "           with header %s: %s\n", k, v)
+	headers := p.GetWorker().GetHeaders()
+	for _, k := range slices.Sorted(maps.Keys(headers)) {
+		fmt.Fprintf(out, "           with header %s: %s\n", k, headers[k])
 	}
 	fmt.Fprintf(out, "Because    %s\n\n", p.GetBecause())
 	termTable(out, p, raw)
@@ -201,14 +205,76 @@ func termTable(out io.Writer, p *waypostv1.Placement, raw bool) {
 			note = c.GetExcluded()
 		case best == nil:
 			best, note = c.TotalMs, "chosen"
+		case c.GetPassedOver() != "":
+			note = c.GetPassedOver()
 		case c.TotalMs != nil:
 			note = fmt.Sprintf("%+.0f", c.GetTotalMs()-*best)
 		}
-		t.row(c.GetWorker(), count(c.ReuseTokens), number(c.StartMs), number(c.PrefillMs), number(c.PullMs), number(c.RoomMs), number(c.DoubtMs), number(c.DistanceMs),
+		t.row(c.GetWorker(), count(c.ReuseTokens), number(c.StartMs), number(c.PrefillMs), pullCell(c, raw), number(c.RoomMs), number(c.DoubtMs), number(c.DistanceMs),
 			"│", number(c.OwnMs), "│", number(c.QueueMs), number(weighted(c.GapMs, theta)), number(weighted(c.StallMs, theta)), "│", number(c.TotalMs), note)
 	}
 	t.print(out)
+	printPulls(out, p)
 	printUnlisted(out, p)
+}
+
+// pullCell is the PULL column: what counts in OWN in the place of PREFILL, "-"
+// where computing is cheaper or nobody holds more, "n/a" where nothing can be
+// pulled. Raw it is the price of the best pull, made or not.
+func pullCell(t *waypostv1.Terms, raw bool) string {
+	switch note := t.GetPullNote(); {
+	case note == "" || note == rule.PullNoMore.String() || note == rule.PullDearer.String() && !raw:
+		return "-"
+	case note == rule.PullDearer.String() || note == rule.PullTaken.String():
+		return number(t.PullMs)
+	}
+	return "n/a"
+}
+
+// printPulls says what the table leaves open about moving saved KV: why a
+// worker cannot pull, whom the chosen one pulls from, and what a pair's
+// hand-over costs within OWN.
+func printPulls(out io.Writer, p *waypostv1.Placement) {
+	var notes, hands []string
+	by := map[string][]string{}
+	dearer := false
+	for _, t := range p.GetTerms() {
+		switch note := t.GetPullNote(); note {
+		case "", rule.PullNoMore.String(), rule.PullTaken.String():
+		case rule.PullDearer.String():
+			dearer = true
+		default:
+			if by[note] == nil {
+				notes = append(notes, note)
+			}
+			by[note] = append(by[note], t.GetWorker())
+		}
+		if t.HandMs != nil {
+			hands = append(hands, t.GetWorker()+" "+millis(t.HandMs))
+		}
+	}
+	for i, note := range notes {
+		notes[i] = strings.Join(by[note], ", ") + ": " + note
+	}
+	line := ""
+	if len(notes) > 0 {
+		line = "PULL n/a: " + strings.Join(notes, " · ") + ".  "
+	}
+	if dearer {
+		line += "PULL -: not cheaper than computing."
+	}
+	if line != "" {
+		fmt.Fprintln(out, strings.TrimRight(line, " "))
+	}
+	if pull := p.GetPull(); pull != nil {
+		fmt.Fprintf(out, "Pulls %s tokens from %s in %s.\n", count(pull.Tokens), pull.GetSource().GetName(), millis(pull.TransferMs))
+	}
+	if len(hands) > 0 {
+		fmt.Fprintf(out, "OWN holds the hand-over to a decode worker: %s.\n", strings.Join(hands, " · "))
+	}
+	if w := p.GetPrefillWorker(); w != nil {
+		fmt.Fprintf(out, "Prefilled by %s, decoded by %s.\n", w.GetName(), p.GetWorker().GetName())
+	}
 }
 
 // printUnlisted counts the workers that the table does not list: nobody is

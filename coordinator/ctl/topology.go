@@ -5,11 +5,13 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	waypostv1 "waypost/proto/waypost/v1"
 )
@@ -50,13 +52,67 @@ func topologyCommand(f *flags) *cobra.Command {
 			return nil
 		},
 	}
+	c.AddCommand(probeCommand(f))
 	c.Flags().StringVar(&from, "from", "", "host, engine or worker that sends")
 	c.Flags().StringVar(&to, "to", "", "host, engine or worker that receives")
-	for _, name := range []string{"from", "to"} {
-		// It fails for a flag that does not exist.
-		_ = c.RegisterFlagCompletionFunc(name, completeWorkers(f))
-	}
+	completeFlag(c, "from", completeWorkers(f))
+	completeFlag(c, "to", completeWorkers(f))
 	return c
+}
+
+// probeCommand measures the way between two hosts.
+func probeCommand(f *flags) *cobra.Command {
+	var mib uint32
+	var length time.Duration
+	c := &cobra.Command{
+		Use: "probe FROM TO", Short: "Measure the way from one host to another", Args: cobra.ExactArgs(2),
+		Long: "Measure the way from one host to another: the agent of the first sends zeros to that of the second over one TCP connection, through\n" +
+			"the port that gossip uses anyway. It loads the link for that time and is never done unasked. What engines reach by their own\n" +
+			"connectors may be more, and is measured by their pulls; prices rest on those and on the fleet file, not on this.",
+		Example:           "  waypost topology probe gpu-01 gpu-02\n  waypost topology probe gpu-01 gpu-02 --mib 4096 --for 5s --json",
+		ValidArgsFunction: completeHosts(f),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if mib < 1 || mib > 16<<10 {
+				return Usage("--mib %d: use 1 to %d", mib, 16<<10)
+			}
+			if length <= 0 || length > 10*time.Second {
+				return Usage("--for %s: use more than 0 and up to 10s", length)
+			}
+			// The answer comes after all was sent.
+			if !cmd.Flags().Changed("timeout") {
+				f.timeout = max(f.timeout, length+20*time.Second)
+			}
+			req := &waypostv1.ProbeLinkRequest{From: &args[0], To: &args[1], MaxBytes: proto.Float64(float64(mib) * (1 << 20)), MaxMs: proto.Float64(float64(length) / float64(time.Millisecond))}
+			resp, err := ask(cmd, f, req, func(c *grpc.ClientConn) func(context.Context, *waypostv1.ProbeLinkRequest, ...grpc.CallOption) (*waypostv1.ProbeLinkResponse, error) {
+				return operator(c).ProbeLink
+			})
+			if status.Code(err) == codes.NotFound {
+				for _, name := range args {
+					if host, _, _ := strings.Cut(name, "/"); strings.Contains(Message(err), fmt.Sprintf("%q", host)) {
+						return unknownHost(cmd, f, host)
+					}
+				}
+			}
+			if err != nil {
+				return err
+			}
+			if f.asJSON() {
+				return printJSON(cmd.OutOrStdout(), resp)
+			}
+			printProbe(cmd.OutOrStdout(), resp)
+			return nil
+		},
+	}
+	c.Flags().Uint32Var(&mib, "mib", 1024, "send at most so many MiB")
+	c.Flags().DurationVar(&length, "for", 2*time.Second, "send at most for so long")
+	return c
+}
+
+func printProbe(out io.Writer, r *waypostv1.ProbeLinkResponse) {
+	l := r.GetLink()
+	fmt.Fprintf(out, "%s → %s   %s over one TCP connection: %s in %s, first answer after %s\n", r.GetFrom(), r.GetTo(), rate(r.BytesPerSec), size(r.Bytes), millis(r.TookMs), latency(r.AnswerMs))
+	fmt.Fprintf(out, "Prices rest on   %s, %s %s, latency %s %s\n", l.GetName(), rate(l.BytesPerSec), l.GetBandwidthSource(), latency(l.LatencyMs), l.GetLatencySource())
+	fmt.Fprintf(out, "Asked: %s.\n", r.GetAnsweredBy())
 }
 
 // unknownEnd names what is nearest to an end that nobody knows.
@@ -70,12 +126,12 @@ func unknownEnd(cmd *cobra.Command, f *flags, from, to string, cause error) erro
 		host, _, _ := strings.Cut(w.GetName(), "/")
 		names = append(names, w.GetName(), host)
 	}
-	for flag, name := range map[string]string{"--from": from, "--to": to} {
-		if strings.Contains(Message(cause), fmt.Sprintf("%q", name)) {
-			if n := nearest(name, names); n != "" && n != name {
-				return Usage("%s: no worker of %q; did you mean %s?", flag, name, n)
+	for _, end := range []struct{ flag, name string }{{"--from", from}, {"--to", to}} {
+		if strings.Contains(Message(cause), fmt.Sprintf("%q", end.name)) {
+			if n := nearest(end.name, names); n != "" && n != end.name {
+				return Usage("%s: no worker of %q; did you mean %s?", end.flag, end.name, n)
 			}
-			return Usage("%s: no worker of %q; see: waypost workers", flag, name)
+			return Usage("%s: no worker of %q; see: waypost workers", end.flag, end.name)
 		}
 	}
 	return cause

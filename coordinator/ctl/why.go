@@ -187,11 +187,8 @@ func reuseCommand(f *flags) *cobra.Command {
 			}
 			tellSilent(cmd, f, resp.GetSilent())
 			out := cmd.OutOrStdout()
-			switch {
-			case f.output == "jsonl":
-				return printLines(out, resp.GetPools())
-			case f.asJSON():
-				return printJSON(out, resp)
+			if f.asJSON() {
+				return printList(out, f, resp, resp.GetPools())
 			}
 			printReuse(out, resp.GetPools(), f.output == "wide")
 			printMemo(out, resp.GetPools())

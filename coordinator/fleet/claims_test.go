@@ -364,6 +364,15 @@ func TestManyClaimsOnOneWorker(t *testing.T) {
 	if got, want := r.snapshot(worker0).Waiting.QueueMs(1), 3000.*(maxPending+99); got != want {
 		t.Errorf("queue %v after one left, want %v: a refold lost the folded claims", got, want)
 	}
+	// A report that tells no queue leaves all of them on top, folded ones too.
+	blind := idle(1000)
+	blind.QueueMs = nil
+	for ms := 3.; ms < 5; ms++ {
+		r.load(ms, "gpu-00", blind)
+		if s := r.snapshot(worker0); s.OpenClaims != maxPending+99 {
+			t.Errorf("%v open at %v ms, want %d", s.OpenClaims, ms, maxPending+99)
+		}
+	}
 }
 
 func TestBoundsOfClaims(t *testing.T) {

@@ -7,7 +7,8 @@
 // lane keeps the windowed minimum of (receive − send), and what exceeds it is
 // lateness. A report or claim that names an engine process which is over is
 // fenced. A host whose lane is lost is away: its workers stay, at an age that
-// grows, until an operator or the host itself removes them.
+// grows, until it comes back or has been away for a day; a worker that its agent
+// no longer lists is kept for ten minutes.
 //
 // Each worker has a dense slot and an immutable snapshot (placement.Worker)
 // that is replaced as a whole whenever anything about it changes, so that

@@ -159,8 +159,6 @@ type Fleet struct {
 	claims claims
 	outbox []*worker // with claims or marks to send
 	fronts []*worker // of engines that span hosts
-	// learnt are the classes of workers in which a speed was learnt.
-	learnt map[ledger.Class]bool
 	// graceMs is the age of a claim beyond which a report must speak of it.
 	graceMs float64
 }
@@ -176,7 +174,6 @@ func New(options Options) (*Fleet, error) {
 		byName:  map[string]*worker{},
 		pools:   map[string]*pool{},
 		ways:    map[string]zoneWays{},
-		learnt:  map[ledger.Class]bool{},
 		graceMs: echoGraceMs,
 	}
 	f.claims.init()

@@ -60,8 +60,8 @@ type Assignment struct {
 // Way is the price of the way to a worker.
 type Way = placement.Way
 
-// zoneWays are the ways from a zone by slot; open: all workers' are known and
-// none is Outside.
+// zoneWays are the ways from a zone by slot. open: all workers' are known and none
+// is Outside; alike: they are open and all the same.
 type zoneWays struct {
 	list        []Way
 	open, alike bool
@@ -155,8 +155,8 @@ func (w *worker) selectedBy(selector string) bool {
 	return slices.ContainsFunc(w.facts.GPUUUIDs, func(uuid string) bool { return strings.EqualFold(uuid, selector) })
 }
 
-// waysFrom are the ways from a caller's zone by slot; nil if they are not
-// kept yet. The caller holds the lock.
+// buildWays prices the ways from a caller's zone and keeps them until the fleet
+// or the intent changes. The caller holds the lock.
 func (f *Fleet) buildWays(zone string) zoneWays {
 	if len(f.ways) >= maxCallerZones {
 		clear(f.ways)

@@ -350,19 +350,20 @@ func (f *Fleet) introduce(h *host, hello *Hello, nowMs float64, changes *Changes
 	h.takeShares(hello)
 	h.byIndex = make(map[uint32]*worker, len(hello.Workers))
 	listed := map[*worker]bool{}
-	moved := map[ledger.Class]bool{}
+	var moved []ledger.Class
 	for i := range hello.Workers {
 		w, remodelled := f.introduceWorker(h, &hello.Workers[i], nowMs, changes)
 		h.byIndex[w.facts.Index] = w
 		listed[w] = true
 		w.echoing = w.echoing || hello.EchoesClaims
-		f.learnt[w.class()] = f.learnt[w.class()] || w.ownModel.Source == ledger.SourceLearnt
-		if remodelled && f.learnt[w.class()] {
-			moved[w.class()] = true
+		if class := w.class(); remodelled && !slices.Contains(moved, class) {
+			moved = append(moved, class)
 		}
 	}
-	for class := range moved {
-		f.equalise(class, nowMs, changes)
+	for _, class := range moved {
+		if f.speedsDiffer(class) {
+			f.equalise(class, nowMs, changes)
+		}
 	}
 	for _, w := range h.workers {
 		if !listed[w] && w.listed {

@@ -4,6 +4,7 @@ import (
 	"container/heap"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"waypost/gossip/ledger"
@@ -182,10 +183,16 @@ func (f *Fleet) Tick(now time.Time) Changes {
 		}
 		f.expirePeers(w, nowMs, &changes)
 	}
+	var lost []*host
 	for _, h := range f.hosts {
 		if h.lane == 0 && nowMs-h.downSinceMs >= durationMs(f.options.ForgetHostAfter) {
-			f.removeHost(h, nowMs, &changes)
+			lost = append(lost, h)
 		}
+	}
+	// Slots are used again in the order in which they were freed.
+	slices.SortFunc(lost, func(a, b *host) int { return strings.Compare(a.name, b.name) })
+	for _, h := range lost {
+		f.removeHost(h, nowMs, &changes)
 	}
 	f.settleGroups(nowMs, &changes)
 	return changes

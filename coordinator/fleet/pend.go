@@ -119,6 +119,9 @@ func (f *Fleet) cover(w *worker, l *ledger.Load) {
 		if covered := r.covers(p.MadeMs, echoed, w.echoing, f.graceMs); covered || !math.IsNaN(r.queueMs) {
 			p.covered = covered
 		}
+		if p.folded && !p.covered {
+			r.foldedLive += float64(p.Sequences) // this report does not have it either
+		}
 		if p.c == nil && p.covered && r.writtenMs-p.MadeMs > f.graceMs {
 			f.claims.peerParts--
 			continue

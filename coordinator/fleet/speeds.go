@@ -27,6 +27,18 @@ func (w *worker) setModel() (changed bool) {
 	return changed
 }
 
+// speedsDiffer reports whether the workers of a class may have other speeds than
+// the class's prior: one of them learnt its own, or was equalised with one that
+// has.
+func (f *Fleet) speedsDiffer(class ledger.Class) bool {
+	for _, w := range f.slots {
+		if w != nil && (w.ownModel.Source == ledger.SourceLearnt || w.model != w.ownModel) && w.class() == class {
+			return true
+		}
+	}
+	return false
+}
+
 // equalise lets workers of one class count as equally fast that are within the
 // dead band of their median: noise in what is learnt must not break good ties.
 func (f *Fleet) equalise(class ledger.Class, nowMs float64, changes *Changes) {

@@ -293,8 +293,8 @@ func (w *worker) info(nowMs float64) WorkerInfo {
 
 // DrainWishes are the hosts that want no new placements for themselves.
 func (f *Fleet) DrainWishes() map[string]DrainWish {
-	f.mu.Lock()
-	defer f.mu.Unlock()
+	f.mu.RLock()
+	defer f.mu.RUnlock()
 	out := map[string]DrainWish{}
 	for name, h := range f.hosts {
 		if h.wish.ID != "" {

@@ -287,6 +287,24 @@ func (t *Terms) Excluded(w *Worker) string {
 	return why(w, t.Reason)
 }
 
+// PassedOver is why a candidate that could be chosen was left aside whatever its
+// total: its own time is over the limit, or it misses a budget that the chosen
+// keeps. It is empty for all others.
+func (d *Decision) PassedOver(i int, policy *Policy) string {
+	if d.Chosen < 0 || i == d.Chosen || !d.Terms[i].Placeable {
+		return ""
+	}
+	t, chosen := &d.Terms[i], &d.Terms[d.Chosen]
+	switch {
+	case t.Missed != BudgetNone && chosen.Missed == BudgetNone:
+		return "misses the " + t.Missed.String()
+	case t.OverLimit && !chosen.OverLimit:
+		return fmt.Sprintf("own time over limit %s (best + %s%% + %s ms)", number(ownLimit(d.Survey.BestOwnMs, policy)),
+			strconv.FormatFloat(policy.OwnLimitRatio*100, 'f', -1, 64), strconv.FormatFloat(policy.OwnLimitMs, 'f', -1, 64))
+	}
+	return ""
+}
+
 // why is a reason with what the fleet says of it.
 func why(w *Worker, r Reason) string { return r.String() + detail(w, r) }
 

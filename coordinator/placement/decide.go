@@ -376,7 +376,7 @@ func (d *Decision) choose(p *pricer, candidates []Candidate) {
 	if !budgetBinds && p.req.hasBudget() && d.missBudget(p) {
 		return
 	}
-	limit := s.BestOwnMs*(1+p.policy.OwnLimitRatio) + p.policy.OwnLimitMs
+	limit := ownLimit(s.BestOwnMs, p.policy)
 	competing := 0
 	for i := range d.Terms {
 		t := &d.Terms[i]
@@ -397,6 +397,11 @@ func (d *Decision) choose(p *pricer, candidates []Candidate) {
 	}
 	d.rankFallbacks(p, candidates)
 	d.describe(p, candidates)
+}
+
+// ownLimit is the longest own time that may still win, ms.
+func ownLimit(bestOwnMs float64, policy *Policy) float64 {
+	return bestOwnMs*(1+policy.OwnLimitRatio) + policy.OwnLimitMs
 }
 
 // refuseTenant withdraws the choice from a tenant that has had its share, and

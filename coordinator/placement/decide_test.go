@@ -139,20 +139,70 @@ func TestExpectedOutput(t *testing.T) {
 	candidates := idleFleet(1)
 	for _, test := range []struct {
 		req       Request
+		learnt    float64 // mean answer of the pool
 		want      float64
+		source    OutputSource
 		estimated bool
 	}{
-		{Request{PromptTokens: 10}, 64, false}, // the pool's mean
-		{Request{PromptTokens: 10, OutputTokensExpected: 300}, 300, false},
-		{Request{PromptTokens: 10, OutputTokensExpected: 300, OutputTokensMax: 100}, 100, false},
-		{Request{PromptTokens: 10, OutputTokensExpected: 300, GeneratedTokens: 120}, 180, false},
-		{Request{PromptTokens: 10, GeneratedTokens: 120}, 1, false},
-		{Request{PromptTokens: 10, LengthEstimated: true}, 64, true},
+		{Request{PromptTokens: 10}, 64, 64, OutputMean, false},
+		{Request{PromptTokens: 10, OutputTokensMax: 64}, 64, 64, OutputMean, false},
+		{Request{PromptTokens: 10, OutputTokensMax: 63}, 64, 63, OutputLimit, false},
+		{Request{PromptTokens: 10, OutputTokensExpected: 300}, 64, 300, OutputRequest, false},
+		{Request{PromptTokens: 10, OutputTokensExpected: 300, OutputTokensMax: 100}, 64, 100, OutputLimit, false},
+		{Request{PromptTokens: 10, OutputTokensExpected: 300, GeneratedTokens: 120}, 64, 180, OutputRequest, false},
+		{Request{PromptTokens: 10, GeneratedTokens: 120}, 64, 1, OutputMean, false},
+		{Request{PromptTokens: 10, LengthEstimated: true}, 64, 64, OutputMean, true},
+		{Request{PromptTokens: 10}, math.NaN(), DefaultPolicy().PriorOutputTokens, OutputPrior, true},
+		{Request{PromptTokens: 10, OutputTokensMax: 5}, math.NaN(), 5, OutputLimit, true},
+		{Request{PromptTokens: 10, OutputTokensExpected: 9}, math.NaN(), 9, OutputRequest, false},
 	} {
-		d := place(t, test.req, candidates)
-		if d.OutputTokens != test.want || (d.Marks&MarkEstimatedLength != 0) != test.estimated {
-			t.Errorf("%+v: %v tokens, marks %v", test.req, d.OutputTokens, d.Marks.Words())
+		policy, d := DefaultPolicy(), &Decision{}
+		sit := Situation{NowMs: 1e6, ArrivalsPerMs: math.NaN(), MeanOutputTokens: test.learnt, PolicyAgeMs: 1}
+		if err := Decide(&test.req, candidates, &policy, sit, d); err != nil {
+			t.Fatal(err)
 		}
+		r := NewRecord(&test.req, candidates, &policy, sit, d, 64)
+		if d.OutputTokens != test.want || r.OutputSource() != test.source || (d.Marks&MarkEstimatedLength != 0) != test.estimated {
+			t.Errorf("%+v, mean %v: %v tokens by %s, marks %v", test.req, test.learnt, d.OutputTokens, r.OutputSource(), d.Marks.Words())
+		}
+	}
+}
+
+// A worker whose total could win is passed over for its own time or a budget
+// only, and the words say which.
+func TestPassedOver(t *testing.T) {
+	policy := DefaultPolicy()
+	policy.Theta = 400
+	candidates := idleFleet(3)
+	busy := candidates[0].Worker
+	busy.Live, busy.Decoding, busy.ContextTokens, candidates[0].MatchedTokens = 60, 60, 120_000, 16_384
+	sit := Situation{NowMs: 1e6, ArrivalsPerMs: math.NaN(), MeanOutputTokens: 64, PolicyAgeMs: 1}
+	decide := func(req Request) (d Decision) {
+		t.Helper()
+		if err := Decide(&req, candidates, &policy, sit, &d); err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	d := decide(Request{ID: "r", PromptTokens: 16_384})
+	limit := ownLimit(d.Terms[0].OwnMs, &policy)
+	if want := fmt.Sprintf("own time over limit %.0f (best + 50%% + 200 ms)", limit); d.Chosen != 0 || !(d.Terms[1].TotalMs < d.Terms[0].TotalMs) || d.PassedOver(1, &policy) != want {
+		t.Errorf("chose %d, passed over: %q, want %q", d.Chosen, d.PassedOver(1, &policy), want)
+	}
+	if got := d.PassedOver(0, &policy); got != "" {
+		t.Errorf("the chosen was passed over: %q", got)
+	}
+	d = decide(Request{ID: "r", PromptTokens: 16_384, FirstTokenBudgetMs: 300})
+	if got := d.PassedOver(2, &policy); got != "misses the first-token budget" {
+		t.Errorf("over a budget: %q", got)
+	}
+	candidates[1].Worker.Barred = ReasonCordoned
+	if d = decide(Request{ID: "r", PromptTokens: 16_384}); d.PassedOver(1, &policy) != "" {
+		t.Errorf("a cordoned worker: %q", d.PassedOver(1, &policy))
+	}
+	candidates[0].Worker.Barred, candidates[2].Worker.Barred = ReasonCordoned, ReasonCordoned
+	if d = decide(Request{ID: "r", PromptTokens: 16_384}); d.Chosen >= 0 || d.PassedOver(0, &policy) != "" {
+		t.Errorf("nobody was chosen: %q", d.PassedOver(0, &policy))
 	}
 }
 

@@ -37,8 +37,8 @@
 // of pricing everybody; what was not priced is counted.
 //
 // Two kinds of constraint exclude workers. Will (cordon, request, tenant,
-// adapter, topology rule, length of the model) is never relaxed, and a refusal names it. Observation
-// (stall, fault, silence) yields: when silence would exclude more than half of
-// the pool it is ignored, and when nothing else is left a doubted worker is
-// given as a last resort; both are marked.
+// adapter, topology rule, length of the model) is never relaxed, and a refusal
+// names it. Observation (stall, fault, silence) yields: when silence would exclude
+// more than half of the pool it is ignored, and when nothing else is left a
+// doubted worker is given as a last resort; both are marked.
 package placement

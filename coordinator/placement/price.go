@@ -21,25 +21,49 @@ type pricer struct {
 
 func newPricer(req *Request, policy *Policy, sit Situation) pricer {
 	p := pricer{req: req, policy: policy, sit: sit, promptTokens: req.PromptTokens + req.GeneratedTokens}
-	p.meanOutputTokens = sit.MeanOutputTokens
-	if !(p.meanOutputTokens >= 1) {
-		p.meanOutputTokens = policy.PriorOutputTokens
+	learnt := sit.MeanOutputTokens >= 1
+	p.meanOutputTokens = policy.PriorOutputTokens
+	if learnt {
+		p.meanOutputTokens = sit.MeanOutputTokens
 	}
-	p.outputTokens = req.OutputTokensExpected
-	if p.outputTokens == 0 {
-		p.outputTokens = p.meanOutputTokens
-		if !(sit.MeanOutputTokens >= 1) {
-			p.marks |= MarkEstimatedLength
-		}
-	}
-	if req.LengthEstimated {
+	p.outputTokens, _ = expectedOutput(req, p.meanOutputTokens, learnt)
+	if req.LengthEstimated || req.OutputTokensExpected == 0 && !learnt {
 		p.marks |= MarkEstimatedLength
-	}
-	if limit := float64(req.OutputTokensMax); limit > 0 {
-		p.outputTokens = min(p.outputTokens, limit)
 	}
 	p.outputTokens = max(p.outputTokens-float64(req.GeneratedTokens), 1)
 	return p
+}
+
+// OutputSource says where the expected length of an answer comes from.
+type OutputSource string
+
+// The sources.
+const (
+	// OutputRequest: the request says what it expects.
+	OutputRequest OutputSource = "request"
+	// OutputLimit: the request's limit, below what else was expected.
+	OutputLimit OutputSource = "limit"
+	// OutputMean: the learnt mean of the pool's answers.
+	OutputMean OutputSource = "learnt mean"
+	// OutputPrior: nothing is learnt yet, so the policy's.
+	OutputPrior OutputSource = "prior"
+)
+
+// expectedOutput is the length of the whole answer, tokens, and where it comes
+// from. meanTokens is the pool's mean if that is learnt, else the prior.
+func expectedOutput(req *Request, meanTokens float64, learnt bool) (tokens float64, source OutputSource) {
+	switch tokens = req.OutputTokensExpected; {
+	case tokens > 0:
+		source = OutputRequest
+	case learnt:
+		tokens, source = meanTokens, OutputMean
+	default:
+		tokens, source = meanTokens, OutputPrior
+	}
+	if limit := float64(req.OutputTokensMax); limit > 0 && limit < tokens {
+		return limit, OutputLimit
+	}
+	return tokens, source
 }
 
 // price fills the terms of one candidate that need no other candidate.

@@ -131,6 +131,13 @@ func (d *Decision) Ranked() []int {
 	return order
 }
 
+// OutputSource says where the expected length of the answer came from.
+func (r *Record) OutputSource() OutputSource {
+	p := newPricer(&r.Request, &r.Policy, r.Situation)
+	_, source := expectedOutput(&r.Request, p.meanOutputTokens, r.Situation.MeanOutputTokens >= 1)
+	return source
+}
+
 // Redecide takes the decision again from what was kept. With the recorded
 // policy the choice is the recorded one.
 func (r *Record) Redecide(d *Decision) error {

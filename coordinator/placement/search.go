@@ -419,7 +419,7 @@ func (s *search) findBestOwn() {
 			least = slack(s.bestOwn)
 		}
 	}
-	s.limit, s.limitKnown = s.bestOwn*(1+s.p.policy.OwnLimitRatio)+s.p.policy.OwnLimitMs, true
+	s.limit, s.limitKnown = ownLimit(s.bestOwn, s.p.policy), true
 	for i := range s.d.Terms {
 		if s.d.Terms[i].Reason == ReasonNone {
 			s.allow(&s.d.Terms[i])

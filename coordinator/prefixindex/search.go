@@ -75,11 +75,16 @@ func (s *Searcher) Search(p *prefix.Probe) []Group {
 		}
 		pause(tries)
 		if tries >= patience && s.x.quiet(tries >= maxTries) {
-			s.try(p)
-			s.x.writer.Unlock()
-			return s.groups
+			return s.alone(p)
 		}
 	}
+}
+
+// alone searches while the writer is kept out, and lets it in again.
+func (s *Searcher) alone(p *prefix.Probe) []Group {
+	defer s.x.writer.Unlock()
+	s.try(p)
+	return s.groups
 }
 
 // quiet keeps the writer out, if it is at rest or after waiting for that.

@@ -209,14 +209,16 @@ func (q *Queue) land(st *stream) {
 	st.id = 0
 }
 
-// Progress notes a part of an answer. It reports false for a pull that is not
-// under way.
-func (q *Queue) Progress(id uint32, now time.Time) bool {
+// Progress notes a part of an answer that came for a stream. It reports false for
+// a pull that is not under way, or is of another stream: the number of a pull is
+// easily guessed, and who guesses it must not keep another's from being repeated.
+func (q *Queue) Progress(s Stream, id uint32, now time.Time) bool {
 	st := q.flights[id]
-	if st != nil {
-		st.answerBy = now.Add(q.opt.AnswerWithin)
+	if st == nil || st.host.name != s.Host || st.index != s.Index {
+		return false
 	}
-	return st != nil
+	st.answerBy = now.Add(q.opt.AnswerWithin)
+	return true
 }
 
 // Answered notes the end of an answer. helped says that the stream is whole

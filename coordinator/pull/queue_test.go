@@ -136,12 +136,27 @@ func TestPartsOfAnAnswerKeepItUnderWay(t *testing.T) {
 	a := all(q, t0)[0]
 	for i := range 10 {
 		now := t0.Add(time.Duration(i) * 900 * time.Millisecond)
-		if !q.Progress(a.ID, now) || len(all(q, now)) != 0 {
+		if !q.Progress(a.Stream, a.ID, now) || len(all(q, now)) != 0 {
 			t.Fatal("an answer that comes in parts was given up")
 		}
 	}
-	if !q.Answered(a.ID, true) || q.Answered(a.ID, true) || q.Progress(a.ID, t0) {
+	if !q.Answered(a.ID, true) || q.Answered(a.ID, true) || q.Progress(a.Stream, a.ID, t0) {
 		t.Error("an answer ends once")
+	}
+}
+
+// Who guesses the number of another's pull does not keep it from being repeated.
+func TestAnswersAreOfTheStreamThatWasAsked(t *testing.T) {
+	q := newQueue(t, Options{AnswerWithin: time.Second})
+	q.Want(Stream{"h", 1}, "new", false)
+	a := all(q, t0)[0]
+	for _, other := range []Stream{{"h", 2}, {"i", 1}, {"", 0}} {
+		if q.Progress(other, a.ID, t0.Add(900*time.Millisecond)) {
+			t.Errorf("%+v answers for %+v", other, a.Stream)
+		}
+	}
+	if again := all(q, t0.Add(time.Second)); len(again) != 1 || again[0].Stream != a.Stream || again[0].ID == a.ID {
+		t.Errorf("asked %v again", again)
 	}
 }
 

@@ -187,7 +187,10 @@ func (n *node) options(bootstrap bool) Options {
 		Listener: &cutListener{l, n}, Dial: n.dial, Forward: n.c.forward,
 		Logger: slog.New(slog.NewTextHandler(n.logs, nil)), Registerer: prometheus.NewRegistry(),
 		// Half the default, for a test to take half as long.
-		Timing: Timing{Heartbeat: 250 * time.Millisecond, Election: 250 * time.Millisecond, Lease: 200 * time.Millisecond, LeaderWait: 1500 * time.Millisecond},
+		Timing: Timing{
+			Heartbeat: slowdown * 250 * time.Millisecond, Election: slowdown * 250 * time.Millisecond, Lease: slowdown * 200 * time.Millisecond,
+			LeaderWait: slowdown * 1500 * time.Millisecond,
+		},
 	}
 }
 

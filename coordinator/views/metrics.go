@@ -9,7 +9,7 @@ import (
 )
 
 // metrics count frames, pulls and verifications.
-type metrics struct{ prefixFrames, prefixBytes, pulls, verified *prometheus.CounterVec }
+type metrics struct{ prefixFrames, prefixBytes, pulls, answers, verified *prometheus.CounterVec }
 
 func newMetrics(reg prometheus.Registerer, vs *Views) *metrics {
 	reg.MustRegister(newViewCollector(vs))
@@ -21,6 +21,7 @@ func newMetrics(reg prometheus.Registerer, vs *Views) *metrics {
 		prefixFrames: vec("prefix_frames_total", "Prefix frames by what became of them.", "result"),
 		prefixBytes:  vec("prefix_bytes_total", "Bytes of prefix frames, by where they came from: delta, or asked for from an agent or a peer.", "source"),
 		pulls:        vec("prefix_pulls_total", "Snapshots and replays asked for, by reason and by whom: agent or peer.", "reason", "source"),
+		answers:      vec("prefix_answers_total", "What agents answered when they were asked for their streams: a replay, a snapshot, or nothing where nothing was missing.", "answer"),
 		verified:     vec("prefix_verifications_total", "Comparisons of the index with an agent's whole set, by result.", "result"),
 	}
 }

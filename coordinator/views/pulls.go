@@ -51,10 +51,10 @@ func (p *puller) want(host string, index uint32, reason string, atOnce bool) {
 }
 
 // progress notes a part of an answer.
-func (p *puller) progress(id uint32) {
+func (p *puller) progress(host string, index, id uint32) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.queue.Progress(id, time.Now())
+	p.queue.Progress(pull.Stream{Host: host, Index: index}, id, time.Now())
 }
 
 func (p *puller) answered(id uint32, helped bool) {
@@ -125,7 +125,7 @@ func (p *puller) send(ctx context.Context, ask pull.Ask) {
 		p.answered(ask.ID, false)
 		return
 	}
-	st.pull, st.short, st.asked = ask.ID, "", time.Now()
+	st.pull, st.short, st.asked, st.answer = ask.ID, "", time.Now(), answerNothing
 	st.resyncs[ask.Reason]++
 	st.resyncReason = ask.Reason
 	_, _, have := st.decoder.Have()

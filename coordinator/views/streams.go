@@ -20,6 +20,25 @@ const (
 	fromPeer  origin = "peer"  // asked for, from another coordinator
 )
 
+// answer is what an agent answered a pull with, as metrics name it.
+type answer string
+
+const (
+	answerNothing  answer = "nothing" // the stream was whole
+	answerReplay   answer = "replay"
+	answerSnapshot answer = "snapshot"
+)
+
+// note takes a frame of the answer.
+func (a *answer) note(frame []byte) {
+	switch {
+	case summary.IsSnapshot(frame):
+		*a = answerSnapshot
+	case *a == answerNothing:
+		*a = answerReplay
+	}
+}
+
 // TakeCoverage takes what a report says of how much of a worker's cache shows,
 // and returns the worker; false: the lane has none at that index.
 func (vs *Views) TakeCoverage(s Session, w *waypostv1.WorkerLoad) (fleet.WorkerID, bool) {
@@ -55,7 +74,7 @@ func (vs *Views) TakePulled(s Session, p *waypostv1.PrefixFrames) {
 	for _, frame := range p.GetFrames() {
 		vs.takePrefix(hs, s, p.GetIndex(), p.GetEngineProcess(), frame, fromAgent)
 	}
-	vs.puller.progress(p.GetPullId())
+	vs.puller.progress(s.Host(), p.GetIndex(), p.GetPullId())
 	if p.GetLast() {
 		vs.answered(hs, s, p.GetIndex(), p.GetPullId())
 	}
@@ -89,6 +108,9 @@ func (vs *Views) apply(host string, index uint32, st *stream, frame []byte, from
 	st.streamBytes += uint64(len(frame))
 	if from != fromDelta {
 		st.pulledBytes += uint64(len(frame))
+	}
+	if from == fromAgent {
+		st.answer.note(frame)
 	}
 	vs.metrics.prefixBytes.WithLabelValues(string(from)).Add(float64(len(frame)))
 	result, err := st.decoder.Apply(frame)
@@ -130,6 +152,7 @@ func (vs *Views) answered(hs *hostStreams, s Session, index, pull uint32) {
 	if st == nil || st.pull == 0 || st.pull != pull {
 		return
 	}
+	vs.metrics.answers.WithLabelValues(string(st.answer)).Inc()
 	st.pull, st.wanted = 0, false
 	st.distrusted = st.distrusted && st.distrustPull != pull
 	if _, _, ok := st.decoder.Have(); !ok && st.short == "" {

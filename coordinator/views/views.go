@@ -106,8 +106,9 @@ type stream struct {
 	// that there is one, or will be.
 	pull   uint32
 	wanted bool
-	// asked is when the latest pull was sent.
-	asked time.Time
+	// asked is when the latest pull was sent, answer what has come of it so far.
+	asked  time.Time
+	answer answer
 	// short is why the stream is not known to be whole, by what came since the
 	// latest pull was sent; empty: it is.
 	short string

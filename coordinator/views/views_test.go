@@ -28,11 +28,14 @@ const worker = "gpu-01/vllm-8000/0"
 var testKey = prefix.ClusterKey{1, 2, 3}
 
 // session is a lane that keeps the pulls it is to send.
-type session struct{ pulls chan *waypostv1.PrefixPull }
+type session struct {
+	host  string
+	pulls chan *waypostv1.PrefixPull
+}
 
-func newSession() *session { return &session{make(chan *waypostv1.PrefixPull, 64)} }
+func newSession() *session { return &session{"gpu-01", make(chan *waypostv1.PrefixPull, 64)} }
 
-func (*session) Host() string          { return "gpu-01" }
+func (s *session) Host() string        { return s.host }
 func (*session) Done() <-chan struct{} { return nil }
 func (*session) Hello() *waypostv1.AgentHello {
 	return &waypostv1.AgentHello{Workers: []*waypostv1.WorkerFacts{{Index: proto.Uint32(0)}}}
@@ -106,13 +109,7 @@ func newRig(t *testing.T, p *peer) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.lane, _, err = r.fleet.OpenLane(time.Now(), fleet.Hello{Host: "gpu-01", AgentProcess: 0xa1, Session: 1, Workers: []fleet.Facts{{
-		Engine: "vllm-8000", Ranks: 1, Kind: "vllm", EngineProcess: 100, Model: "m", URL: "http://127.0.0.1:8000",
-		BlockTokens: 16, PoolBlocks: 10_000, MaxModelTokens: 65536, MaxRunning: 256, StepTokens: 2048, Coverage: "full",
-	}}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	r.lane = r.opened(t, "gpu-01")
 	ctx, cancel := context.WithCancel(t.Context())
 	var run sync.WaitGroup
 	run.Go(func() { r.views.Run(ctx) })
@@ -121,6 +118,19 @@ func newRig(t *testing.T, p *peer) *rig {
 		run.Wait()
 	})
 	return r
+}
+
+// opened is the lane of a host with one worker.
+func (r *rig) opened(t *testing.T, host string) fleet.Lane {
+	t.Helper()
+	l, _, err := r.fleet.OpenLane(time.Now(), fleet.Hello{Host: host, AgentProcess: 0xa1, Session: 1, Workers: []fleet.Facts{{
+		Engine: "vllm-8000", Ranks: 1, Kind: "vllm", EngineProcess: 100, Model: "m", URL: "http://127.0.0.1:8000",
+		BlockTokens: 16, PoolBlocks: 10_000, MaxModelTokens: 65536, MaxRunning: 256, StepTokens: 2048, Coverage: "full",
+	}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
 }
 
 // up brings a lane up.
@@ -286,6 +296,56 @@ func TestFramesThatAreRefused(t *testing.T) {
 	defer r.mu.Unlock()
 	if !slices.Equal(r.refused, []string{"fenced", "prefix"}) || r.lost != 1 {
 		t.Errorf("refused %v, lost %d", r.refused, r.lost)
+	}
+}
+
+// A host writes into the views of its own workers only, whatever index, engine
+// life and pull it names: all of these are easily guessed.
+func TestHostsWriteIntoTheirOwnViewsOnly(t *testing.T) {
+	r, s := newRig(t, &peer{}), newSession()
+	r.up(s)
+	p := s.next(t)
+	r.answer(s, p, newStream(testKey, 1, 100).Snapshot()...)
+	victim := r.info(t)
+	before, ok := r.views.Stream(victim)
+	if !ok || before.Keys < 4 {
+		t.Fatalf("%+v", before)
+	}
+	other := &session{"gpu-02", make(chan *waypostv1.PrefixPull, 64)}
+	r.views.LaneUp(other, r.opened(t, other.host))
+	r.views.Sync(other, true)
+	r.views.Distrust(worker) // the pull that another host would like to answer
+	p = s.next(t)
+
+	forged := newStream(testKey, 1, 10) // the same stream, further on, with less in it
+	for range 3 {
+		forged.Cleared()
+		forged.Delta(time.Now())
+	}
+	frames, _ := forged.Replay(1)
+	frames = append(forged.Snapshot(), frames...)
+	for index := range uint32(3) {
+		for _, f := range frames {
+			r.views.TakeLoad(other, &waypostv1.WorkerLoad{Index: &index, EngineProcess: proto.Uint64(100), PrefixFrame: f})
+		}
+		r.views.TakePulled(other, &waypostv1.PrefixFrames{Index: &index, EngineProcess: proto.Uint64(100), Frames: frames, PullId: p.PullId, Last: proto.Bool(true)})
+	}
+	after, ok := r.views.Stream(victim)
+	if !ok || after.Keys != before.Keys || after.Seq != before.Seq || after.StreamBytes != before.StreamBytes || r.index.WorkerKeys(prefixindex.WorkerID(victim.ID)) != before.Keys {
+		t.Errorf("%+v, before %+v", after, before)
+	}
+	hs := r.views.known("gpu-01")
+	hs.mu.Lock()
+	if st := hs.streams[0]; st.pull != p.GetPullId() || !st.distrusted {
+		t.Error("another host answered the pull")
+	}
+	hs.mu.Unlock()
+	own, err := r.fleet.Worker(time.Now(), "gpu-02/vllm-8000/0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if st, ok := r.views.Stream(&own); !ok || st.StreamBytes == 0 || !st.InPlace {
+		t.Errorf("its own view: %+v", st)
 	}
 }
 

@@ -39,6 +39,8 @@ func kindOf(msg any) string {
 			return "host"
 		case *waypostv1.ConnectRequest_AckGpu:
 			return "ack_gpu"
+		case *waypostv1.ConnectRequest_LinkProbe:
+			return "link_probe"
 		}
 	case *waypostv1.ConnectResponse:
 		switch m.GetFrame().(type) {
@@ -58,6 +60,8 @@ func kindOf(msg any) string {
 			return "transfers"
 		case *waypostv1.ConnectResponse_AckGpu:
 			return "ack_gpu"
+		case *waypostv1.ConnectResponse_LinkProbe:
+			return "link_probe"
 		case *waypostv1.ConnectResponse_Tokenize, *waypostv1.ConnectResponse_Render:
 			return "tokenize"
 		}

@@ -69,9 +69,6 @@ func (c *Session) Number() uint64 { return c.session }
 // Hello returns the newest hello. It must not be changed.
 func (c *Session) Hello() *waypostv1.AgentHello { return c.hello.Load() }
 
-// Remote returns the agent's address and port of this connection.
-func (c *Session) Remote() string { return c.remote }
-
 // Since returns when the lane was opened.
 func (c *Session) Since() time.Time { return c.since }
 

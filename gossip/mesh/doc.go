@@ -23,6 +23,12 @@
 // ever, with growing pauses while alone and every few minutes otherwise, because
 // two halves that took each other for dead never meet again by themselves.
 //
+// # Link probes
+//
+// The way to another member can be measured through the same port, once per word
+// that a coordinator gave both ends. It carries zeros in clear and is never begun
+// by the mesh itself.
+//
 // # Bounds
 //
 // Members, addresses refused, queues, sketches and inbound streams are bounded,

@@ -35,7 +35,8 @@ type transport struct {
 	limited    func() // an inbound stream was refused
 	// gate is held for writing by the self-read, and for reading by whoever may
 	// call the merge callback, so that the callback knows whom it is called for.
-	gate sync.RWMutex
+	gate   sync.RWMutex
+	probes probes
 	// fault loses outgoing packets or dials in tests; nil: none.
 	fault atomic.Pointer[func(packet bool, to string) bool]
 
@@ -51,6 +52,7 @@ type transport struct {
 	inbound map[*inboundConn]struct{}
 	hosts   map[string]int
 	held    int64 // bytes read by open inbound streams
+	closed  bool  // no stream is admitted any more
 }
 
 var _ memberlist.NodeAwareTransport = (*transport)(nil)
@@ -102,14 +104,36 @@ func (t *transport) forwardStreams() {
 				t.limited()
 				continue
 			}
-			select {
-			case t.streams <- in:
-			case <-t.stop:
-				in.Close()
-			}
+			t.wg.Go(func() { t.sort(in) })
 		case <-t.done:
 			return
 		}
+	}
+}
+
+// sort hands a stream of gossip on and serves one that measures the way here. Its
+// first byte tells: streams of gossip begin with their label.
+func (t *transport) sort(in *inboundConn) {
+	var first [1]byte
+	err := in.SetReadDeadline(time.Now().Add(streamTimeout))
+	if err == nil {
+		_, err = io.ReadFull(in.Conn, first[:])
+	}
+	t.bytesIn.Add(1)
+	switch {
+	case err != nil:
+		in.Close()
+		return
+	case first[0] == probePreface:
+		t.serveProbe(in.Conn)
+		in.Close()
+		return
+	}
+	in.first, in.begun = first[0], true
+	select {
+	case t.streams <- in:
+	case <-t.stop:
+		in.Close()
 	}
 }
 
@@ -117,7 +141,7 @@ func (t *transport) admit(c net.Conn) *inboundConn {
 	host, _, _ := net.SplitHostPort(c.RemoteAddr().String())
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if len(t.inbound) >= maxInbound || t.hosts[host] >= maxInboundPerHost {
+	if t.closed || len(t.inbound) >= maxInbound || t.hosts[host] >= maxInboundPerHost {
 		return nil
 	}
 	in := &inboundConn{Conn: c, t: t, host: host}
@@ -133,8 +157,8 @@ func (t *transport) Shutdown() error {
 		close(t.stop)
 		err = t.NetTransport.Shutdown() // waits for its listeners
 		close(t.done)
-		t.wg.Wait()
 		t.mu.Lock()
+		t.closed = true
 		open := make([]net.Conn, 0, len(t.inbound)+len(t.dialled))
 		for c := range t.inbound {
 			open = append(open, c)
@@ -146,6 +170,7 @@ func (t *transport) Shutdown() error {
 		for _, c := range open {
 			c.Close()
 		}
+		t.wg.Wait()
 	})
 	return err
 }
@@ -244,6 +269,10 @@ type inboundConn struct {
 	t    *transport
 	host string
 	read int64
+	// first is the stream's first byte, which was read to tell its kind; begun says
+	// that it is still to be handed out.
+	first byte
+	begun bool
 
 	mu      sync.Mutex
 	closed  bool
@@ -251,6 +280,10 @@ type inboundConn struct {
 }
 
 func (c *inboundConn) Read(b []byte) (int, error) {
+	if c.begun && len(b) > 0 {
+		b[0], c.begun = c.first, false
+		return 1, nil
+	}
 	n, err := c.Conn.Read(b)
 	c.t.bytesIn.Add(uint64(n))
 	c.t.mu.Lock()

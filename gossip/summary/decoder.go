@@ -295,95 +295,10 @@ func snapshotFrames(h header, trees []*tree, heat []uint64) [][]byte {
 	return frames
 }
 
-// Difference is what two sides of a stream disagree about.
-type Difference struct {
-	// Seq is the frame that the compared snapshot equals.
-	Seq uint64
-	// Both, OnlyHere and OnlyThere count keys: held by both sides, by the
-	// decoder alone, by the snapshot alone.
-	Both, OnlyHere, OnlyThere int
-	// Extents counts keys of both whose extents differ.
-	Extents int
-	// Here and There are up to 16 of the keys that one side holds alone.
-	Here, There []HeldKey
-}
-
 // HeldKey is one key as a decoder holds it.
 type HeldKey struct {
 	Key         IndexKey
 	DepthTokens uint32
-}
-
-// maxListed bounds the keys that a Difference lists.
-const maxListed = 16
-
-// Compare compares, key by key, with a snapshot of the same stream and changes
-// nothing. The snapshot must equal what the decoder has: same epoch and seq.
-// Otherwise, and for a frame that Apply would refuse, it returns an error.
-func (d *Decoder) Compare(frames [][]byte) (Difference, error) {
-	var diff Difference
-	var g *builder
-	for _, b := range frames {
-		h, body, err := parseHeader(b)
-		if err != nil {
-			return diff, err
-		}
-		i := h.keyIndex(d.keyID)
-		switch {
-		case i < 0:
-			return diff, fmt.Errorf("%w: snapshot has key id %s, this side follows %s", ErrKeyID, idText(h.keyIDs[:h.keys]), idText([]uint32{d.keyID}))
-		case h.kind != kindSnapshot:
-			return diff, fmt.Errorf("%w: kind: a delta among the frames of a snapshot", ErrFrame)
-		case !d.have || h.epoch != d.epoch || h.seq != d.seq:
-			return diff, fmt.Errorf("%w: seq: snapshot of epoch %d seq %d, this side has epoch %d seq %d (known: %v)", ErrFrame, h.epoch, h.seq, d.epoch, d.seq, d.have)
-		case h.part == 0:
-			g = &builder{head: h}
-		}
-		if g == nil || !g.continues(&h) {
-			return diff, fmt.Errorf("%w: part: %d is not the next one", ErrFrame, h.part)
-		}
-		if err := g.take(body, place{i, h.keys}); err != nil {
-			return diff, err
-		}
-		diff.Seq = h.seq
-	}
-	if g == nil {
-		return diff, fmt.Errorf("%w: a snapshot without frames", ErrFrame)
-	}
-	d.compare(&g.tree, &diff)
-	return diff, nil
-}
-
-func (d *Decoder) compare(there *tree, diff *Difference) {
-	count := map[HeldKey]int{}
-	for _, m := range there.all(nil) {
-		count[HeldKey{m.key, m.depth}]++
-	}
-	for _, m := range d.tree.all(nil) {
-		k := HeldKey{m.key, m.depth}
-		if count[k] > 0 {
-			count[k]--
-			diff.Both++
-			continue
-		}
-		diff.OnlyHere++
-		if len(diff.Here) < maxListed {
-			diff.Here = append(diff.Here, k)
-		}
-	}
-	for _, m := range there.all(nil) {
-		if k := (HeldKey{m.key, m.depth}); count[k] > 0 {
-			count[k]--
-			diff.OnlyThere++
-			if len(diff.There) < maxListed {
-				diff.There = append(diff.There, k)
-			}
-		}
-	}
-	e := newEditor(there, place{}, true)
-	defer e.release()
-	e.extents(&d.tree, there)
-	diff.Extents = len(e.changes)
 }
 
 // EachKey calls do for every key held, a key held twice twice. branch marks

@@ -240,45 +240,6 @@ func TestTooManyRuns(t *testing.T) {
 	}
 }
 
-// TestCompare compares with a snapshot and changes nothing.
-func TestCompare(t *testing.T) {
-	f := followLine(t, Options{})
-	f.store(1, 100)
-	f.tick()
-	f.tick()
-	diff, err := f.d.Compare(f.Snapshot())
-	if err != nil || diff.Both != f.Keys() || diff.OnlyHere+diff.OnlyThere+diff.Extents != 0 {
-		t.Errorf("equal sides: %+v, %v", diff, err)
-	}
-	h, _, err := parseHeader(f.Snapshot()[0])
-	if err != nil {
-		t.Fatal(err)
-	}
-	other := append(appendHeader(nil, h), ops().record(0, 1, 100, 1, 2, 3).b...)
-	diff, err = f.d.Compare([][]byte{other})
-	if err != nil || diff.Both != 0 || diff.OnlyHere != f.Keys() || diff.OnlyThere != 1 || len(diff.There) != 1 || diff.There[0].DepthTokens != 100 {
-		t.Errorf("different sides: %+v, %v", diff, err)
-	}
-	if err := consistent(&f.d.tree, f.sink); err != nil {
-		t.Error(err)
-	}
-	f.store(101, 200)
-	f.tick()
-	f.now = f.now.Add(time.Second)
-	f.Delta(f.now)
-	for name, frames := range map[string][][]byte{
-		"newer":      f.Snapshot(),
-		"no frames":  nil,
-		"a delta":    {f.replay.frames[0]},
-		"bad":        {{1, 2, 3}},
-		"other part": {snapshotFrame(f.d.seq, 3, true, 0, ops())},
-	} {
-		if diff, err := f.d.Compare(frames); err == nil {
-			t.Errorf("%s: %+v", name, diff)
-		}
-	}
-}
-
 // TestGoldenFrames pins the bytes of FORMAT.md.
 func TestGoldenFrames(t *testing.T) {
 	f := followLine(t, Options{})

@@ -175,7 +175,7 @@ func (e *Encoder) tell(i uint32, forced bool) {
 		return
 	}
 	for _, id := range r.pending {
-		if end := e.nodes[id].end; end > e.toldEnd(r) && end < to {
+		if end := e.nodes[id].end(); end > e.toldEnd(r) && end < to {
 			e.extend(i, end, id)
 		}
 	}
@@ -205,7 +205,7 @@ func (e *Encoder) tellParent(r *grown) bool {
 // forget drops the ends that need not wait any more: all up to a depth was told.
 func (e *Encoder) forget(r *grown, to uint32) {
 	left := 0
-	for left < len(r.pending) && e.nodes[r.pending[left]].end <= to {
+	for left < len(r.pending) && e.nodes[r.pending[left]].end() <= to {
 		left++
 	}
 	r.pending = append(r.pending[:0], r.pending[left:]...)
@@ -382,10 +382,10 @@ func (e *Encoder) usableOf(r *grown) (u usable) {
 		n := &e.nodes[id]
 		from := r.start
 		if n.parent != r.attach {
-			from = e.nodes[n.parent].end
+			from = e.nodes[n.parent].end()
 		}
-		if n.end <= told {
-			ends = append(ends, blockEnd{from, n.end, n.flags&nodeUsable != 0})
+		if end := n.end(); end <= told {
+			ends = append(ends, blockEnd{from, end, n.usable()})
 		}
 	}
 	u.floor = e.usableBefore(r.attach)
@@ -424,8 +424,8 @@ func spansOf(ends []blockEnd, stride uint32) (spans []span) {
 // usableBefore is the deepest usable end at or before the end of a block.
 func (e *Encoder) usableBefore(id uint32) uint32 {
 	for ; id != 0; id = e.nodes[id].parent {
-		if n := &e.nodes[id]; n.flags&nodeUsable != 0 {
-			return n.end
+		if n := &e.nodes[id]; n.usable() {
+			return n.end()
 		}
 	}
 	return 0
@@ -449,15 +449,15 @@ func (e *Encoder) tierOf(r *grown) tier {
 	told := e.toldEnd(r)
 	for id := r.tip; id != r.attach; id = e.nodes[id].parent {
 		n := &e.nodes[id]
-		if n.end > told || n.tier == TierGPU {
+		if n.end() > told || n.tier() == TierGPU {
 			continue
 		}
 		from := r.start
 		if n.parent != r.attach {
-			from = e.nodes[n.parent].end
+			from = e.nodes[n.parent].end()
 		}
 		t.gpu = min(t.gpu, from)
-		if n.tier == TierDisk {
+		if n.tier() == TierDisk {
 			t.host = min(t.host, from)
 		}
 	}

@@ -29,20 +29,27 @@ type forest struct {
 // its index to another domain, so the generation rises.
 type domainUse struct{ runs, generation uint32 }
 
-// node is what is kept of an attached block.
+// node is what is kept of an attached block. There is one per block of the
+// engine's cache.
 type node struct {
 	run    uint32 // 0: not attached, or deeper than any named prefix
 	parent uint32
-	end    uint32 // depth in tokens
-	flags  nodeFlags
-	tier   Tier
+	state  uint32 // end, depth in tokens; above it the tier, and nodeUsable
 }
 
-type nodeFlags uint8
-
+// Parts of node.state. The end is at most MaxDepthTokens.
 const (
-	nodeUsable nodeFlags = 1 << iota // the engine could end a match at the block's end
+	nodeTierShift = 28
+	nodeEndMask   = 1<<nodeTierShift - 1
+	// nodeUsable says that the engine could end a match at the block's end.
+	nodeUsable = 1 << 31
 )
+
+func (n *node) end() uint32  { return n.state & nodeEndMask }
+func (n *node) usable() bool { return n.state&nodeUsable != 0 }
+func (n *node) tier() Tier   { return Tier(n.state &^ nodeUsable >> nodeTierShift) }
+
+func (n *node) setTier(t Tier) { n.state = n.state&(nodeUsable|nodeEndMask) | uint32(t)<<nodeTierShift }
 
 // grown is a run of attached blocks.
 type grown struct {
@@ -91,14 +98,16 @@ func (f *forest) Attached(b Block) {
 		f.nodes = append(f.nodes, make([]node, max(64, int(b.ID)+1-len(f.nodes)))...)
 	}
 	n := &f.nodes[b.ID]
-	*n = node{parent: b.Parent, end: b.EndTokens, tier: b.Tier}
+	*n = node{}
 	if b.EndTokens > MaxDepthTokens || b.Parent != 0 && f.nodes[b.Parent].run == 0 {
 		return
 	}
+	n.parent, n.state = b.Parent, b.EndTokens
+	n.setTier(b.Tier)
 	n.run = f.place(&b)
 	r := &f.runs[n.run]
 	if b.Usable {
-		n.flags |= nodeUsable
+		n.state |= nodeUsable
 	} else {
 		r.unusable++
 	}
@@ -135,11 +144,11 @@ func (f *forest) place(b *Block) uint32 {
 		return p.run
 	}
 	r.flags |= runMatched
-	if r.held != 0 && p.end > r.solid {
+	if r.held != 0 && p.end() > r.solid {
 		f.unhold(p.run)
 	}
 	f.touch(p.run)
-	return f.begin(p.run, b.Parent, p.end, r.domain)
+	return f.begin(p.run, b.Parent, p.end(), r.domain)
 }
 
 // begin makes an empty run.
@@ -179,16 +188,16 @@ func (f *forest) Detached(id uint32) {
 	r := &f.runs[n.run]
 	r.tip, r.end = n.parent, r.start
 	if n.parent != r.attach {
-		r.end = f.nodes[n.parent].end
+		r.end = f.nodes[n.parent].end()
 	}
 	r.chains = r.chains[:r.end/prefix.ChunkTokens-r.start/prefix.ChunkTokens]
-	if n.flags&nodeUsable == 0 {
+	if !n.usable() {
 		r.unusable--
 	}
-	if n.tier != TierGPU {
+	if n.tier() != TierGPU {
 		r.lower--
 	}
-	if r.has(runOdd) || r.unusable+r.lower > 0 || n.flags&nodeUsable == 0 || n.tier != TierGPU {
+	if r.has(runOdd) || r.unusable+r.lower > 0 || !n.usable() || n.tier() != TierGPU {
 		f.touchLimits(n.run)
 	}
 	if r.end == r.start {
@@ -248,10 +257,10 @@ func (f *forest) UsableChanged(id uint32, usable bool) {
 		return
 	}
 	n := &f.nodes[id]
-	if (n.flags&nodeUsable != 0) == usable {
+	if n.usable() == usable {
 		return
 	}
-	n.flags ^= nodeUsable
+	n.state ^= nodeUsable
 	if usable {
 		f.runs[n.run].unusable--
 	} else {
@@ -266,10 +275,10 @@ func (f *forest) TierChanged(id uint32, tier Tier) {
 		return
 	}
 	n := &f.nodes[id]
-	if n.tier != TierGPU {
+	if n.tier() != TierGPU {
 		f.runs[n.run].lower--
 	}
-	if n.tier = tier; tier != TierGPU {
+	if n.setTier(tier); tier != TierGPU {
 		f.runs[n.run].lower++
 	}
 	f.touchLimits(n.run)
@@ -370,11 +379,11 @@ func (f *forest) growAnswer(i, id uint32, rested bool) {
 	if r.held == 0 {
 		f.held = append(f.held, heldEnd{run: i})
 		r.held = uint32(len(f.held))
-		r.solidAt, r.solid = n.parent, f.nodes[n.parent].end
+		r.solidAt, r.solid = n.parent, f.nodes[n.parent].end()
 		r.quiet = min(max(leastQuiet, 2*r.quiet), mostQuiet)
 	}
-	if prompt || isCheckpoint(n.end) { // a checkpoint costs no fingerprint of its own
-		r.solidAt, r.solid = id, n.end
+	if prompt || isCheckpoint(n.end()) { // a checkpoint costs no fingerprint of its own
+		r.solidAt, r.solid = id, n.end()
 	}
 	h := &f.held[r.held-1]
 	h.id, h.grew = id, true
@@ -402,10 +411,10 @@ func (f *forest) drop(i uint32) {
 
 // expect notes a known end that is to be told.
 func (f *forest) expect(r *grown, id uint32) {
-	end := f.nodes[id].end
+	end := f.nodes[id].end()
 	at := len(r.pending)
-	for at > 0 && f.nodes[r.pending[at-1]].end >= end {
-		if f.nodes[r.pending[at-1]].end == end {
+	for at > 0 && f.nodes[r.pending[at-1]].end() >= end {
+		if f.nodes[r.pending[at-1]].end() == end {
 			return
 		}
 		at--

@@ -59,7 +59,7 @@ func (e *Encoder) translate(k prefix.ClusterKey) told {
 		id := r.tip
 		for k := len(pts) - 1; k >= 0; k-- {
 			p := &pts[k]
-			for e.nodes[id].end > p.depth {
+			for e.nodes[id].end() > p.depth {
 				id = e.nodes[id].parent
 			}
 			p.fingerprint = fingerprintOf(keyer.Key(e.blocks.PointOf(id), p.depth), p.depth)

@@ -13,8 +13,10 @@ import (
 )
 
 const (
-	// SketchVersion is the first byte of every sketch.
-	SketchVersion = 1
+	// SketchVersion is the first byte of every sketch that is written. Version 1,
+	// which is read as well, had two numbers before the age: the order of sketches
+	// is the mesh's to keep.
+	SketchVersion = 2
 	// MaxSketchBytes bounds a sketch; what the mesh has room for in a packet of
 	// 1,200 bytes is a little less.
 	MaxSketchBytes = 1200
@@ -30,12 +32,9 @@ const (
 var ErrSketch = errors.New("malformed sketch")
 
 // Sketch is what the mesh spreads about a host: one self-contained packet, of
-// which the newest counts. It serves when no lane is up, and decides nothing
-// then but what is worth trying.
+// which the mesh hands on the newest. It serves when no lane is up, and decides
+// nothing then but what is worth trying.
 type Sketch struct {
-	// Session and Seq order the sketches of one host. Session is the number that
-	// the host gives to its lanes.
-	Session, Seq uint64
 	// Age is how old the oldest fact in it was when it was built.
 	Age time.Duration
 	// KeyID is the id of the cluster key of the roots, as
@@ -121,16 +120,13 @@ const sketchDepth = MaxDepthTokens<<1 | 1
 // more workers than fit MaxSketchBytes make it longer than limit; what does not
 // fit that either is an error that wraps [ErrSketch].
 //
-//	sketch := version u8 = 1 | key id 4 bytes | session uv | seq uv | age_ms uv |
-//	          workers uv | worker* | root*
+//	sketch := version u8 = 2 | key id 4 bytes | age_ms uv | workers uv | worker* | root*
 //	worker := length of name u8 | name | state u8 | load class u8
 //	root   := worker uv | length code of depth uv (see the frames) | key u64
 func AppendSketch(dst []byte, s *Sketch, limit int) ([]byte, error) {
 	begin := len(dst)
 	dst = append(dst, SketchVersion)
 	dst = binary.LittleEndian.AppendUint32(dst, s.KeyID)
-	dst = binary.AppendUvarint(dst, s.Session)
-	dst = binary.AppendUvarint(dst, s.Seq)
 	dst = binary.AppendUvarint(dst, wholeMs(s.Age))
 	if len(s.Workers) > MaxSketchWorkers {
 		return dst[:begin], fmt.Errorf("%w: workers: %d, at most %d", ErrSketch, len(s.Workers), MaxSketchWorkers)
@@ -186,12 +182,15 @@ func ParseSketch(b []byte) (Sketch, error) {
 		return s, fmt.Errorf("%w: %d bytes, at most %d", ErrSketch, len(b), MaxSketchBytes)
 	}
 	r := reader{b: b}
-	if v := r.uint8("version"); r.err == nil && v != SketchVersion {
-		return s, fmt.Errorf("%w: version %d, this side reads version %d", ErrSketch, v, SketchVersion)
+	version := r.uint8("version")
+	if r.err == nil && version != 1 && version != SketchVersion {
+		return s, fmt.Errorf("%w: version %d, this side reads versions 1 and %d", ErrSketch, version, SketchVersion)
 	}
 	s.KeyID = r.uint32("key id")
-	s.Session = r.uvarint("session")
-	s.Seq = r.uvarint("seq")
+	if version == 1 {
+		r.uvarint("session")
+		r.uvarint("seq")
+	}
 	h := header{ageMs: r.uvarint("age")}
 	s.Age = h.age()
 	n := r.bounded("workers", MaxSketchWorkers)

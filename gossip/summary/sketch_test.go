@@ -1,6 +1,7 @@
 package summary
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
@@ -14,7 +15,7 @@ import (
 )
 
 func someSketch(workers, roots int) *Sketch {
-	s := &Sketch{Session: 70, Seq: 12345, Age: 1500 * time.Millisecond, KeyID: 0xdeadbeef}
+	s := &Sketch{Age: 1500 * time.Millisecond, KeyID: 0xdeadbeef}
 	for i := range workers {
 		w := WorkerSketch{Name: fmt.Sprintf("vllm-%d/0", 8000+i), State: SketchReady, Load: LoadClassOf(float64(i * 100))}
 		for j := range roots {
@@ -38,6 +39,26 @@ func TestSketchRoundTrip(t *testing.T) {
 		if diff := cmp.Diff(s, &got); diff != "" {
 			t.Error(diff)
 		}
+	}
+}
+
+// TestSketchOfTheVersionBefore: members of the former version are read, their
+// session and seq passed over.
+func TestSketchOfTheVersionBefore(t *testing.T) {
+	want := someSketch(2, 1)
+	b, err := AppendSketch(nil, want, MaxSketchBytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	old := append([]byte{1}, b[1:5]...)
+	old = binary.AppendUvarint(old, 1<<63) // session
+	old = append(binary.AppendUvarint(old, 12345), b[5:]...)
+	got, err := ParseSketch(old)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, &got); diff != "" {
+		t.Error(diff)
 	}
 }
 
@@ -170,7 +191,7 @@ func FuzzSketch(f *testing.F) {
 
 // sameButCut compares all but roots, which may take more room when written anew.
 func sameButCut(a, b *Sketch) bool {
-	if len(a.Workers) != len(b.Workers) || a.Session != b.Session || a.Seq != b.Seq || a.Age != b.Age || a.KeyID != b.KeyID {
+	if len(a.Workers) != len(b.Workers) || a.Age != b.Age || a.KeyID != b.KeyID {
 		return false
 	}
 	for i := range a.Workers {

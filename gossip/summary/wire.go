@@ -137,6 +137,11 @@ func parseHeader(b []byte) (h header, body []byte, err error) {
 	return h, r.b, r.err
 }
 
+// IsSnapshot says whether a frame is a part of a snapshot rather than a delta.
+func IsSnapshot(frame []byte) bool {
+	return len(frame) > 1 && frameKind(frame[1]&15) == kindSnapshot
+}
+
 // maxAge bounds the age read from a frame; what is older is as worthless.
 const maxAge = 1000 * time.Hour
 

@@ -308,7 +308,7 @@ func (c *coldCoordinator) Frame(s *lane.Session, f *waypostv1.ConnectRequest, _ 
 	r := c.receivers[w]
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !c.pulls.Progress(p.GetPullId(), time.Now()) || c.filled[w] {
+	if !c.pulls.Progress(pull.Stream{Host: s.Host(), Index: p.GetIndex()}, p.GetPullId(), time.Now()) || c.filled[w] {
 		return
 	}
 	for _, frame := range p.GetFrames() {

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 )
 
 // binaryDir holds the built program; TestMain removes it.
@@ -53,18 +54,24 @@ type ran struct {
 // run runs the program to its end, for as long as patience lasts.
 func run(t *testing.T, args ...string) ran {
 	t.Helper()
-	return runIn(t, nil, args...)
+	return runWith(t, nil, args...)
 }
 
-func runIn(t *testing.T, env []string, args ...string) ran {
+// runWith is run with some variables in the environment. One that does not end in
+// time is killed, and says so.
+func runWith(t *testing.T, env []string, args ...string) ran {
 	t.Helper()
 	path := program(t) // the first one builds it, which takes its time
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, path, args...)
+	cmd.WaitDelay = 10 * time.Second // processes of its own may hold the pipes
 	var out, errOut bytes.Buffer
 	cmd.Stdout, cmd.Stderr, cmd.Env, cmd.Dir = &out, &errOut, append(cleanEnv(), env...), t.TempDir()
 	err := cmd.Run()
+	if ctx.Err() != nil {
+		t.Fatalf("%v did not end within %v: %v\n%s%s", args, patience, err, out.String(), errOut.String())
+	}
 	var exit *exec.ExitError
 	if err != nil && !errors.As(err, &exit) {
 		t.Fatalf("%v: %v", args, err)

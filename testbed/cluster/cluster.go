@@ -244,7 +244,7 @@ func (c *Cluster) startCoordinator(i int, first bool) error {
 	}
 	co, err := coordinator.New(coordinator.Options{
 		Config: c.CoordinatorConfig(i), Bootstrap: i == 0 && first, Version: c.opt.Version, Process: rand.Uint64() | 1, Logger: log,
-		Timing:         replica.Timing{Heartbeat: 300 * time.Millisecond, Election: 300 * time.Millisecond, Lease: 250 * time.Millisecond},
+		Timing:         replica.Timing{Heartbeat: slowdown * 300 * time.Millisecond, Election: slowdown * 300 * time.Millisecond, Lease: slowdown * 250 * time.Millisecond},
 		ReservationTTL: c.opt.Reservation, SettleAfter: c.opt.SettleAfter, Registerer: series, Gatherer: series,
 	})
 	if err != nil {

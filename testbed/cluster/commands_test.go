@@ -147,7 +147,7 @@ func TestDevTellsWhatHappened(t *testing.T) {
 	t.Parallel()
 	takeSlot(t)
 	tmp := t.TempDir()
-	r := runIn(t, []string{"TMPDIR=" + tmp}, "dev", "--duration", "5s", "--json", "--engines", "2")
+	r := runWith(t, []string{"TMPDIR=" + tmp}, "dev", "--duration", "5s", "--json", "--engines", "2")
 	if r.code != 0 {
 		t.Fatalf("dev: exit %d\n%s", r.code, r.errOut)
 	}
@@ -199,7 +199,7 @@ func TestDevTellsWhatHappened(t *testing.T) {
 func TestDevRunsAMixedFleet(t *testing.T) {
 	t.Parallel()
 	takeSlot(t)
-	r := runIn(t, []string{"TMPDIR=" + t.TempDir()}, "dev", "--duration", "5s", "--json", "--engines", "4", "--kinds", "vllm,sglang,trtllm,llamacpp", "--rate", "8")
+	r := runWith(t, []string{"TMPDIR=" + t.TempDir()}, "dev", "--duration", "5s", "--json", "--engines", "4", "--kinds", "vllm,sglang,trtllm,llamacpp", "--rate", "8")
 	if r.code != 0 {
 		t.Fatalf("dev: exit %d\n%s", r.code, r.errOut)
 	}

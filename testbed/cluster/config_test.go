@@ -38,7 +38,7 @@ func TestBadConfiguration(t *testing.T) {
 					args = append(args, "--"+a.Key+"="+value)
 				}
 			}
-			r := runIn(t, env, args...)
+			r := runWith(t, env, args...)
 			said := strings.NewReplacer(file, d.Cmd+".toml", certs, "$CERTS").Replace(r.out + r.errOut)
 			return fmt.Sprintf("exit %d\n%s", r.code, said)
 		})

@@ -90,6 +90,10 @@ func newGPUs(t *testing.T, process int) (g *gpuRig, helper string) {
 	return g, helper
 }
 
+// gpuPoll is the default. Five polls of silence stand for a driver that hangs, and
+// on a busy machine a child may well be silent for a second.
+const gpuPoll = time.Second
+
 func startGPUs(t *testing.T) *gpuRig {
 	t.Helper()
 	// The emulated engine runs in this process.
@@ -97,7 +101,7 @@ func startGPUs(t *testing.T) *gpuRig {
 	g.rig = start(t, 2, 1, emulator.Options{BlockTokens: 16}, func(o *Options) {
 		o.ChangeAgent = func(i int, cfg *agent.Config) {
 			if i == 0 {
-				cfg.GPU = agent.GPUConfig{Enabled: "auto", Poll: daemon.Duration(200 * time.Millisecond), Helper: helper}
+				cfg.GPU = agent.GPUConfig{Enabled: "auto", Poll: daemon.Duration(gpuPoll), Helper: helper}
 			}
 		}
 	})

@@ -133,6 +133,9 @@ func TestPullIsChosenAndConfirmed(t *testing.T) {
 	if p.GetPull().GetSource().GetName() != WorkerName(0, 0) || p.GetPull().GetTokens() < 11_000 || p.GetWorker().GetName() != WorkerName(1, 0) {
 		t.Fatalf("placed on %s, pull %v, terms %v", p.GetWorker().GetName(), p.GetPull(), p.GetTerms())
 	}
+	if rec, err := r.record(0, p.GetPlacementId()); err != nil || rec.GetPlacement().GetPull().GetSource().GetName() != WorkerName(0, 0) || rec.GetPlacement().GetPull().GetTokens() != p.GetPull().GetTokens() {
+		t.Errorf("the record tells of pull %v, %v", rec.GetPlacement().GetPull(), err)
+	}
 	cached, _, err := r.send(p, a)
 	if err != nil {
 		t.Fatal(err)
@@ -240,6 +243,9 @@ func TestPairIsOnePlacementWithTwoClaims(t *testing.T) {
 	}
 	if p.GetPrefillWorker().GetName() != prefill || p.GetWorker().GetName() != decode {
 		t.Fatalf("prefill on %q, decode on %q", p.GetPrefillWorker().GetName(), p.GetWorker().GetName())
+	}
+	if rec, err := r.record(0, p.GetPlacementId()); err != nil || rec.GetPlacement().GetPrefillWorker().GetName() != prefill || rec.GetPlacement().GetWorker().GetName() != decode {
+		t.Errorf("the record tells of prefill on %q, decode on %q, %v", rec.GetPlacement().GetPrefillWorker().GetName(), rec.GetPlacement().GetWorker().GetName(), err)
 	}
 	r.eventually("it has no claim on each", claims(1))
 	began := time.Now()

@@ -42,6 +42,7 @@ type ConnectRequest struct {
 	//	*ConnectRequest_Evidence
 	//	*ConnectRequest_AckGpu
 	//	*ConnectRequest_StoredPrompt
+	//	*ConnectRequest_LinkProbe
 	Frame         isConnectRequest_Frame `protobuf_oneof:"frame"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -163,6 +164,15 @@ func (x *ConnectRequest) GetStoredPrompt() *StoredPrompt {
 	return nil
 }
 
+func (x *ConnectRequest) GetLinkProbe() *LinkProbeReply {
+	if x != nil {
+		if x, ok := x.Frame.(*ConnectRequest_LinkProbe); ok {
+			return x.LinkProbe
+		}
+	}
+	return nil
+}
+
 type isConnectRequest_Frame interface {
 	isConnectRequest_Frame()
 }
@@ -207,6 +217,11 @@ type ConnectRequest_StoredPrompt struct {
 	StoredPrompt *StoredPrompt `protobuf:"bytes,21,opt,name=stored_prompt,json=storedPrompt,oneof"`
 }
 
+type ConnectRequest_LinkProbe struct {
+	// Answer to a link probe ask.
+	LinkProbe *LinkProbeReply `protobuf:"bytes,110,opt,name=link_probe,json=linkProbe,oneof"`
+}
+
 func (*ConnectRequest_Hello) isConnectRequest_Frame() {}
 
 func (*ConnectRequest_Load) isConnectRequest_Frame() {}
@@ -222,6 +237,8 @@ func (*ConnectRequest_Evidence) isConnectRequest_Frame() {}
 func (*ConnectRequest_AckGpu) isConnectRequest_Frame() {}
 
 func (*ConnectRequest_StoredPrompt) isConnectRequest_Frame() {}
+
+func (*ConnectRequest_LinkProbe) isConnectRequest_Frame() {}
 
 // ConnectResponse is one frame from a coordinator.
 type ConnectResponse struct {
@@ -244,6 +261,7 @@ type ConnectResponse struct {
 	//	*ConnectResponse_Transfers
 	//	*ConnectResponse_AckGpu
 	//	*ConnectResponse_Boundary
+	//	*ConnectResponse_LinkProbe
 	Frame         isConnectResponse_Frame `protobuf_oneof:"frame"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -401,6 +419,15 @@ func (x *ConnectResponse) GetBoundary() *BoundaryAsk {
 	return nil
 }
 
+func (x *ConnectResponse) GetLinkProbe() *LinkProbeAsk {
+	if x != nil {
+		if x, ok := x.Frame.(*ConnectResponse_LinkProbe); ok {
+			return x.LinkProbe
+		}
+	}
+	return nil
+}
+
 type isConnectResponse_Frame interface {
 	isConnectResponse_Frame()
 }
@@ -465,6 +492,11 @@ type ConnectResponse_Boundary struct {
 	Boundary *BoundaryAsk `protobuf:"bytes,61,opt,name=boundary,oneof"`
 }
 
+type ConnectResponse_LinkProbe struct {
+	// Wish to have the way to another host measured.
+	LinkProbe *LinkProbeAsk `protobuf:"bytes,110,opt,name=link_probe,json=linkProbe,oneof"`
+}
+
 func (*ConnectResponse_Hello) isConnectResponse_Frame() {}
 
 func (*ConnectResponse_Policy) isConnectResponse_Frame() {}
@@ -488,6 +520,8 @@ func (*ConnectResponse_Transfers) isConnectResponse_Frame() {}
 func (*ConnectResponse_AckGpu) isConnectResponse_Frame() {}
 
 func (*ConnectResponse_Boundary) isConnectResponse_Frame() {}
+
+func (*ConnectResponse_LinkProbe) isConnectResponse_Frame() {}
 
 // AgentHello introduces a host.
 type AgentHello struct {
@@ -2870,6 +2904,172 @@ func (x *AckGpuReply) GetVerdict() string {
 	return ""
 }
 
+// LinkProbeAsk has one end of a link probe do its part: the receiver expects it,
+// then the sender sends zeros through the port of the mesh.
+type LinkProbeAsk struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Id of the ask.
+	AskId *uint32 `protobuf:"varint,1,opt,name=ask_id,json=askId" json:"ask_id,omitempty"`
+	// Random word that both ends are told, 16 bytes, good once.
+	Token []byte `protobuf:"bytes,2,opt,name=token" json:"token,omitempty"`
+	// Name of the host that it is sent to; empty: this host receives it.
+	To *string `protobuf:"bytes,3,opt,name=to" json:"to,omitempty"`
+	// Most bytes, 1 to 2^34.
+	MaxBytes *float64 `protobuf:"fixed64,4,opt,name=max_bytes,json=maxBytes" json:"max_bytes,omitempty"`
+	// Longest time of sending, ms, above 0 and up to 10,000.
+	MaxMs         *float64 `protobuf:"fixed64,5,opt,name=max_ms,json=maxMs" json:"max_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LinkProbeAsk) Reset() {
+	*x = LinkProbeAsk{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LinkProbeAsk) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LinkProbeAsk) ProtoMessage() {}
+
+func (x *LinkProbeAsk) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LinkProbeAsk.ProtoReflect.Descriptor instead.
+func (*LinkProbeAsk) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *LinkProbeAsk) GetAskId() uint32 {
+	if x != nil && x.AskId != nil {
+		return *x.AskId
+	}
+	return 0
+}
+
+func (x *LinkProbeAsk) GetToken() []byte {
+	if x != nil {
+		return x.Token
+	}
+	return nil
+}
+
+func (x *LinkProbeAsk) GetTo() string {
+	if x != nil && x.To != nil {
+		return *x.To
+	}
+	return ""
+}
+
+func (x *LinkProbeAsk) GetMaxBytes() float64 {
+	if x != nil && x.MaxBytes != nil {
+		return *x.MaxBytes
+	}
+	return 0
+}
+
+func (x *LinkProbeAsk) GetMaxMs() float64 {
+	if x != nil && x.MaxMs != nil {
+		return *x.MaxMs
+	}
+	return 0
+}
+
+// LinkProbeReply is a host's answer to a link probe ask.
+type LinkProbeReply struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Id of the ask.
+	AskId *uint32 `protobuf:"varint,1,opt,name=ask_id,json=askId" json:"ask_id,omitempty"`
+	// Why not; empty: it is expected, or was measured.
+	Error *string `protobuf:"bytes,2,opt,name=error" json:"error,omitempty"`
+	// Of the sender: bytes that arrived.
+	Bytes *float64 `protobuf:"fixed64,3,opt,name=bytes" json:"bytes,omitempty"`
+	// Of the sender: time from the first byte that arrived to the last, by the
+	// receiver's clock, ms.
+	TookMs *float64 `protobuf:"fixed64,4,opt,name=took_ms,json=tookMs" json:"took_ms,omitempty"`
+	// Of the sender: time until the receiver's first word, ms.
+	AnswerMs      *float64 `protobuf:"fixed64,5,opt,name=answer_ms,json=answerMs" json:"answer_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LinkProbeReply) Reset() {
+	*x = LinkProbeReply{}
+	mi := &file_waypost_v1_lane_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LinkProbeReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LinkProbeReply) ProtoMessage() {}
+
+func (x *LinkProbeReply) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_lane_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LinkProbeReply.ProtoReflect.Descriptor instead.
+func (*LinkProbeReply) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *LinkProbeReply) GetAskId() uint32 {
+	if x != nil && x.AskId != nil {
+		return *x.AskId
+	}
+	return 0
+}
+
+func (x *LinkProbeReply) GetError() string {
+	if x != nil && x.Error != nil {
+		return *x.Error
+	}
+	return ""
+}
+
+func (x *LinkProbeReply) GetBytes() float64 {
+	if x != nil && x.Bytes != nil {
+		return *x.Bytes
+	}
+	return 0
+}
+
+func (x *LinkProbeReply) GetTookMs() float64 {
+	if x != nil && x.TookMs != nil {
+		return *x.TookMs
+	}
+	return 0
+}
+
+func (x *LinkProbeReply) GetAnswerMs() float64 {
+	if x != nil && x.AnswerMs != nil {
+		return *x.AnswerMs
+	}
+	return 0
+}
+
 // BoundaryAsk asks for a new measurement of one probe. A hello with another run
 // of it is the answer.
 type BoundaryAsk struct {
@@ -2886,7 +3086,7 @@ type BoundaryAsk struct {
 
 func (x *BoundaryAsk) Reset() {
 	*x = BoundaryAsk{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[25]
+	mi := &file_waypost_v1_lane_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2898,7 +3098,7 @@ func (x *BoundaryAsk) String() string {
 func (*BoundaryAsk) ProtoMessage() {}
 
 func (x *BoundaryAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[25]
+	mi := &file_waypost_v1_lane_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2911,7 +3111,7 @@ func (x *BoundaryAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BoundaryAsk.ProtoReflect.Descriptor instead.
 func (*BoundaryAsk) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{25}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *BoundaryAsk) GetIndex() uint32 {
@@ -2956,7 +3156,7 @@ type PrefixPull struct {
 
 func (x *PrefixPull) Reset() {
 	*x = PrefixPull{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[26]
+	mi := &file_waypost_v1_lane_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2968,7 +3168,7 @@ func (x *PrefixPull) String() string {
 func (*PrefixPull) ProtoMessage() {}
 
 func (x *PrefixPull) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[26]
+	mi := &file_waypost_v1_lane_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2981,7 +3181,7 @@ func (x *PrefixPull) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrefixPull.ProtoReflect.Descriptor instead.
 func (*PrefixPull) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{26}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *PrefixPull) GetPullId() uint32 {
@@ -3047,7 +3247,7 @@ type ClaimFrame struct {
 
 func (x *ClaimFrame) Reset() {
 	*x = ClaimFrame{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[27]
+	mi := &file_waypost_v1_lane_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3059,7 +3259,7 @@ func (x *ClaimFrame) String() string {
 func (*ClaimFrame) ProtoMessage() {}
 
 func (x *ClaimFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[27]
+	mi := &file_waypost_v1_lane_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3072,7 +3272,7 @@ func (x *ClaimFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimFrame.ProtoReflect.Descriptor instead.
 func (*ClaimFrame) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{27}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ClaimFrame) GetCoordinator() uint64 {
@@ -3154,7 +3354,7 @@ type Claim struct {
 
 func (x *Claim) Reset() {
 	*x = Claim{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[28]
+	mi := &file_waypost_v1_lane_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3166,7 +3366,7 @@ func (x *Claim) String() string {
 func (*Claim) ProtoMessage() {}
 
 func (x *Claim) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[28]
+	mi := &file_waypost_v1_lane_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3179,7 +3379,7 @@ func (x *Claim) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Claim.ProtoReflect.Descriptor instead.
 func (*Claim) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{28}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Claim) GetSeq() uint64 {
@@ -3293,7 +3493,7 @@ type MarkFrame struct {
 
 func (x *MarkFrame) Reset() {
 	*x = MarkFrame{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[29]
+	mi := &file_waypost_v1_lane_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3305,7 +3505,7 @@ func (x *MarkFrame) String() string {
 func (*MarkFrame) ProtoMessage() {}
 
 func (x *MarkFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[29]
+	mi := &file_waypost_v1_lane_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3318,7 +3518,7 @@ func (x *MarkFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MarkFrame.ProtoReflect.Descriptor instead.
 func (*MarkFrame) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{29}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *MarkFrame) GetCoordinator() uint64 {
@@ -3371,7 +3571,7 @@ type LearntPrompt struct {
 
 func (x *LearntPrompt) Reset() {
 	*x = LearntPrompt{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[30]
+	mi := &file_waypost_v1_lane_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3383,7 +3583,7 @@ func (x *LearntPrompt) String() string {
 func (*LearntPrompt) ProtoMessage() {}
 
 func (x *LearntPrompt) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[30]
+	mi := &file_waypost_v1_lane_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3396,7 +3596,7 @@ func (x *LearntPrompt) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LearntPrompt.ProtoReflect.Descriptor instead.
 func (*LearntPrompt) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{30}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *LearntPrompt) GetSeq() uint64 {
@@ -3439,7 +3639,7 @@ type Mark struct {
 
 func (x *Mark) Reset() {
 	*x = Mark{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[31]
+	mi := &file_waypost_v1_lane_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3451,7 +3651,7 @@ func (x *Mark) String() string {
 func (*Mark) ProtoMessage() {}
 
 func (x *Mark) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[31]
+	mi := &file_waypost_v1_lane_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3464,7 +3664,7 @@ func (x *Mark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Mark.ProtoReflect.Descriptor instead.
 func (*Mark) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{31}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Mark) GetSeq() uint64 {
@@ -3518,7 +3718,7 @@ type OutcomeFrame struct {
 
 func (x *OutcomeFrame) Reset() {
 	*x = OutcomeFrame{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[32]
+	mi := &file_waypost_v1_lane_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3530,7 +3730,7 @@ func (x *OutcomeFrame) String() string {
 func (*OutcomeFrame) ProtoMessage() {}
 
 func (x *OutcomeFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[32]
+	mi := &file_waypost_v1_lane_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3543,7 +3743,7 @@ func (x *OutcomeFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutcomeFrame.ProtoReflect.Descriptor instead.
 func (*OutcomeFrame) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{32}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *OutcomeFrame) GetCoordinator() uint64 {
@@ -3582,7 +3782,7 @@ type TransferFrame struct {
 
 func (x *TransferFrame) Reset() {
 	*x = TransferFrame{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[33]
+	mi := &file_waypost_v1_lane_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3594,7 +3794,7 @@ func (x *TransferFrame) String() string {
 func (*TransferFrame) ProtoMessage() {}
 
 func (x *TransferFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[33]
+	mi := &file_waypost_v1_lane_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3607,7 +3807,7 @@ func (x *TransferFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferFrame.ProtoReflect.Descriptor instead.
 func (*TransferFrame) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{33}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *TransferFrame) GetCoordinator() uint64 {
@@ -3657,7 +3857,7 @@ type ObservedTransfer struct {
 
 func (x *ObservedTransfer) Reset() {
 	*x = ObservedTransfer{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[34]
+	mi := &file_waypost_v1_lane_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3669,7 +3869,7 @@ func (x *ObservedTransfer) String() string {
 func (*ObservedTransfer) ProtoMessage() {}
 
 func (x *ObservedTransfer) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[34]
+	mi := &file_waypost_v1_lane_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3682,7 +3882,7 @@ func (x *ObservedTransfer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObservedTransfer.ProtoReflect.Descriptor instead.
 func (*ObservedTransfer) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{34}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ObservedTransfer) GetFrom() string {
@@ -3764,7 +3964,7 @@ type ObservedOutcome struct {
 
 func (x *ObservedOutcome) Reset() {
 	*x = ObservedOutcome{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[35]
+	mi := &file_waypost_v1_lane_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3776,7 +3976,7 @@ func (x *ObservedOutcome) String() string {
 func (*ObservedOutcome) ProtoMessage() {}
 
 func (x *ObservedOutcome) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[35]
+	mi := &file_waypost_v1_lane_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3789,7 +3989,7 @@ func (x *ObservedOutcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObservedOutcome.ProtoReflect.Descriptor instead.
 func (*ObservedOutcome) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{35}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ObservedOutcome) GetEngineProcess() uint64 {
@@ -3858,7 +4058,7 @@ type TokenizeAsk struct {
 
 func (x *TokenizeAsk) Reset() {
 	*x = TokenizeAsk{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[36]
+	mi := &file_waypost_v1_lane_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3870,7 +4070,7 @@ func (x *TokenizeAsk) String() string {
 func (*TokenizeAsk) ProtoMessage() {}
 
 func (x *TokenizeAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[36]
+	mi := &file_waypost_v1_lane_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3883,7 +4083,7 @@ func (x *TokenizeAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenizeAsk.ProtoReflect.Descriptor instead.
 func (*TokenizeAsk) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{36}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *TokenizeAsk) GetAskId() uint32 {
@@ -3929,7 +4129,7 @@ type RenderAsk struct {
 
 func (x *RenderAsk) Reset() {
 	*x = RenderAsk{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[37]
+	mi := &file_waypost_v1_lane_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3941,7 +4141,7 @@ func (x *RenderAsk) String() string {
 func (*RenderAsk) ProtoMessage() {}
 
 func (x *RenderAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[37]
+	mi := &file_waypost_v1_lane_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3954,7 +4154,7 @@ func (x *RenderAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenderAsk.ProtoReflect.Descriptor instead.
 func (*RenderAsk) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{37}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *RenderAsk) GetAskId() uint32 {
@@ -3997,7 +4197,7 @@ type ExchangePlacementsRequest struct {
 
 func (x *ExchangePlacementsRequest) Reset() {
 	*x = ExchangePlacementsRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[38]
+	mi := &file_waypost_v1_lane_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4009,7 +4209,7 @@ func (x *ExchangePlacementsRequest) String() string {
 func (*ExchangePlacementsRequest) ProtoMessage() {}
 
 func (x *ExchangePlacementsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[38]
+	mi := &file_waypost_v1_lane_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4022,7 +4222,7 @@ func (x *ExchangePlacementsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExchangePlacementsRequest.ProtoReflect.Descriptor instead.
 func (*ExchangePlacementsRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{38}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ExchangePlacementsRequest) GetCoordinator() uint64 {
@@ -4083,7 +4283,7 @@ type MemoEntry struct {
 
 func (x *MemoEntry) Reset() {
 	*x = MemoEntry{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[39]
+	mi := &file_waypost_v1_lane_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4095,7 +4295,7 @@ func (x *MemoEntry) String() string {
 func (*MemoEntry) ProtoMessage() {}
 
 func (x *MemoEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[39]
+	mi := &file_waypost_v1_lane_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4108,7 +4308,7 @@ func (x *MemoEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoEntry.ProtoReflect.Descriptor instead.
 func (*MemoEntry) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{39}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *MemoEntry) GetPool() string {
@@ -4165,7 +4365,7 @@ type ExchangePlacementsResponse struct {
 
 func (x *ExchangePlacementsResponse) Reset() {
 	*x = ExchangePlacementsResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[40]
+	mi := &file_waypost_v1_lane_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4177,7 +4377,7 @@ func (x *ExchangePlacementsResponse) String() string {
 func (*ExchangePlacementsResponse) ProtoMessage() {}
 
 func (x *ExchangePlacementsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[40]
+	mi := &file_waypost_v1_lane_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4190,7 +4390,7 @@ func (x *ExchangePlacementsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExchangePlacementsResponse.ProtoReflect.Descriptor instead.
 func (*ExchangePlacementsResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{40}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ExchangePlacementsResponse) GetCoordinator() uint64 {
@@ -4221,7 +4421,7 @@ type PlaceFrame struct {
 
 func (x *PlaceFrame) Reset() {
 	*x = PlaceFrame{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[41]
+	mi := &file_waypost_v1_lane_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4233,7 +4433,7 @@ func (x *PlaceFrame) String() string {
 func (*PlaceFrame) ProtoMessage() {}
 
 func (x *PlaceFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[41]
+	mi := &file_waypost_v1_lane_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4246,7 +4446,7 @@ func (x *PlaceFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlaceFrame.ProtoReflect.Descriptor instead.
 func (*PlaceFrame) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{41}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *PlaceFrame) GetWorker() string {
@@ -4317,7 +4517,7 @@ type EvidenceAsk struct {
 
 func (x *EvidenceAsk) Reset() {
 	*x = EvidenceAsk{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[42]
+	mi := &file_waypost_v1_lane_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4329,7 +4529,7 @@ func (x *EvidenceAsk) String() string {
 func (*EvidenceAsk) ProtoMessage() {}
 
 func (x *EvidenceAsk) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[42]
+	mi := &file_waypost_v1_lane_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4342,7 +4542,7 @@ func (x *EvidenceAsk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvidenceAsk.ProtoReflect.Descriptor instead.
 func (*EvidenceAsk) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{42}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *EvidenceAsk) GetAskId() uint32 {
@@ -4414,7 +4614,7 @@ type EvidencePoint struct {
 
 func (x *EvidencePoint) Reset() {
 	*x = EvidencePoint{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[43]
+	mi := &file_waypost_v1_lane_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4426,7 +4626,7 @@ func (x *EvidencePoint) String() string {
 func (*EvidencePoint) ProtoMessage() {}
 
 func (x *EvidencePoint) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[43]
+	mi := &file_waypost_v1_lane_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4439,7 +4639,7 @@ func (x *EvidencePoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvidencePoint.ProtoReflect.Descriptor instead.
 func (*EvidencePoint) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{43}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *EvidencePoint) GetDepth() uint32 {
@@ -4485,7 +4685,7 @@ type EvidenceReply struct {
 
 func (x *EvidenceReply) Reset() {
 	*x = EvidenceReply{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[44]
+	mi := &file_waypost_v1_lane_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4497,7 +4697,7 @@ func (x *EvidenceReply) String() string {
 func (*EvidenceReply) ProtoMessage() {}
 
 func (x *EvidenceReply) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[44]
+	mi := &file_waypost_v1_lane_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4510,7 +4710,7 @@ func (x *EvidenceReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvidenceReply.ProtoReflect.Descriptor instead.
 func (*EvidenceReply) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{44}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *EvidenceReply) GetAskId() uint32 {
@@ -4593,7 +4793,7 @@ type AskRecordsRequest struct {
 
 func (x *AskRecordsRequest) Reset() {
 	*x = AskRecordsRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[45]
+	mi := &file_waypost_v1_lane_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4605,7 +4805,7 @@ func (x *AskRecordsRequest) String() string {
 func (*AskRecordsRequest) ProtoMessage() {}
 
 func (x *AskRecordsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[45]
+	mi := &file_waypost_v1_lane_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4618,7 +4818,7 @@ func (x *AskRecordsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AskRecordsRequest.ProtoReflect.Descriptor instead.
 func (*AskRecordsRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{45}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *AskRecordsRequest) GetList() *ListPlacementsRequest {
@@ -4666,7 +4866,7 @@ type AskRecordsResponse struct {
 
 func (x *AskRecordsResponse) Reset() {
 	*x = AskRecordsResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[46]
+	mi := &file_waypost_v1_lane_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4678,7 +4878,7 @@ func (x *AskRecordsResponse) String() string {
 func (*AskRecordsResponse) ProtoMessage() {}
 
 func (x *AskRecordsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[46]
+	mi := &file_waypost_v1_lane_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4691,7 +4891,7 @@ func (x *AskRecordsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AskRecordsResponse.ProtoReflect.Descriptor instead.
 func (*AskRecordsResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{46}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *AskRecordsResponse) GetList() *ListPlacementsResponse {
@@ -4733,7 +4933,7 @@ type ForwardWriteRequest struct {
 
 func (x *ForwardWriteRequest) Reset() {
 	*x = ForwardWriteRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[47]
+	mi := &file_waypost_v1_lane_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4745,7 +4945,7 @@ func (x *ForwardWriteRequest) String() string {
 func (*ForwardWriteRequest) ProtoMessage() {}
 
 func (x *ForwardWriteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[47]
+	mi := &file_waypost_v1_lane_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4758,7 +4958,7 @@ func (x *ForwardWriteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForwardWriteRequest.ProtoReflect.Descriptor instead.
 func (*ForwardWriteRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{47}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ForwardWriteRequest) GetCommand() []byte {
@@ -4783,7 +4983,7 @@ type ForwardWriteResponse struct {
 
 func (x *ForwardWriteResponse) Reset() {
 	*x = ForwardWriteResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[48]
+	mi := &file_waypost_v1_lane_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4795,7 +4995,7 @@ func (x *ForwardWriteResponse) String() string {
 func (*ForwardWriteResponse) ProtoMessage() {}
 
 func (x *ForwardWriteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[48]
+	mi := &file_waypost_v1_lane_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4808,7 +5008,7 @@ func (x *ForwardWriteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForwardWriteResponse.ProtoReflect.Descriptor instead.
 func (*ForwardWriteResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{48}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ForwardWriteResponse) GetIndex() uint64 {
@@ -4853,7 +5053,7 @@ type JoinClusterRequest struct {
 
 func (x *JoinClusterRequest) Reset() {
 	*x = JoinClusterRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[49]
+	mi := &file_waypost_v1_lane_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4865,7 +5065,7 @@ func (x *JoinClusterRequest) String() string {
 func (*JoinClusterRequest) ProtoMessage() {}
 
 func (x *JoinClusterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[49]
+	mi := &file_waypost_v1_lane_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4878,7 +5078,7 @@ func (x *JoinClusterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinClusterRequest.ProtoReflect.Descriptor instead.
 func (*JoinClusterRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{49}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *JoinClusterRequest) GetId() string {
@@ -4936,7 +5136,7 @@ type JoinClusterResponse struct {
 
 func (x *JoinClusterResponse) Reset() {
 	*x = JoinClusterResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[50]
+	mi := &file_waypost_v1_lane_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4948,7 +5148,7 @@ func (x *JoinClusterResponse) String() string {
 func (*JoinClusterResponse) ProtoMessage() {}
 
 func (x *JoinClusterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[50]
+	mi := &file_waypost_v1_lane_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4961,7 +5161,7 @@ func (x *JoinClusterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinClusterResponse.ProtoReflect.Descriptor instead.
 func (*JoinClusterResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{50}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *JoinClusterResponse) GetNumber() uint32 {
@@ -4991,7 +5191,7 @@ type WaitAppliedRequest struct {
 
 func (x *WaitAppliedRequest) Reset() {
 	*x = WaitAppliedRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[51]
+	mi := &file_waypost_v1_lane_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5003,7 +5203,7 @@ func (x *WaitAppliedRequest) String() string {
 func (*WaitAppliedRequest) ProtoMessage() {}
 
 func (x *WaitAppliedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[51]
+	mi := &file_waypost_v1_lane_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5016,7 +5216,7 @@ func (x *WaitAppliedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitAppliedRequest.ProtoReflect.Descriptor instead.
 func (*WaitAppliedRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{51}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *WaitAppliedRequest) GetIndex() uint64 {
@@ -5046,7 +5246,7 @@ type WaitAppliedResponse struct {
 
 func (x *WaitAppliedResponse) Reset() {
 	*x = WaitAppliedResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[52]
+	mi := &file_waypost_v1_lane_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5058,7 +5258,7 @@ func (x *WaitAppliedResponse) String() string {
 func (*WaitAppliedResponse) ProtoMessage() {}
 
 func (x *WaitAppliedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[52]
+	mi := &file_waypost_v1_lane_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5071,7 +5271,7 @@ func (x *WaitAppliedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitAppliedResponse.ProtoReflect.Descriptor instead.
 func (*WaitAppliedResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{52}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *WaitAppliedResponse) GetAppliedIndex() uint64 {
@@ -5100,7 +5300,7 @@ type PeerInspectRequest struct {
 
 func (x *PeerInspectRequest) Reset() {
 	*x = PeerInspectRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[53]
+	mi := &file_waypost_v1_lane_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5112,7 +5312,7 @@ func (x *PeerInspectRequest) String() string {
 func (*PeerInspectRequest) ProtoMessage() {}
 
 func (x *PeerInspectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[53]
+	mi := &file_waypost_v1_lane_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5125,7 +5325,7 @@ func (x *PeerInspectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerInspectRequest.ProtoReflect.Descriptor instead.
 func (*PeerInspectRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{53}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *PeerInspectRequest) GetInspect() *InspectWorkerRequest {
@@ -5146,7 +5346,7 @@ type PeerInspectResponse struct {
 
 func (x *PeerInspectResponse) Reset() {
 	*x = PeerInspectResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[54]
+	mi := &file_waypost_v1_lane_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5158,7 +5358,7 @@ func (x *PeerInspectResponse) String() string {
 func (*PeerInspectResponse) ProtoMessage() {}
 
 func (x *PeerInspectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[54]
+	mi := &file_waypost_v1_lane_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5171,7 +5371,7 @@ func (x *PeerInspectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerInspectResponse.ProtoReflect.Descriptor instead.
 func (*PeerInspectResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{54}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *PeerInspectResponse) GetInspect() *InspectWorkerResponse {
@@ -5192,7 +5392,7 @@ type FetchPlacementRequest struct {
 
 func (x *FetchPlacementRequest) Reset() {
 	*x = FetchPlacementRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[55]
+	mi := &file_waypost_v1_lane_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5204,7 +5404,7 @@ func (x *FetchPlacementRequest) String() string {
 func (*FetchPlacementRequest) ProtoMessage() {}
 
 func (x *FetchPlacementRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[55]
+	mi := &file_waypost_v1_lane_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5217,7 +5417,7 @@ func (x *FetchPlacementRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchPlacementRequest.ProtoReflect.Descriptor instead.
 func (*FetchPlacementRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{55}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *FetchPlacementRequest) GetPlacementId() string {
@@ -5238,7 +5438,7 @@ type FetchPlacementResponse struct {
 
 func (x *FetchPlacementResponse) Reset() {
 	*x = FetchPlacementResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[56]
+	mi := &file_waypost_v1_lane_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5250,7 +5450,7 @@ func (x *FetchPlacementResponse) String() string {
 func (*FetchPlacementResponse) ProtoMessage() {}
 
 func (x *FetchPlacementResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[56]
+	mi := &file_waypost_v1_lane_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5263,7 +5463,7 @@ func (x *FetchPlacementResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchPlacementResponse.ProtoReflect.Descriptor instead.
 func (*FetchPlacementResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{56}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *FetchPlacementResponse) GetRecord() []byte {
@@ -5284,7 +5484,7 @@ type RelayOutcomeRequest struct {
 
 func (x *RelayOutcomeRequest) Reset() {
 	*x = RelayOutcomeRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[57]
+	mi := &file_waypost_v1_lane_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5296,7 +5496,7 @@ func (x *RelayOutcomeRequest) String() string {
 func (*RelayOutcomeRequest) ProtoMessage() {}
 
 func (x *RelayOutcomeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[57]
+	mi := &file_waypost_v1_lane_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5309,7 +5509,7 @@ func (x *RelayOutcomeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayOutcomeRequest.ProtoReflect.Descriptor instead.
 func (*RelayOutcomeRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{57}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *RelayOutcomeRequest) GetOutcome() *ReportOutcomeRequest {
@@ -5330,7 +5530,7 @@ type RelayOutcomeResponse struct {
 
 func (x *RelayOutcomeResponse) Reset() {
 	*x = RelayOutcomeResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[58]
+	mi := &file_waypost_v1_lane_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5342,7 +5542,7 @@ func (x *RelayOutcomeResponse) String() string {
 func (*RelayOutcomeResponse) ProtoMessage() {}
 
 func (x *RelayOutcomeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[58]
+	mi := &file_waypost_v1_lane_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5355,7 +5555,7 @@ func (x *RelayOutcomeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayOutcomeResponse.ProtoReflect.Descriptor instead.
 func (*RelayOutcomeResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{58}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *RelayOutcomeResponse) GetOutcome() *ReportOutcomeResponse {
@@ -5382,7 +5582,7 @@ type RelayReservationRequest struct {
 
 func (x *RelayReservationRequest) Reset() {
 	*x = RelayReservationRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[59]
+	mi := &file_waypost_v1_lane_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5394,7 +5594,7 @@ func (x *RelayReservationRequest) String() string {
 func (*RelayReservationRequest) ProtoMessage() {}
 
 func (x *RelayReservationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[59]
+	mi := &file_waypost_v1_lane_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5407,7 +5607,7 @@ func (x *RelayReservationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayReservationRequest.ProtoReflect.Descriptor instead.
 func (*RelayReservationRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{59}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *RelayReservationRequest) GetWhat() isRelayReservationRequest_What {
@@ -5469,7 +5669,7 @@ type RelayReservationResponse struct {
 
 func (x *RelayReservationResponse) Reset() {
 	*x = RelayReservationResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[60]
+	mi := &file_waypost_v1_lane_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5481,7 +5681,7 @@ func (x *RelayReservationResponse) String() string {
 func (*RelayReservationResponse) ProtoMessage() {}
 
 func (x *RelayReservationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[60]
+	mi := &file_waypost_v1_lane_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5494,7 +5694,7 @@ func (x *RelayReservationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayReservationResponse.ProtoReflect.Descriptor instead.
 func (*RelayReservationResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{60}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *RelayReservationResponse) GetWhat() isRelayReservationResponse_What {
@@ -5549,7 +5749,7 @@ type PeerMembersRequest struct {
 
 func (x *PeerMembersRequest) Reset() {
 	*x = PeerMembersRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[61]
+	mi := &file_waypost_v1_lane_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5561,7 +5761,7 @@ func (x *PeerMembersRequest) String() string {
 func (*PeerMembersRequest) ProtoMessage() {}
 
 func (x *PeerMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[61]
+	mi := &file_waypost_v1_lane_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5574,7 +5774,7 @@ func (x *PeerMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerMembersRequest.ProtoReflect.Descriptor instead.
 func (*PeerMembersRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{61}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{63}
 }
 
 // PeerMembersResponse is a coordinator's own view of the mesh.
@@ -5588,7 +5788,7 @@ type PeerMembersResponse struct {
 
 func (x *PeerMembersResponse) Reset() {
 	*x = PeerMembersResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[62]
+	mi := &file_waypost_v1_lane_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5600,7 +5800,7 @@ func (x *PeerMembersResponse) String() string {
 func (*PeerMembersResponse) ProtoMessage() {}
 
 func (x *PeerMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[62]
+	mi := &file_waypost_v1_lane_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5613,7 +5813,7 @@ func (x *PeerMembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerMembersResponse.ProtoReflect.Descriptor instead.
 func (*PeerMembersResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{62}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *PeerMembersResponse) GetMembers() *ListMembersResponse {
@@ -5636,7 +5836,7 @@ type CopyPrefixesRequest struct {
 
 func (x *CopyPrefixesRequest) Reset() {
 	*x = CopyPrefixesRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[63]
+	mi := &file_waypost_v1_lane_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5648,7 +5848,7 @@ func (x *CopyPrefixesRequest) String() string {
 func (*CopyPrefixesRequest) ProtoMessage() {}
 
 func (x *CopyPrefixesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[63]
+	mi := &file_waypost_v1_lane_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5661,7 +5861,7 @@ func (x *CopyPrefixesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyPrefixesRequest.ProtoReflect.Descriptor instead.
 func (*CopyPrefixesRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{63}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *CopyPrefixesRequest) GetWorker() string {
@@ -5691,7 +5891,7 @@ type CopyPrefixesResponse struct {
 
 func (x *CopyPrefixesResponse) Reset() {
 	*x = CopyPrefixesResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[64]
+	mi := &file_waypost_v1_lane_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5703,7 +5903,7 @@ func (x *CopyPrefixesResponse) String() string {
 func (*CopyPrefixesResponse) ProtoMessage() {}
 
 func (x *CopyPrefixesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[64]
+	mi := &file_waypost_v1_lane_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5716,7 +5916,7 @@ func (x *CopyPrefixesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyPrefixesResponse.ProtoReflect.Descriptor instead.
 func (*CopyPrefixesResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{64}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *CopyPrefixesResponse) GetFrames() [][]byte {
@@ -5744,7 +5944,7 @@ type RelayLearnRequest struct {
 
 func (x *RelayLearnRequest) Reset() {
 	*x = RelayLearnRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[65]
+	mi := &file_waypost_v1_lane_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5756,7 +5956,7 @@ func (x *RelayLearnRequest) String() string {
 func (*RelayLearnRequest) ProtoMessage() {}
 
 func (x *RelayLearnRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[65]
+	mi := &file_waypost_v1_lane_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5769,7 +5969,7 @@ func (x *RelayLearnRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayLearnRequest.ProtoReflect.Descriptor instead.
 func (*RelayLearnRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{65}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *RelayLearnRequest) GetLearn() *LearnTokensRequest {
@@ -5790,7 +5990,7 @@ type RelayLearnResponse struct {
 
 func (x *RelayLearnResponse) Reset() {
 	*x = RelayLearnResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[66]
+	mi := &file_waypost_v1_lane_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5802,7 +6002,7 @@ func (x *RelayLearnResponse) String() string {
 func (*RelayLearnResponse) ProtoMessage() {}
 
 func (x *RelayLearnResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[66]
+	mi := &file_waypost_v1_lane_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5815,7 +6015,7 @@ func (x *RelayLearnResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayLearnResponse.ProtoReflect.Descriptor instead.
 func (*RelayLearnResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{66}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *RelayLearnResponse) GetLearn() *LearnTokensResponse {
@@ -5834,7 +6034,7 @@ type CopyMemoRequest struct {
 
 func (x *CopyMemoRequest) Reset() {
 	*x = CopyMemoRequest{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[67]
+	mi := &file_waypost_v1_lane_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5846,7 +6046,7 @@ func (x *CopyMemoRequest) String() string {
 func (*CopyMemoRequest) ProtoMessage() {}
 
 func (x *CopyMemoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[67]
+	mi := &file_waypost_v1_lane_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5859,7 +6059,7 @@ func (x *CopyMemoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyMemoRequest.ProtoReflect.Descriptor instead.
 func (*CopyMemoRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{67}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{69}
 }
 
 // CopyMemoResponse is a part of the entries.
@@ -5873,7 +6073,7 @@ type CopyMemoResponse struct {
 
 func (x *CopyMemoResponse) Reset() {
 	*x = CopyMemoResponse{}
-	mi := &file_waypost_v1_lane_proto_msgTypes[68]
+	mi := &file_waypost_v1_lane_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5885,7 +6085,7 @@ func (x *CopyMemoResponse) String() string {
 func (*CopyMemoResponse) ProtoMessage() {}
 
 func (x *CopyMemoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_lane_proto_msgTypes[68]
+	mi := &file_waypost_v1_lane_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5898,7 +6098,7 @@ func (x *CopyMemoResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyMemoResponse.ProtoReflect.Descriptor instead.
 func (*CopyMemoResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{68}
+	return file_waypost_v1_lane_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *CopyMemoResponse) GetEntries() []*MemoEntry {
@@ -5913,7 +6113,7 @@ var File_waypost_v1_lane_proto protoreflect.FileDescriptor
 const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\n" +
 	"\x15waypost/v1/lane.proto\x12\n" +
-	"waypost.v1\x1a\x19waypost/v1/operator.proto\x1a\x1awaypost/v1/placement.proto\"\xeb\x03\n" +
+	"waypost.v1\x1a\x19waypost/v1/operator.proto\x1a\x1awaypost/v1/placement.proto\"\xa8\x04\n" +
 	"\x0eConnectRequest\x12 \n" +
 	"\fsent_mono_ns\x18\x01 \x01(\x06R\n" +
 	"sentMonoNs\x12.\n" +
@@ -5924,8 +6124,10 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\x04host\x18\x06 \x01(\v2\x16.waypost.v1.HostReportH\x00R\x04host\x127\n" +
 	"\bevidence\x18\x14 \x01(\v2\x19.waypost.v1.EvidenceReplyH\x00R\bevidence\x122\n" +
 	"\aack_gpu\x18< \x01(\v2\x17.waypost.v1.AckGpuReplyH\x00R\x06ackGpu\x12?\n" +
-	"\rstored_prompt\x18\x15 \x01(\v2\x18.waypost.v1.StoredPromptH\x00R\fstoredPromptB\a\n" +
-	"\x05frame\"\xab\x05\n" +
+	"\rstored_prompt\x18\x15 \x01(\v2\x18.waypost.v1.StoredPromptH\x00R\fstoredPrompt\x12;\n" +
+	"\n" +
+	"link_probe\x18n \x01(\v2\x1a.waypost.v1.LinkProbeReplyH\x00R\tlinkProbeB\a\n" +
+	"\x05frame\"\xe6\x05\n" +
 	"\x0fConnectResponse\x12 \n" +
 	"\fsent_mono_ns\x18\x01 \x01(\x06R\n" +
 	"sentMonoNs\x124\n" +
@@ -5940,7 +6142,9 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\boutcomes\x18\x15 \x01(\v2\x18.waypost.v1.OutcomeFrameH\x00R\boutcomes\x129\n" +
 	"\ttransfers\x18\x16 \x01(\v2\x19.waypost.v1.TransferFrameH\x00R\ttransfers\x12-\n" +
 	"\aack_gpu\x18< \x01(\v2\x12.waypost.v1.AckGpuH\x00R\x06ackGpu\x125\n" +
-	"\bboundary\x18= \x01(\v2\x17.waypost.v1.BoundaryAskH\x00R\bboundaryB\a\n" +
+	"\bboundary\x18= \x01(\v2\x17.waypost.v1.BoundaryAskH\x00R\bboundary\x129\n" +
+	"\n" +
+	"link_probe\x18n \x01(\v2\x18.waypost.v1.LinkProbeAskH\x00R\tlinkProbeB\a\n" +
 	"\x05frame\"\x82\x04\n" +
 	"\n" +
 	"AgentHello\x12\x12\n" +
@@ -6164,7 +6368,19 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\x05error\x18\x02 \x01(\tR\x05error\x12\x12\n" +
 	"\x04uuid\x18\x03 \x01(\tR\x04uuid\x12\x12\n" +
 	"\x04xids\x18\x04 \x03(\rR\x04xids\x12\x18\n" +
-	"\averdict\x18\x05 \x01(\tR\averdict\"M\n" +
+	"\averdict\x18\x05 \x01(\tR\averdict\"\x7f\n" +
+	"\fLinkProbeAsk\x12\x15\n" +
+	"\x06ask_id\x18\x01 \x01(\rR\x05askId\x12\x14\n" +
+	"\x05token\x18\x02 \x01(\fR\x05token\x12\x0e\n" +
+	"\x02to\x18\x03 \x01(\tR\x02to\x12\x1b\n" +
+	"\tmax_bytes\x18\x04 \x01(\x01R\bmaxBytes\x12\x15\n" +
+	"\x06max_ms\x18\x05 \x01(\x01R\x05maxMs\"\x89\x01\n" +
+	"\x0eLinkProbeReply\x12\x15\n" +
+	"\x06ask_id\x18\x01 \x01(\rR\x05askId\x12\x14\n" +
+	"\x05error\x18\x02 \x01(\tR\x05error\x12\x14\n" +
+	"\x05bytes\x18\x03 \x01(\x01R\x05bytes\x12\x17\n" +
+	"\atook_ms\x18\x04 \x01(\x01R\x06tookMs\x12\x1b\n" +
+	"\tanswer_ms\x18\x05 \x01(\x01R\banswerMs\"M\n" +
 	"\vBoundaryAsk\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12\x12\n" +
 	"\x04part\x18\x02 \x01(\tR\x04part\x12\x14\n" +
@@ -6402,7 +6618,7 @@ func file_waypost_v1_lane_proto_rawDescGZIP() []byte {
 	return file_waypost_v1_lane_proto_rawDescData
 }
 
-var file_waypost_v1_lane_proto_msgTypes = make([]protoimpl.MessageInfo, 70)
+var file_waypost_v1_lane_proto_msgTypes = make([]protoimpl.MessageInfo, 72)
 var file_waypost_v1_lane_proto_goTypes = []any{
 	(*ConnectRequest)(nil),              // 0: waypost.v1.ConnectRequest
 	(*ConnectResponse)(nil),             // 1: waypost.v1.ConnectResponse
@@ -6429,76 +6645,78 @@ var file_waypost_v1_lane_proto_goTypes = []any{
 	(*GpuPolicy)(nil),                   // 22: waypost.v1.GpuPolicy
 	(*AckGpu)(nil),                      // 23: waypost.v1.AckGpu
 	(*AckGpuReply)(nil),                 // 24: waypost.v1.AckGpuReply
-	(*BoundaryAsk)(nil),                 // 25: waypost.v1.BoundaryAsk
-	(*PrefixPull)(nil),                  // 26: waypost.v1.PrefixPull
-	(*ClaimFrame)(nil),                  // 27: waypost.v1.ClaimFrame
-	(*Claim)(nil),                       // 28: waypost.v1.Claim
-	(*MarkFrame)(nil),                   // 29: waypost.v1.MarkFrame
-	(*LearntPrompt)(nil),                // 30: waypost.v1.LearntPrompt
-	(*Mark)(nil),                        // 31: waypost.v1.Mark
-	(*OutcomeFrame)(nil),                // 32: waypost.v1.OutcomeFrame
-	(*TransferFrame)(nil),               // 33: waypost.v1.TransferFrame
-	(*ObservedTransfer)(nil),            // 34: waypost.v1.ObservedTransfer
-	(*ObservedOutcome)(nil),             // 35: waypost.v1.ObservedOutcome
-	(*TokenizeAsk)(nil),                 // 36: waypost.v1.TokenizeAsk
-	(*RenderAsk)(nil),                   // 37: waypost.v1.RenderAsk
-	(*ExchangePlacementsRequest)(nil),   // 38: waypost.v1.ExchangePlacementsRequest
-	(*MemoEntry)(nil),                   // 39: waypost.v1.MemoEntry
-	(*ExchangePlacementsResponse)(nil),  // 40: waypost.v1.ExchangePlacementsResponse
-	(*PlaceFrame)(nil),                  // 41: waypost.v1.PlaceFrame
-	(*EvidenceAsk)(nil),                 // 42: waypost.v1.EvidenceAsk
-	(*EvidencePoint)(nil),               // 43: waypost.v1.EvidencePoint
-	(*EvidenceReply)(nil),               // 44: waypost.v1.EvidenceReply
-	(*AskRecordsRequest)(nil),           // 45: waypost.v1.AskRecordsRequest
-	(*AskRecordsResponse)(nil),          // 46: waypost.v1.AskRecordsResponse
-	(*ForwardWriteRequest)(nil),         // 47: waypost.v1.ForwardWriteRequest
-	(*ForwardWriteResponse)(nil),        // 48: waypost.v1.ForwardWriteResponse
-	(*JoinClusterRequest)(nil),          // 49: waypost.v1.JoinClusterRequest
-	(*JoinClusterResponse)(nil),         // 50: waypost.v1.JoinClusterResponse
-	(*WaitAppliedRequest)(nil),          // 51: waypost.v1.WaitAppliedRequest
-	(*WaitAppliedResponse)(nil),         // 52: waypost.v1.WaitAppliedResponse
-	(*PeerInspectRequest)(nil),          // 53: waypost.v1.PeerInspectRequest
-	(*PeerInspectResponse)(nil),         // 54: waypost.v1.PeerInspectResponse
-	(*FetchPlacementRequest)(nil),       // 55: waypost.v1.FetchPlacementRequest
-	(*FetchPlacementResponse)(nil),      // 56: waypost.v1.FetchPlacementResponse
-	(*RelayOutcomeRequest)(nil),         // 57: waypost.v1.RelayOutcomeRequest
-	(*RelayOutcomeResponse)(nil),        // 58: waypost.v1.RelayOutcomeResponse
-	(*RelayReservationRequest)(nil),     // 59: waypost.v1.RelayReservationRequest
-	(*RelayReservationResponse)(nil),    // 60: waypost.v1.RelayReservationResponse
-	(*PeerMembersRequest)(nil),          // 61: waypost.v1.PeerMembersRequest
-	(*PeerMembersResponse)(nil),         // 62: waypost.v1.PeerMembersResponse
-	(*CopyPrefixesRequest)(nil),         // 63: waypost.v1.CopyPrefixesRequest
-	(*CopyPrefixesResponse)(nil),        // 64: waypost.v1.CopyPrefixesResponse
-	(*RelayLearnRequest)(nil),           // 65: waypost.v1.RelayLearnRequest
-	(*RelayLearnResponse)(nil),          // 66: waypost.v1.RelayLearnResponse
-	(*CopyMemoRequest)(nil),             // 67: waypost.v1.CopyMemoRequest
-	(*CopyMemoResponse)(nil),            // 68: waypost.v1.CopyMemoResponse
-	nil,                                 // 69: waypost.v1.WorkerFacts.HeadersEntry
-	(*TransferFacts)(nil),               // 70: waypost.v1.TransferFacts
-	(*TermError)(nil),                   // 71: waypost.v1.TermError
-	(*HostFacts)(nil),                   // 72: waypost.v1.HostFacts
-	(*Gpu)(nil),                         // 73: waypost.v1.Gpu
-	(*Check)(nil),                       // 74: waypost.v1.Check
-	(*Cordon)(nil),                      // 75: waypost.v1.Cordon
-	(*ListPlacementsRequest)(nil),       // 76: waypost.v1.ListPlacementsRequest
-	(*SummarizePlacementsRequest)(nil),  // 77: waypost.v1.SummarizePlacementsRequest
-	(*GetReuseRequest)(nil),             // 78: waypost.v1.GetReuseRequest
-	(*ExplainWorkerRequest)(nil),        // 79: waypost.v1.ExplainWorkerRequest
-	(*ListPlacementsResponse)(nil),      // 80: waypost.v1.ListPlacementsResponse
-	(*SummarizePlacementsResponse)(nil), // 81: waypost.v1.SummarizePlacementsResponse
-	(*GetReuseResponse)(nil),            // 82: waypost.v1.GetReuseResponse
-	(*ExplainWorkerResponse)(nil),       // 83: waypost.v1.ExplainWorkerResponse
-	(*InspectWorkerRequest)(nil),        // 84: waypost.v1.InspectWorkerRequest
-	(*InspectWorkerResponse)(nil),       // 85: waypost.v1.InspectWorkerResponse
-	(*ReportOutcomeRequest)(nil),        // 86: waypost.v1.ReportOutcomeRequest
-	(*ReportOutcomeResponse)(nil),       // 87: waypost.v1.ReportOutcomeResponse
-	(*RenewPlacementRequest)(nil),       // 88: waypost.v1.RenewPlacementRequest
-	(*ReleasePlacementRequest)(nil),     // 89: waypost.v1.ReleasePlacementRequest
-	(*RenewPlacementResponse)(nil),      // 90: waypost.v1.RenewPlacementResponse
-	(*ReleasePlacementResponse)(nil),    // 91: waypost.v1.ReleasePlacementResponse
-	(*ListMembersResponse)(nil),         // 92: waypost.v1.ListMembersResponse
-	(*LearnTokensRequest)(nil),          // 93: waypost.v1.LearnTokensRequest
-	(*LearnTokensResponse)(nil),         // 94: waypost.v1.LearnTokensResponse
+	(*LinkProbeAsk)(nil),                // 25: waypost.v1.LinkProbeAsk
+	(*LinkProbeReply)(nil),              // 26: waypost.v1.LinkProbeReply
+	(*BoundaryAsk)(nil),                 // 27: waypost.v1.BoundaryAsk
+	(*PrefixPull)(nil),                  // 28: waypost.v1.PrefixPull
+	(*ClaimFrame)(nil),                  // 29: waypost.v1.ClaimFrame
+	(*Claim)(nil),                       // 30: waypost.v1.Claim
+	(*MarkFrame)(nil),                   // 31: waypost.v1.MarkFrame
+	(*LearntPrompt)(nil),                // 32: waypost.v1.LearntPrompt
+	(*Mark)(nil),                        // 33: waypost.v1.Mark
+	(*OutcomeFrame)(nil),                // 34: waypost.v1.OutcomeFrame
+	(*TransferFrame)(nil),               // 35: waypost.v1.TransferFrame
+	(*ObservedTransfer)(nil),            // 36: waypost.v1.ObservedTransfer
+	(*ObservedOutcome)(nil),             // 37: waypost.v1.ObservedOutcome
+	(*TokenizeAsk)(nil),                 // 38: waypost.v1.TokenizeAsk
+	(*RenderAsk)(nil),                   // 39: waypost.v1.RenderAsk
+	(*ExchangePlacementsRequest)(nil),   // 40: waypost.v1.ExchangePlacementsRequest
+	(*MemoEntry)(nil),                   // 41: waypost.v1.MemoEntry
+	(*ExchangePlacementsResponse)(nil),  // 42: waypost.v1.ExchangePlacementsResponse
+	(*PlaceFrame)(nil),                  // 43: waypost.v1.PlaceFrame
+	(*EvidenceAsk)(nil),                 // 44: waypost.v1.EvidenceAsk
+	(*EvidencePoint)(nil),               // 45: waypost.v1.EvidencePoint
+	(*EvidenceReply)(nil),               // 46: waypost.v1.EvidenceReply
+	(*AskRecordsRequest)(nil),           // 47: waypost.v1.AskRecordsRequest
+	(*AskRecordsResponse)(nil),          // 48: waypost.v1.AskRecordsResponse
+	(*ForwardWriteRequest)(nil),         // 49: waypost.v1.ForwardWriteRequest
+	(*ForwardWriteResponse)(nil),        // 50: waypost.v1.ForwardWriteResponse
+	(*JoinClusterRequest)(nil),          // 51: waypost.v1.JoinClusterRequest
+	(*JoinClusterResponse)(nil),         // 52: waypost.v1.JoinClusterResponse
+	(*WaitAppliedRequest)(nil),          // 53: waypost.v1.WaitAppliedRequest
+	(*WaitAppliedResponse)(nil),         // 54: waypost.v1.WaitAppliedResponse
+	(*PeerInspectRequest)(nil),          // 55: waypost.v1.PeerInspectRequest
+	(*PeerInspectResponse)(nil),         // 56: waypost.v1.PeerInspectResponse
+	(*FetchPlacementRequest)(nil),       // 57: waypost.v1.FetchPlacementRequest
+	(*FetchPlacementResponse)(nil),      // 58: waypost.v1.FetchPlacementResponse
+	(*RelayOutcomeRequest)(nil),         // 59: waypost.v1.RelayOutcomeRequest
+	(*RelayOutcomeResponse)(nil),        // 60: waypost.v1.RelayOutcomeResponse
+	(*RelayReservationRequest)(nil),     // 61: waypost.v1.RelayReservationRequest
+	(*RelayReservationResponse)(nil),    // 62: waypost.v1.RelayReservationResponse
+	(*PeerMembersRequest)(nil),          // 63: waypost.v1.PeerMembersRequest
+	(*PeerMembersResponse)(nil),         // 64: waypost.v1.PeerMembersResponse
+	(*CopyPrefixesRequest)(nil),         // 65: waypost.v1.CopyPrefixesRequest
+	(*CopyPrefixesResponse)(nil),        // 66: waypost.v1.CopyPrefixesResponse
+	(*RelayLearnRequest)(nil),           // 67: waypost.v1.RelayLearnRequest
+	(*RelayLearnResponse)(nil),          // 68: waypost.v1.RelayLearnResponse
+	(*CopyMemoRequest)(nil),             // 69: waypost.v1.CopyMemoRequest
+	(*CopyMemoResponse)(nil),            // 70: waypost.v1.CopyMemoResponse
+	nil,                                 // 71: waypost.v1.WorkerFacts.HeadersEntry
+	(*TransferFacts)(nil),               // 72: waypost.v1.TransferFacts
+	(*TermError)(nil),                   // 73: waypost.v1.TermError
+	(*HostFacts)(nil),                   // 74: waypost.v1.HostFacts
+	(*Gpu)(nil),                         // 75: waypost.v1.Gpu
+	(*Check)(nil),                       // 76: waypost.v1.Check
+	(*Cordon)(nil),                      // 77: waypost.v1.Cordon
+	(*ListPlacementsRequest)(nil),       // 78: waypost.v1.ListPlacementsRequest
+	(*SummarizePlacementsRequest)(nil),  // 79: waypost.v1.SummarizePlacementsRequest
+	(*GetReuseRequest)(nil),             // 80: waypost.v1.GetReuseRequest
+	(*ExplainWorkerRequest)(nil),        // 81: waypost.v1.ExplainWorkerRequest
+	(*ListPlacementsResponse)(nil),      // 82: waypost.v1.ListPlacementsResponse
+	(*SummarizePlacementsResponse)(nil), // 83: waypost.v1.SummarizePlacementsResponse
+	(*GetReuseResponse)(nil),            // 84: waypost.v1.GetReuseResponse
+	(*ExplainWorkerResponse)(nil),       // 85: waypost.v1.ExplainWorkerResponse
+	(*InspectWorkerRequest)(nil),        // 86: waypost.v1.InspectWorkerRequest
+	(*InspectWorkerResponse)(nil),       // 87: waypost.v1.InspectWorkerResponse
+	(*ReportOutcomeRequest)(nil),        // 88: waypost.v1.ReportOutcomeRequest
+	(*ReportOutcomeResponse)(nil),       // 89: waypost.v1.ReportOutcomeResponse
+	(*RenewPlacementRequest)(nil),       // 90: waypost.v1.RenewPlacementRequest
+	(*ReleasePlacementRequest)(nil),     // 91: waypost.v1.ReleasePlacementRequest
+	(*RenewPlacementResponse)(nil),      // 92: waypost.v1.RenewPlacementResponse
+	(*ReleasePlacementResponse)(nil),    // 93: waypost.v1.ReleasePlacementResponse
+	(*ListMembersResponse)(nil),         // 94: waypost.v1.ListMembersResponse
+	(*LearnTokensRequest)(nil),          // 95: waypost.v1.LearnTokensRequest
+	(*LearnTokensResponse)(nil),         // 96: waypost.v1.LearnTokensResponse
 }
 var file_waypost_v1_lane_proto_depIdxs = []int32{
 	2,  // 0: waypost.v1.ConnectRequest.hello:type_name -> waypost.v1.AgentHello
@@ -6506,106 +6724,108 @@ var file_waypost_v1_lane_proto_depIdxs = []int32{
 	16, // 2: waypost.v1.ConnectRequest.prefixes:type_name -> waypost.v1.PrefixFrames
 	17, // 3: waypost.v1.ConnectRequest.tokenize_reply:type_name -> waypost.v1.TokenizeReply
 	19, // 4: waypost.v1.ConnectRequest.host:type_name -> waypost.v1.HostReport
-	44, // 5: waypost.v1.ConnectRequest.evidence:type_name -> waypost.v1.EvidenceReply
+	46, // 5: waypost.v1.ConnectRequest.evidence:type_name -> waypost.v1.EvidenceReply
 	24, // 6: waypost.v1.ConnectRequest.ack_gpu:type_name -> waypost.v1.AckGpuReply
 	18, // 7: waypost.v1.ConnectRequest.stored_prompt:type_name -> waypost.v1.StoredPrompt
-	20, // 8: waypost.v1.ConnectResponse.hello:type_name -> waypost.v1.CoordinatorHello
-	21, // 9: waypost.v1.ConnectResponse.policy:type_name -> waypost.v1.PolicyPush
-	26, // 10: waypost.v1.ConnectResponse.pull:type_name -> waypost.v1.PrefixPull
-	27, // 11: waypost.v1.ConnectResponse.claims:type_name -> waypost.v1.ClaimFrame
-	29, // 12: waypost.v1.ConnectResponse.marks:type_name -> waypost.v1.MarkFrame
-	36, // 13: waypost.v1.ConnectResponse.tokenize:type_name -> waypost.v1.TokenizeAsk
-	37, // 14: waypost.v1.ConnectResponse.render:type_name -> waypost.v1.RenderAsk
-	42, // 15: waypost.v1.ConnectResponse.evidence:type_name -> waypost.v1.EvidenceAsk
-	32, // 16: waypost.v1.ConnectResponse.outcomes:type_name -> waypost.v1.OutcomeFrame
-	33, // 17: waypost.v1.ConnectResponse.transfers:type_name -> waypost.v1.TransferFrame
-	23, // 18: waypost.v1.ConnectResponse.ack_gpu:type_name -> waypost.v1.AckGpu
-	25, // 19: waypost.v1.ConnectResponse.boundary:type_name -> waypost.v1.BoundaryAsk
-	7,  // 20: waypost.v1.AgentHello.workers:type_name -> waypost.v1.WorkerFacts
-	5,  // 21: waypost.v1.AgentHello.boundaries:type_name -> waypost.v1.EngineBoundary
-	3,  // 22: waypost.v1.AgentHello.shares:type_name -> waypost.v1.GroupShares
-	4,  // 23: waypost.v1.GroupShares.shares:type_name -> waypost.v1.GroupShare
-	6,  // 24: waypost.v1.EngineBoundary.probes:type_name -> waypost.v1.MeasuredProbe
-	69, // 25: waypost.v1.WorkerFacts.headers:type_name -> waypost.v1.WorkerFacts.HeadersEntry
-	8,  // 26: waypost.v1.WorkerFacts.step_model:type_name -> waypost.v1.StepModel
-	70, // 27: waypost.v1.WorkerFacts.transfer:type_name -> waypost.v1.TransferFacts
-	12, // 28: waypost.v1.Load.workers:type_name -> waypost.v1.WorkerLoad
-	11, // 29: waypost.v1.Load.drain_wish:type_name -> waypost.v1.DrainWish
-	10, // 30: waypost.v1.Load.shares:type_name -> waypost.v1.ShareLoad
-	15, // 31: waypost.v1.WorkerLoad.echo:type_name -> waypost.v1.Echo
-	13, // 32: waypost.v1.WorkerLoad.accuracy:type_name -> waypost.v1.WorkerAccuracy
-	34, // 33: waypost.v1.WorkerLoad.transfers:type_name -> waypost.v1.ObservedTransfer
-	14, // 34: waypost.v1.WorkerLoad.idle_slots:type_name -> waypost.v1.IdleSlot
-	71, // 35: waypost.v1.WorkerAccuracy.errors:type_name -> waypost.v1.TermError
-	72, // 36: waypost.v1.HostReport.facts:type_name -> waypost.v1.HostFacts
-	73, // 37: waypost.v1.HostReport.gpus:type_name -> waypost.v1.Gpu
-	74, // 38: waypost.v1.HostReport.checks:type_name -> waypost.v1.Check
-	75, // 39: waypost.v1.PolicyPush.cordons:type_name -> waypost.v1.Cordon
-	22, // 40: waypost.v1.PolicyPush.gpu:type_name -> waypost.v1.GpuPolicy
-	28, // 41: waypost.v1.ClaimFrame.claims:type_name -> waypost.v1.Claim
-	31, // 42: waypost.v1.MarkFrame.marks:type_name -> waypost.v1.Mark
-	30, // 43: waypost.v1.MarkFrame.learnt:type_name -> waypost.v1.LearntPrompt
-	35, // 44: waypost.v1.OutcomeFrame.outcomes:type_name -> waypost.v1.ObservedOutcome
-	34, // 45: waypost.v1.TransferFrame.transfers:type_name -> waypost.v1.ObservedTransfer
-	41, // 46: waypost.v1.ExchangePlacementsRequest.places:type_name -> waypost.v1.PlaceFrame
-	39, // 47: waypost.v1.ExchangePlacementsRequest.memo:type_name -> waypost.v1.MemoEntry
-	28, // 48: waypost.v1.PlaceFrame.claim:type_name -> waypost.v1.Claim
-	43, // 49: waypost.v1.EvidenceAsk.expected:type_name -> waypost.v1.EvidencePoint
-	43, // 50: waypost.v1.EvidenceAsk.tip:type_name -> waypost.v1.EvidencePoint
-	43, // 51: waypost.v1.EvidenceAsk.unsalted:type_name -> waypost.v1.EvidencePoint
-	76, // 52: waypost.v1.AskRecordsRequest.list:type_name -> waypost.v1.ListPlacementsRequest
-	77, // 53: waypost.v1.AskRecordsRequest.summarize:type_name -> waypost.v1.SummarizePlacementsRequest
-	78, // 54: waypost.v1.AskRecordsRequest.reuse:type_name -> waypost.v1.GetReuseRequest
-	79, // 55: waypost.v1.AskRecordsRequest.worker:type_name -> waypost.v1.ExplainWorkerRequest
-	80, // 56: waypost.v1.AskRecordsResponse.list:type_name -> waypost.v1.ListPlacementsResponse
-	81, // 57: waypost.v1.AskRecordsResponse.summarize:type_name -> waypost.v1.SummarizePlacementsResponse
-	82, // 58: waypost.v1.AskRecordsResponse.reuse:type_name -> waypost.v1.GetReuseResponse
-	83, // 59: waypost.v1.AskRecordsResponse.worker:type_name -> waypost.v1.ExplainWorkerResponse
-	84, // 60: waypost.v1.PeerInspectRequest.inspect:type_name -> waypost.v1.InspectWorkerRequest
-	85, // 61: waypost.v1.PeerInspectResponse.inspect:type_name -> waypost.v1.InspectWorkerResponse
-	86, // 62: waypost.v1.RelayOutcomeRequest.outcome:type_name -> waypost.v1.ReportOutcomeRequest
-	87, // 63: waypost.v1.RelayOutcomeResponse.outcome:type_name -> waypost.v1.ReportOutcomeResponse
-	88, // 64: waypost.v1.RelayReservationRequest.renew:type_name -> waypost.v1.RenewPlacementRequest
-	89, // 65: waypost.v1.RelayReservationRequest.release:type_name -> waypost.v1.ReleasePlacementRequest
-	90, // 66: waypost.v1.RelayReservationResponse.renew:type_name -> waypost.v1.RenewPlacementResponse
-	91, // 67: waypost.v1.RelayReservationResponse.release:type_name -> waypost.v1.ReleasePlacementResponse
-	92, // 68: waypost.v1.PeerMembersResponse.members:type_name -> waypost.v1.ListMembersResponse
-	93, // 69: waypost.v1.RelayLearnRequest.learn:type_name -> waypost.v1.LearnTokensRequest
-	94, // 70: waypost.v1.RelayLearnResponse.learn:type_name -> waypost.v1.LearnTokensResponse
-	39, // 71: waypost.v1.CopyMemoResponse.entries:type_name -> waypost.v1.MemoEntry
-	0,  // 72: waypost.v1.LaneService.Connect:input_type -> waypost.v1.ConnectRequest
-	38, // 73: waypost.v1.PeerService.ExchangePlacements:input_type -> waypost.v1.ExchangePlacementsRequest
-	47, // 74: waypost.v1.PeerService.ForwardWrite:input_type -> waypost.v1.ForwardWriteRequest
-	49, // 75: waypost.v1.PeerService.JoinCluster:input_type -> waypost.v1.JoinClusterRequest
-	51, // 76: waypost.v1.PeerService.WaitApplied:input_type -> waypost.v1.WaitAppliedRequest
-	53, // 77: waypost.v1.PeerService.PeerInspect:input_type -> waypost.v1.PeerInspectRequest
-	55, // 78: waypost.v1.PeerService.FetchPlacement:input_type -> waypost.v1.FetchPlacementRequest
-	57, // 79: waypost.v1.PeerService.RelayOutcome:input_type -> waypost.v1.RelayOutcomeRequest
-	59, // 80: waypost.v1.PeerService.RelayReservation:input_type -> waypost.v1.RelayReservationRequest
-	45, // 81: waypost.v1.PeerService.AskRecords:input_type -> waypost.v1.AskRecordsRequest
-	61, // 82: waypost.v1.PeerService.PeerMembers:input_type -> waypost.v1.PeerMembersRequest
-	63, // 83: waypost.v1.PeerService.CopyPrefixes:input_type -> waypost.v1.CopyPrefixesRequest
-	65, // 84: waypost.v1.PeerService.RelayLearn:input_type -> waypost.v1.RelayLearnRequest
-	67, // 85: waypost.v1.PeerService.CopyMemo:input_type -> waypost.v1.CopyMemoRequest
-	1,  // 86: waypost.v1.LaneService.Connect:output_type -> waypost.v1.ConnectResponse
-	40, // 87: waypost.v1.PeerService.ExchangePlacements:output_type -> waypost.v1.ExchangePlacementsResponse
-	48, // 88: waypost.v1.PeerService.ForwardWrite:output_type -> waypost.v1.ForwardWriteResponse
-	50, // 89: waypost.v1.PeerService.JoinCluster:output_type -> waypost.v1.JoinClusterResponse
-	52, // 90: waypost.v1.PeerService.WaitApplied:output_type -> waypost.v1.WaitAppliedResponse
-	54, // 91: waypost.v1.PeerService.PeerInspect:output_type -> waypost.v1.PeerInspectResponse
-	56, // 92: waypost.v1.PeerService.FetchPlacement:output_type -> waypost.v1.FetchPlacementResponse
-	58, // 93: waypost.v1.PeerService.RelayOutcome:output_type -> waypost.v1.RelayOutcomeResponse
-	60, // 94: waypost.v1.PeerService.RelayReservation:output_type -> waypost.v1.RelayReservationResponse
-	46, // 95: waypost.v1.PeerService.AskRecords:output_type -> waypost.v1.AskRecordsResponse
-	62, // 96: waypost.v1.PeerService.PeerMembers:output_type -> waypost.v1.PeerMembersResponse
-	64, // 97: waypost.v1.PeerService.CopyPrefixes:output_type -> waypost.v1.CopyPrefixesResponse
-	66, // 98: waypost.v1.PeerService.RelayLearn:output_type -> waypost.v1.RelayLearnResponse
-	68, // 99: waypost.v1.PeerService.CopyMemo:output_type -> waypost.v1.CopyMemoResponse
-	86, // [86:100] is the sub-list for method output_type
-	72, // [72:86] is the sub-list for method input_type
-	72, // [72:72] is the sub-list for extension type_name
-	72, // [72:72] is the sub-list for extension extendee
-	0,  // [0:72] is the sub-list for field type_name
+	26, // 8: waypost.v1.ConnectRequest.link_probe:type_name -> waypost.v1.LinkProbeReply
+	20, // 9: waypost.v1.ConnectResponse.hello:type_name -> waypost.v1.CoordinatorHello
+	21, // 10: waypost.v1.ConnectResponse.policy:type_name -> waypost.v1.PolicyPush
+	28, // 11: waypost.v1.ConnectResponse.pull:type_name -> waypost.v1.PrefixPull
+	29, // 12: waypost.v1.ConnectResponse.claims:type_name -> waypost.v1.ClaimFrame
+	31, // 13: waypost.v1.ConnectResponse.marks:type_name -> waypost.v1.MarkFrame
+	38, // 14: waypost.v1.ConnectResponse.tokenize:type_name -> waypost.v1.TokenizeAsk
+	39, // 15: waypost.v1.ConnectResponse.render:type_name -> waypost.v1.RenderAsk
+	44, // 16: waypost.v1.ConnectResponse.evidence:type_name -> waypost.v1.EvidenceAsk
+	34, // 17: waypost.v1.ConnectResponse.outcomes:type_name -> waypost.v1.OutcomeFrame
+	35, // 18: waypost.v1.ConnectResponse.transfers:type_name -> waypost.v1.TransferFrame
+	23, // 19: waypost.v1.ConnectResponse.ack_gpu:type_name -> waypost.v1.AckGpu
+	27, // 20: waypost.v1.ConnectResponse.boundary:type_name -> waypost.v1.BoundaryAsk
+	25, // 21: waypost.v1.ConnectResponse.link_probe:type_name -> waypost.v1.LinkProbeAsk
+	7,  // 22: waypost.v1.AgentHello.workers:type_name -> waypost.v1.WorkerFacts
+	5,  // 23: waypost.v1.AgentHello.boundaries:type_name -> waypost.v1.EngineBoundary
+	3,  // 24: waypost.v1.AgentHello.shares:type_name -> waypost.v1.GroupShares
+	4,  // 25: waypost.v1.GroupShares.shares:type_name -> waypost.v1.GroupShare
+	6,  // 26: waypost.v1.EngineBoundary.probes:type_name -> waypost.v1.MeasuredProbe
+	71, // 27: waypost.v1.WorkerFacts.headers:type_name -> waypost.v1.WorkerFacts.HeadersEntry
+	8,  // 28: waypost.v1.WorkerFacts.step_model:type_name -> waypost.v1.StepModel
+	72, // 29: waypost.v1.WorkerFacts.transfer:type_name -> waypost.v1.TransferFacts
+	12, // 30: waypost.v1.Load.workers:type_name -> waypost.v1.WorkerLoad
+	11, // 31: waypost.v1.Load.drain_wish:type_name -> waypost.v1.DrainWish
+	10, // 32: waypost.v1.Load.shares:type_name -> waypost.v1.ShareLoad
+	15, // 33: waypost.v1.WorkerLoad.echo:type_name -> waypost.v1.Echo
+	13, // 34: waypost.v1.WorkerLoad.accuracy:type_name -> waypost.v1.WorkerAccuracy
+	36, // 35: waypost.v1.WorkerLoad.transfers:type_name -> waypost.v1.ObservedTransfer
+	14, // 36: waypost.v1.WorkerLoad.idle_slots:type_name -> waypost.v1.IdleSlot
+	73, // 37: waypost.v1.WorkerAccuracy.errors:type_name -> waypost.v1.TermError
+	74, // 38: waypost.v1.HostReport.facts:type_name -> waypost.v1.HostFacts
+	75, // 39: waypost.v1.HostReport.gpus:type_name -> waypost.v1.Gpu
+	76, // 40: waypost.v1.HostReport.checks:type_name -> waypost.v1.Check
+	77, // 41: waypost.v1.PolicyPush.cordons:type_name -> waypost.v1.Cordon
+	22, // 42: waypost.v1.PolicyPush.gpu:type_name -> waypost.v1.GpuPolicy
+	30, // 43: waypost.v1.ClaimFrame.claims:type_name -> waypost.v1.Claim
+	33, // 44: waypost.v1.MarkFrame.marks:type_name -> waypost.v1.Mark
+	32, // 45: waypost.v1.MarkFrame.learnt:type_name -> waypost.v1.LearntPrompt
+	37, // 46: waypost.v1.OutcomeFrame.outcomes:type_name -> waypost.v1.ObservedOutcome
+	36, // 47: waypost.v1.TransferFrame.transfers:type_name -> waypost.v1.ObservedTransfer
+	43, // 48: waypost.v1.ExchangePlacementsRequest.places:type_name -> waypost.v1.PlaceFrame
+	41, // 49: waypost.v1.ExchangePlacementsRequest.memo:type_name -> waypost.v1.MemoEntry
+	30, // 50: waypost.v1.PlaceFrame.claim:type_name -> waypost.v1.Claim
+	45, // 51: waypost.v1.EvidenceAsk.expected:type_name -> waypost.v1.EvidencePoint
+	45, // 52: waypost.v1.EvidenceAsk.tip:type_name -> waypost.v1.EvidencePoint
+	45, // 53: waypost.v1.EvidenceAsk.unsalted:type_name -> waypost.v1.EvidencePoint
+	78, // 54: waypost.v1.AskRecordsRequest.list:type_name -> waypost.v1.ListPlacementsRequest
+	79, // 55: waypost.v1.AskRecordsRequest.summarize:type_name -> waypost.v1.SummarizePlacementsRequest
+	80, // 56: waypost.v1.AskRecordsRequest.reuse:type_name -> waypost.v1.GetReuseRequest
+	81, // 57: waypost.v1.AskRecordsRequest.worker:type_name -> waypost.v1.ExplainWorkerRequest
+	82, // 58: waypost.v1.AskRecordsResponse.list:type_name -> waypost.v1.ListPlacementsResponse
+	83, // 59: waypost.v1.AskRecordsResponse.summarize:type_name -> waypost.v1.SummarizePlacementsResponse
+	84, // 60: waypost.v1.AskRecordsResponse.reuse:type_name -> waypost.v1.GetReuseResponse
+	85, // 61: waypost.v1.AskRecordsResponse.worker:type_name -> waypost.v1.ExplainWorkerResponse
+	86, // 62: waypost.v1.PeerInspectRequest.inspect:type_name -> waypost.v1.InspectWorkerRequest
+	87, // 63: waypost.v1.PeerInspectResponse.inspect:type_name -> waypost.v1.InspectWorkerResponse
+	88, // 64: waypost.v1.RelayOutcomeRequest.outcome:type_name -> waypost.v1.ReportOutcomeRequest
+	89, // 65: waypost.v1.RelayOutcomeResponse.outcome:type_name -> waypost.v1.ReportOutcomeResponse
+	90, // 66: waypost.v1.RelayReservationRequest.renew:type_name -> waypost.v1.RenewPlacementRequest
+	91, // 67: waypost.v1.RelayReservationRequest.release:type_name -> waypost.v1.ReleasePlacementRequest
+	92, // 68: waypost.v1.RelayReservationResponse.renew:type_name -> waypost.v1.RenewPlacementResponse
+	93, // 69: waypost.v1.RelayReservationResponse.release:type_name -> waypost.v1.ReleasePlacementResponse
+	94, // 70: waypost.v1.PeerMembersResponse.members:type_name -> waypost.v1.ListMembersResponse
+	95, // 71: waypost.v1.RelayLearnRequest.learn:type_name -> waypost.v1.LearnTokensRequest
+	96, // 72: waypost.v1.RelayLearnResponse.learn:type_name -> waypost.v1.LearnTokensResponse
+	41, // 73: waypost.v1.CopyMemoResponse.entries:type_name -> waypost.v1.MemoEntry
+	0,  // 74: waypost.v1.LaneService.Connect:input_type -> waypost.v1.ConnectRequest
+	40, // 75: waypost.v1.PeerService.ExchangePlacements:input_type -> waypost.v1.ExchangePlacementsRequest
+	49, // 76: waypost.v1.PeerService.ForwardWrite:input_type -> waypost.v1.ForwardWriteRequest
+	51, // 77: waypost.v1.PeerService.JoinCluster:input_type -> waypost.v1.JoinClusterRequest
+	53, // 78: waypost.v1.PeerService.WaitApplied:input_type -> waypost.v1.WaitAppliedRequest
+	55, // 79: waypost.v1.PeerService.PeerInspect:input_type -> waypost.v1.PeerInspectRequest
+	57, // 80: waypost.v1.PeerService.FetchPlacement:input_type -> waypost.v1.FetchPlacementRequest
+	59, // 81: waypost.v1.PeerService.RelayOutcome:input_type -> waypost.v1.RelayOutcomeRequest
+	61, // 82: waypost.v1.PeerService.RelayReservation:input_type -> waypost.v1.RelayReservationRequest
+	47, // 83: waypost.v1.PeerService.AskRecords:input_type -> waypost.v1.AskRecordsRequest
+	63, // 84: waypost.v1.PeerService.PeerMembers:input_type -> waypost.v1.PeerMembersRequest
+	65, // 85: waypost.v1.PeerService.CopyPrefixes:input_type -> waypost.v1.CopyPrefixesRequest
+	67, // 86: waypost.v1.PeerService.RelayLearn:input_type -> waypost.v1.RelayLearnRequest
+	69, // 87: waypost.v1.PeerService.CopyMemo:input_type -> waypost.v1.CopyMemoRequest
+	1,  // 88: waypost.v1.LaneService.Connect:output_type -> waypost.v1.ConnectResponse
+	42, // 89: waypost.v1.PeerService.ExchangePlacements:output_type -> waypost.v1.ExchangePlacementsResponse
+	50, // 90: waypost.v1.PeerService.ForwardWrite:output_type -> waypost.v1.ForwardWriteResponse
+	52, // 91: waypost.v1.PeerService.JoinCluster:output_type -> waypost.v1.JoinClusterResponse
+	54, // 92: waypost.v1.PeerService.WaitApplied:output_type -> waypost.v1.WaitAppliedResponse
+	56, // 93: waypost.v1.PeerService.PeerInspect:output_type -> waypost.v1.PeerInspectResponse
+	58, // 94: waypost.v1.PeerService.FetchPlacement:output_type -> waypost.v1.FetchPlacementResponse
+	60, // 95: waypost.v1.PeerService.RelayOutcome:output_type -> waypost.v1.RelayOutcomeResponse
+	62, // 96: waypost.v1.PeerService.RelayReservation:output_type -> waypost.v1.RelayReservationResponse
+	48, // 97: waypost.v1.PeerService.AskRecords:output_type -> waypost.v1.AskRecordsResponse
+	64, // 98: waypost.v1.PeerService.PeerMembers:output_type -> waypost.v1.PeerMembersResponse
+	66, // 99: waypost.v1.PeerService.CopyPrefixes:output_type -> waypost.v1.CopyPrefixesResponse
+	68, // 100: waypost.v1.PeerService.RelayLearn:output_type -> waypost.v1.RelayLearnResponse
+	70, // 101: waypost.v1.PeerService.CopyMemo:output_type -> waypost.v1.CopyMemoResponse
+	88, // [88:102] is the sub-list for method output_type
+	74, // [74:88] is the sub-list for method input_type
+	74, // [74:74] is the sub-list for extension type_name
+	74, // [74:74] is the sub-list for extension extendee
+	0,  // [0:74] is the sub-list for field type_name
 }
 
 func init() { file_waypost_v1_lane_proto_init() }
@@ -6624,6 +6844,7 @@ func file_waypost_v1_lane_proto_init() {
 		(*ConnectRequest_Evidence)(nil),
 		(*ConnectRequest_AckGpu)(nil),
 		(*ConnectRequest_StoredPrompt)(nil),
+		(*ConnectRequest_LinkProbe)(nil),
 	}
 	file_waypost_v1_lane_proto_msgTypes[1].OneofWrappers = []any{
 		(*ConnectResponse_Hello)(nil),
@@ -6638,12 +6859,13 @@ func file_waypost_v1_lane_proto_init() {
 		(*ConnectResponse_Transfers)(nil),
 		(*ConnectResponse_AckGpu)(nil),
 		(*ConnectResponse_Boundary)(nil),
+		(*ConnectResponse_LinkProbe)(nil),
 	}
-	file_waypost_v1_lane_proto_msgTypes[59].OneofWrappers = []any{
+	file_waypost_v1_lane_proto_msgTypes[61].OneofWrappers = []any{
 		(*RelayReservationRequest_Renew)(nil),
 		(*RelayReservationRequest_Release)(nil),
 	}
-	file_waypost_v1_lane_proto_msgTypes[60].OneofWrappers = []any{
+	file_waypost_v1_lane_proto_msgTypes[62].OneofWrappers = []any{
 		(*RelayReservationResponse_Renew)(nil),
 		(*RelayReservationResponse_Release)(nil),
 	}
@@ -6653,7 +6875,7 @@ func file_waypost_v1_lane_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_waypost_v1_lane_proto_rawDesc), len(file_waypost_v1_lane_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   70,
+			NumMessages:   72,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -2908,6 +2908,188 @@ func (x *GpuHost) GetGpuState() string {
 	return ""
 }
 
+// ProbeLinkRequest names two hosts, and how much may be sent.
+type ProbeLinkRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Host that sends.
+	From *string `protobuf:"bytes,1,opt,name=from" json:"from,omitempty"`
+	// Host that receives.
+	To *string `protobuf:"bytes,2,opt,name=to" json:"to,omitempty"`
+	// Most bytes, 1 to 2^34; unset: 2^30.
+	MaxBytes *float64 `protobuf:"fixed64,3,opt,name=max_bytes,json=maxBytes" json:"max_bytes,omitempty"`
+	// Longest time of sending, ms, above 0 and up to 10,000; unset: 2,000.
+	MaxMs         *float64 `protobuf:"fixed64,4,opt,name=max_ms,json=maxMs" json:"max_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProbeLinkRequest) Reset() {
+	*x = ProbeLinkRequest{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProbeLinkRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProbeLinkRequest) ProtoMessage() {}
+
+func (x *ProbeLinkRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProbeLinkRequest.ProtoReflect.Descriptor instead.
+func (*ProbeLinkRequest) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *ProbeLinkRequest) GetFrom() string {
+	if x != nil && x.From != nil {
+		return *x.From
+	}
+	return ""
+}
+
+func (x *ProbeLinkRequest) GetTo() string {
+	if x != nil && x.To != nil {
+		return *x.To
+	}
+	return ""
+}
+
+func (x *ProbeLinkRequest) GetMaxBytes() float64 {
+	if x != nil && x.MaxBytes != nil {
+		return *x.MaxBytes
+	}
+	return 0
+}
+
+func (x *ProbeLinkRequest) GetMaxMs() float64 {
+	if x != nil && x.MaxMs != nil {
+		return *x.MaxMs
+	}
+	return 0
+}
+
+// ProbeLinkResponse tells what was measured beside what is stated.
+type ProbeLinkResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Host that sent.
+	From *string `protobuf:"bytes,1,opt,name=from" json:"from,omitempty"`
+	// Host that received.
+	To *string `protobuf:"bytes,2,opt,name=to" json:"to,omitempty"`
+	// Bytes that arrived.
+	Bytes *float64 `protobuf:"fixed64,3,opt,name=bytes" json:"bytes,omitempty"`
+	// Time from the first of them to the last, ms, by the receiver's clock.
+	TookMs *float64 `protobuf:"fixed64,4,opt,name=took_ms,json=tookMs" json:"took_ms,omitempty"`
+	// Bytes per second of that; unset: too few bytes for a rate.
+	BytesPerSec *float64 `protobuf:"fixed64,5,opt,name=bytes_per_sec,json=bytesPerSec" json:"bytes_per_sec,omitempty"`
+	// Time until the receiver's first word, ms: about a round trip.
+	AnswerMs *float64 `protobuf:"fixed64,6,opt,name=answer_ms,json=answerMs" json:"answer_ms,omitempty"`
+	// The link between them, as prices reckon with it.
+	Link *TopologyLink `protobuf:"bytes,7,opt,name=link" json:"link,omitempty"`
+	// Coordinator that answered.
+	AnsweredBy    *string `protobuf:"bytes,8,opt,name=answered_by,json=answeredBy" json:"answered_by,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProbeLinkResponse) Reset() {
+	*x = ProbeLinkResponse{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProbeLinkResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProbeLinkResponse) ProtoMessage() {}
+
+func (x *ProbeLinkResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProbeLinkResponse.ProtoReflect.Descriptor instead.
+func (*ProbeLinkResponse) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *ProbeLinkResponse) GetFrom() string {
+	if x != nil && x.From != nil {
+		return *x.From
+	}
+	return ""
+}
+
+func (x *ProbeLinkResponse) GetTo() string {
+	if x != nil && x.To != nil {
+		return *x.To
+	}
+	return ""
+}
+
+func (x *ProbeLinkResponse) GetBytes() float64 {
+	if x != nil && x.Bytes != nil {
+		return *x.Bytes
+	}
+	return 0
+}
+
+func (x *ProbeLinkResponse) GetTookMs() float64 {
+	if x != nil && x.TookMs != nil {
+		return *x.TookMs
+	}
+	return 0
+}
+
+func (x *ProbeLinkResponse) GetBytesPerSec() float64 {
+	if x != nil && x.BytesPerSec != nil {
+		return *x.BytesPerSec
+	}
+	return 0
+}
+
+func (x *ProbeLinkResponse) GetAnswerMs() float64 {
+	if x != nil && x.AnswerMs != nil {
+		return *x.AnswerMs
+	}
+	return 0
+}
+
+func (x *ProbeLinkResponse) GetLink() *TopologyLink {
+	if x != nil {
+		return x.Link
+	}
+	return nil
+}
+
+func (x *ProbeLinkResponse) GetAnsweredBy() string {
+	if x != nil && x.AnsweredBy != nil {
+		return *x.AnsweredBy
+	}
+	return ""
+}
+
 // AckGpuRequest names a GPU.
 type AckGpuRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2923,7 +3105,7 @@ type AckGpuRequest struct {
 
 func (x *AckGpuRequest) Reset() {
 	*x = AckGpuRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[32]
+	mi := &file_waypost_v1_operator_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2935,7 +3117,7 @@ func (x *AckGpuRequest) String() string {
 func (*AckGpuRequest) ProtoMessage() {}
 
 func (x *AckGpuRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[32]
+	mi := &file_waypost_v1_operator_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2948,7 +3130,7 @@ func (x *AckGpuRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AckGpuRequest.ProtoReflect.Descriptor instead.
 func (*AckGpuRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{32}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *AckGpuRequest) GetGpu() string {
@@ -2989,7 +3171,7 @@ type AckGpuResponse struct {
 
 func (x *AckGpuResponse) Reset() {
 	*x = AckGpuResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[33]
+	mi := &file_waypost_v1_operator_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3001,7 +3183,7 @@ func (x *AckGpuResponse) String() string {
 func (*AckGpuResponse) ProtoMessage() {}
 
 func (x *AckGpuResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[33]
+	mi := &file_waypost_v1_operator_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3014,7 +3196,7 @@ func (x *AckGpuResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AckGpuResponse.ProtoReflect.Descriptor instead.
 func (*AckGpuResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{33}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *AckGpuResponse) GetGpu() string {
@@ -3068,7 +3250,7 @@ type HostFacts struct {
 
 func (x *HostFacts) Reset() {
 	*x = HostFacts{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[34]
+	mi := &file_waypost_v1_operator_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3080,7 +3262,7 @@ func (x *HostFacts) String() string {
 func (*HostFacts) ProtoMessage() {}
 
 func (x *HostFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[34]
+	mi := &file_waypost_v1_operator_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3093,7 +3275,7 @@ func (x *HostFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostFacts.ProtoReflect.Descriptor instead.
 func (*HostFacts) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{34}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *HostFacts) GetCpus() uint32 {
@@ -3164,7 +3346,7 @@ type NetworkInterface struct {
 
 func (x *NetworkInterface) Reset() {
 	*x = NetworkInterface{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[35]
+	mi := &file_waypost_v1_operator_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3176,7 +3358,7 @@ func (x *NetworkInterface) String() string {
 func (*NetworkInterface) ProtoMessage() {}
 
 func (x *NetworkInterface) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[35]
+	mi := &file_waypost_v1_operator_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3189,7 +3371,7 @@ func (x *NetworkInterface) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkInterface.ProtoReflect.Descriptor instead.
 func (*NetworkInterface) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{35}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *NetworkInterface) GetName() string {
@@ -3298,7 +3480,7 @@ type Gpu struct {
 
 func (x *Gpu) Reset() {
 	*x = Gpu{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[36]
+	mi := &file_waypost_v1_operator_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3310,7 +3492,7 @@ func (x *Gpu) String() string {
 func (*Gpu) ProtoMessage() {}
 
 func (x *Gpu) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[36]
+	mi := &file_waypost_v1_operator_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3323,7 +3505,7 @@ func (x *Gpu) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Gpu.ProtoReflect.Descriptor instead.
 func (*Gpu) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{36}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Gpu) GetIndex() uint32 {
@@ -3556,7 +3738,7 @@ type GpuInstance struct {
 
 func (x *GpuInstance) Reset() {
 	*x = GpuInstance{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[37]
+	mi := &file_waypost_v1_operator_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3568,7 +3750,7 @@ func (x *GpuInstance) String() string {
 func (*GpuInstance) ProtoMessage() {}
 
 func (x *GpuInstance) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[37]
+	mi := &file_waypost_v1_operator_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3581,7 +3763,7 @@ func (x *GpuInstance) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GpuInstance.ProtoReflect.Descriptor instead.
 func (*GpuInstance) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{37}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *GpuInstance) GetIndex() uint32 {
@@ -3632,7 +3814,7 @@ type GpuWay struct {
 
 func (x *GpuWay) Reset() {
 	*x = GpuWay{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[38]
+	mi := &file_waypost_v1_operator_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3644,7 +3826,7 @@ func (x *GpuWay) String() string {
 func (*GpuWay) ProtoMessage() {}
 
 func (x *GpuWay) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[38]
+	mi := &file_waypost_v1_operator_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3657,7 +3839,7 @@ func (x *GpuWay) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GpuWay.ProtoReflect.Descriptor instead.
 func (*GpuWay) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{38}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *GpuWay) GetTo() uint32 {
@@ -3687,7 +3869,7 @@ type NicDistance struct {
 
 func (x *NicDistance) Reset() {
 	*x = NicDistance{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[39]
+	mi := &file_waypost_v1_operator_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3699,7 +3881,7 @@ func (x *NicDistance) String() string {
 func (*NicDistance) ProtoMessage() {}
 
 func (x *NicDistance) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[39]
+	mi := &file_waypost_v1_operator_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3712,7 +3894,7 @@ func (x *NicDistance) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NicDistance.ProtoReflect.Descriptor instead.
 func (*NicDistance) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{39}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *NicDistance) GetInterface() string {
@@ -3750,7 +3932,7 @@ type XidEvent struct {
 
 func (x *XidEvent) Reset() {
 	*x = XidEvent{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[40]
+	mi := &file_waypost_v1_operator_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3762,7 +3944,7 @@ func (x *XidEvent) String() string {
 func (*XidEvent) ProtoMessage() {}
 
 func (x *XidEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[40]
+	mi := &file_waypost_v1_operator_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3775,7 +3957,7 @@ func (x *XidEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use XidEvent.ProtoReflect.Descriptor instead.
 func (*XidEvent) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{40}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *XidEvent) GetXid() uint32 {
@@ -3835,7 +4017,7 @@ type GpuProcess struct {
 
 func (x *GpuProcess) Reset() {
 	*x = GpuProcess{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[41]
+	mi := &file_waypost_v1_operator_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3847,7 +4029,7 @@ func (x *GpuProcess) String() string {
 func (*GpuProcess) ProtoMessage() {}
 
 func (x *GpuProcess) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[41]
+	mi := &file_waypost_v1_operator_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3860,7 +4042,7 @@ func (x *GpuProcess) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GpuProcess.ProtoReflect.Descriptor instead.
 func (*GpuProcess) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{41}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *GpuProcess) GetPid() uint32 {
@@ -3895,7 +4077,7 @@ type ListMembersRequest struct {
 
 func (x *ListMembersRequest) Reset() {
 	*x = ListMembersRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[42]
+	mi := &file_waypost_v1_operator_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3907,7 +4089,7 @@ func (x *ListMembersRequest) String() string {
 func (*ListMembersRequest) ProtoMessage() {}
 
 func (x *ListMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[42]
+	mi := &file_waypost_v1_operator_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3920,7 +4102,7 @@ func (x *ListMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMembersRequest.ProtoReflect.Descriptor instead.
 func (*ListMembersRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{42}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ListMembersRequest) GetFrom() string {
@@ -3943,7 +4125,7 @@ type ListMembersResponse struct {
 
 func (x *ListMembersResponse) Reset() {
 	*x = ListMembersResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[43]
+	mi := &file_waypost_v1_operator_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3955,7 +4137,7 @@ func (x *ListMembersResponse) String() string {
 func (*ListMembersResponse) ProtoMessage() {}
 
 func (x *ListMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[43]
+	mi := &file_waypost_v1_operator_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3968,7 +4150,7 @@ func (x *ListMembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMembersResponse.ProtoReflect.Descriptor instead.
 func (*ListMembersResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{43}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ListMembersResponse) GetMembers() []*Member {
@@ -4016,7 +4198,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[44]
+	mi := &file_waypost_v1_operator_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4028,7 +4210,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[44]
+	mi := &file_waypost_v1_operator_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4041,7 +4223,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{44}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Member) GetName() string {
@@ -4130,7 +4312,7 @@ type ListCoordinatorsRequest struct {
 
 func (x *ListCoordinatorsRequest) Reset() {
 	*x = ListCoordinatorsRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[45]
+	mi := &file_waypost_v1_operator_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4142,7 +4324,7 @@ func (x *ListCoordinatorsRequest) String() string {
 func (*ListCoordinatorsRequest) ProtoMessage() {}
 
 func (x *ListCoordinatorsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[45]
+	mi := &file_waypost_v1_operator_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4155,7 +4337,7 @@ func (x *ListCoordinatorsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCoordinatorsRequest.ProtoReflect.Descriptor instead.
 func (*ListCoordinatorsRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{45}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{47}
 }
 
 // ListCoordinatorsResponse is the coordinators by number.
@@ -4169,7 +4351,7 @@ type ListCoordinatorsResponse struct {
 
 func (x *ListCoordinatorsResponse) Reset() {
 	*x = ListCoordinatorsResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[46]
+	mi := &file_waypost_v1_operator_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4181,7 +4363,7 @@ func (x *ListCoordinatorsResponse) String() string {
 func (*ListCoordinatorsResponse) ProtoMessage() {}
 
 func (x *ListCoordinatorsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[46]
+	mi := &file_waypost_v1_operator_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4194,7 +4376,7 @@ func (x *ListCoordinatorsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCoordinatorsResponse.ProtoReflect.Descriptor instead.
 func (*ListCoordinatorsResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{46}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ListCoordinatorsResponse) GetCoordinators() []*Coordinator {
@@ -4227,7 +4409,7 @@ type Coordinator struct {
 
 func (x *Coordinator) Reset() {
 	*x = Coordinator{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[47]
+	mi := &file_waypost_v1_operator_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4239,7 +4421,7 @@ func (x *Coordinator) String() string {
 func (*Coordinator) ProtoMessage() {}
 
 func (x *Coordinator) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[47]
+	mi := &file_waypost_v1_operator_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4252,7 +4434,7 @@ func (x *Coordinator) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Coordinator.ProtoReflect.Descriptor instead.
 func (*Coordinator) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{47}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Coordinator) GetName() string {
@@ -4313,7 +4495,7 @@ type GetFleetRequest struct {
 
 func (x *GetFleetRequest) Reset() {
 	*x = GetFleetRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[48]
+	mi := &file_waypost_v1_operator_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4325,7 +4507,7 @@ func (x *GetFleetRequest) String() string {
 func (*GetFleetRequest) ProtoMessage() {}
 
 func (x *GetFleetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[48]
+	mi := &file_waypost_v1_operator_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4338,7 +4520,7 @@ func (x *GetFleetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFleetRequest.ProtoReflect.Descriptor instead.
 func (*GetFleetRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{48}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{50}
 }
 
 // GetFleetResponse is the fleet file in force.
@@ -4360,7 +4542,7 @@ type GetFleetResponse struct {
 
 func (x *GetFleetResponse) Reset() {
 	*x = GetFleetResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[49]
+	mi := &file_waypost_v1_operator_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4372,7 +4554,7 @@ func (x *GetFleetResponse) String() string {
 func (*GetFleetResponse) ProtoMessage() {}
 
 func (x *GetFleetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[49]
+	mi := &file_waypost_v1_operator_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4385,7 +4567,7 @@ func (x *GetFleetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFleetResponse.ProtoReflect.Descriptor instead.
 func (*GetFleetResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{49}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *GetFleetResponse) GetVersion() uint32 {
@@ -4442,7 +4624,7 @@ type PutFleetRequest struct {
 
 func (x *PutFleetRequest) Reset() {
 	*x = PutFleetRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[50]
+	mi := &file_waypost_v1_operator_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4454,7 +4636,7 @@ func (x *PutFleetRequest) String() string {
 func (*PutFleetRequest) ProtoMessage() {}
 
 func (x *PutFleetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[50]
+	mi := &file_waypost_v1_operator_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4467,7 +4649,7 @@ func (x *PutFleetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutFleetRequest.ProtoReflect.Descriptor instead.
 func (*PutFleetRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{50}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *PutFleetRequest) GetToml() string {
@@ -4524,7 +4706,7 @@ type PutFleetResponse struct {
 
 func (x *PutFleetResponse) Reset() {
 	*x = PutFleetResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[51]
+	mi := &file_waypost_v1_operator_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4536,7 +4718,7 @@ func (x *PutFleetResponse) String() string {
 func (*PutFleetResponse) ProtoMessage() {}
 
 func (x *PutFleetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[51]
+	mi := &file_waypost_v1_operator_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4549,7 +4731,7 @@ func (x *PutFleetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutFleetResponse.ProtoReflect.Descriptor instead.
 func (*PutFleetResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{51}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *PutFleetResponse) GetVersion() uint32 {
@@ -4617,7 +4799,7 @@ type FleetEffect struct {
 
 func (x *FleetEffect) Reset() {
 	*x = FleetEffect{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[52]
+	mi := &file_waypost_v1_operator_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4629,7 +4811,7 @@ func (x *FleetEffect) String() string {
 func (*FleetEffect) ProtoMessage() {}
 
 func (x *FleetEffect) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[52]
+	mi := &file_waypost_v1_operator_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4642,7 +4824,7 @@ func (x *FleetEffect) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetEffect.ProtoReflect.Descriptor instead.
 func (*FleetEffect) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{52}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *FleetEffect) GetWindowMs() float64 {
@@ -4729,7 +4911,7 @@ type EffectExample struct {
 
 func (x *EffectExample) Reset() {
 	*x = EffectExample{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[53]
+	mi := &file_waypost_v1_operator_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4741,7 +4923,7 @@ func (x *EffectExample) String() string {
 func (*EffectExample) ProtoMessage() {}
 
 func (x *EffectExample) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[53]
+	mi := &file_waypost_v1_operator_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4754,7 +4936,7 @@ func (x *EffectExample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EffectExample.ProtoReflect.Descriptor instead.
 func (*EffectExample) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{53}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *EffectExample) GetPlacementId() string {
@@ -4818,7 +5000,7 @@ type Cordon struct {
 
 func (x *Cordon) Reset() {
 	*x = Cordon{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[54]
+	mi := &file_waypost_v1_operator_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4830,7 +5012,7 @@ func (x *Cordon) String() string {
 func (*Cordon) ProtoMessage() {}
 
 func (x *Cordon) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[54]
+	mi := &file_waypost_v1_operator_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4843,7 +5025,7 @@ func (x *Cordon) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cordon.ProtoReflect.Descriptor instead.
 func (*Cordon) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{54}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *Cordon) GetSelector() string {
@@ -4902,7 +5084,7 @@ type CordonTargetRequest struct {
 
 func (x *CordonTargetRequest) Reset() {
 	*x = CordonTargetRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[55]
+	mi := &file_waypost_v1_operator_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4914,7 +5096,7 @@ func (x *CordonTargetRequest) String() string {
 func (*CordonTargetRequest) ProtoMessage() {}
 
 func (x *CordonTargetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[55]
+	mi := &file_waypost_v1_operator_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4927,7 +5109,7 @@ func (x *CordonTargetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonTargetRequest.ProtoReflect.Descriptor instead.
 func (*CordonTargetRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{55}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *CordonTargetRequest) GetSelector() string {
@@ -4982,7 +5164,7 @@ type CordonTargetResponse struct {
 
 func (x *CordonTargetResponse) Reset() {
 	*x = CordonTargetResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[56]
+	mi := &file_waypost_v1_operator_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4994,7 +5176,7 @@ func (x *CordonTargetResponse) String() string {
 func (*CordonTargetResponse) ProtoMessage() {}
 
 func (x *CordonTargetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[56]
+	mi := &file_waypost_v1_operator_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5007,7 +5189,7 @@ func (x *CordonTargetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonTargetResponse.ProtoReflect.Descriptor instead.
 func (*CordonTargetResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{56}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *CordonTargetResponse) GetCordon() *Cordon {
@@ -5056,7 +5238,7 @@ type UncordonTargetRequest struct {
 
 func (x *UncordonTargetRequest) Reset() {
 	*x = UncordonTargetRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[57]
+	mi := &file_waypost_v1_operator_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5068,7 +5250,7 @@ func (x *UncordonTargetRequest) String() string {
 func (*UncordonTargetRequest) ProtoMessage() {}
 
 func (x *UncordonTargetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[57]
+	mi := &file_waypost_v1_operator_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5081,7 +5263,7 @@ func (x *UncordonTargetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UncordonTargetRequest.ProtoReflect.Descriptor instead.
 func (*UncordonTargetRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{57}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *UncordonTargetRequest) GetSelector() string {
@@ -5125,7 +5307,7 @@ type UncordonTargetResponse struct {
 
 func (x *UncordonTargetResponse) Reset() {
 	*x = UncordonTargetResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[58]
+	mi := &file_waypost_v1_operator_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5137,7 +5319,7 @@ func (x *UncordonTargetResponse) String() string {
 func (*UncordonTargetResponse) ProtoMessage() {}
 
 func (x *UncordonTargetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[58]
+	mi := &file_waypost_v1_operator_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5150,7 +5332,7 @@ func (x *UncordonTargetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UncordonTargetResponse.ProtoReflect.Descriptor instead.
 func (*UncordonTargetResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{58}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *UncordonTargetResponse) GetRemoved() bool {
@@ -5180,7 +5362,7 @@ type InspectWorkerRequest struct {
 
 func (x *InspectWorkerRequest) Reset() {
 	*x = InspectWorkerRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[59]
+	mi := &file_waypost_v1_operator_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5192,7 +5374,7 @@ func (x *InspectWorkerRequest) String() string {
 func (*InspectWorkerRequest) ProtoMessage() {}
 
 func (x *InspectWorkerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[59]
+	mi := &file_waypost_v1_operator_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5205,7 +5387,7 @@ func (x *InspectWorkerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectWorkerRequest.ProtoReflect.Descriptor instead.
 func (*InspectWorkerRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{59}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *InspectWorkerRequest) GetWorker() string {
@@ -5279,7 +5461,7 @@ type InspectWorkerResponse struct {
 
 func (x *InspectWorkerResponse) Reset() {
 	*x = InspectWorkerResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[60]
+	mi := &file_waypost_v1_operator_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5291,7 +5473,7 @@ func (x *InspectWorkerResponse) String() string {
 func (*InspectWorkerResponse) ProtoMessage() {}
 
 func (x *InspectWorkerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[60]
+	mi := &file_waypost_v1_operator_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5304,7 +5486,7 @@ func (x *InspectWorkerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectWorkerResponse.ProtoReflect.Descriptor instead.
 func (*InspectWorkerResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{60}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *InspectWorkerResponse) GetWorker() string {
@@ -5495,7 +5677,7 @@ type StreamComparison struct {
 
 func (x *StreamComparison) Reset() {
 	*x = StreamComparison{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[61]
+	mi := &file_waypost_v1_operator_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5507,7 +5689,7 @@ func (x *StreamComparison) String() string {
 func (*StreamComparison) ProtoMessage() {}
 
 func (x *StreamComparison) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[61]
+	mi := &file_waypost_v1_operator_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5520,7 +5702,7 @@ func (x *StreamComparison) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamComparison.ProtoReflect.Descriptor instead.
 func (*StreamComparison) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{61}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *StreamComparison) GetEqual() uint32 {
@@ -5594,7 +5776,7 @@ type DifferingKey struct {
 
 func (x *DifferingKey) Reset() {
 	*x = DifferingKey{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[62]
+	mi := &file_waypost_v1_operator_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5606,7 +5788,7 @@ func (x *DifferingKey) String() string {
 func (*DifferingKey) ProtoMessage() {}
 
 func (x *DifferingKey) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[62]
+	mi := &file_waypost_v1_operator_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5619,7 +5801,7 @@ func (x *DifferingKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DifferingKey.ProtoReflect.Descriptor instead.
 func (*DifferingKey) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{62}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *DifferingKey) GetHow() string {
@@ -5656,7 +5838,7 @@ type GetTopologyRequest struct {
 
 func (x *GetTopologyRequest) Reset() {
 	*x = GetTopologyRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[63]
+	mi := &file_waypost_v1_operator_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5668,7 +5850,7 @@ func (x *GetTopologyRequest) String() string {
 func (*GetTopologyRequest) ProtoMessage() {}
 
 func (x *GetTopologyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[63]
+	mi := &file_waypost_v1_operator_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5681,7 +5863,7 @@ func (x *GetTopologyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTopologyRequest.ProtoReflect.Descriptor instead.
 func (*GetTopologyRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{63}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *GetTopologyRequest) GetFrom() string {
@@ -5719,7 +5901,7 @@ type GetTopologyResponse struct {
 
 func (x *GetTopologyResponse) Reset() {
 	*x = GetTopologyResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[64]
+	mi := &file_waypost_v1_operator_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5731,7 +5913,7 @@ func (x *GetTopologyResponse) String() string {
 func (*GetTopologyResponse) ProtoMessage() {}
 
 func (x *GetTopologyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[64]
+	mi := &file_waypost_v1_operator_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5744,7 +5926,7 @@ func (x *GetTopologyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTopologyResponse.ProtoReflect.Descriptor instead.
 func (*GetTopologyResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{64}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *GetTopologyResponse) GetHosts() []*TopologyHost {
@@ -5811,7 +5993,7 @@ type TopologyHost struct {
 
 func (x *TopologyHost) Reset() {
 	*x = TopologyHost{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[65]
+	mi := &file_waypost_v1_operator_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5823,7 +6005,7 @@ func (x *TopologyHost) String() string {
 func (*TopologyHost) ProtoMessage() {}
 
 func (x *TopologyHost) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[65]
+	mi := &file_waypost_v1_operator_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5836,7 +6018,7 @@ func (x *TopologyHost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopologyHost.ProtoReflect.Descriptor instead.
 func (*TopologyHost) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{65}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *TopologyHost) GetName() string {
@@ -5914,7 +6096,7 @@ type TopologyLink struct {
 
 func (x *TopologyLink) Reset() {
 	*x = TopologyLink{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[66]
+	mi := &file_waypost_v1_operator_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5926,7 +6108,7 @@ func (x *TopologyLink) String() string {
 func (*TopologyLink) ProtoMessage() {}
 
 func (x *TopologyLink) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[66]
+	mi := &file_waypost_v1_operator_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5939,7 +6121,7 @@ func (x *TopologyLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopologyLink.ProtoReflect.Descriptor instead.
 func (*TopologyLink) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{66}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *TopologyLink) GetName() string {
@@ -6051,7 +6233,7 @@ type TransferPair struct {
 
 func (x *TransferPair) Reset() {
 	*x = TransferPair{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[67]
+	mi := &file_waypost_v1_operator_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6063,7 +6245,7 @@ func (x *TransferPair) String() string {
 func (*TransferPair) ProtoMessage() {}
 
 func (x *TransferPair) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[67]
+	mi := &file_waypost_v1_operator_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6076,7 +6258,7 @@ func (x *TransferPair) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferPair.ProtoReflect.Descriptor instead.
 func (*TransferPair) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{67}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *TransferPair) GetFrom() string {
@@ -6164,7 +6346,7 @@ type TransferPrice struct {
 
 func (x *TransferPrice) Reset() {
 	*x = TransferPrice{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[68]
+	mi := &file_waypost_v1_operator_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6176,7 +6358,7 @@ func (x *TransferPrice) String() string {
 func (*TransferPrice) ProtoMessage() {}
 
 func (x *TransferPrice) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[68]
+	mi := &file_waypost_v1_operator_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6189,7 +6371,7 @@ func (x *TransferPrice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferPrice.ProtoReflect.Descriptor instead.
 func (*TransferPrice) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{68}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *TransferPrice) GetFrom() string {
@@ -6277,7 +6459,7 @@ type TransferCost struct {
 
 func (x *TransferCost) Reset() {
 	*x = TransferCost{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[69]
+	mi := &file_waypost_v1_operator_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6289,7 +6471,7 @@ func (x *TransferCost) String() string {
 func (*TransferCost) ProtoMessage() {}
 
 func (x *TransferCost) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[69]
+	mi := &file_waypost_v1_operator_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6302,7 +6484,7 @@ func (x *TransferCost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferCost.ProtoReflect.Descriptor instead.
 func (*TransferCost) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{69}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *TransferCost) GetTokens() uint32 {
@@ -6337,7 +6519,7 @@ type GetBoundaryRequest struct {
 
 func (x *GetBoundaryRequest) Reset() {
 	*x = GetBoundaryRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[70]
+	mi := &file_waypost_v1_operator_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6349,7 +6531,7 @@ func (x *GetBoundaryRequest) String() string {
 func (*GetBoundaryRequest) ProtoMessage() {}
 
 func (x *GetBoundaryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[70]
+	mi := &file_waypost_v1_operator_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6362,7 +6544,7 @@ func (x *GetBoundaryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetBoundaryRequest.ProtoReflect.Descriptor instead.
 func (*GetBoundaryRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{70}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *GetBoundaryRequest) GetPool() string {
@@ -6383,7 +6565,7 @@ type GetBoundaryResponse struct {
 
 func (x *GetBoundaryResponse) Reset() {
 	*x = GetBoundaryResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[71]
+	mi := &file_waypost_v1_operator_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6395,7 +6577,7 @@ func (x *GetBoundaryResponse) String() string {
 func (*GetBoundaryResponse) ProtoMessage() {}
 
 func (x *GetBoundaryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[71]
+	mi := &file_waypost_v1_operator_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6408,7 +6590,7 @@ func (x *GetBoundaryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetBoundaryResponse.ProtoReflect.Descriptor instead.
 func (*GetBoundaryResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{71}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *GetBoundaryResponse) GetPools() []*PoolBoundary {
@@ -6431,7 +6613,7 @@ type PoolBoundary struct {
 
 func (x *PoolBoundary) Reset() {
 	*x = PoolBoundary{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[72]
+	mi := &file_waypost_v1_operator_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6443,7 +6625,7 @@ func (x *PoolBoundary) String() string {
 func (*PoolBoundary) ProtoMessage() {}
 
 func (x *PoolBoundary) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[72]
+	mi := &file_waypost_v1_operator_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6456,7 +6638,7 @@ func (x *PoolBoundary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolBoundary.ProtoReflect.Descriptor instead.
 func (*PoolBoundary) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{72}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *PoolBoundary) GetPool() string {
@@ -6510,7 +6692,7 @@ type WorkerBoundary struct {
 
 func (x *WorkerBoundary) Reset() {
 	*x = WorkerBoundary{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[73]
+	mi := &file_waypost_v1_operator_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6522,7 +6704,7 @@ func (x *WorkerBoundary) String() string {
 func (*WorkerBoundary) ProtoMessage() {}
 
 func (x *WorkerBoundary) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[73]
+	mi := &file_waypost_v1_operator_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6535,7 +6717,7 @@ func (x *WorkerBoundary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerBoundary.ProtoReflect.Descriptor instead.
 func (*WorkerBoundary) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{73}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *WorkerBoundary) GetWorker() string {
@@ -6897,7 +7079,22 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"\x06age_ms\x18\x05 \x01(\x01R\x05ageMs\":\n" +
 	"\aGpuHost\x12\x12\n" +
 	"\x04host\x18\x01 \x01(\tR\x04host\x12\x1b\n" +
-	"\tgpu_state\x18\x02 \x01(\tR\bgpuState\"R\n" +
+	"\tgpu_state\x18\x02 \x01(\tR\bgpuState\"j\n" +
+	"\x10ProbeLinkRequest\x12\x12\n" +
+	"\x04from\x18\x01 \x01(\tR\x04from\x12\x0e\n" +
+	"\x02to\x18\x02 \x01(\tR\x02to\x12\x1b\n" +
+	"\tmax_bytes\x18\x03 \x01(\x01R\bmaxBytes\x12\x15\n" +
+	"\x06max_ms\x18\x04 \x01(\x01R\x05maxMs\"\xf6\x01\n" +
+	"\x11ProbeLinkResponse\x12\x12\n" +
+	"\x04from\x18\x01 \x01(\tR\x04from\x12\x0e\n" +
+	"\x02to\x18\x02 \x01(\tR\x02to\x12\x14\n" +
+	"\x05bytes\x18\x03 \x01(\x01R\x05bytes\x12\x17\n" +
+	"\atook_ms\x18\x04 \x01(\x01R\x06tookMs\x12\"\n" +
+	"\rbytes_per_sec\x18\x05 \x01(\x01R\vbytesPerSec\x12\x1b\n" +
+	"\tanswer_ms\x18\x06 \x01(\x01R\banswerMs\x12,\n" +
+	"\x04link\x18\a \x01(\v2\x18.waypost.v1.TopologyLinkR\x04link\x12\x1f\n" +
+	"\vanswered_by\x18\b \x01(\tR\n" +
+	"answeredBy\"R\n" +
 	"\rAckGpuRequest\x12\x10\n" +
 	"\x03gpu\x18\x01 \x01(\tR\x03gpu\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x17\n" +
@@ -7227,8 +7424,7 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	" \x01(\rR\x05probe\x12)\n" +
 	"\x10first_difference\x18\v \x01(\rR\x0ffirstDifference\x12\x1a\n" +
 	"\bcredited\x18\f \x01(\bR\bcredited\x12\x10\n" +
-	"\x03why\x18\r \x01(\tR\x03why2\xfa\n" +
-	"\n" +
+	"\x03why\x18\r \x01(\tR\x03why2\xc4\v\n" +
 	"\x0fOperatorService\x12H\n" +
 	"\tGetStatus\x12\x1c.waypost.v1.GetStatusRequest\x1a\x1d.waypost.v1.GetStatusResponse\x12N\n" +
 	"\vListWorkers\x12\x1e.waypost.v1.ListWorkersRequest\x1a\x1f.waypost.v1.ListWorkersResponse\x12H\n" +
@@ -7243,7 +7439,8 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"\x0eUncordonTarget\x12!.waypost.v1.UncordonTargetRequest\x1a\".waypost.v1.UncordonTargetResponse\x12T\n" +
 	"\rExplainWorker\x12 .waypost.v1.ExplainWorkerRequest\x1a!.waypost.v1.ExplainWorkerResponse\x12E\n" +
 	"\bGetReuse\x12\x1b.waypost.v1.GetReuseRequest\x1a\x1c.waypost.v1.GetReuseResponse\x12N\n" +
-	"\vGetTopology\x12\x1e.waypost.v1.GetTopologyRequest\x1a\x1f.waypost.v1.GetTopologyResponse\x12T\n" +
+	"\vGetTopology\x12\x1e.waypost.v1.GetTopologyRequest\x1a\x1f.waypost.v1.GetTopologyResponse\x12H\n" +
+	"\tProbeLink\x12\x1c.waypost.v1.ProbeLinkRequest\x1a\x1d.waypost.v1.ProbeLinkResponse\x12T\n" +
 	"\rInspectWorker\x12 .waypost.v1.InspectWorkerRequest\x1a!.waypost.v1.InspectWorkerResponse\x12?\n" +
 	"\x06Doctor\x12\x19.waypost.v1.DoctorRequest\x1a\x1a.waypost.v1.DoctorResponse\x12N\n" +
 	"\vGetBoundary\x12\x1e.waypost.v1.GetBoundaryRequest\x1a\x1f.waypost.v1.GetBoundaryResponse\x12>\n" +
@@ -7261,7 +7458,7 @@ func file_waypost_v1_operator_proto_rawDescGZIP() []byte {
 	return file_waypost_v1_operator_proto_rawDescData
 }
 
-var file_waypost_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 84)
+var file_waypost_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 86)
 var file_waypost_v1_operator_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),         // 0: waypost.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),        // 1: waypost.v1.GetStatusResponse
@@ -7295,159 +7492,164 @@ var file_waypost_v1_operator_proto_goTypes = []any{
 	(*ListGpusResponse)(nil),         // 29: waypost.v1.ListGpusResponse
 	(*HostGpu)(nil),                  // 30: waypost.v1.HostGpu
 	(*GpuHost)(nil),                  // 31: waypost.v1.GpuHost
-	(*AckGpuRequest)(nil),            // 32: waypost.v1.AckGpuRequest
-	(*AckGpuResponse)(nil),           // 33: waypost.v1.AckGpuResponse
-	(*HostFacts)(nil),                // 34: waypost.v1.HostFacts
-	(*NetworkInterface)(nil),         // 35: waypost.v1.NetworkInterface
-	(*Gpu)(nil),                      // 36: waypost.v1.Gpu
-	(*GpuInstance)(nil),              // 37: waypost.v1.GpuInstance
-	(*GpuWay)(nil),                   // 38: waypost.v1.GpuWay
-	(*NicDistance)(nil),              // 39: waypost.v1.NicDistance
-	(*XidEvent)(nil),                 // 40: waypost.v1.XidEvent
-	(*GpuProcess)(nil),               // 41: waypost.v1.GpuProcess
-	(*ListMembersRequest)(nil),       // 42: waypost.v1.ListMembersRequest
-	(*ListMembersResponse)(nil),      // 43: waypost.v1.ListMembersResponse
-	(*Member)(nil),                   // 44: waypost.v1.Member
-	(*ListCoordinatorsRequest)(nil),  // 45: waypost.v1.ListCoordinatorsRequest
-	(*ListCoordinatorsResponse)(nil), // 46: waypost.v1.ListCoordinatorsResponse
-	(*Coordinator)(nil),              // 47: waypost.v1.Coordinator
-	(*GetFleetRequest)(nil),          // 48: waypost.v1.GetFleetRequest
-	(*GetFleetResponse)(nil),         // 49: waypost.v1.GetFleetResponse
-	(*PutFleetRequest)(nil),          // 50: waypost.v1.PutFleetRequest
-	(*PutFleetResponse)(nil),         // 51: waypost.v1.PutFleetResponse
-	(*FleetEffect)(nil),              // 52: waypost.v1.FleetEffect
-	(*EffectExample)(nil),            // 53: waypost.v1.EffectExample
-	(*Cordon)(nil),                   // 54: waypost.v1.Cordon
-	(*CordonTargetRequest)(nil),      // 55: waypost.v1.CordonTargetRequest
-	(*CordonTargetResponse)(nil),     // 56: waypost.v1.CordonTargetResponse
-	(*UncordonTargetRequest)(nil),    // 57: waypost.v1.UncordonTargetRequest
-	(*UncordonTargetResponse)(nil),   // 58: waypost.v1.UncordonTargetResponse
-	(*InspectWorkerRequest)(nil),     // 59: waypost.v1.InspectWorkerRequest
-	(*InspectWorkerResponse)(nil),    // 60: waypost.v1.InspectWorkerResponse
-	(*StreamComparison)(nil),         // 61: waypost.v1.StreamComparison
-	(*DifferingKey)(nil),             // 62: waypost.v1.DifferingKey
-	(*GetTopologyRequest)(nil),       // 63: waypost.v1.GetTopologyRequest
-	(*GetTopologyResponse)(nil),      // 64: waypost.v1.GetTopologyResponse
-	(*TopologyHost)(nil),             // 65: waypost.v1.TopologyHost
-	(*TopologyLink)(nil),             // 66: waypost.v1.TopologyLink
-	(*TransferPair)(nil),             // 67: waypost.v1.TransferPair
-	(*TransferPrice)(nil),            // 68: waypost.v1.TransferPrice
-	(*TransferCost)(nil),             // 69: waypost.v1.TransferCost
-	(*GetBoundaryRequest)(nil),       // 70: waypost.v1.GetBoundaryRequest
-	(*GetBoundaryResponse)(nil),      // 71: waypost.v1.GetBoundaryResponse
-	(*PoolBoundary)(nil),             // 72: waypost.v1.PoolBoundary
-	(*WorkerBoundary)(nil),           // 73: waypost.v1.WorkerBoundary
-	nil,                              // 74: waypost.v1.Worker.HeadersEntry
-	nil,                              // 75: waypost.v1.Event.FieldsEntry
-	nil,                              // 76: waypost.v1.ExplainWorkerResponse.LostByEntry
-	nil,                              // 77: waypost.v1.ExplainWorkerResponse.ExcludedEntry
-	nil,                              // 78: waypost.v1.PoolReuse.ClassesEntry
-	nil,                              // 79: waypost.v1.PoolReuse.LostTokensEntry
-	nil,                              // 80: waypost.v1.MemoReuse.LearntEntry
-	nil,                              // 81: waypost.v1.Gpu.MissingEntry
-	nil,                              // 82: waypost.v1.InspectWorkerResponse.FramesEntry
-	nil,                              // 83: waypost.v1.InspectWorkerResponse.ResyncsEntry
-	(*Terms)(nil),                    // 84: waypost.v1.Terms
+	(*ProbeLinkRequest)(nil),         // 32: waypost.v1.ProbeLinkRequest
+	(*ProbeLinkResponse)(nil),        // 33: waypost.v1.ProbeLinkResponse
+	(*AckGpuRequest)(nil),            // 34: waypost.v1.AckGpuRequest
+	(*AckGpuResponse)(nil),           // 35: waypost.v1.AckGpuResponse
+	(*HostFacts)(nil),                // 36: waypost.v1.HostFacts
+	(*NetworkInterface)(nil),         // 37: waypost.v1.NetworkInterface
+	(*Gpu)(nil),                      // 38: waypost.v1.Gpu
+	(*GpuInstance)(nil),              // 39: waypost.v1.GpuInstance
+	(*GpuWay)(nil),                   // 40: waypost.v1.GpuWay
+	(*NicDistance)(nil),              // 41: waypost.v1.NicDistance
+	(*XidEvent)(nil),                 // 42: waypost.v1.XidEvent
+	(*GpuProcess)(nil),               // 43: waypost.v1.GpuProcess
+	(*ListMembersRequest)(nil),       // 44: waypost.v1.ListMembersRequest
+	(*ListMembersResponse)(nil),      // 45: waypost.v1.ListMembersResponse
+	(*Member)(nil),                   // 46: waypost.v1.Member
+	(*ListCoordinatorsRequest)(nil),  // 47: waypost.v1.ListCoordinatorsRequest
+	(*ListCoordinatorsResponse)(nil), // 48: waypost.v1.ListCoordinatorsResponse
+	(*Coordinator)(nil),              // 49: waypost.v1.Coordinator
+	(*GetFleetRequest)(nil),          // 50: waypost.v1.GetFleetRequest
+	(*GetFleetResponse)(nil),         // 51: waypost.v1.GetFleetResponse
+	(*PutFleetRequest)(nil),          // 52: waypost.v1.PutFleetRequest
+	(*PutFleetResponse)(nil),         // 53: waypost.v1.PutFleetResponse
+	(*FleetEffect)(nil),              // 54: waypost.v1.FleetEffect
+	(*EffectExample)(nil),            // 55: waypost.v1.EffectExample
+	(*Cordon)(nil),                   // 56: waypost.v1.Cordon
+	(*CordonTargetRequest)(nil),      // 57: waypost.v1.CordonTargetRequest
+	(*CordonTargetResponse)(nil),     // 58: waypost.v1.CordonTargetResponse
+	(*UncordonTargetRequest)(nil),    // 59: waypost.v1.UncordonTargetRequest
+	(*UncordonTargetResponse)(nil),   // 60: waypost.v1.UncordonTargetResponse
+	(*InspectWorkerRequest)(nil),     // 61: waypost.v1.InspectWorkerRequest
+	(*InspectWorkerResponse)(nil),    // 62: waypost.v1.InspectWorkerResponse
+	(*StreamComparison)(nil),         // 63: waypost.v1.StreamComparison
+	(*DifferingKey)(nil),             // 64: waypost.v1.DifferingKey
+	(*GetTopologyRequest)(nil),       // 65: waypost.v1.GetTopologyRequest
+	(*GetTopologyResponse)(nil),      // 66: waypost.v1.GetTopologyResponse
+	(*TopologyHost)(nil),             // 67: waypost.v1.TopologyHost
+	(*TopologyLink)(nil),             // 68: waypost.v1.TopologyLink
+	(*TransferPair)(nil),             // 69: waypost.v1.TransferPair
+	(*TransferPrice)(nil),            // 70: waypost.v1.TransferPrice
+	(*TransferCost)(nil),             // 71: waypost.v1.TransferCost
+	(*GetBoundaryRequest)(nil),       // 72: waypost.v1.GetBoundaryRequest
+	(*GetBoundaryResponse)(nil),      // 73: waypost.v1.GetBoundaryResponse
+	(*PoolBoundary)(nil),             // 74: waypost.v1.PoolBoundary
+	(*WorkerBoundary)(nil),           // 75: waypost.v1.WorkerBoundary
+	nil,                              // 76: waypost.v1.Worker.HeadersEntry
+	nil,                              // 77: waypost.v1.Event.FieldsEntry
+	nil,                              // 78: waypost.v1.ExplainWorkerResponse.LostByEntry
+	nil,                              // 79: waypost.v1.ExplainWorkerResponse.ExcludedEntry
+	nil,                              // 80: waypost.v1.PoolReuse.ClassesEntry
+	nil,                              // 81: waypost.v1.PoolReuse.LostTokensEntry
+	nil,                              // 82: waypost.v1.MemoReuse.LearntEntry
+	nil,                              // 83: waypost.v1.Gpu.MissingEntry
+	nil,                              // 84: waypost.v1.InspectWorkerResponse.FramesEntry
+	nil,                              // 85: waypost.v1.InspectWorkerResponse.ResyncsEntry
+	(*Terms)(nil),                    // 86: waypost.v1.Terms
 }
 var file_waypost_v1_operator_proto_depIdxs = []int32{
 	2,  // 0: waypost.v1.GetStatusResponse.pools:type_name -> waypost.v1.PoolStatus
 	3,  // 1: waypost.v1.GetStatusResponse.problems:type_name -> waypost.v1.Problem
-	54, // 2: waypost.v1.GetStatusResponse.cordons:type_name -> waypost.v1.Cordon
+	56, // 2: waypost.v1.GetStatusResponse.cordons:type_name -> waypost.v1.Cordon
 	6,  // 3: waypost.v1.ListWorkersResponse.workers:type_name -> waypost.v1.Worker
-	74, // 4: waypost.v1.Worker.headers:type_name -> waypost.v1.Worker.HeadersEntry
-	54, // 5: waypost.v1.Worker.cordon:type_name -> waypost.v1.Cordon
+	76, // 4: waypost.v1.Worker.headers:type_name -> waypost.v1.Worker.HeadersEntry
+	56, // 5: waypost.v1.Worker.cordon:type_name -> waypost.v1.Cordon
 	8,  // 6: waypost.v1.Worker.transfer:type_name -> waypost.v1.TransferFacts
 	9,  // 7: waypost.v1.Worker.learnt:type_name -> waypost.v1.Learnt
 	7,  // 8: waypost.v1.Worker.group:type_name -> waypost.v1.GroupMember
 	10, // 9: waypost.v1.Learnt.errors:type_name -> waypost.v1.TermError
 	6,  // 10: waypost.v1.WatchResponse.worker:type_name -> waypost.v1.Worker
-	44, // 11: waypost.v1.WatchResponse.member:type_name -> waypost.v1.Member
-	49, // 12: waypost.v1.WatchResponse.fleet:type_name -> waypost.v1.GetFleetResponse
+	46, // 11: waypost.v1.WatchResponse.member:type_name -> waypost.v1.Member
+	51, // 12: waypost.v1.WatchResponse.fleet:type_name -> waypost.v1.GetFleetResponse
 	13, // 13: waypost.v1.WatchResponse.event:type_name -> waypost.v1.Event
-	75, // 14: waypost.v1.Event.fields:type_name -> waypost.v1.Event.FieldsEntry
+	77, // 14: waypost.v1.Event.fields:type_name -> waypost.v1.Event.FieldsEntry
 	6,  // 15: waypost.v1.ExplainWorkerResponse.worker:type_name -> waypost.v1.Worker
-	76, // 16: waypost.v1.ExplainWorkerResponse.lost_by:type_name -> waypost.v1.ExplainWorkerResponse.LostByEntry
-	77, // 17: waypost.v1.ExplainWorkerResponse.excluded:type_name -> waypost.v1.ExplainWorkerResponse.ExcludedEntry
+	78, // 16: waypost.v1.ExplainWorkerResponse.lost_by:type_name -> waypost.v1.ExplainWorkerResponse.LostByEntry
+	79, // 17: waypost.v1.ExplainWorkerResponse.excluded:type_name -> waypost.v1.ExplainWorkerResponse.ExcludedEntry
 	16, // 18: waypost.v1.ExplainWorkerResponse.present:type_name -> waypost.v1.PresentPrice
-	84, // 19: waypost.v1.PresentPrice.terms:type_name -> waypost.v1.Terms
-	84, // 20: waypost.v1.PresentPrice.chosen:type_name -> waypost.v1.Terms
+	86, // 19: waypost.v1.PresentPrice.terms:type_name -> waypost.v1.Terms
+	86, // 20: waypost.v1.PresentPrice.chosen:type_name -> waypost.v1.Terms
 	19, // 21: waypost.v1.GetReuseResponse.pools:type_name -> waypost.v1.PoolReuse
-	78, // 22: waypost.v1.PoolReuse.classes:type_name -> waypost.v1.PoolReuse.ClassesEntry
-	79, // 23: waypost.v1.PoolReuse.lost_tokens:type_name -> waypost.v1.PoolReuse.LostTokensEntry
+	80, // 22: waypost.v1.PoolReuse.classes:type_name -> waypost.v1.PoolReuse.ClassesEntry
+	81, // 23: waypost.v1.PoolReuse.lost_tokens:type_name -> waypost.v1.PoolReuse.LostTokensEntry
 	21, // 24: waypost.v1.PoolReuse.worst:type_name -> waypost.v1.WorkerReuse
 	20, // 25: waypost.v1.PoolReuse.memo:type_name -> waypost.v1.MemoReuse
-	80, // 26: waypost.v1.MemoReuse.learnt:type_name -> waypost.v1.MemoReuse.LearntEntry
+	82, // 26: waypost.v1.MemoReuse.learnt:type_name -> waypost.v1.MemoReuse.LearntEntry
 	24, // 27: waypost.v1.DoctorResponse.checks:type_name -> waypost.v1.Check
 	27, // 28: waypost.v1.ListHostsResponse.hosts:type_name -> waypost.v1.Host
-	36, // 29: waypost.v1.Host.gpus:type_name -> waypost.v1.Gpu
-	34, // 30: waypost.v1.Host.facts:type_name -> waypost.v1.HostFacts
+	38, // 29: waypost.v1.Host.gpus:type_name -> waypost.v1.Gpu
+	36, // 30: waypost.v1.Host.facts:type_name -> waypost.v1.HostFacts
 	30, // 31: waypost.v1.ListGpusResponse.gpus:type_name -> waypost.v1.HostGpu
 	31, // 32: waypost.v1.ListGpusResponse.without:type_name -> waypost.v1.GpuHost
-	36, // 33: waypost.v1.HostGpu.gpu:type_name -> waypost.v1.Gpu
-	35, // 34: waypost.v1.HostFacts.interfaces:type_name -> waypost.v1.NetworkInterface
-	40, // 35: waypost.v1.Gpu.xids:type_name -> waypost.v1.XidEvent
-	41, // 36: waypost.v1.Gpu.processes:type_name -> waypost.v1.GpuProcess
-	37, // 37: waypost.v1.Gpu.instances:type_name -> waypost.v1.GpuInstance
-	38, // 38: waypost.v1.Gpu.ways:type_name -> waypost.v1.GpuWay
-	39, // 39: waypost.v1.Gpu.nics:type_name -> waypost.v1.NicDistance
-	81, // 40: waypost.v1.Gpu.missing:type_name -> waypost.v1.Gpu.MissingEntry
-	44, // 41: waypost.v1.ListMembersResponse.members:type_name -> waypost.v1.Member
-	47, // 42: waypost.v1.ListCoordinatorsResponse.coordinators:type_name -> waypost.v1.Coordinator
-	52, // 43: waypost.v1.PutFleetResponse.effect:type_name -> waypost.v1.FleetEffect
-	53, // 44: waypost.v1.FleetEffect.worst:type_name -> waypost.v1.EffectExample
-	54, // 45: waypost.v1.CordonTargetResponse.cordon:type_name -> waypost.v1.Cordon
-	82, // 46: waypost.v1.InspectWorkerResponse.frames:type_name -> waypost.v1.InspectWorkerResponse.FramesEntry
-	83, // 47: waypost.v1.InspectWorkerResponse.resyncs:type_name -> waypost.v1.InspectWorkerResponse.ResyncsEntry
-	61, // 48: waypost.v1.InspectWorkerResponse.comparison:type_name -> waypost.v1.StreamComparison
-	62, // 49: waypost.v1.StreamComparison.keys:type_name -> waypost.v1.DifferingKey
-	65, // 50: waypost.v1.GetTopologyResponse.hosts:type_name -> waypost.v1.TopologyHost
-	66, // 51: waypost.v1.GetTopologyResponse.links:type_name -> waypost.v1.TopologyLink
-	67, // 52: waypost.v1.GetTopologyResponse.pairs:type_name -> waypost.v1.TransferPair
-	68, // 53: waypost.v1.GetTopologyResponse.prices:type_name -> waypost.v1.TransferPrice
-	69, // 54: waypost.v1.TransferPrice.costs:type_name -> waypost.v1.TransferCost
-	72, // 55: waypost.v1.GetBoundaryResponse.pools:type_name -> waypost.v1.PoolBoundary
-	73, // 56: waypost.v1.PoolBoundary.workers:type_name -> waypost.v1.WorkerBoundary
-	0,  // 57: waypost.v1.OperatorService.GetStatus:input_type -> waypost.v1.GetStatusRequest
-	4,  // 58: waypost.v1.OperatorService.ListWorkers:input_type -> waypost.v1.ListWorkersRequest
-	25, // 59: waypost.v1.OperatorService.ListHosts:input_type -> waypost.v1.ListHostsRequest
-	28, // 60: waypost.v1.OperatorService.ListGpus:input_type -> waypost.v1.ListGpusRequest
-	32, // 61: waypost.v1.OperatorService.AckGpu:input_type -> waypost.v1.AckGpuRequest
-	42, // 62: waypost.v1.OperatorService.ListMembers:input_type -> waypost.v1.ListMembersRequest
-	45, // 63: waypost.v1.OperatorService.ListCoordinators:input_type -> waypost.v1.ListCoordinatorsRequest
-	48, // 64: waypost.v1.OperatorService.GetFleet:input_type -> waypost.v1.GetFleetRequest
-	50, // 65: waypost.v1.OperatorService.PutFleet:input_type -> waypost.v1.PutFleetRequest
-	55, // 66: waypost.v1.OperatorService.CordonTarget:input_type -> waypost.v1.CordonTargetRequest
-	57, // 67: waypost.v1.OperatorService.UncordonTarget:input_type -> waypost.v1.UncordonTargetRequest
-	14, // 68: waypost.v1.OperatorService.ExplainWorker:input_type -> waypost.v1.ExplainWorkerRequest
-	17, // 69: waypost.v1.OperatorService.GetReuse:input_type -> waypost.v1.GetReuseRequest
-	63, // 70: waypost.v1.OperatorService.GetTopology:input_type -> waypost.v1.GetTopologyRequest
-	59, // 71: waypost.v1.OperatorService.InspectWorker:input_type -> waypost.v1.InspectWorkerRequest
-	22, // 72: waypost.v1.OperatorService.Doctor:input_type -> waypost.v1.DoctorRequest
-	70, // 73: waypost.v1.OperatorService.GetBoundary:input_type -> waypost.v1.GetBoundaryRequest
-	11, // 74: waypost.v1.OperatorService.Watch:input_type -> waypost.v1.WatchRequest
-	1,  // 75: waypost.v1.OperatorService.GetStatus:output_type -> waypost.v1.GetStatusResponse
-	5,  // 76: waypost.v1.OperatorService.ListWorkers:output_type -> waypost.v1.ListWorkersResponse
-	26, // 77: waypost.v1.OperatorService.ListHosts:output_type -> waypost.v1.ListHostsResponse
-	29, // 78: waypost.v1.OperatorService.ListGpus:output_type -> waypost.v1.ListGpusResponse
-	33, // 79: waypost.v1.OperatorService.AckGpu:output_type -> waypost.v1.AckGpuResponse
-	43, // 80: waypost.v1.OperatorService.ListMembers:output_type -> waypost.v1.ListMembersResponse
-	46, // 81: waypost.v1.OperatorService.ListCoordinators:output_type -> waypost.v1.ListCoordinatorsResponse
-	49, // 82: waypost.v1.OperatorService.GetFleet:output_type -> waypost.v1.GetFleetResponse
-	51, // 83: waypost.v1.OperatorService.PutFleet:output_type -> waypost.v1.PutFleetResponse
-	56, // 84: waypost.v1.OperatorService.CordonTarget:output_type -> waypost.v1.CordonTargetResponse
-	58, // 85: waypost.v1.OperatorService.UncordonTarget:output_type -> waypost.v1.UncordonTargetResponse
-	15, // 86: waypost.v1.OperatorService.ExplainWorker:output_type -> waypost.v1.ExplainWorkerResponse
-	18, // 87: waypost.v1.OperatorService.GetReuse:output_type -> waypost.v1.GetReuseResponse
-	64, // 88: waypost.v1.OperatorService.GetTopology:output_type -> waypost.v1.GetTopologyResponse
-	60, // 89: waypost.v1.OperatorService.InspectWorker:output_type -> waypost.v1.InspectWorkerResponse
-	23, // 90: waypost.v1.OperatorService.Doctor:output_type -> waypost.v1.DoctorResponse
-	71, // 91: waypost.v1.OperatorService.GetBoundary:output_type -> waypost.v1.GetBoundaryResponse
-	12, // 92: waypost.v1.OperatorService.Watch:output_type -> waypost.v1.WatchResponse
-	75, // [75:93] is the sub-list for method output_type
-	57, // [57:75] is the sub-list for method input_type
-	57, // [57:57] is the sub-list for extension type_name
-	57, // [57:57] is the sub-list for extension extendee
-	0,  // [0:57] is the sub-list for field type_name
+	38, // 33: waypost.v1.HostGpu.gpu:type_name -> waypost.v1.Gpu
+	68, // 34: waypost.v1.ProbeLinkResponse.link:type_name -> waypost.v1.TopologyLink
+	37, // 35: waypost.v1.HostFacts.interfaces:type_name -> waypost.v1.NetworkInterface
+	42, // 36: waypost.v1.Gpu.xids:type_name -> waypost.v1.XidEvent
+	43, // 37: waypost.v1.Gpu.processes:type_name -> waypost.v1.GpuProcess
+	39, // 38: waypost.v1.Gpu.instances:type_name -> waypost.v1.GpuInstance
+	40, // 39: waypost.v1.Gpu.ways:type_name -> waypost.v1.GpuWay
+	41, // 40: waypost.v1.Gpu.nics:type_name -> waypost.v1.NicDistance
+	83, // 41: waypost.v1.Gpu.missing:type_name -> waypost.v1.Gpu.MissingEntry
+	46, // 42: waypost.v1.ListMembersResponse.members:type_name -> waypost.v1.Member
+	49, // 43: waypost.v1.ListCoordinatorsResponse.coordinators:type_name -> waypost.v1.Coordinator
+	54, // 44: waypost.v1.PutFleetResponse.effect:type_name -> waypost.v1.FleetEffect
+	55, // 45: waypost.v1.FleetEffect.worst:type_name -> waypost.v1.EffectExample
+	56, // 46: waypost.v1.CordonTargetResponse.cordon:type_name -> waypost.v1.Cordon
+	84, // 47: waypost.v1.InspectWorkerResponse.frames:type_name -> waypost.v1.InspectWorkerResponse.FramesEntry
+	85, // 48: waypost.v1.InspectWorkerResponse.resyncs:type_name -> waypost.v1.InspectWorkerResponse.ResyncsEntry
+	63, // 49: waypost.v1.InspectWorkerResponse.comparison:type_name -> waypost.v1.StreamComparison
+	64, // 50: waypost.v1.StreamComparison.keys:type_name -> waypost.v1.DifferingKey
+	67, // 51: waypost.v1.GetTopologyResponse.hosts:type_name -> waypost.v1.TopologyHost
+	68, // 52: waypost.v1.GetTopologyResponse.links:type_name -> waypost.v1.TopologyLink
+	69, // 53: waypost.v1.GetTopologyResponse.pairs:type_name -> waypost.v1.TransferPair
+	70, // 54: waypost.v1.GetTopologyResponse.prices:type_name -> waypost.v1.TransferPrice
+	71, // 55: waypost.v1.TransferPrice.costs:type_name -> waypost.v1.TransferCost
+	74, // 56: waypost.v1.GetBoundaryResponse.pools:type_name -> waypost.v1.PoolBoundary
+	75, // 57: waypost.v1.PoolBoundary.workers:type_name -> waypost.v1.WorkerBoundary
+	0,  // 58: waypost.v1.OperatorService.GetStatus:input_type -> waypost.v1.GetStatusRequest
+	4,  // 59: waypost.v1.OperatorService.ListWorkers:input_type -> waypost.v1.ListWorkersRequest
+	25, // 60: waypost.v1.OperatorService.ListHosts:input_type -> waypost.v1.ListHostsRequest
+	28, // 61: waypost.v1.OperatorService.ListGpus:input_type -> waypost.v1.ListGpusRequest
+	34, // 62: waypost.v1.OperatorService.AckGpu:input_type -> waypost.v1.AckGpuRequest
+	44, // 63: waypost.v1.OperatorService.ListMembers:input_type -> waypost.v1.ListMembersRequest
+	47, // 64: waypost.v1.OperatorService.ListCoordinators:input_type -> waypost.v1.ListCoordinatorsRequest
+	50, // 65: waypost.v1.OperatorService.GetFleet:input_type -> waypost.v1.GetFleetRequest
+	52, // 66: waypost.v1.OperatorService.PutFleet:input_type -> waypost.v1.PutFleetRequest
+	57, // 67: waypost.v1.OperatorService.CordonTarget:input_type -> waypost.v1.CordonTargetRequest
+	59, // 68: waypost.v1.OperatorService.UncordonTarget:input_type -> waypost.v1.UncordonTargetRequest
+	14, // 69: waypost.v1.OperatorService.ExplainWorker:input_type -> waypost.v1.ExplainWorkerRequest
+	17, // 70: waypost.v1.OperatorService.GetReuse:input_type -> waypost.v1.GetReuseRequest
+	65, // 71: waypost.v1.OperatorService.GetTopology:input_type -> waypost.v1.GetTopologyRequest
+	32, // 72: waypost.v1.OperatorService.ProbeLink:input_type -> waypost.v1.ProbeLinkRequest
+	61, // 73: waypost.v1.OperatorService.InspectWorker:input_type -> waypost.v1.InspectWorkerRequest
+	22, // 74: waypost.v1.OperatorService.Doctor:input_type -> waypost.v1.DoctorRequest
+	72, // 75: waypost.v1.OperatorService.GetBoundary:input_type -> waypost.v1.GetBoundaryRequest
+	11, // 76: waypost.v1.OperatorService.Watch:input_type -> waypost.v1.WatchRequest
+	1,  // 77: waypost.v1.OperatorService.GetStatus:output_type -> waypost.v1.GetStatusResponse
+	5,  // 78: waypost.v1.OperatorService.ListWorkers:output_type -> waypost.v1.ListWorkersResponse
+	26, // 79: waypost.v1.OperatorService.ListHosts:output_type -> waypost.v1.ListHostsResponse
+	29, // 80: waypost.v1.OperatorService.ListGpus:output_type -> waypost.v1.ListGpusResponse
+	35, // 81: waypost.v1.OperatorService.AckGpu:output_type -> waypost.v1.AckGpuResponse
+	45, // 82: waypost.v1.OperatorService.ListMembers:output_type -> waypost.v1.ListMembersResponse
+	48, // 83: waypost.v1.OperatorService.ListCoordinators:output_type -> waypost.v1.ListCoordinatorsResponse
+	51, // 84: waypost.v1.OperatorService.GetFleet:output_type -> waypost.v1.GetFleetResponse
+	53, // 85: waypost.v1.OperatorService.PutFleet:output_type -> waypost.v1.PutFleetResponse
+	58, // 86: waypost.v1.OperatorService.CordonTarget:output_type -> waypost.v1.CordonTargetResponse
+	60, // 87: waypost.v1.OperatorService.UncordonTarget:output_type -> waypost.v1.UncordonTargetResponse
+	15, // 88: waypost.v1.OperatorService.ExplainWorker:output_type -> waypost.v1.ExplainWorkerResponse
+	18, // 89: waypost.v1.OperatorService.GetReuse:output_type -> waypost.v1.GetReuseResponse
+	66, // 90: waypost.v1.OperatorService.GetTopology:output_type -> waypost.v1.GetTopologyResponse
+	33, // 91: waypost.v1.OperatorService.ProbeLink:output_type -> waypost.v1.ProbeLinkResponse
+	62, // 92: waypost.v1.OperatorService.InspectWorker:output_type -> waypost.v1.InspectWorkerResponse
+	23, // 93: waypost.v1.OperatorService.Doctor:output_type -> waypost.v1.DoctorResponse
+	73, // 94: waypost.v1.OperatorService.GetBoundary:output_type -> waypost.v1.GetBoundaryResponse
+	12, // 95: waypost.v1.OperatorService.Watch:output_type -> waypost.v1.WatchResponse
+	77, // [77:96] is the sub-list for method output_type
+	58, // [58:77] is the sub-list for method input_type
+	58, // [58:58] is the sub-list for extension type_name
+	58, // [58:58] is the sub-list for extension extendee
+	0,  // [0:58] is the sub-list for field type_name
 }
 
 func init() { file_waypost_v1_operator_proto_init() }
@@ -7462,7 +7664,7 @@ func file_waypost_v1_operator_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_waypost_v1_operator_proto_rawDesc), len(file_waypost_v1_operator_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   84,
+			NumMessages:   86,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -35,6 +35,7 @@ const (
 	OperatorService_ExplainWorker_FullMethodName    = "/waypost.v1.OperatorService/ExplainWorker"
 	OperatorService_GetReuse_FullMethodName         = "/waypost.v1.OperatorService/GetReuse"
 	OperatorService_GetTopology_FullMethodName      = "/waypost.v1.OperatorService/GetTopology"
+	OperatorService_ProbeLink_FullMethodName        = "/waypost.v1.OperatorService/ProbeLink"
 	OperatorService_InspectWorker_FullMethodName    = "/waypost.v1.OperatorService/InspectWorker"
 	OperatorService_Doctor_FullMethodName           = "/waypost.v1.OperatorService/Doctor"
 	OperatorService_GetBoundary_FullMethodName      = "/waypost.v1.OperatorService/GetBoundary"
@@ -76,6 +77,10 @@ type OperatorServiceClient interface {
 	// GetTopology shows where hosts stand, the links between them, and what moving
 	// saved KV costs.
 	GetTopology(ctx context.Context, in *GetTopologyRequest, opts ...grpc.CallOption) (*GetTopologyResponse, error)
+	// ProbeLink measures the way between two hosts: one TCP connection between
+	// their agents, through the port of the mesh, that carries zeros. It loads the
+	// link and changes no price.
+	ProbeLink(ctx context.Context, in *ProbeLinkRequest, opts ...grpc.CallOption) (*ProbeLinkResponse, error)
 	// InspectWorker shows a worker's prefix stream and what the index holds of it.
 	InspectWorker(ctx context.Context, in *InspectWorkerRequest, opts ...grpc.CallOption) (*InspectWorkerResponse, error)
 	// Doctor runs the named checks of a host, or of all that the asked process
@@ -236,6 +241,16 @@ func (c *operatorServiceClient) GetTopology(ctx context.Context, in *GetTopology
 	return out, nil
 }
 
+func (c *operatorServiceClient) ProbeLink(ctx context.Context, in *ProbeLinkRequest, opts ...grpc.CallOption) (*ProbeLinkResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ProbeLinkResponse)
+	err := c.cc.Invoke(ctx, OperatorService_ProbeLink_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *operatorServiceClient) InspectWorker(ctx context.Context, in *InspectWorkerRequest, opts ...grpc.CallOption) (*InspectWorkerResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(InspectWorkerResponse)
@@ -320,6 +335,10 @@ type OperatorServiceServer interface {
 	// GetTopology shows where hosts stand, the links between them, and what moving
 	// saved KV costs.
 	GetTopology(context.Context, *GetTopologyRequest) (*GetTopologyResponse, error)
+	// ProbeLink measures the way between two hosts: one TCP connection between
+	// their agents, through the port of the mesh, that carries zeros. It loads the
+	// link and changes no price.
+	ProbeLink(context.Context, *ProbeLinkRequest) (*ProbeLinkResponse, error)
 	// InspectWorker shows a worker's prefix stream and what the index holds of it.
 	InspectWorker(context.Context, *InspectWorkerRequest) (*InspectWorkerResponse, error)
 	// Doctor runs the named checks of a host, or of all that the asked process
@@ -381,6 +400,9 @@ func (UnimplementedOperatorServiceServer) GetReuse(context.Context, *GetReuseReq
 }
 func (UnimplementedOperatorServiceServer) GetTopology(context.Context, *GetTopologyRequest) (*GetTopologyResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetTopology not implemented")
+}
+func (UnimplementedOperatorServiceServer) ProbeLink(context.Context, *ProbeLinkRequest) (*ProbeLinkResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ProbeLink not implemented")
 }
 func (UnimplementedOperatorServiceServer) InspectWorker(context.Context, *InspectWorkerRequest) (*InspectWorkerResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method InspectWorker not implemented")
@@ -667,6 +689,24 @@ func _OperatorService_GetTopology_Handler(srv interface{}, ctx context.Context, 
 	return interceptor(ctx, in, info, handler)
 }
 
+func _OperatorService_ProbeLink_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ProbeLinkRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServiceServer).ProbeLink(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: OperatorService_ProbeLink_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServiceServer).ProbeLink(ctx, req.(*ProbeLinkRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _OperatorService_InspectWorker_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(InspectWorkerRequest)
 	if err := dec(in); err != nil {
@@ -794,6 +834,10 @@ var OperatorService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "GetTopology",
 			Handler:    _OperatorService_GetTopology_Handler,
+		},
+		{
+			MethodName: "ProbeLink",
+			Handler:    _OperatorService_ProbeLink_Handler,
 		},
 		{
 			MethodName: "InspectWorker",

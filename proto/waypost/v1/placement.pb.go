@@ -1058,7 +1058,11 @@ type Terms struct {
 	// Hand-over to the decode worker of a pair; unset: one worker serves it all.
 	HandMs *float64 `protobuf:"fixed64,15,opt,name=hand_ms,json=handMs" json:"hand_ms,omitempty"`
 	// What became of the thought of pulling saved KV; empty: nobody held more.
-	PullNote      *string `protobuf:"bytes,16,opt,name=pull_note,json=pullNote" json:"pull_note,omitempty"`
+	PullNote *string `protobuf:"bytes,16,opt,name=pull_note,json=pullNote" json:"pull_note,omitempty"`
+	// Why the worker was passed over whatever its total, although it could be
+	// chosen: its own time is over the policy's limit, or it misses a budget that
+	// others keep; empty: its total counts.
+	PassedOver    *string `protobuf:"bytes,17,opt,name=passed_over,json=passedOver" json:"passed_over,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1201,6 +1205,13 @@ func (x *Terms) GetHandMs() float64 {
 func (x *Terms) GetPullNote() string {
 	if x != nil && x.PullNote != nil {
 		return *x.PullNote
+	}
+	return ""
+}
+
+func (x *Terms) GetPassedOver() string {
+	if x != nil && x.PassedOver != nil {
+		return *x.PassedOver
 	}
 	return ""
 }
@@ -2551,8 +2562,12 @@ type PlacementRecord struct {
 	Redirected *bool `protobuf:"varint,16,opt,name=redirected" json:"redirected,omitempty"`
 	// Prompt tokens the best eligible worker could have reused; unset: unknown.
 	ReachableTokens *uint32 `protobuf:"varint,17,opt,name=reachable_tokens,json=reachableTokens" json:"reachable_tokens,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// Where the expected output tokens come from: request, limit (the request's
+	// output_tokens_max, below what else was expected), learnt mean or prior;
+	// empty: not kept.
+	OutputTokensSource *string `protobuf:"bytes,18,opt,name=output_tokens_source,json=outputTokensSource" json:"output_tokens_source,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
 }
 
 func (x *PlacementRecord) Reset() {
@@ -2704,6 +2719,13 @@ func (x *PlacementRecord) GetReachableTokens() uint32 {
 	return 0
 }
 
+func (x *PlacementRecord) GetOutputTokensSource() string {
+	if x != nil && x.OutputTokensSource != nil {
+		return *x.OutputTokensSource
+	}
+	return ""
+}
+
 var File_waypost_v1_placement_proto protoreflect.FileDescriptor
 
 const file_waypost_v1_placement_proto_rawDesc = "" +
@@ -2805,7 +2827,7 @@ const file_waypost_v1_placement_proto_rawDesc = "" +
 	" \x03(\v2&.waypost.v1.Basis.ExcludedWorkersEntryR\x0fexcludedWorkers\x1aB\n" +
 	"\x14ExcludedWorkersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\rR\x05value:\x028\x01\"\xbb\x03\n" +
+	"\x05value\x18\x02 \x01(\rR\x05value:\x028\x01\"\xdc\x03\n" +
 	"\x05Terms\x12\x16\n" +
 	"\x06worker\x18\x01 \x01(\tR\x06worker\x12!\n" +
 	"\freuse_tokens\x18\x02 \x01(\rR\vreuseTokens\x12\x19\n" +
@@ -2825,7 +2847,9 @@ const file_waypost_v1_placement_proto_rawDesc = "" +
 	"\btotal_ms\x18\r \x01(\x01R\atotalMs\x12\x1a\n" +
 	"\bexcluded\x18\x0e \x01(\tR\bexcluded\x12\x17\n" +
 	"\ahand_ms\x18\x0f \x01(\x01R\x06handMs\x12\x1b\n" +
-	"\tpull_note\x18\x10 \x01(\tR\bpullNote\"\xd7\x01\n" +
+	"\tpull_note\x18\x10 \x01(\tR\bpullNote\x12\x1f\n" +
+	"\vpassed_over\x18\x11 \x01(\tR\n" +
+	"passedOver\"\xd7\x01\n" +
 	"\aRefusal\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12$\n" +
 	"\x0eretry_after_ms\x18\x02 \x01(\x01R\fretryAfterMs\x12:\n" +
@@ -2932,7 +2956,7 @@ const file_waypost_v1_placement_proto_rawDesc = "" +
 	"\x17WatchPlacementsResponse\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x123\n" +
 	"\x06record\x18\x02 \x01(\v2\x1b.waypost.v1.PlacementRecordR\x06record\x12\x16\n" +
-	"\x06missed\x18\x03 \x01(\rR\x06missed\"\xf8\x04\n" +
+	"\x06missed\x18\x03 \x01(\rR\x06missed\"\xaa\x05\n" +
 	"\x0fPlacementRecord\x123\n" +
 	"\tplacement\x18\x01 \x01(\v2\x15.waypost.v1.PlacementR\tplacement\x12\x1d\n" +
 	"\n" +
@@ -2955,7 +2979,8 @@ const file_waypost_v1_placement_proto_rawDesc = "" +
 	"\n" +
 	"redirected\x18\x10 \x01(\bR\n" +
 	"redirected\x12)\n" +
-	"\x10reachable_tokens\x18\x11 \x01(\rR\x0freachableTokens2\xed\x06\n" +
+	"\x10reachable_tokens\x18\x11 \x01(\rR\x0freachableTokens\x120\n" +
+	"\x14output_tokens_source\x18\x12 \x01(\tR\x12outputTokensSource2\xed\x06\n" +
 	"\x10PlacementService\x12<\n" +
 	"\x05Place\x12\x18.waypost.v1.PlaceRequest\x1a\x19.waypost.v1.PlaceResponse\x12K\n" +
 	"\n" +

@@ -1,0 +1,216 @@
+package blocktable
+
+import (
+	"maps"
+	"math/bits"
+	"slices"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"waypost/gossip/prefix"
+	"waypost/gossip/summary"
+)
+
+// Tokens of every width come out of their slot as they went in, and only the same
+// ones are taken for them.
+func TestSlabsKeepTokens(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		table := New(Options{})
+		type kept struct {
+			class  uint8
+			slot   uint32
+			tokens []uint32
+		}
+		var all []kept
+		for range rapid.IntRange(1, 60).Draw(t, "steps") {
+			if len(all) > 0 && rapid.IntRange(0, 2).Draw(t, "give") == 0 {
+				i := rapid.IntRange(0, len(all)-1).Draw(t, "which")
+				table.slabs[all[i].class].give(all[i].slot)
+				all = slices.Delete(all, i, i+1)
+				continue
+			}
+			length := rapid.SampledFrom([]int{1, 2, 3, 16, 33}).Draw(t, "length")
+			top := rapid.SampledFrom([]uint32{1, 1<<16 - 1, 1 << 16, 1<<18 - 1, 1 << 18, 1<<32 - 1}).Draw(t, "top")
+			tokens := rapid.SliceOfN(rapid.Uint32Range(0, top), length, length).Draw(t, "tokens")
+			first, ok := table.lengthOf(length)
+			if !ok {
+				t.Fatal("no slab")
+			}
+			k := kept{tokens: tokens}
+			k.class, k.slot = table.keep(first, tokens)
+			all = append(all, k)
+			if widest := bits.Len32(slices.Max(tokens)); k.class > first && widest <= tokenBits[k.class-first-1] {
+				t.Fatalf("tokens of %d bits are kept in %d", widest, table.slabs[k.class].bits)
+			}
+		}
+		for _, k := range all {
+			s := &table.slabs[k.class]
+			other := slices.Clone(k.tokens)
+			other[rapid.IntRange(0, len(other)-1).Draw(t, "changed")] ^= 1 << rapid.IntRange(0, 31).Draw(t, "bit")
+			n := &node{class: k.class, slot: k.slot}
+			if got := table.tokensOf(n); !slices.Equal(got, k.tokens) {
+				t.Fatalf("%d bits: %v, want %v", s.bits, got, k.tokens)
+			}
+			longer := append(slices.Clone(k.tokens), 0)
+			if !table.holds(n, k.tokens) || table.holds(n, other) || table.holds(n, longer) || len(k.tokens) > 1 && table.holds(n, k.tokens[1:]) {
+				t.Fatalf("%v is not told apart", k.tokens)
+			}
+		}
+	})
+}
+
+// named checks each block's names against all the tokens before its end, whatever
+// was asked before.
+type named struct {
+	silent
+	t      *rapid.T
+	table  *Table
+	prompt map[uint64][]uint32 // by hash
+	live   map[uint32]bool
+}
+
+func (w *named) Attached(b summary.Block) { w.live[b.ID] = true; w.maybe(b.ID) }
+func (w *named) Detached(id uint32)       { w.maybe(id); delete(w.live, id) }
+func (w *named) Cleared()                 { clear(w.live) }
+
+func (w *named) maybe(id uint32) {
+	if rapid.IntRange(0, 3).Draw(w.t, "ask") > 0 {
+		w.ask(id)
+	}
+}
+
+func (w *named) ask(id uint32) {
+	n := w.table.nodes.at(id)
+	tokens := w.prompt[n.hash]
+	var chain prefix.Chain
+	var want []summary.Checkpoint
+	from := w.table.nodes.at(n.parent).end
+	rest := tokens
+	for depth := uint32(prefix.ChunkTokens); len(rest) >= prefix.ChunkTokens; depth += prefix.ChunkTokens {
+		chain, rest = prefix.Next(chain, rest[:prefix.ChunkTokens]), rest[prefix.ChunkTokens:]
+		if depth > from {
+			want = append(want, summary.Checkpoint{DepthTokens: depth, Chain: chain})
+		}
+	}
+	point := chain
+	if len(rest) > 0 {
+		point = prefix.Point(chain, rest)
+	}
+	points := func() {
+		if got := w.table.PointOf(id); got != point {
+			w.t.Fatalf("block %d at %d: point %x, want %x", id, len(tokens), got, point)
+		}
+	}
+	checkpoints := func() {
+		if got := w.table.CheckpointsIn(id, nil); !slices.Equal(got, want) {
+			w.t.Fatalf("block %d from %d to %d: checkpoints %v, want %v", id, from, len(tokens), got, want)
+		}
+	}
+	if rapid.Bool().Draw(w.t, "points first") {
+		points()
+		checkpoints()
+	} else {
+		checkpoints()
+		points()
+	}
+}
+
+// A block's names are those of its tokens, in whatever order blocks come, fork,
+// go and are asked about, and nothing of them stays when they are gone.
+func TestNamesOfBlocks(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		size := rapid.SampledFrom([]int{16, 48, 200, 512, 700, 1500}).Draw(t, "block")
+		table := New(Options{})
+		NewHistory(table)
+		w := &named{t: t, table: table, prompt: map[uint64][]uint32{}, live: map[uint32]bool{}}
+		table.Listen(w)
+		var held []uint64
+		next := uint64(1)
+		store := func(parent uint64, blocks int) {
+			e := Event{Op: OpStore, BlockTokens: int32(size), Parent: parent, HasParent: parent != 0}
+			prompt := slices.Clone(w.prompt[parent])
+			for range blocks {
+				seed := next * 7919
+				for i := range size {
+					prompt = append(prompt, uint32(seed*uint64(i+1))>>(seed%3*8))
+				}
+				w.prompt[next] = slices.Clone(prompt)
+				e.Hashes = append(e.Hashes, next)
+				held = append(held, next)
+				next++
+			}
+			e.Tokens = prompt[len(prompt)-blocks*size:]
+			table.Apply(&e)
+		}
+		remove := func(i int) {
+			table.Apply(&Event{Op: OpRemove, Hashes: held[i : i+1]})
+			held = slices.Delete(held, i, i+1)
+		}
+		for range rapid.IntRange(1, 25).Draw(t, "steps") {
+			switch op := rapid.IntRange(0, 9).Draw(t, "op"); {
+			case len(held) == 0 || op < 2:
+				store(0, rapid.IntRange(1, 70).Draw(t, "blocks"))
+			case op < 4:
+				parent := held[rapid.IntRange(0, len(held)-1).Draw(t, "parent")]
+				store(parent, rapid.IntRange(1, 5).Draw(t, "blocks"))
+			case op < 8:
+				for range rapid.IntRange(1, 40).Draw(t, "tails") {
+					if len(held) > 0 {
+						remove(len(held) - 1)
+					}
+				}
+			case op < 9:
+				remove(rapid.IntRange(0, len(held)-1).Draw(t, "middle"))
+			default:
+				table.Apply(&Event{Op: OpClear})
+				held = held[:0]
+			}
+			for _, id := range slices.Sorted(maps.Keys(w.live)) {
+				w.maybe(id)
+			}
+		}
+		crossing := 0
+		for id := range w.live {
+			n := table.nodes.at(id)
+			if n.end/prefix.ChunkTokens != table.nodes.at(n.parent).end/prefix.ChunkTokens {
+				crossing++
+			}
+		}
+		if kept := len(table.chains.values) - len(table.chains.free); kept != crossing {
+			t.Fatalf("%d chain values are kept for %d blocks that reach a checkpoint", kept, crossing)
+		}
+		for len(held) > 0 {
+			remove(len(held) - 1)
+		}
+		if kept := len(table.chains.values) - len(table.chains.free); kept != 0 || table.Held() != 0 || table.head.id != 0 {
+			t.Fatalf("of nothing: %d chain values, %d nodes, the head of %d", kept, table.Held(), table.head.id)
+		}
+	})
+}
+
+// Moments span weeks in four bytes: what was long ago is before all that is asked.
+func TestMomentsOfAHistory(t *testing.T) {
+	table := New(Options{})
+	h := NewHistory(table)
+	h.attached(5)
+	if got := h.listedAt(5); got != never {
+		t.Errorf("before any moment: %v", got)
+	}
+	const start, week = -3600_000.0, 7 * 24 * 3600_000.0
+	for i, at := range []float64{start, start + 1, start + 2*week, start + 4*week, start + 9*week} {
+		h.SetNow(at)
+		h.attached(uint32(5 + i))
+		if got := h.listedAt(uint32(5 + i)); got != at {
+			t.Errorf("%v is told as %v", at, got)
+		}
+		if got, long := h.listedAt(5), at-start > halfSpanMs; !long && got != start || long && (got < start || got > at-halfSpanMs) {
+			t.Errorf("at %v: %v is told as %v", at, start, got)
+		}
+	}
+	h.SetNow(start - 10*week)
+	h.attached(6)
+	if got := h.listedAt(6); got > start+9*week-halfSpanMs {
+		t.Errorf("before the span: %v", got)
+	}
+}
