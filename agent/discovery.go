@@ -382,7 +382,7 @@ func (a *Agent) takeGPUs(devices []nvml.Device, parents host.Parents) (changed b
 	var pids []int
 	for _, w := range engines {
 		if e := w.process(); e != nil {
-			pids = append(pids, e.PID)
+			pids = append(append(pids, e.PID), e.Helpers...)
 		}
 	}
 	m := host.MapGPUs(pids, devices, parents)
@@ -391,7 +391,14 @@ func (a *Agent) takeGPUs(devices []nvml.Device, parents host.Parents) (changed b
 		if e == nil {
 			continue
 		}
-		uuids := m.UUIDs[e.PID]
+		uuids := slices.Clone(m.UUIDs[e.PID])
+		for _, pid := range e.Helpers {
+			uuids = append(uuids, m.UUIDs[pid]...)
+		}
+		if len(e.Helpers) > 0 {
+			slices.Sort(uuids)
+			uuids = slices.Compact(uuids)
+		}
 		w.mu.Lock()
 		if (len(uuids) > 0 || m.Complete) && !slices.Equal(uuids, w.gpus) {
 			w.gpus, changed = uuids, true

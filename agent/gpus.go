@@ -103,14 +103,12 @@ func (g *gpuTruth) engineProcesses(urls map[string]string) (engines map[int]stri
 	return engines, all
 }
 
-// look finds out anew which engine uses which GPU: those that listen, and the
-// processes of shares that listen nowhere, by name. It says whether the GPUs of
-// an engine have changed.
-func (g *gpuTruth) look(view *nvml.View, urls map[string]string, carried map[string]int) (changed bool) {
+// look finds out anew which engine uses which GPU: those that listen, and
+// processes that listen nowhere, with the engine or share of each. It says whether
+// the GPUs of an engine have changed.
+func (g *gpuTruth) look(view *nvml.View, urls map[string]string, carried map[int]string) (changed bool) {
 	engines, all := g.engineProcesses(urls)
-	for name, pid := range carried {
-		engines[pid] = name
-	}
+	maps.Copy(engines, carried)
 	m := host.MapGPUs(slices.Sorted(maps.Keys(engines)), view.Devices, g.parents)
 	uses, held, unheld := map[string][]string{}, map[string]uint64{}, map[string]bool{}
 	for pid, name := range engines {
@@ -126,7 +124,13 @@ func (g *gpuTruth) look(view *nvml.View, urls map[string]string, carried map[str
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for _, name := range slices.Concat(slices.Collect(maps.Keys(urls)), slices.Collect(maps.Keys(carried))) {
+	names := slices.Sorted(maps.Keys(urls))
+	for _, name := range carried {
+		if !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	for _, name := range names {
 		uses[name] = g.keepUses(name, uses[name], slices.Contains(slices.Collect(maps.Values(engines)), name), view)
 		if len(uses[name]) == 0 {
 			delete(uses, name)
@@ -217,9 +221,12 @@ func (a *Agent) gpuVerdicts() func(engine string) string {
 		return func(string) string { return "" }
 	}
 	v := a.gpus.View()
-	names := a.carried()
+	names := map[string]bool{}
+	for _, name := range a.carried() {
+		names[name] = true
+	}
 	for _, w := range a.watching() {
-		names[w.target.Name] = 0
+		names[w.target.Name] = true
 	}
 	alone := len(names) == 1
 	known := map[string]string{}

@@ -90,19 +90,29 @@ func (d *discovery) sharesNow() (shares []share, looked bool) {
 }
 
 // carried are the processes that listen on no port of this host's by which they
-// could be found, by name: of shares that another host serves, and of engines in
-// other network namespaces.
-func (a *Agent) carried() map[string]int {
-	out := map[string]int{}
+// could be found, with the engine or share of each: those of shares that another
+// host serves, of engines in other network namespaces, and helpers of engines.
+func (a *Agent) carried() map[int]string {
+	out := map[int]string{}
 	for _, w := range a.watching() {
-		if e := w.process(); e != nil && e.Place == discover.Elsewhere {
-			out[w.target.Name] = e.PID
+		e := w.process()
+		if e == nil {
+			continue
+		}
+		if e.Place == discover.Elsewhere {
+			out[e.PID] = w.target.Name
+		}
+		for _, pid := range e.Helpers {
+			out[pid] = w.target.Name
 		}
 	}
 	shares, _ := a.discovery.sharesNow()
 	for i := range shares {
 		if s := &shares[i]; !s.front {
-			out[s.name] = s.engine.PID
+			out[s.engine.PID] = s.name
+			for _, pid := range s.engine.Helpers {
+				out[pid] = s.name
+			}
 		}
 	}
 	return out

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/fstest"
 	"time"
 
 	"waypost/gossip/doctor"
@@ -127,5 +128,67 @@ func TestSharesGPUs(t *testing.T) {
 	a.lookAtGPUs()
 	if got := verdict(); got != "exclude:xid_79(gpu_0),gpu_lost(gpu_0)" {
 		t.Errorf("verdict %q", got)
+	}
+}
+
+// Processes that a launcher started for an engine hold its GPUs: where it is
+// served they are the engine's, on other hosts those of one share, and nobody's
+// memory is a stranger's.
+func TestGPUsOfHelpers(t *testing.T) {
+	p := &procTable{}
+	env := func(namespace string, rank int) string {
+		return fmt.Sprintf("PMIX_NAMESPACE=%s\x00OMPI_COMM_WORLD_RANK=%d\x00OMPI_COMM_WORLD_SIZE=4\x00OMPI_COMM_WORLD_LOCAL_RANK=%d\x00OMPI_COMM_WORLD_LOCAL_SIZE=2", namespace, rank, rank%2)
+	}
+	const worker = "python3 -m tensorrt_llm.llmapi.mgmn_worker_node"
+	e := startEmulator(t)
+	port := portOfAddress(t, e.Address())
+	p.set(
+		engineProcess{pid: 41, args: "trtllm-serve m --port " + port, address: e.Address()},
+		engineProcess{pid: 43, args: worker},
+		engineProcess{pid: 50, args: worker},
+		engineProcess{pid: 51, args: worker},
+	)
+	for pid, environ := range map[int]string{41: env("5@1", 0), 43: env("5@1", 1), 50: env("7@1", 2), 51: env("7@1", 3)} {
+		p.now()[fmt.Sprintf("%d/environ", pid)] = &fstest.MapFile{Data: []byte(environ)}
+	}
+	a := discovering(t, p, nil)
+	view := nvml.View{Status: nvml.Status{Code: nvml.StateOK, Text: "ok"}, XidState: "ok"}
+	for i, pid := range []int{41, 43, 50, 51} {
+		view.Devices = append(view.Devices, nvml.Device{GPU: nvml.GPU{Index: i, UUID: fmt.Sprint("GPU-", i), Processes: []nvml.Process{held(pid, 70<<30)}}})
+	}
+	gpus := &fakeGPUs{view: view}
+	a.gpus = gpus
+	a.discovery.look(time.Now())
+	a.lookAtGPUs()
+	share := "trtllm(node 1)@mpi-7@1"
+	name := "trtllm-" + port
+	for of, want := range map[string][]string{share: {"GPU-2", "GPU-3"}} {
+		if got := a.truth.gpusOf(of); !slices.Equal(got, want) {
+			t.Errorf("the GPUs of %s are %v, want %v", of, got, want)
+		}
+	}
+	if got := a.truth.gpusOf(name); !slices.Contains(got, "GPU-1") {
+		t.Errorf("the GPUs of %s are %v", name, got)
+	}
+	if got := a.watching()[0].gpuUUIDs(); !slices.Equal(got, []string{"GPU-0", "GPU-1"}) {
+		t.Errorf("the engine's GPUs are told as %v", got)
+	}
+	told := toldShares(a.lanes.hello())
+	if !slices.Equal(told, []string{"trtllm engine=" + name + " at mpi-5@1 node 0 of 2 ranks 0+0 of 0 gpus=" + strings.Join(a.truth.gpusOf(name), ","), "trtllm engine= at mpi-7@1 node 1 of 2 ranks 0+0 of 0 gpus=GPU-2,GPU-3"}) {
+		t.Errorf("told %q", told)
+	}
+	gpus.set("GPU-3", func(d *nvml.Device) { d.Lost, d.Xids = true, []nvml.XidSeen{{Xid: 79, Count: 1}} })
+	a.lookAtGPUs()
+	verdicts := map[uint64]string{}
+	for _, l := range a.lanes.load(nil).GetShares() {
+		verdicts[l.GetProcess()] = l.GetGpuVerdict()
+	}
+	for _, s := range a.lanes.hello().GetShares().GetShares() {
+		if got, faulty := verdicts[s.GetProcess()], s.GetEngine() == ""; strings.HasPrefix(got, "exclude:xid_79") != faulty {
+			t.Errorf("%s at %s: %q", s.GetEngine(), s.GetMeeting(), got)
+		}
+	}
+	if checks := a.checks(time.Now()).Sorted(); finds(checks, "engine-reachable", doctor.OK, "no known kind") || !finds(checks, "engine-reachable", doctor.OK, "pid 50", "node 1 of the engine at mpi-7@1") {
+		t.Errorf("%v", checks)
 	}
 }

@@ -36,7 +36,7 @@ func (d *discovery) lookForStrangers(devices []nvml.Device) {
 	d.mu.Lock()
 	var engines []int
 	for i := range d.result.Engines {
-		engines = append(engines, d.result.Engines[i].PID)
+		engines = append(append(engines, d.result.Engines[i].PID), d.result.Engines[i].Helpers...)
 	}
 	d.mu.Unlock()
 	m := host.MapGPUs(engines, devices, d.scanner.Parent)

@@ -101,7 +101,7 @@ var faults = []struct {
 	{"IDN-11", [][2]string{{"agent/engine/kvevents", "TestIDN11OddMessages"}}},
 	{"TOK-01", [][2]string{{"agent", "TestBoundaryDifferencesAreNamed"}, {"coordinator", "TestAnotherBoundaryEarnsNoCredit"}}},
 	{"TOK-02", [][2]string{{"coordinator", "TestPromptAndMessagesAreDifferentRenderings"}, {"coordinator", "TestTextIsUnknownUntilItIsTaught"}}},
-	{"TOK-03", [][2]string{{"agent/blocktable", "TestTOK03PromptsShorterThanABlock"}}},
+	{"TOK-03", [][2]string{{"agent/blocktable", "TestTOK03PromptsShorterThanABlock"}, {"coordinator/placement", "TestTOK03ShorterThanABlock"}}},
 	{"TOK-04", [][2]string{{"agent/blocktable", "TestTOK04SmallestCacheableUnit"}}},
 }
 

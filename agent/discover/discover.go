@@ -100,6 +100,9 @@ type Engine struct {
 	Model string
 	// Group is its share in an engine that spans hosts; nil: it is of one host.
 	Group *Group
+	// Helpers are processes that work for it and that it did not start.
+	Helpers []int
+	job     job
 	// Orphan says that it is a part whose engine is gone.
 	Orphan bool
 	// Ports are those that an orphan holds.
@@ -160,6 +163,7 @@ func (s *Scanner) Scan() (Result, error) {
 	}
 	out := Result{}
 	found := map[int]candidate{}
+	var helpers []helper
 	dull, forwards := map[int]int{}, map[int]forward{}
 	looked := 0
 	for _, entry := range entries {
@@ -178,7 +182,11 @@ func (s *Scanner) Scan() (Result, error) {
 			}
 			continue
 		}
-		c, fw, ok := s.look(pid)
+		c, help, fw, ok := s.look(pid)
+		if help != nil {
+			helpers = append(helpers, *help)
+			continue
+		}
 		if fw != nil && len(forwards) < maxForwards {
 			forwards[pid] = *fw
 		}
@@ -207,6 +215,8 @@ func (s *Scanner) Scan() (Result, error) {
 		}
 		out.Engines = append(out.Engines, e)
 	}
+	slices.SortFunc(helpers, func(a, b helper) int { return cmp.Compare(a.pid, b.pid) })
+	s.join(helpers, &out)
 	return out, nil
 }
 
@@ -218,25 +228,29 @@ type candidate struct {
 	part  bool
 }
 
-// look reads one process; false: it is no engine, but may be one that forwards
-// ports to containers.
-func (s *Scanner) look(pid int) (candidate, *forward, bool) {
+// look reads one process; false: it is no engine, but may help one, or be one that
+// forwards ports to containers.
+func (s *Scanner) look(pid int) (candidate, *helper, *forward, bool) {
 	args, err := readArgs(s.proc, pid)
 	if err != nil {
-		return candidate{}, nil, false // it is gone, or hidden from this process
+		return candidate{}, nil, nil, false // it is gone, or hidden from this process
 	}
 	if fw, ok := forwardOf(pid, args); ok {
-		return candidate{}, &fw, false
+		return candidate{}, nil, &fw, false
 	}
 	k, words, part := classify(args)
-	if k == nil {
-		return candidate{}, nil, false
+	helps := helperOf(args)
+	if k == nil && helps == nil {
+		return candidate{}, nil, nil, false
 	}
 	p, err := readProcess(s.proc, pid, args)
-	if err != nil {
-		return candidate{}, nil, false
+	switch {
+	case err != nil:
+		return candidate{}, nil, nil, false
+	case k == nil:
+		return candidate{}, &helper{p, helps, s.jobOf(pid)}, nil, false
 	}
-	return candidate{p, k, words, part}, nil, true
+	return candidate{p, k, words, part}, nil, nil, true
 }
 
 // Parent is the parent of a process; ok is false if there is no such process.

@@ -45,7 +45,7 @@ func (s *Scanner) ServerOf(pid int) (Server, bool) {
 		if err != nil || len(args) == 0 {
 			return Server{}, false
 		}
-		if k, _, _ := classify(args); k != nil {
+		if k, _, _ := classify(args); k != nil || helperOf(args) != nil {
 			return Server{}, false
 		}
 		if at := s.listens(pid, own); len(at) > 0 {

@@ -381,3 +381,24 @@ func TestTRU03CreditEndsWithoutContact(t *testing.T) {
 		t.Errorf("chosen %d, the one without contact is %v", d.Chosen, d.Terms[0].Reason)
 	}
 }
+
+// TOK-03: that nothing of a prompt shorter than a block can be reused is said, and
+// is nobody's fault.
+func TestTOK03ShorterThanABlock(t *testing.T) {
+	for tokens, want := range map[int]bool{1: true, 15: true, 16: true, 17: false, 4000: false} {
+		candidates := idleFleet(2)
+		for i := range candidates {
+			candidates[i].Worker.BlockTokens = 16
+			candidates[i].MatchedTokens = tokens
+		}
+		for _, estimated := range []bool{false, true} {
+			d := place(t, Request{ID: "r", PromptTokens: tokens, LengthEstimated: estimated}, candidates)
+			if got := slices.Contains(d.Marks.Words(), "shorter_than_block"); got != (want && !estimated) {
+				t.Errorf("%d tokens, estimated %v: marks %v", tokens, estimated, d.Marks.Words())
+			}
+			if reuse := d.Terms[d.Chosen].ReuseTokens; want && reuse != 0 {
+				t.Errorf("%d tokens: %d of them are expected to be reused", tokens, reuse)
+			}
+		}
+	}
+}

@@ -587,4 +587,7 @@ func (d *Decision) describe(p *pricer, candidates []Candidate) {
 	if t.ReuseTokens == Unknown || w.View.Kind == ViewBlind {
 		d.Marks |= MarkNoCacheView
 	}
+	if !p.req.LengthEstimated && p.promptTokens <= w.BlockTokens {
+		d.Marks |= MarkShorterThanBlock
+	}
 }

@@ -309,12 +309,15 @@ const (
 	MarkEstimatedLength
 	MarkPanicFloor
 	MarkTenantOverShare
+	// MarkShorterThanBlock: the prompt is at most one block of the chosen worker,
+	// of which nothing is ever reused: that nothing is expected is no fault.
+	MarkShorterThanBlock
 )
 
 var markWords = [...]string{
 	"stale_policy", "stale_queue", "queue_unknown", "last_resort", "over_limit",
 	"no_cache_view", "estimated_length", "panic_floor",
-	"tenant_over_share",
+	"tenant_over_share", "shorter_than_block",
 }
 
 // Words lists the marks by their names.

@@ -910,7 +910,8 @@ type Basis struct {
 	// tokens, keys, memo, render or unknown.
 	InputSource *string `protobuf:"bytes,6,opt,name=input_source,json=inputSource" json:"input_source,omitempty"`
 	// What was not normal: stale_policy, stale_queue, last_resort, over_limit,
-	// no_cache_view, estimated_length, tenant_over_share, panic_floor.
+	// no_cache_view, estimated_length, tenant_over_share, panic_floor,
+	// shorter_than_block: the prompt is at most one block, which is never reused.
 	Marks []string `protobuf:"bytes,7,rep,name=marks" json:"marks,omitempty"`
 	// Weight of gap and stall in the total, as the policy has it.
 	Theta *float64 `protobuf:"fixed64,8,opt,name=theta" json:"theta,omitempty"`

@@ -22,8 +22,8 @@ type fault struct {
 	// noTask says that the pages name neither prompts nor requests.
 	noTask bool
 	// texts is the share of requests of which a part is known only while they
-	// run.
-	texts float64
+	// run, noIDs that of those whose ids never come.
+	texts, noIDs float64
 	// viewMs is how old the view is at most of which a caller is promised.
 	viewMs int
 	// settles says that a caller goes on when its request's end was told.
@@ -126,7 +126,7 @@ func (s *scene) send(chat int, prompt, output []uint32, promised int, then func(
 			known = len(keys)
 		}
 		s.tell(chat%2, func() { s.replay.Begin(id, keys[:known], max(guess, known*ledger.PointTokens), -1) })
-		if known < len(keys) {
+		if known < len(keys) && s.rng.Float64() >= s.fault.noIDs {
 			s.tell(chat%2, func() { s.replay.Learn(id, keys, len(prompt)) })
 		}
 	}
@@ -253,7 +253,7 @@ func TestViewComesBack(t *testing.T) {
 		s.fault = fault{
 			lateMs: rapid.SampledFrom([]int{8, 100, 600, 1500}).Draw(t, "late"), noClaim: part.Draw(t, "no claim"), noEnd: part.Draw(t, "no end"),
 			untold: part.Draw(t, "untold"), noTask: rapid.Bool().Draw(t, "no task"),
-			texts: rapid.SampledFrom([]float64{0, .3, 1}).Draw(t, "texts"),
+			texts: rapid.SampledFrom([]float64{0, .3, 1}).Draw(t, "texts"), noIDs: rapid.SampledFrom([]float64{0, .3, 1}).Draw(t, "no ids"),
 		}
 		s.look()
 		s.run(rapid.IntRange(1, 6).Draw(t, "callers"), 12, 3)
@@ -297,6 +297,24 @@ func TestCallersAtOnceAreNotPromisedTooMuch(t *testing.T) {
 		t.Logf("shared %v, %d ms late: %.2f %% found, %.2f %% of the prompts' tokens too many", c.shared, c.lateMs, 100*sum.recall(), 100*sum.tooMany())
 		if sum.recall() < .95 || sum.tooMany() > c.most {
 			t.Errorf("shared %v, %d ms late: %.2f %% of %d reused tokens found, %.2f %% of %d prompt tokens too many", c.shared, c.lateMs, 100*sum.recall(), sum.reused, 100*sum.tooMany(), sum.prompts)
+		}
+	}
+}
+
+// Requests whose ids never come are known by their lengths alone: less is found
+// the more of them there are, and next to nothing is promised in vain.
+func TestTextsWithoutIDs(t *testing.T) {
+	for _, host := range []int{23_000, 1 << 20} {
+		for share, least := range map[float64]float64{.05: .9, .3: .8, 1: .5} {
+			s := newScene(t, 1, 4, host, false)
+			s.fault = fault{lateMs: 8, texts: share, noIDs: 1}
+			s.look()
+			s.run(3, 20, 3)
+			s.measured = true
+			s.run(3, 150, 3)
+			if s.recall() < least || s.tooMany() > .01 || s.reused == 0 {
+				t.Errorf("host cache of %d tokens, %.0f %% texts: %.1f %% of %d reused tokens found, %.2f %% of the prompts' too many", host, 100*share, 100*s.recall(), s.reused, 100*s.tooMany())
+			}
 		}
 	}
 }

@@ -1,0 +1,137 @@
+package discover
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"testing/fstest"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// mpi is the environment of a rank as Open MPI's launcher makes it.
+func mpi(namespace string, rank, size, local, localSize int) string {
+	return fmt.Sprintf("HOME=/root\x00PMIX_NAMESPACE=%s\x00OMPI_COMM_WORLD_RANK=%d\x00OMPI_COMM_WORLD_SIZE=%d\x00OMPI_COMM_WORLD_LOCAL_RANK=%d\x00OMPI_COMM_WORLD_LOCAL_SIZE=%d", namespace, rank, size, local, localSize)
+}
+
+func TestJobOf(t *testing.T) {
+	slurm := "SLURM_JOB_ID=77\x00SLURM_STEP_ID=0\x00SLURM_PROCID=9\x00SLURM_NODEID=1\x00SLURM_STEP_NUM_NODES=2"
+	for name, c := range map[string]struct {
+		environ string
+		want    job
+	}{
+		"first rank of the second host":       {mpi("prterun-gpu-01-5@1", 8, 16, 0, 8), job{"mpi-prterun-gpu-01-5@1", 1, 2}},
+		"last rank":                           {mpi("5@1", 15, 16, 7, 8), job{"mpi-5@1", 1, 2}},
+		"one host":                            {mpi("5@1", 3, 8, 3, 8), job{"mpi-5@1", 0, 1}},
+		"ranks go round the hosts":            {mpi("5@1", 2, 4, 1, 2), job{name: "mpi-5@1"}},
+		"hosts with unlike many ranks":        {mpi("5@1", 5, 7, 1, 2), job{name: "mpi-5@1"}},
+		"numbers that cannot be":              {mpi("5@1", -1, 16, -1, 8), job{name: "mpi-5@1"}},
+		"a rank beyond the last":              {mpi("5@1", 16, 16, 0, 8), job{name: "mpi-5@1"}},
+		"no name":                             {mpi("", 8, 16, 0, 8), job{}},
+		"a step of Slurm":                     {slurm, job{"slurm-77.0", 1, 2}},
+		"Open MPI within a step":              {slurm + "\x00" + mpi("5@1", 0, 16, 0, 8), job{"mpi-5@1", 0, 2}},
+		"a step without its number of hosts":  {"SLURM_JOB_ID=77\x00SLURM_STEP_ID=0", job{name: "slurm-77.0"}},
+		"a job without a step is no launcher": {"SLURM_JOB_ID=77", job{}},
+		"nothing":                             {"HOME=/root", job{}},
+	} {
+		s := New(Options{Proc: fstest.MapFS{"41/environ": {Data: []byte(c.environ)}}})
+		if got := s.jobOf(41); got != c.want {
+			t.Errorf("%s: %+v, want %+v", name, got, c.want)
+		}
+	}
+	if got := New(Options{Proc: fstest.MapFS{}}).jobOf(41); got != (job{}) {
+		t.Errorf("an environment that cannot be read: %+v", got)
+	}
+}
+
+// Processes that launchers and Ray start belong to the engine that they work for,
+// or are this host's share of one that another host serves.
+func TestHelpersAreJoined(t *testing.T) {
+	const (
+		serve  = "/usr/bin/python3 /usr/local/bin/trtllm-serve m --host 0.0.0.0 --port 8000 --tp_size 4"
+		leader = "python3 -m tensorrt_llm.llmapi.mgmn_leader_node"
+		worker = "python3 -m tensorrt_llm.llmapi.mgmn_worker_node"
+		ray    = "ray::RayWorkerWrapper.execute_method"
+		overRy = "vllm serve m --tensor-parallel-size 4 --distributed-executor-backend ray"
+	)
+	type proc struct {
+		pid, uid int
+		args     string
+		environ  string
+		listens  bool
+	}
+	for name, c := range map[string]struct {
+		procs []proc
+		want  []string
+	}{
+		"front of two hosts": {
+			[]proc{{41, 0, serve, mpi("5@1", 0, 4, 0, 2), true}, {42, 0, leader, mpi("5@1", 0, 4, 0, 2), false}, {43, 0, worker, mpi("5@1", 1, 4, 1, 2), false}, {44, 0, worker, mpi("6@1", 1, 2, 1, 2), false}},
+			[]string{"trtllm pid=41 here helpers=[42 43] group=mpi-5@1 node 0 of 2 front=true"},
+		},
+		"second host": {
+			[]proc{{50, 0, worker, mpi("5@1", 2, 4, 0, 2), false}, {51, 0, worker, mpi("5@1", 3, 4, 1, 2), false}, {52, 0, worker, mpi("9@1", 2, 4, 0, 2), false}},
+			[]string{"trtllm pid=50 nowhere helpers=[51] group=mpi-5@1 node 1 of 2 front=false", "trtllm pid=52 nowhere helpers=[] group=mpi-9@1 node 1 of 2 front=false"},
+		},
+		"one host": {
+			[]proc{{41, 0, serve, mpi("5@1", 0, 2, 0, 2), true}, {43, 0, worker, mpi("5@1", 1, 2, 1, 2), false}},
+			[]string{"trtllm pid=41 here helpers=[43]"},
+		},
+		"somebody else's process that says so": {
+			[]proc{{41, 0, serve, mpi("5@1", 0, 2, 0, 2), true}, {43, 1000, worker, mpi("5@1", 1, 2, 1, 2), false}},
+			[]string{"trtllm pid=41 here helpers=[]"},
+		},
+		"no launcher is known": {
+			[]proc{{41, 0, serve, "", true}, {43, 0, worker, "", false}},
+			[]string{"trtllm pid=41 here helpers=[]"},
+		},
+		"Ray": {
+			[]proc{{41, 0, overRy, "", true}, {60, 0, ray, "", false}, {61, 0, ray, "", false}, {62, 1000, ray, "", false}},
+			[]string{"vllm pid=41 here helpers=[60 61]"},
+		},
+		"two engines over one Ray": {
+			[]proc{{41, 0, overRy, "", true}, {45, 0, overRy + " --port 8001", "", false}, {60, 0, ray, "", false}},
+			[]string{"vllm pid=41 here helpers=[]", "vllm pid=45 nowhere helpers=[]"},
+		},
+		"Ray of an engine elsewhere": {
+			[]proc{{41, 0, "vllm serve m", "", true}, {60, 0, ray, "", false}},
+			[]string{"vllm pid=41 here helpers=[]"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			tb := newTable()
+			for _, p := range c.procs {
+				f := fake{pid: p.pid, uid: p.uid, args: p.args}
+				if p.listens {
+					f.listens = []string{all8000}
+				}
+				tb.add(f)
+				if p.environ != "" {
+					tb.MapFS[fmt.Sprintf("%d/environ", p.pid)] = &fstest.MapFile{Data: []byte(p.environ)}
+				}
+			}
+			tb.finish()
+			s := New(Options{Proc: tb})
+			for range 3 { // the same in each scan
+				r, err := s.Scan()
+				if err != nil {
+					t.Fatal(err)
+				}
+				var got []string
+				for i := range r.Engines {
+					e := &r.Engines[i]
+					text := fmt.Sprintf("%s pid=%d %s helpers=%v", e.Kind, e.PID, e.Place, e.Helpers)
+					if g := e.Group; g != nil {
+						text += fmt.Sprintf(" group=%s node %d of %d front=%v", g.Meeting, g.Node, g.Nodes, g.Front)
+					}
+					got = append(got, text)
+				}
+				if diff := cmp.Diff(c.want, got); diff != "" {
+					t.Fatal(diff)
+				}
+			}
+		})
+	}
+	if helperOf(strings.Fields("python3 -m tensorrt_llm.commands.serve m")) != nil || helperOf(nil) != nil {
+		t.Error("an engine is taken for a helper")
+	}
+}
