@@ -158,6 +158,7 @@ func (m *Memo) learnUnit(r *Request, j int, rec, before int32) (known int, sure 
 	}
 	if open := m.byKey[keyOf(u, false)]; open != 0 {
 		known = m.common(m.nodes[open].record)
+		m.noteEnd(r, u, open, known, next)
 		switch o := &m.nodes[open]; {
 		case m.ends(known, o):
 		case o.answer != same:
@@ -315,6 +316,15 @@ func (m *Memo) note(c class, common, expected int) {
 	if ok := common >= expected; ok || common >= earlyTokens {
 		m.trust.note(c, ok)
 	}
+}
+
+// noteEnd counts whether a prompt went on from the end of another as that was.
+func (m *Memo) noteEnd(r *Request, u *unit, open int32, known int, next follower) {
+	whole := m.wholeEnd(open)
+	if whole == 0 || next.path == 0 || known < earlyTokens || m.ends(known, &m.nodes[open]) || u.closed && m.byKey[keyOf(u, true)] != 0 {
+		return
+	}
+	m.trust.note(u.classOf(ending, u.closed, r.tools), known >= int(whole))
 }
 
 // follower is what follows a unit: the path as far as the next one, and how that

@@ -159,7 +159,7 @@ func (m *Memo) Lookup(r *Request, p *Prediction) bool {
 	if r.epoch != m.epoch {
 		return false
 	}
-	j, n := len(r.units)-1, int32(0)
+	j, n, tokens := len(r.units)-1, int32(0), int32(0)
 	for ; j >= 0 && n == 0; j-- {
 		u := &r.units[j]
 		if u.nowhere || u.opaque {
@@ -167,16 +167,20 @@ func (m *Memo) Lookup(r *Request, p *Prediction) bool {
 		}
 		if n = m.usable(r, u); n != 0 {
 			p.BehindTokens = behindTokens(r.textBytes - u.end)
+			tokens = m.nodes[n].tokens
+			if whole := m.wholeEnd(n); whole > 0 && m.trust.trusts(u.classOf(ending, u.closed, r.tools)) {
+				tokens = whole
+			}
 		}
 	}
 	if j < r.plainAt {
-		if k := m.plain(r); m.nodes[k].tokens > m.nodes[n].tokens {
-			n = k
+		if k := m.plain(r); m.nodes[k].tokens > tokens {
+			n, tokens = k, m.nodes[k].tokens
 			p.BehindTokens = behindTokens(r.textBytes - r.plain.end + r.toolBytes)
 		}
 	}
 	if n != 0 {
-		m.predict(n, p)
+		m.predict(n, tokens, p)
 	}
 	if p.Tokens == 0 {
 		return false
@@ -230,11 +234,23 @@ func (m *Memo) plain(r *Request) (n int32) {
 	return n
 }
 
-// predict tells what a node knows.
-func (m *Memo) predict(id int32, p *Prediction) {
+// wholeEnd is how much of a record a node may stand for whose unit ends its prompt,
+// if what asks for an answer stays when the answer follows; 0: it ends no prompt,
+// or is known to share less.
+func (m *Memo) wholeEnd(id int32) int32 {
+	n := &m.nodes[id]
+	whole := m.records.all[n.record].tokens
+	if n.answer != same || n.next.path != 0 || n.tokens != floor(float64(whole)-endTokens) {
+		return 0
+	}
+	return floor(float64(whole))
+}
+
+// predict tells so much of a node's record.
+func (m *Memo) predict(id, tokens int32, p *Prediction) {
 	n := &m.nodes[id]
 	m.records.use(n.record)
-	m.records.tell(n.record, int(n.tokens), p)
+	m.records.tell(n.record, int(tokens), p)
 }
 
 // tell puts the first tokens of a record into a prediction, up to a point that

@@ -233,6 +233,57 @@ func TestDeeperIsNotLess(t *testing.T) {
 	}
 }
 
+// A prompt's last tokens are known of what goes on from there once a template was
+// seen to keep them, and not where the answer takes their place.
+func TestEndsOfPrompts(t *testing.T) {
+	instead := func(d *dialogue) string {
+		return strings.TrimSuffix(appendOnly(d), ask) + strings.Repeat(" <|say|>", endTokens)
+	}
+	for _, c := range []struct {
+		name   string
+		render func(*dialogue) string
+		kept   bool
+	}{{"kept", appendOnly, true}, {"replaced", instead, false}} {
+		m := newMemo(t)
+		for i := range 4 * classProof {
+			r := rng(uint64(i))
+			d := talk("user:" + someText(r, 100+i))
+			open := words(c.render(d))
+			teach(t, m, d, open)
+			d.Messages = append(d.Messages, turn{Role: "assistant", Content: someText(r, 50)}, turn{Role: "user", Content: someText(r, 20)})
+			predicted, right, _ := teach(t, m, d, words(c.render(d)))
+			if predicted != right {
+				t.Errorf("%s, conversation %d: %d predicted, %d so", c.name, i, predicted, right)
+			}
+			if whole := predicted == len(open)/pointTokens*pointTokens; whole != (c.kept && i >= classProof) {
+				t.Errorf("%s, conversation %d: %d predicted of %d", c.name, i, predicted, len(open))
+			}
+		}
+	}
+}
+
+// Of an end that was seen to be shared less, no more is told than that.
+func TestLoweredEndStaysLowered(t *testing.T) {
+	m := newMemo(t)
+	for i := range 2 * classProof {
+		r := rng(uint64(i))
+		d := talk("user:" + someText(r, 100))
+		teach(t, m, d, words(appendOnly(d)))
+		d.Messages = append(d.Messages, turn{Role: "assistant", Content: "yes"}, turn{Role: "user", Content: "go on"})
+		teach(t, m, d, words(appendOnly(d)))
+	}
+	d := talk("user:" + someText(rng(99), 200))
+	ids := words(appendOnly(d))
+	teach(t, m, d, ids)
+	other := slices.Clone(ids)
+	other[150]++
+	teach(t, m, d, other)
+	d.Messages = append(d.Messages, turn{Role: "assistant", Content: "yes"}, turn{Role: "user", Content: "go on"})
+	if predicted, _, _ := teach(t, m, d, words(appendOnly(d))); predicted > 150 {
+		t.Errorf("%d predicted, 150 were shared", predicted)
+	}
+}
+
 // Two siblings that begin alike do not make the boundary before them grow.
 func TestSiblingsThatBeginAlike(t *testing.T) {
 	m := newMemo(t)

@@ -7,7 +7,8 @@ const (
 	// needs first whose members are not believed from the start. Classes of answers
 	// need more: what they add is small, and where a template lets the first
 	// character of an answer change the token before it, one in twelve is wrong.
-	// So do those of other tools: where these come first, all of it is wrong.
+	// So do those of other tools: where these come first, all of it is wrong; and
+	// those of ends, which add less than 16 tokens.
 	classRate     = 1. / 12
 	classTrusted  = .8
 	answerTrusted = .97
@@ -35,13 +36,14 @@ const (
 	// same is a node met again in its state, cross one met open and used closed,
 	// generated one made of an answer, trimmed one made of an answer without its
 	// reasoning, retooled one met with other tools, untooled one met with tools and
-	// without.
+	// without, ending one of a prompt's end, taken to go on as it is.
 	same kind = iota
 	cross
 	generated
 	trimmed
 	retooled
 	untooled
+	ending
 	kinds
 )
 

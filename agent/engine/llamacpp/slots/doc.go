@@ -30,6 +30,11 @@
 // sequences is where. What nobody told of has a length only; it takes room, in a
 // slot and in the host cache, and is never promised.
 //
+// Where requests come at once, what is promised is asked for after others that are
+// still on their way: then only what they leave is shown. An end and a beginning
+// that are told in one order may have been in the other: what may be gone by that
+// is shown no more until the server's word says that it is there.
+//
 // How much the host cache holds is not told over HTTP. Where it is not known from
 // elsewhere it is learnt from reuse that was missing or not expected; where it
 // is, from reuse that is missing again and again. Of generated tokens only the
