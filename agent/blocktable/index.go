@@ -13,7 +13,7 @@ type index struct {
 const indexMinSlots = 64
 
 func newIndex(expect int) index {
-	return index{slots: make([]uint64, max(indexMinSlots, expect+expect/5+2))}
+	return index{slots: make([]uint64, max(indexMinSlots, expect+expect/3+2))}
 }
 
 // hashKey spreads an engine hash; engines of tests and old versions use small
@@ -73,7 +73,7 @@ func (x *index) find(key uint32, d int) (id uint32, at int) {
 // insert adds an id that is not in the set, unless it holds most others of the
 // same key. It reports whether it did.
 func (x *index) insert(key, id uint32, most int) bool {
-	if (x.count+1)*6 > len(x.slots)*5 {
+	if (x.count+1)*4 > len(x.slots)*3 {
 		x.grow()
 	}
 	if !x.place(slotOf(key, id), most) {
@@ -108,7 +108,7 @@ func (x *index) place(entry uint64, most int) bool {
 
 func (x *index) grow() {
 	old := x.slots
-	x.slots = make([]uint64, len(old)+len(old)/5)
+	x.slots = make([]uint64, len(old)+len(old)/4)
 	for _, v := range old {
 		if v != 0 {
 			x.place(v, 0)
