@@ -300,7 +300,8 @@ func TestClientBacksOffFromNewFailuresOnly(t *testing.T) {
 		h.want(h.after(2*maxBackOff+steadyAfter), StateOK, "ok")
 		before := h.starts.Load()
 		crash("exit status 1")
-		h.after(defaultPoll + minBackOff/2)
+		for h.after(minBackOff/10).Status.Code != StateCrashed { // at its next poll
+		}
 		crash("")
 		h.want(h.after(minBackOff), StateOK, "ok")
 		if n := h.starts.Load() - before; n != 1 {
