@@ -27,6 +27,8 @@ func TestServerOfOneRank(t *testing.T) {
 			return m.Known.Ranks == 1 && m.Of(0).Match(told+1) == 2 && m.Of(0).Load.Running != nil && *m.Of(0).Load.Running == 2 && m.Of(0).Coverage == engine.CoverageFull
 		})
 	}
+	m.Mu.Lock()
+	defer m.Mu.Unlock()
 	if m.Known.RankHeader != "" {
 		t.Errorf("a server of one rank is told which: %s", m.Known.RankHeader)
 	}
