@@ -80,7 +80,7 @@ var faults = []struct {
 	{"TRU-02", [][2]string{{"agent/blocktable", "TestTRU02TwoCopiesOfABlock"}}},
 	{"TRU-03", [][2]string{{"coordinator/fleet", "TestReportAges"}, {"coordinator/placement", "TestTRU03CreditEndsWithoutContact"}, {"coordinator/fleet", "TestAway"}}},
 	{"TRU-04", [][2]string{{"agent/engine/vllm", "TestRestartByStartTime"}, {"testbed/cluster", "TestEngineRestart"}}},
-	{"TRU-05", [][2]string{{"agent/engine/kvevents", "TestTRU05UnknownTierIsNotGPU"}}},
+	{"TRU-05", [][2]string{{"agent/engine/kvevents", "TestTRU05UnknownTierIsNotGPU"}, {"testbed/cluster", "TestTRU05TierThatIsNotTold"}}},
 	{"TRU-06", [][2]string{{"agent/blocktable", "TestTRU06OnlyTheUnbrokenRunCounts"}}},
 	{"TRU-07", [][2]string{{"gossip/accuracy", "TestTrustFallsWithErrorsAndReturns"}, {"coordinator", "TestTRU07DisagreementIsShownAndRepaired"}}},
 	{"TRU-10", [][2]string{{"testbed/cluster", "TestAgentRestart"}}},

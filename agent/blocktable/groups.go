@@ -133,12 +133,25 @@ func (g *group) need() uint16 {
 	return uint16(max(1, blocks))
 }
 
-// lookGroup gives the group of an event, or nil if no store told of it.
+// lookGroup gives the group that a removal is from, or nil if no store told of it.
+// What is removed from a place that is not told is taken for gone from GPU memory.
 func (t *Table) lookGroup(e *Event) *group {
 	if e.Group < 0 || e.Group >= maxGroups || int(e.Medium) >= mediums {
 		return nil
 	}
+	if e.Medium == MediumUnknown {
+		return t.groups[MediumGPU][e.Group]
+	}
 	return t.groups[e.Medium][e.Group]
+}
+
+// unknownGroup gives the group of copies in places that are not told, if the
+// event is of one; else nil.
+func (t *Table) unknownGroup(e *Event) *group {
+	if e.Group < 0 || e.Group >= maxGroups || e.Medium != MediumUnknown {
+		return nil
+	}
+	return t.groups[MediumUnknown][e.Group]
 }
 
 // groupFor gives the group of a store, learning what the event tells about it.

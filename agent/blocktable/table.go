@@ -210,10 +210,11 @@ func (t *Table) Apply(e *Event) {
 		t.remove(e)
 	case OpClear:
 		t.stats.Clears++
-		if e.Medium == MediumGPU {
-			t.clearGPU()
-		} else {
+		if e.Medium != MediumGPU {
 			t.clearTier(e.Medium)
+		}
+		if e.Medium == MediumGPU || e.Medium == MediumUnknown {
+			t.clearGPU()
 		}
 	}
 }
@@ -430,17 +431,20 @@ func (t *Table) isBelow(id, ancestor uint32) bool {
 
 func (t *Table) remove(e *Event) {
 	t.stats.BlocksRemoved += uint64(len(e.Hashes))
-	g := t.lookGroup(e)
+	g, unknown := t.lookGroup(e), t.unknownGroup(e)
 	for i, h := range e.Hashes {
 		if i%aheadBlocks == 0 {
 			t.askRemoved(e.Hashes[i:min(i+aheadBlocks, len(e.Hashes))])
 		}
-		id := t.findHash(h)
-		if id == 0 || g == nil || g.count(id) == 0 {
+		id, of := t.findHash(h), g
+		if id != 0 && unknown != nil && (g == nil || g.count(id) == 0) {
+			of = unknown
+		}
+		if id == 0 || of == nil || of.count(id) == 0 {
 			t.stats.UnknownRemovals++
 			continue
 		}
-		t.dropCopy(g, id)
+		t.dropCopy(of, id)
 	}
 }
 

@@ -2,12 +2,14 @@ package cluster
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
 
 	waypostv1 "waypost/proto/waypost/v1"
 	"waypost/testbed/emulator"
+	"waypost/testbed/emulator/wire"
 )
 
 // An agent that comes late hears the children of prompts whose beginnings are not
@@ -57,5 +59,78 @@ func TestEVT04LateAgentSeesInPart(t *testing.T) {
 	r.settled(w, fresh, 700, 16)
 	if s := r.serve(0, fresh); s.expected != s.actual || s.actual == 0 {
 		t.Errorf("expected %d, reused %d", s.expected, s.actual)
+	}
+}
+
+// TRU-05: two engines hold a prompt, and one does not say in which memory. With
+// equal load the other serves it; with much waiting there, the one that earns no
+// credit does, and the prices tell why. Its tier is shown as unknown.
+func TestTRU05TierThatIsNotTold(t *testing.T) {
+	t.Parallel()
+	r := start(t, 2, 1, emulator.Options{BlockTokens: 16}, func(o *Options) {
+		o.Engines[1].Tap = func(b *wire.Batch) {
+			// Batches are ours and decode.
+			_ = b.Events(func(events []any) []any {
+				for i, e := range events {
+					if m, ok := e.(map[string]any); ok && m["type"] == "BlockStored" {
+						m = maps.Clone(m)
+						m["medium"] = nil
+						events[i] = m
+					}
+				}
+				return events
+			})
+		}
+	})
+	told, untold := WorkerName(0, 0), WorkerName(1, 0)
+	a := ask{tokens: tokens(900, 3000), output: 1}
+	r.direct(0, a)
+	r.direct(1, a)
+	r.eventually("the tier is not shown as unknown", func() string {
+		x := r.worker(0, untold)
+		if x.GetView() != "partial" || !strings.HasPrefix(x.GetViewHint(), "tier unknown") {
+			return fmt.Sprintf("view %s (%s)", x.GetView(), x.GetViewHint())
+		}
+		return ""
+	})
+	r.eventually("the prompt is not listed", func() string {
+		if n := r.expectsNow(0, told, a); n < 2900 {
+			return fmt.Sprintf("%d tokens", n)
+		}
+		return ""
+	})
+	if n := r.expectsNow(0, untold, a); n > 0 {
+		t.Errorf("%d tokens are expected of memory that is not told", n)
+	}
+	price := func(p *waypostv1.Placement, worker string) *waypostv1.Terms {
+		for _, x := range p.GetTerms() {
+			if x.GetWorker() == worker {
+				return x
+			}
+		}
+		t.Fatalf("%s is not priced: %v", worker, p)
+		return nil
+	}
+	// Each placement adds its claim to the queue of whoever is chosen: each of
+	// them is another long prompt that only the one that is told may take.
+	p, err := r.place(0, a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p.GetWorker().GetName() != told || price(p, untold).GetPrefillMs() <= price(p, told).GetPrefillMs() {
+		t.Fatalf("with equal load %v", p)
+	}
+	for i := range 10 {
+		other := ask{tokens: tokens(uint32(1000+i), 3000), output: 1, exclude: []string{untold}}
+		if _, err := r.place(0, other); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p, err = r.place(0, a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p.GetWorker().GetName() != untold || price(p, told).GetStartMs() <= price(p, untold).GetPrefillMs()/2 || price(p, untold).GetReuseTokens() != 0 {
+		t.Errorf("with ten long prompts waiting: %v", p)
 	}
 }

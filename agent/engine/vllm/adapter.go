@@ -21,9 +21,10 @@ var (
 
 // dialect is how vLLM publishes.
 var dialect = kvevents.Dialect{
-	Setting: "--kv-events-config",
-	Check:   `that prefix caching is on, and in --kv-events-config that publisher is "zmq" and endpoint has a "*"`,
-	Enable:  `--kv-events-config '{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5657"}'`,
+	Setting:     "--kv-events-config",
+	Check:       `that prefix caching is on, and in --kv-events-config that publisher is "zmq" and endpoint has a "*"`,
+	Enable:      `--kv-events-config '{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5657"}'`,
+	TellsMedium: true,
 }
 
 // Options configures an adapter. Zero values are the defaults.
