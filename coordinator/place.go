@@ -297,6 +297,9 @@ func termsProto(t *placement.Terms, w *placement.Worker) *waypostv1.Terms {
 		RoomMs: finite(t.RoomMs), DoubtMs: finite(t.DoubtMs), DistanceMs: finite(t.DistanceMs), OwnMs: finite(t.OwnMs), QueueMs: finite(t.QueueMs),
 		GapMs: finite(t.GapMs), StallMs: finite(t.StallMs), TotalMs: finite(t.TotalMs), HandMs: finite(t.HandMs),
 	}
+	if t.HostTokens > 0 {
+		out.HostTokens, out.LoadMs = counted(t.HostTokens), finite(t.LoadMs)
+	}
 	if note := t.Pull.Note.String(); note != "" {
 		out.PullNote = &note
 	}

@@ -45,6 +45,7 @@ type block struct {
 // holding is what the rows of a block hold of the prompt.
 type holding struct {
 	tokens int32 // the most
+	lower  int32 // of these in host memory
 	// some says that a row holds something, mixed that two hold different
 	// lengths or kinds, predicted that the match comes from a live claim.
 	some, mixed, predicted bool

@@ -28,7 +28,7 @@ func (s *search) twinKey(i int) uint64 {
 	key := s.wayKey(c.twin, s.board.rows[i].id)
 	if m := s.matchOf[i]; m != 0 {
 		match := &s.q.Matches[m-1]
-		key = s.holderKey(key, c, match.Tokens, match.Predicted)
+		key = s.holderKey(key, c, match.Tokens, match.LowerTokens, match.Predicted)
 	}
 	return key
 }
@@ -43,11 +43,15 @@ func (s *search) wayKey(key uint64, id WorkerID) uint64 {
 }
 
 // holderKey adds to a key what a price sees of a match: its length, what kind
-// it is, and the doubt whether it is still there.
-func (s *search) holderKey(key uint64, c *coldRow, tokens int32, predicted bool) uint64 {
+// it is, how much must be read back and what that takes, and the doubt whether it
+// is still there.
+func (s *search) holderKey(key uint64, c *coldRow, tokens, lower int32, predicted bool) uint64 {
 	kind := uint64(tokens) << 1
 	if predicted {
 		kind |= 1
+	}
+	if lower > 0 {
+		key = rendezvous(rendezvous(key, uint64(lower)), c.mark)
 	}
 	return rendezvous(rendezvous(key, kind), math.Float64bits(s.stillThere(c, predicted))) | 1
 }
@@ -92,7 +96,7 @@ func (s *search) blockKeys(k int) *blockKeys {
 		*b = blockKeys{of: of}
 		b.keys[0] = s.wayKey(g.twin, s.board.rows[from].id)
 		if h.some {
-			b.keys[1] = s.holderKey(b.keys[0], &s.board.cold[from], h.tokens, h.predicted)
+			b.keys[1] = s.holderKey(b.keys[0], &s.board.cold[from], h.tokens, h.lower, h.predicted)
 		}
 	}
 	return b

@@ -1062,7 +1062,13 @@ type Terms struct {
 	// Why the worker was passed over whatever its total, although it could be
 	// chosen: its own time is over the policy's limit, or it misses a budget that
 	// others keep; empty: its total counts.
-	PassedOver    *string `protobuf:"bytes,17,opt,name=passed_over,json=passedOver" json:"passed_over,omitempty"`
+	PassedOver *string `protobuf:"bytes,17,opt,name=passed_over,json=passedOver" json:"passed_over,omitempty"`
+	// Of the reused tokens, those that are read back from host memory; unset:
+	// none.
+	HostTokens *uint32 `protobuf:"varint,31,opt,name=host_tokens,json=hostTokens" json:"host_tokens,omitempty"`
+	// What reading them back takes; unset: nothing is, or it is not known and
+	// counts as doubt.
+	LoadMs        *float64 `protobuf:"fixed64,32,opt,name=load_ms,json=loadMs" json:"load_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1214,6 +1220,20 @@ func (x *Terms) GetPassedOver() string {
 		return *x.PassedOver
 	}
 	return ""
+}
+
+func (x *Terms) GetHostTokens() uint32 {
+	if x != nil && x.HostTokens != nil {
+		return *x.HostTokens
+	}
+	return 0
+}
+
+func (x *Terms) GetLoadMs() float64 {
+	if x != nil && x.LoadMs != nil {
+		return *x.LoadMs
+	}
+	return 0
 }
 
 // Refusal says why no worker was chosen.
@@ -2854,7 +2874,7 @@ const file_waypost_v1_placement_proto_rawDesc = "" +
 	" \x03(\v2&.waypost.v1.Basis.ExcludedWorkersEntryR\x0fexcludedWorkers\x1aB\n" +
 	"\x14ExcludedWorkersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\rR\x05value:\x028\x01\"\xdc\x03\n" +
+	"\x05value\x18\x02 \x01(\rR\x05value:\x028\x01\"\x96\x04\n" +
 	"\x05Terms\x12\x16\n" +
 	"\x06worker\x18\x01 \x01(\tR\x06worker\x12!\n" +
 	"\freuse_tokens\x18\x02 \x01(\rR\vreuseTokens\x12\x19\n" +
@@ -2876,7 +2896,10 @@ const file_waypost_v1_placement_proto_rawDesc = "" +
 	"\ahand_ms\x18\x0f \x01(\x01R\x06handMs\x12\x1b\n" +
 	"\tpull_note\x18\x10 \x01(\tR\bpullNote\x12\x1f\n" +
 	"\vpassed_over\x18\x11 \x01(\tR\n" +
-	"passedOver\"\xfa\x01\n" +
+	"passedOver\x12\x1f\n" +
+	"\vhost_tokens\x18\x1f \x01(\rR\n" +
+	"hostTokens\x12\x17\n" +
+	"\aload_ms\x18  \x01(\x01R\x06loadMs\"\xfa\x01\n" +
 	"\aRefusal\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12$\n" +
 	"\x0eretry_after_ms\x18\x02 \x01(\x01R\fretryAfterMs\x12:\n" +
