@@ -91,7 +91,7 @@ var faults = []struct {
 	{"IDN-04", [][2]string{{"agent/engine/vllm", "TestTwoRanksAreTwoWorkers"}, {"testbed/cluster", "TestTwoRanksBehindOnePortAreTwoWorkers"}}},
 	{"IDN-05", [][2]string{{"agent/discover", "TestWrongFlagsAreNamedWithTheFix"}, {"agent/engine/vllm", "TestNoEventsIsSaid"}, {"agent/engine/kvevents", "TestWorkWithoutEvents"}, {"agent", "TestSelfTest"}, {"agent", "TestBoundaryDifferencesAreNamed"}, {"testbed/cluster", "TestSelfTestOnConnect"}}},
 	{"IDN-06", [][2]string{{"agent/engine/kvevents", "TestIDN06TakenPort"}}},
-	{"IDN-07", [][2]string{{"agent/blocktable", "TestIDN07BlockSizesOfTiersAreNotAdded"}}},
+	{"IDN-07", [][2]string{{"agent/blocktable", "TestIDN07BlockSizesOfTiersAreNotAdded"}, {"coordinator/placement", "TestTranscripts"}, {"testbed/cluster", "TestIDN07HostMemoryHasItsPrice"}}},
 	{"DSC-01", [][2]string{{"coordinator/fleet", "TestDSC01MissedDeparture"}, {"coordinator/fleet", "TestWorkersThatAreListedNoMore"}}},
 	{"DSC-02", [][2]string{{"agent", "TestDSC02EngineMovesToAnotherPort"}}},
 	{"DSC-03", [][2]string{{"agent/discover", "TestDSC03TwoContainersBothProcessOne"}, {"agent", "TestDSC03ProcessMarksOfEqualLives"}}},

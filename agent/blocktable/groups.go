@@ -302,7 +302,7 @@ func (t *Table) startRuns(root uint32) {
 
 func (t *Table) isResident(id uint32) bool {
 	for _, g := range t.required {
-		if g.count(id) == 0 {
+		if g.count(id) == 0 && !t.hostHolds(g, id) {
 			return false
 		}
 	}
@@ -343,26 +343,31 @@ func (t *Table) addCopy(g *group, id uint32) {
 	}
 	if g.medium != MediumGPU {
 		*c = 1
+		if g.medium == MediumCPU {
+			t.hostCopies++
+			t.becomesResident(id)
+		}
 		return
 	}
+	was := t.tierOf(id)
 	if !t.hasGPUCopies(id) {
 		t.held++
 	}
 	*c = 1
 	t.copies++
 	n := t.nodes.at(id)
-	if n.flags&flagResident == 0 && t.isResident(id) {
-		n.flags |= flagResident
-		t.resident++
-		t.tryAttach(id)
-	} else if g.needBlocks > 0 && n.flags&flagAttached != 0 {
+	if t.becomesResident(id) {
+		return
+	}
+	t.tellTier(id, was)
+	if g.needBlocks > 0 && n.flags&flagAttached != 0 {
 		t.updateRuns(g, id)
 	}
 }
 
 // dropCopy takes one copy of a block away; the count is above 0.
 func (t *Table) dropCopy(g *group, id uint32) {
-	c := page(&g.counts, id)
+	c, was := page(&g.counts, id), t.tierOf(id)
 	*c--
 	if g.medium == MediumGPU {
 		t.copies--
@@ -371,19 +376,48 @@ func (t *Table) dropCopy(g *group, id uint32) {
 		return
 	}
 	n := t.nodes.at(id)
-	if g.medium == MediumGPU {
+	switch g.medium {
+	case MediumCPU:
+		t.hostCopies--
+		t.ceasesResident(id)
+	case MediumGPU:
 		if !t.hasGPUCopies(id) {
 			t.held--
 		}
-		if n.flags&flagResident != 0 && !t.isResident(id) {
-			if n.flags&flagAttached != 0 {
-				t.detach(id)
+		if !t.ceasesResident(id) {
+			t.tellTier(id, was)
+			if g.needBlocks > 0 && n.flags&flagAttached != 0 {
+				t.updateRuns(g, id)
 			}
-			n.flags &^= flagResident
-			t.resident--
-		} else if g.needBlocks > 0 && n.flags&flagAttached != 0 {
-			t.updateRuns(g, id)
 		}
 	}
 	t.release(id)
+}
+
+// becomesResident lets a new copy take effect, and reports whether it was the one
+// that a block needed to be resident.
+func (t *Table) becomesResident(id uint32) bool {
+	n := t.nodes.at(id)
+	if n.flags&flagResident != 0 || !t.isResident(id) {
+		return false
+	}
+	n.flags |= flagResident
+	t.resident++
+	t.tryAttach(id)
+	return true
+}
+
+// ceasesResident lets the end of a copy take effect, and reports whether a block is
+// not resident any more.
+func (t *Table) ceasesResident(id uint32) bool {
+	n := t.nodes.at(id)
+	if n.flags&flagResident == 0 || t.isResident(id) {
+		return false
+	}
+	if n.flags&flagAttached != 0 {
+		t.detach(id)
+	}
+	n.flags &^= flagResident
+	t.resident--
+	return true
 }

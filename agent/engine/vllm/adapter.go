@@ -2,6 +2,7 @@ package vllm
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -132,6 +133,7 @@ func (s *source) Facts(ctx context.Context, latest *poller.Counters) (poller.Kno
 	k.facts.PoolBlocks = s.page.usableBlocks()
 	k.facts.Capabilities |= engine.TokenizesText | engine.TokenizesChats
 	k.facts.Capabilities = k.facts.Capabilities.With(engine.NamesSessions, namesSessions(k.facts.Version))
+	k.facts.Capabilities = k.facts.Capabilities.With(engine.ReadsHostTier, readsHostTier(cmp.Or(s.target.KVConnector, k.facts.Transfer.Connector)))
 	if ranks > 1 {
 		k.facts.RankHeader = rankHeader
 	}
