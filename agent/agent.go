@@ -177,7 +177,7 @@ func (a *Agent) readKeys() error {
 
 // watch prepares the adapter of one engine.
 func (a *Agent) watch(e EngineConfig) (*watched, error) {
-	target := engine.Target{Name: e.Name, Kind: string(e.Kind), URL: e.URL, Events: e.KVEvents, Replay: e.KVReplay, KVBytesPerToken: e.KVBytes}
+	target := engine.Target{Name: e.Name, Kind: string(e.Kind), URL: e.URL, Events: e.KVEvents, Replay: e.KVReplay, KVBytesPerToken: e.KVBytes, KVConnector: e.KVConnector}
 	if e.HostCacheMiB.Set {
 		target.HostCacheMiB = &e.HostCacheMiB.Value
 	}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -28,10 +29,21 @@ func TestCertificateExpiryIsInTheMetrics(t *testing.T) {
 	cfg.Mesh.Listen, cfg.Metrics.Listen = "127.0.0.1:0", ""
 	cfg.TLS.CAFile, cfg.TLS.CertFile, cfg.TLS.KeyFile = filepath.Join(certs, "ca.pem"), filepath.Join(certs, "agent-gpu-01.pem"), filepath.Join(certs, "agent-gpu-01.key")
 	reg := prometheus.NewRegistry()
-	if _, err := New(Options{Config: cfg, Version: "test", Registerer: reg, Gatherer: reg}); err != nil {
+	a, err := New(Options{Config: cfg, Version: "test", Registerer: reg, Gatherer: reg})
+	if err != nil {
 		t.Fatal(err)
 	}
 	if n, err := testutil.GatherAndCount(reg, "waypost_certificate_expiry_seconds"); n != 2 || err != nil {
 		t.Errorf("%d series of certificates, want those of the CA and of the leaf: %v", n, err)
+	}
+	// A reload reads the certificate as well, and says what is wrong with it.
+	if err := a.reloadKeys(); err != nil {
+		t.Error(err)
+	}
+	if err := os.WriteFile(cfg.TLS.KeyFile, []byte("half"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.reloadKeys(); err == nil || !strings.Contains(err.Error(), cfg.TLS.KeyFile) {
+		t.Errorf("a damaged key: %v", err)
 	}
 }

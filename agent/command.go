@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -94,13 +95,23 @@ func Command(version string) *cobra.Command {
 				level.Set(cfg.Log.Level.Level())
 				daemon.WarnRestart(log, &started, &cfg)
 				a.discovery.reload(cfg.Discover)
-				err = a.mesh.ReloadKeys()
+				err = a.reloadKeys()
 			}
 			reloads.Done(err)
 			return err
 		})
 	}
 	return c
+}
+
+// reloadKeys reads the mesh's keys and the certificate anew; bad files change
+// nothing.
+func (a *Agent) reloadKeys() error {
+	err := a.mesh.ReloadKeys()
+	if a.identity != nil {
+		err = errors.Join(err, a.identity.Reload())
+	}
+	return err
 }
 
 // statusLine is what the service manager shows.

@@ -120,6 +120,7 @@ type EngineConfig struct {
 	KVFingerprint string          `toml:"kv_fingerprint" help:"equal on engines that can read each other's KV: same weights, KV type, layout, parallelism, connector; empty: from what the engine says"`
 	KVExported    Tier            `toml:"kv_exported_tier" help:"memory that the connector reads for others, gpu or host; empty: the engine is asked"`
 	KVBytes       float64         `toml:"kv_bytes_per_token" help:"KV of one token, bytes; 0: the engine is asked"`
+	KVHostRate    float64         `toml:"kv_host_bytes_per_sec" help:"how fast the engine reads KV back from host memory, bytes per second; 0: 18e9 is assumed"`
 }
 
 // Role is a part of a request.
@@ -139,6 +140,8 @@ func (Tier) Allowed() []string { return []string{"gpu", "host"} }
 const (
 	maxKVText          = 256
 	maxKVBytesPerToken = 1e9
+	// maxKVHostRate is more than any memory reads.
+	maxKVHostRate = 1e13
 	// maxHostCacheMiB is 64 TiB.
 	maxHostCacheMiB = 1 << 26
 )
@@ -149,6 +152,9 @@ func (e *EngineConfig) validateKV(key func(string) string) error {
 		if len(f.value) > maxKVText || strings.ContainsAny(f.value, "\n\r\t") {
 			return bad(key(f.key), "%.40q must be one line of at most %d bytes", f.value, maxKVText)
 		}
+	}
+	if !(e.KVHostRate >= 0 && e.KVHostRate <= maxKVHostRate) {
+		return bad(key("kv_host_bytes_per_sec"), "%v: use 0 to %g bytes per second; 0 assumes %g", e.KVHostRate, float64(maxKVHostRate), float64(assumedHostRate))
 	}
 	if !(e.KVBytes >= 0 && e.KVBytes <= maxKVBytesPerToken) {
 		return bad(key("kv_bytes_per_token"), "%v: use 0 to %g bytes; 0 asks the engine", e.KVBytes, float64(maxKVBytesPerToken))

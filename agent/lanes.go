@@ -357,6 +357,7 @@ func workerFacts(w *watched, id rankFacts) *waypostv1.WorkerFacts {
 	}
 	transfer, role := transferOf(w.config, &f, w.hostAddress, id.number)
 	out.Transfer, out.Role = transfer, optionalText(role)
+	out.HostTier = hostTierOf(w.config, &f)
 	if f.StepTokens == 0 {
 		out.StepTokens = known(prior.StepTokens)
 	}

@@ -124,7 +124,21 @@ func (r *rank) setFacts(f engine.Facts) {
 		r.mirror(r.newTable())
 	}
 	r.table.SetPool(f.PoolBlocks)
+	r.followHost()
 	r.estimateFacts()
+}
+
+// followHost lets the mirrors follow blocks into host memory, if the engine reads
+// them back from there.
+func (r *rank) followHost() {
+	on := r.facts.Capabilities.Has(engine.ReadsHostTier)
+	for _, t := range []*blocktable.Table{r.table, r.beside} {
+		if t != nil {
+			t.FollowHost(on)
+		}
+	}
+	// What is told of anew was not computed now.
+	r.recorder.Take()
 }
 
 // processMark identifies an engine life by what the engine tells of its start;
@@ -157,7 +171,7 @@ func (r *rank) setMaxBlocks(n int) {
 
 // newTable makes an empty mirror that remembers what happens to it.
 func (r *rank) newTable() *blocktable.Table {
-	t := blocktable.New(blocktable.Options{Model: r.facts.Model, MaxBlocks: r.maxBlocks, ExpectBlocks: min(r.facts.PoolBlocks, r.maxBlocks), PoolBlocks: r.facts.PoolBlocks, Seed: rand.Uint64()})
+	t := blocktable.New(blocktable.Options{Model: r.facts.Model, MaxBlocks: r.maxBlocks, ExpectBlocks: min(r.facts.PoolBlocks, r.maxBlocks), PoolBlocks: r.facts.PoolBlocks, FollowHost: r.facts.Capabilities.Has(engine.ReadsHostTier), Seed: rand.Uint64()})
 	blocktable.NewHistory(t)
 	return t
 }

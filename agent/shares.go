@@ -136,6 +136,11 @@ func (a *Agent) sharesHello() *waypostv1.GroupShares {
 		if s.front {
 			m.Engine = &s.name
 		}
+		if g.Uncounted {
+			// An older coordinator refuses shares without numbers among the others.
+			out.Uncounted = append(out.Uncounted, m)
+			continue
+		}
 		out.Shares = append(out.Shares, m)
 	}
 	return out

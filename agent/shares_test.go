@@ -192,3 +192,23 @@ func TestGPUsOfHelpers(t *testing.T) {
 		t.Errorf("%v", checks)
 	}
 }
+
+// Workers of Ray are told apart from the shares that have a number, which older
+// coordinators insist on.
+func TestSharesWithoutNumbersAreTold(t *testing.T) {
+	p := &procTable{}
+	p.set(engineProcess{pid: 30, args: "raylet --gcs-address=10.0.0.1:6379"}, engineProcess{pid: 60, args: "ray::RayWorkerWrapper"})
+	p.now()["60/status"] = &fstest.MapFile{Data: []byte("PPid:\t30\nUid:\t0\t0\t0\t0\n")}
+	a := discovering(t, p, nil)
+	a.discovery.look(time.Now())
+	told := a.lanes.hello().GetShares()
+	if len(told.GetShares()) > 0 || len(told.GetUncounted()) != 1 {
+		t.Fatalf("told %v", told)
+	}
+	if s := told.GetUncounted()[0]; s.GetMeeting() != "10.0.0.1:6379" || s.GetKind() != "vllm" || s.GetEngine() != "" || s.GetProcess() == 0 {
+		t.Errorf("told %v", s)
+	}
+	if name := a.carried()[60]; name != "vllm(ray workers)@10.0.0.1:6379" {
+		t.Errorf("the worker's process is %q", name)
+	}
+}

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"net"
 	"net/netip"
 	"strconv"
@@ -40,6 +41,26 @@ func transferOf(e *EngineConfig, f *engine.Facts, hostAddress string, rank int) 
 		out.KvBytesPerToken = proto.Float64(t.BytesPerToken)
 	}
 	return out, t.Role
+}
+
+// assumedHostRate is what the way between host and GPU is taken to carry, bytes per
+// second: what a published measurement of a CPU tier over PCIe reached.
+const assumedHostRate = 18e9
+
+// hostTierOf is what it takes an engine to read saved KV back from host memory; nil:
+// it does not.
+func hostTierOf(e *EngineConfig, f *engine.Facts) *waypostv1.HostTierFacts {
+	if !f.Capabilities.Has(engine.ReadsHostTier) {
+		return nil
+	}
+	out := &waypostv1.HostTierFacts{LinkBytesPerSec: proto.Float64(assumedHostRate), LinkSource: proto.String("assumed")}
+	if e.KVHostRate > 0 {
+		out.LinkBytesPerSec, out.LinkSource = &e.KVHostRate, proto.String("declared")
+	}
+	if bytes := cmp.Or(e.KVBytes, f.Transfer.BytesPerToken); bytes > 0 {
+		out.KvBytesPerToken = &bytes
+	}
+	return out
 }
 
 // reachable leaves out a side channel that an engine opened for its own host

@@ -64,15 +64,36 @@ func TestTransferFacts(t *testing.T) {
 
 func TestTransferConfigIsChecked(t *testing.T) {
 	for want, e := range map[string]EngineConfig{
-		"engine[0].kv_connector: ":       {KVConnector: strings.Repeat("x", 257)},
-		"engine[0].kv_fingerprint: ":     {KVFingerprint: "a\nb"},
-		"engine[0].kv_bytes_per_token: ": {KVBytes: -1},
-		"engine[0].host_cache_mib: -2: ": {HostCacheMiB: daemon.OptionalInt{Value: -2, Set: true}},
+		"engine[0].kv_connector: ":        {KVConnector: strings.Repeat("x", 257)},
+		"engine[0].kv_fingerprint: ":      {KVFingerprint: "a\nb"},
+		"engine[0].kv_bytes_per_token: ":  {KVBytes: -1},
+		"engine[0].kv_host_bytes_per_sec": {KVHostRate: -1},
+		"engine[0].host_cache_mib: -2: ":  {HostCacheMiB: daemon.OptionalInt{Value: -2, Set: true}},
 	} {
 		e.URL, e.Kind = "http://127.0.0.1:8000", "vllm"
 		c := Config{Engines: []EngineConfig{e}}
 		if err := c.validateEngines(); err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("%v, want %s…", err, want)
+		}
+	}
+}
+
+// What reading from host memory takes is told where the engine does it, with the
+// source of each number and none that nobody knows.
+func TestHostTierFacts(t *testing.T) {
+	reads := engine.Facts{Capabilities: engine.ReadsHostTier, Transfer: engine.Transfer{BytesPerToken: 131072}}
+	for name, c := range map[string]struct {
+		config EngineConfig
+		facts  engine.Facts
+		want   *waypostv1.HostTierFacts
+	}{
+		"it does not":     {config: EngineConfig{KVBytes: 7, KVHostRate: 1e9}, facts: engine.Facts{Transfer: reads.Transfer}},
+		"assumed":         {facts: reads, want: &waypostv1.HostTierFacts{KvBytesPerToken: proto.Float64(131072), LinkBytesPerSec: proto.Float64(18e9), LinkSource: proto.String("assumed")}},
+		"configured":      {config: EngineConfig{KVBytes: 7, KVHostRate: 5e10}, facts: reads, want: &waypostv1.HostTierFacts{KvBytesPerToken: proto.Float64(7), LinkBytesPerSec: proto.Float64(5e10), LinkSource: proto.String("declared")}},
+		"no size of a KV": {facts: engine.Facts{Capabilities: engine.ReadsHostTier}, want: &waypostv1.HostTierFacts{LinkBytesPerSec: proto.Float64(18e9), LinkSource: proto.String("assumed")}},
+	} {
+		if diff := cmp.Diff(c.want, hostTierOf(&c.config, &c.facts), protocmp.Transform()); diff != "" {
+			t.Errorf("%s:\n%s", name, diff)
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package coordinator
 
 import (
+	"errors"
 	"fmt"
 	"runtime/debug"
 
@@ -51,13 +52,23 @@ func Command(version string) *cobra.Command {
 			if err == nil {
 				level.Set(cfg.Log.Level.Level())
 				daemon.WarnRestart(log, &started, &cfg)
-				err = co.mesh.ReloadKeys()
+				err = co.reloadKeys()
 			}
 			reloads.Done(err)
 			return err
 		})
 	}
 	return c
+}
+
+// reloadKeys reads the mesh's keys and the certificate anew; bad files change
+// nothing.
+func (c *Coordinator) reloadKeys() error {
+	err := c.mesh.ReloadKeys()
+	if c.identity != nil {
+		err = errors.Join(err, c.identity.Reload())
+	}
+	return err
 }
 
 // statusLine is what the service manager shows.

@@ -370,25 +370,23 @@ func (k *cases) ask(p *placed) *waypostv1.EvidenceReply {
 	if !ok {
 		return nil
 	}
-	id, answer, done := k.asks.begin(host)
-	defer done()
+	s := k.c.lanes.session(host)
+	if s == nil {
+		return nil
+	}
 	msg := &waypostv1.EvidenceAsk{
-		AskId: &id, Index: &index, EngineProcess: &p.process, DecidedAgeMs: proto.Float64(ms(time.Since(p.at))),
+		Index: &index, EngineProcess: &p.process, DecidedAgeMs: proto.Float64(ms(time.Since(p.at))),
 		Expected: p.expected, Tip: p.tip, Unsalted: p.unsalted,
 	}
 	if p.viewAgeMs > 0 {
 		msg.ViewAgeMs = &p.viewAgeMs
 	}
-	if !k.c.lanes.send(host, &waypostv1.ConnectResponse{Frame: &waypostv1.ConnectResponse_Evidence{Evidence: msg}}) {
+	reply, err := k.asks.ask(k.c.ctx, s, answerWithin, func(id uint32) *waypostv1.ConnectResponse {
+		msg.AskId = &id
+		return &waypostv1.ConnectResponse{Frame: &waypostv1.ConnectResponse_Evidence{Evidence: msg}}
+	})
+	if err != nil {
 		return nil
 	}
-	timeout := time.NewTimer(answerWithin)
-	defer timeout.Stop()
-	select {
-	case reply := <-answer:
-		return reply
-	case <-timeout.C:
-	case <-k.c.ctx.Done():
-	}
-	return nil
+	return reply
 }

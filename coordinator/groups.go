@@ -17,12 +17,16 @@ import (
 // sharesOf are the shares that a hello tells of; looks says that its agent looks
 // for them.
 func sharesOf(m *waypostv1.AgentHello) (shares []group.Share, looks bool) {
-	for _, s := range m.GetShares().GetShares() {
-		shares = append(shares, group.Share{
-			Process: s.GetProcess(), Kind: s.GetKind(), Engine: s.GetEngine(), Meeting: s.GetMeeting(), Node: int(s.GetNode()), Nodes: int(s.GetNodes()),
-			FirstRank: int(s.GetFirstRank()), LocalRanks: int(s.GetLocalRanks()), Ranks: int(s.GetRanks()), GPUUUIDs: s.GetGpuUuids(),
-		})
+	take := func(list []*waypostv1.GroupShare, uncounted bool) {
+		for _, s := range list {
+			shares = append(shares, group.Share{
+				Process: s.GetProcess(), Kind: s.GetKind(), Engine: s.GetEngine(), Meeting: s.GetMeeting(), Node: int(s.GetNode()), Nodes: int(s.GetNodes()),
+				FirstRank: int(s.GetFirstRank()), LocalRanks: int(s.GetLocalRanks()), Ranks: int(s.GetRanks()), Uncounted: uncounted, GPUUUIDs: s.GetGpuUuids(),
+			})
+		}
 	}
+	take(m.GetShares().GetShares(), false)
+	take(m.GetShares().GetUncounted(), true)
 	return shares, m.Shares != nil
 }
 
@@ -51,11 +55,14 @@ func selects(selector string, w *fleet.WorkerInfo) bool {
 // groupProto is a worker's group with its own share first; nil: its engine is of
 // one host.
 func groupProto(w *fleet.WorkerInfo, nowMs float64) []*waypostv1.GroupMember {
-	if w.Front == nil {
+	if w.Front == nil || w.Front.Uncounted && len(w.Members) == 0 {
 		return nil
 	}
 	part := fmt.Sprintf("node %d", w.Front.Node)
-	if w.Front.Nodes == 0 {
+	switch {
+	case w.Front.Uncounted:
+		part = group.HelpersPart
+	case w.Front.Nodes == 0:
 		part = fmt.Sprintf("ranks %d-%d", w.Front.FirstRank, w.Front.FirstRank+w.Front.LocalRanks-1)
 	}
 	own, reasons := ownState(w.GPUVerdict)

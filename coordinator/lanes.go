@@ -252,7 +252,7 @@ func helloOf(s *lane.Session, vectors map[string]*boundary.Vector) fleet.Hello {
 			EngineProcess: w.GetEngineProcess(), Model: w.GetModel(), Aliases: w.GetAliases(), URL: w.GetUrl(), Headers: w.GetHeaders(),
 			BlockTokens: int(w.GetBlockTokens()), PoolBlocks: int(w.GetPoolBlocks()), MaxModelTokens: int(w.GetMaxModelTokens()),
 			MaxRunning: int(w.GetMaxRunning()), StepTokens: int(w.GetStepTokens()), WindowTokens: int(w.GetWindowTokens()),
-			Coverage: w.GetCoverage(), CoverageHint: w.GetCoverageHint(), Capabilities: w.GetCapabilities(), GPUUUIDs: w.GetGpuUuids(), Boundary: w.GetBoundary(), Vector: vectors[w.GetEngine()], Transfer: transferOf(w), Role: w.GetRole(),
+			Coverage: w.GetCoverage(), CoverageHint: w.GetCoverageHint(), Capabilities: w.GetCapabilities(), GPUUUIDs: w.GetGpuUuids(), Boundary: w.GetBoundary(), Vector: vectors[w.GetEngine()], Transfer: transferOf(w), HostTier: hostTierOf(w), Role: w.GetRole(),
 			LeastReuseRatio: w.GetLeastReuseRatio(),
 		}
 		if w.GetStepModel() != nil {

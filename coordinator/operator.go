@@ -59,7 +59,7 @@ func (c *Coordinator) workerProto(w *fleet.WorkerInfo, state *registry.State) *w
 		Engine: &f.Kind, EngineVersion: &f.EngineVersion, Headers: f.Headers, BlockTokens: positive(f.BlockTokens), PoolBlocks: positive(f.PoolBlocks),
 		Capabilities: f.Capabilities,
 		QueueBasis:   proto.String(string(w.QueueBasis)), Live: counted(w.Live), OpenClaims: proto.Uint32(uint32(w.OpenClaims)),
-		PendingClaims: counted(w.PendingClaims), InFlight: counted(math.Ceil(w.InFlight)), SpeedSource: proto.String(string(w.SpeedSource)), Role: &f.Role, Transfer: transferProto(f.Transfer),
+		PendingClaims: counted(w.PendingClaims), InFlight: counted(math.Ceil(w.InFlight)), SpeedSource: proto.String(string(w.SpeedSource)), Role: &f.Role, Transfer: transferProto(f.Transfer), HostTier: hostTierProto(f.HostTier),
 	}
 	out.Group = groupProto(w, c.fleet.Ms(time.Now()))
 	out.Learnt = c.judges.learnt(time.Now(), w.Name, w.Process)

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -57,6 +58,7 @@ type work struct {
 	decision   placement.Decision
 	keys       []prefix.Key
 	depths     []uint32
+	from       netip.Addr // of the caller; invalid: not known
 }
 
 var works = sync.Pool{New: func() any { return &work{} }}
@@ -64,7 +66,7 @@ var works = sync.Pool{New: func() any { return &work{} }}
 // Place implements the placement service.
 func (p *placements) Place(ctx context.Context, req *waypostv1.PlaceRequest) (*waypostv1.PlaceResponse, error) {
 	c, started := p.c, time.Now()
-	resp, pool, err := p.placeInTurn(req)
+	resp, pool, err := p.placeInTurn(req, api.CallerOf(ctx).Address)
 	result := "placed"
 	switch {
 	case err != nil:
@@ -82,7 +84,7 @@ func (p *placements) Place(ctx context.Context, req *waypostv1.PlaceRequest) (*w
 
 // placeInTurn decides one request, if not too many are being decided. It returns
 // the pool for the counters.
-func (p *placements) placeInTurn(req *waypostv1.PlaceRequest) (*waypostv1.PlaceResponse, string, error) {
+func (p *placements) placeInTurn(req *waypostv1.PlaceRequest, from netip.Addr) (*waypostv1.PlaceResponse, string, error) {
 	select {
 	case p.c.inFlight <- struct{}{}:
 		defer func() { <-p.c.inFlight }()
@@ -96,6 +98,7 @@ func (p *placements) placeInTurn(req *waypostv1.PlaceRequest) (*waypostv1.PlaceR
 		w.text.forget()
 		works.Put(w)
 	}()
+	w.from = from
 	return p.place(w, req)
 }
 
@@ -115,6 +118,9 @@ func (p *placements) place(w *work, req *waypostv1.PlaceRequest) (*waypostv1.Pla
 	request, err := requestOf(req, pool)
 	if err != nil {
 		return nil, pool, err
+	}
+	if request.CallerZone == "" && w.from.IsValid() {
+		request.CallerZone, _ = c.fleetFile.Load().ZoneOfAddr(w.from)
 	}
 	domain := prefix.Domain{Model: c.modelOf(pool), Adapter: req.GetAdapter(), Salt: req.GetCacheSalt()}
 	keyer := c.keyers.of(domain)
@@ -169,7 +175,7 @@ func (p *placements) decide(w *work, req *waypostv1.PlaceRequest, request *place
 	c, now := p.c, time.Now()
 	var sit placement.Situation
 	request.SharedKey = w.prompt.deepestKey(p.match(w))
-	c.ask(w, now, request, req.GetCallerZone(), req.GetExplain() == "full")
+	c.ask(w, now, request, request.CallerZone, req.GetExplain() == "full")
 	w.candidates, sit, err = c.fleet.Decide(now, &w.ask, w.candidates, &w.decision)
 	if errors.Is(err, placement.ErrRequest) || errors.Is(err, placement.ErrPolicy) {
 		return nil, false, fieldError(err)
@@ -296,6 +302,9 @@ func termsProto(t *placement.Terms, w *placement.Worker) *waypostv1.Terms {
 		Worker: &w.Name, ReuseTokens: counted(t.ReuseTokens), StartMs: finite(t.StartMs), PrefillMs: finite(t.PrefillMs), PullMs: finite(t.PullMs),
 		RoomMs: finite(t.RoomMs), DoubtMs: finite(t.DoubtMs), DistanceMs: finite(t.DistanceMs), OwnMs: finite(t.OwnMs), QueueMs: finite(t.QueueMs),
 		GapMs: finite(t.GapMs), StallMs: finite(t.StallMs), TotalMs: finite(t.TotalMs), HandMs: finite(t.HandMs),
+	}
+	if t.HostTokens > 0 {
+		out.HostTokens, out.LoadMs = counted(t.HostTokens), finite(t.LoadMs)
 	}
 	if note := t.Pull.Note.String(); note != "" {
 		out.PullNote = &note

@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"io"
 	"maps"
 	"math"
+	"net/http"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -344,5 +346,49 @@ func TestTenantSharesOfPoolsThatAreGone(t *testing.T) {
 	defer o.tenantShares.mu.Unlock()
 	if by := o.tenantShares.by; len(by) != 2 || by[testModel] == nil {
 		t.Errorf("%d pools are kept", len(by))
+	}
+}
+
+// A caller that names no zone stands in the one whose networks hold its address,
+// over gRPC and over HTTP; what it names itself goes before.
+func TestCallerZoneByAddress(t *testing.T) {
+	o := startOne(t)
+	joined(t, o)
+	client := waypostv1.NewPlacementServiceClient(o.conn)
+	ask := func(zone string) string {
+		req := &waypostv1.PlaceRequest{Input: &waypostv1.Input{TokenIds: ascending(100)}, Reserve: new(false)}
+		if zone != "" {
+			req.CallerZone = &zone
+		}
+		resp, err := client.Place(t.Context(), req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return resp.GetRefused().GetReason()
+	}
+	for _, c := range []struct{ networks, zone, refused string }{
+		{`["127.0.0.0/8", "::1/128"]`, "", ""},
+		{`["10.0.0.0/8"]`, "", "none_eligible"},
+		{`["127.0.0.0/8", "::1/128"]`, "b", "none_eligible"},
+		{`["10.0.0.0/8"]`, "a", ""},
+	} {
+		toml, version := "version = 1\n[[zone]]\nname = \"a\"\nhosts = [\"gpu-01\"]\nnetworks = "+c.networks+"\n[[zone]]\nname = \"b\"\n[[pool]]\nname = \"p\"\nmodel = \""+testModel+"\"\nstay_in = \"zone\"\n",
+			o.replica.State().FleetFile().Version
+		if _, err := o.operators.PutFleet(t.Context(), &waypostv1.PutFleetRequest{Toml: &toml, BaseVersion: &version}); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, fmt.Sprintf("networks %s, zone %q: refused %q", c.networks, c.zone, c.refused), func() bool { return ask(c.zone) == c.refused })
+		if c.zone != "" {
+			continue
+		}
+		resp, err := http.Post("http://"+o.APIAddress()+"/v1/place", "application/json", strings.NewReader(`{"input":{"tokenIds":[1,2,3]},"reserve":false}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, err := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if err != nil || strings.Contains(string(body), "none_eligible") != (c.refused != "") {
+			t.Errorf("networks %s over HTTP: %s, %v", c.networks, body, err)
+		}
 	}
 }

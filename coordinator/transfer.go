@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"waypost/coordinator/fleet"
@@ -125,6 +126,34 @@ func transferProto(t *placement.Transfer) *waypostv1.TransferFacts {
 	return out
 }
 
+// hostTierOf reads what an agent says of an engine's way to the host's memory.
+func hostTierOf(w *waypostv1.WorkerFacts) *placement.HostTier {
+	h := w.GetHostTier()
+	if h == nil {
+		return nil
+	}
+	out := &placement.HostTier{BytesPerToken: h.GetKvBytesPerToken(), BytesPerMs: h.GetLinkBytesPerSec() / bytesPerMsSec}
+	if h.GetLinkSource() == placement.FigureDeclared.String() {
+		out.Figure = placement.FigureDeclared
+	}
+	return out
+}
+
+// hostTierProto is hostTierOf turned round; nil: nothing is known.
+func hostTierProto(h *placement.HostTier) *waypostv1.HostTierFacts {
+	if h == nil {
+		return nil
+	}
+	out := &waypostv1.HostTierFacts{LinkSource: proto.String(h.Figure.String())}
+	if h.BytesPerToken > 0 {
+		out.KvBytesPerToken = &h.BytesPerToken
+	}
+	if h.BytesPerMs > 0 {
+		out.LinkBytesPerSec = proto.Float64(h.BytesPerMs * bytesPerMsSec)
+	}
+	return out
+}
+
 // ask puts a request, what its prompt matches and the ways of the fleet
 // together.
 func (c *Coordinator) ask(w *work, now time.Time, request *placement.Request, callerZone string, whole bool) {
@@ -177,6 +206,9 @@ func (p *placements) match(w *work) (deepest int) {
 		// What lies behind what is known of a text belongs to another prompt.
 		sure := int32(min(w.prompt.sure, placement.MaxPromptTokens))
 		m := placement.Match{Tokens: min(int32(g.Tokens), sure), GPUTokens: min(int32(g.GPUTokens), sure), HostTokens: min(int32(g.HostTokens), sure), Predicted: g.Predicted}
+		// What is on disk is not credited: nobody says what reading it takes.
+		m.Tokens = min(m.Tokens, m.HostTokens)
+		m.LowerTokens = m.Tokens - min(m.GPUTokens, m.Tokens)
 		first, words := g.Workers.Bitmap()
 		w.ask.Matches = placement.AppendMatches(w.ask.Matches, m, first, words)
 	})

@@ -172,6 +172,7 @@ func (j *judges) debit(matches []placement.Match) {
 	for i := range matches {
 		if m := &matches[i]; m.Tokens > 0 && int(m.Worker) < len(biases) {
 			m.Tokens = max(0, m.Tokens+min(biases[m.Worker], 0))
+			m.LowerTokens = min(m.LowerTokens, m.Tokens)
 		}
 	}
 }

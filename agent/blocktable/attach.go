@@ -115,7 +115,7 @@ func (t *Table) block(id uint32) summary.Block {
 	p := t.nodes.at(n.parent)
 	b := summary.Block{
 		ID: id, Parent: n.parent, StartTokens: p.end, EndTokens: n.end,
-		Domain: n.domain, Usable: n.flags&flagUsable != 0,
+		Domain: n.domain, Usable: n.flags&flagUsable != 0, Tier: t.tierOf(id),
 	}
 	if p.flags&flagRoot != 0 {
 		b.Parent = 0

@@ -1,6 +1,12 @@
 package blocktable
 
-import "testing"
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"waypost/gossip/summary"
+)
 
 // Faults of comparable systems, by the names that they are listed under.
 
@@ -97,7 +103,9 @@ func TestIDN01TokensNotBlocks(t *testing.T) {
 }
 
 // IDN-07: blocks of 16 tokens in GPU memory and of 256 in host memory are never
-// added up.
+// added up. Where the engine reads host memory back, a prompt of 300 tokens of
+// which 2 blocks of the former and 1 of the latter are held reuses 256, all of it
+// from the host; a block that the prompt covers in part only is of no use.
 func TestIDN07BlockSizesOfTiersAreNotAdded(t *testing.T) {
 	table := New(Options{})
 	big := &Event{Op: OpStore, Medium: MediumCPU, BlockTokens: 256, Hashes: []uint64{1000}}
@@ -105,11 +113,92 @@ func TestIDN07BlockSizesOfTiersAreNotAdded(t *testing.T) {
 		big.Tokens = append(big.Tokens, tokens(100*h, 16)...)
 	}
 	apply(table, store(0, 1, 2), big)
-	all := prompt(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18)
+	all := prompt(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18)[:300]
 	if got := table.Match(all, "", ""); got != 32 {
 		t.Errorf("%d tokens, want the 32 in GPU memory", got)
 	}
 	if table.BlockTokens() != 16 {
 		t.Errorf("blocks of %d tokens", table.BlockTokens())
+	}
+
+	table = New(Options{FollowHost: true})
+	tiers := &tierLog{table: table}
+	table.Listen(tiers)
+	apply(table, store(0, 1, 2), big)
+	if got := table.Match(all, "", ""); got != 256 {
+		t.Errorf("%d tokens, want the 256 in host memory", got)
+	}
+	if got := table.Match(all[:200], "", ""); got != 32 {
+		t.Errorf("%d tokens of a prompt that covers the block in part", got)
+	}
+	if want := []string{"16 gpu", "32 gpu", "256 host"}; !slices.Equal(tiers.told, want) {
+		t.Errorf("told %v, want %v", tiers.told, want)
+	}
+	if table.BlockTokens() != 16 {
+		t.Errorf("blocks of %d tokens", table.BlockTokens())
+	}
+	apply(table, &Event{Op: OpRemove, Medium: MediumCPU, Hashes: big.Hashes})
+	if got := table.Match(all, "", ""); got != 32 {
+		t.Errorf("%d tokens after it left host memory", got)
+	}
+}
+
+// tierLog notes the tier of every block that is attached or moves, by its end.
+type tierLog struct {
+	silent
+	table *Table
+	told  []string
+}
+
+func (l *tierLog) Attached(b summary.Block) {
+	l.told = append(l.told, fmt.Sprint(b.EndTokens, " ", b.Tier))
+}
+
+func (l *tierLog) TierChanged(id uint32, tier summary.Tier) {
+	_, end := l.table.PlaceOf(id)
+	l.told = append(l.told, fmt.Sprint(end, " ", tier))
+}
+
+// What an engine evicts from GPU memory and keeps in the host's stays reusable, and
+// reading it back is no sign that it was computed once more.
+func TestHostMemoryIsFollowed(t *testing.T) {
+	table := New(Options{})
+	history := NewHistory(table)
+	history.SetNow(1000)
+	tiers := &tierLog{table: table}
+	table.Listen(tiers)
+	// By hash only, as offloading connectors tell.
+	host := &Event{Op: OpStore, Medium: MediumCPU, Hashes: []uint64{1, 2}}
+	apply(table, store(0, 1, 2, 3), host, remove(3, 2))
+	if got := table.Match(prompt(1, 2, 3), "", ""); got != 16 {
+		t.Errorf("%d tokens where host memory is not followed, want 16", got)
+	}
+	table.FollowHost(true)
+	if got := table.Match(prompt(1, 2, 3), "", ""); got != 32 {
+		t.Errorf("%d tokens, want 32", got)
+	}
+	tiers.told = nil
+	apply(table, remove(1))
+	history.SetNow(2000)
+	apply(table, store(0, 1), store(1, 2)) // read back
+	if want := []string{"16 host", "16 gpu", "32 gpu"}; !slices.Equal(tiers.told, want) {
+		t.Errorf("told %v, want %v", tiers.told, want)
+	}
+	if n := len(history.stored.items); n != 0 {
+		t.Errorf("%d blocks count as computed once more", n)
+	}
+	apply(table, store(0, 1))
+	if n := len(history.stored.items); n != 1 {
+		t.Errorf("%d blocks count as computed once more, want the one that was in GPU memory", n)
+	}
+	// A clear of GPU memory leaves the host's.
+	tiers.told = nil
+	apply(table, &Event{Op: OpClear})
+	if got := table.Match(prompt(1, 2, 3), "", ""); got != 32 || len(tiers.told) != 2 {
+		t.Errorf("%d tokens after a clear of GPU memory, told %v", got, tiers.told)
+	}
+	apply(table, &Event{Op: OpClear, Medium: MediumCPU})
+	if got := table.Match(prompt(1, 2, 3), "", ""); got != 0 || table.Attached() != 0 || table.Held() != 0 {
+		t.Errorf("%d tokens, %d blocks, %d nodes after a clear of both", got, table.Attached(), table.Held())
 	}
 }

@@ -30,12 +30,18 @@ func (t *Table) wipe() {
 	for _, g := range t.allGroups {
 		g.reset()
 	}
-	t.copies, t.held, t.resident, t.attached = 0, 0, 0, 0
+	t.copies, t.held, t.hostCopies, t.resident, t.attached = 0, 0, 0, 0, 0
 }
 
 // clearTier drops every copy in a medium other than GPU memory; what is held
 // there stays.
 func (t *Table) clearTier(m Medium) {
+	if m == MediumCPU {
+		if t.hostCopies > 0 {
+			t.dropAll(m)
+		}
+		return
+	}
 	for _, g := range t.allGroups {
 		if g.medium == m {
 			g.reset()
@@ -59,14 +65,33 @@ func (t *Table) clearGPU() {
 		t.history.cleared(true)
 		return
 	}
-	if t.hasTiers() {
+	switch {
+	case t.followHost && t.hostCopies > 0:
+		// What is in host memory too stays attached.
+		t.dropAll(MediumGPU)
+		told = false
+	case t.hasTiers():
 		t.clearGPUCopies()
-	} else {
+	default:
 		t.wipe()
 	}
 	t.history.cleared(true)
 	if told {
 		t.listener.Cleared()
+	}
+}
+
+// dropAll drops every copy in a medium, one by one.
+func (t *Table) dropAll(m Medium) {
+	for _, g := range t.allGroups {
+		if g.medium != m {
+			continue
+		}
+		for id := uint32(1); id <= t.nodes.made; id++ {
+			for g.count(id) > 0 {
+				t.dropCopy(g, id)
+			}
+		}
 	}
 }
 

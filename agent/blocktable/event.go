@@ -23,10 +23,14 @@ const (
 	MediumGPU Medium = iota
 	MediumCPU
 	MediumDisk
-	// MediumExternal is any place that is none of the others, or not known.
+	// MediumExternal is a place that is none of the others.
 	MediumExternal
+	// MediumUnknown is a place that the engine did not tell, or by a name that
+	// nobody knows. What is stored there counts for nothing; what is removed or
+	// cleared there may have been in GPU memory, so it is gone from there too.
+	MediumUnknown
 
-	mediums = int(MediumExternal) + 1
+	mediums = int(MediumUnknown) + 1
 )
 
 // Spec is the kind of attention a group of layers computes; it decides which

@@ -133,12 +133,25 @@ func (g *group) need() uint16 {
 	return uint16(max(1, blocks))
 }
 
-// lookGroup gives the group of an event, or nil if no store told of it.
+// lookGroup gives the group that a removal is from, or nil if no store told of it.
+// What is removed from a place that is not told is taken for gone from GPU memory.
 func (t *Table) lookGroup(e *Event) *group {
 	if e.Group < 0 || e.Group >= maxGroups || int(e.Medium) >= mediums {
 		return nil
 	}
+	if e.Medium == MediumUnknown {
+		return t.groups[MediumGPU][e.Group]
+	}
 	return t.groups[e.Medium][e.Group]
+}
+
+// unknownGroup gives the group of copies in places that are not told, if the
+// event is of one; else nil.
+func (t *Table) unknownGroup(e *Event) *group {
+	if e.Group < 0 || e.Group >= maxGroups || e.Medium != MediumUnknown {
+		return nil
+	}
+	return t.groups[MediumUnknown][e.Group]
 }
 
 // groupFor gives the group of a store, learning what the event tells about it.
@@ -289,7 +302,7 @@ func (t *Table) startRuns(root uint32) {
 
 func (t *Table) isResident(id uint32) bool {
 	for _, g := range t.required {
-		if g.count(id) == 0 {
+		if g.count(id) == 0 && !t.hostHolds(g, id) {
 			return false
 		}
 	}
@@ -330,26 +343,31 @@ func (t *Table) addCopy(g *group, id uint32) {
 	}
 	if g.medium != MediumGPU {
 		*c = 1
+		if g.medium == MediumCPU {
+			t.hostCopies++
+			t.becomesResident(id)
+		}
 		return
 	}
+	was := t.tierOf(id)
 	if !t.hasGPUCopies(id) {
 		t.held++
 	}
 	*c = 1
 	t.copies++
 	n := t.nodes.at(id)
-	if n.flags&flagResident == 0 && t.isResident(id) {
-		n.flags |= flagResident
-		t.resident++
-		t.tryAttach(id)
-	} else if g.needBlocks > 0 && n.flags&flagAttached != 0 {
+	if t.becomesResident(id) {
+		return
+	}
+	t.tellTier(id, was)
+	if g.needBlocks > 0 && n.flags&flagAttached != 0 {
 		t.updateRuns(g, id)
 	}
 }
 
 // dropCopy takes one copy of a block away; the count is above 0.
 func (t *Table) dropCopy(g *group, id uint32) {
-	c := page(&g.counts, id)
+	c, was := page(&g.counts, id), t.tierOf(id)
 	*c--
 	if g.medium == MediumGPU {
 		t.copies--
@@ -358,19 +376,48 @@ func (t *Table) dropCopy(g *group, id uint32) {
 		return
 	}
 	n := t.nodes.at(id)
-	if g.medium == MediumGPU {
+	switch g.medium {
+	case MediumCPU:
+		t.hostCopies--
+		t.ceasesResident(id)
+	case MediumGPU:
 		if !t.hasGPUCopies(id) {
 			t.held--
 		}
-		if n.flags&flagResident != 0 && !t.isResident(id) {
-			if n.flags&flagAttached != 0 {
-				t.detach(id)
+		if !t.ceasesResident(id) {
+			t.tellTier(id, was)
+			if g.needBlocks > 0 && n.flags&flagAttached != 0 {
+				t.updateRuns(g, id)
 			}
-			n.flags &^= flagResident
-			t.resident--
-		} else if g.needBlocks > 0 && n.flags&flagAttached != 0 {
-			t.updateRuns(g, id)
 		}
 	}
 	t.release(id)
+}
+
+// becomesResident lets a new copy take effect, and reports whether it was the one
+// that a block needed to be resident.
+func (t *Table) becomesResident(id uint32) bool {
+	n := t.nodes.at(id)
+	if n.flags&flagResident != 0 || !t.isResident(id) {
+		return false
+	}
+	n.flags |= flagResident
+	t.resident++
+	t.tryAttach(id)
+	return true
+}
+
+// ceasesResident lets the end of a copy take effect, and reports whether a block is
+// not resident any more.
+func (t *Table) ceasesResident(id uint32) bool {
+	n := t.nodes.at(id)
+	if n.flags&flagResident == 0 || t.isResident(id) {
+		return false
+	}
+	if n.flags&flagAttached != 0 {
+		t.detach(id)
+	}
+	n.flags &^= flagResident
+	t.resident--
+	return true
 }

@@ -42,7 +42,8 @@ type copyKey struct {
 // by block. It never forgets what a hash means.
 type model struct {
 	block  int
-	window int // blocks that group 0 must hold; 0: no window group
+	window int  // blocks that group 0 must hold; 0: no window group
+	follow bool // host memory counts too
 	count  map[copyKey]int
 	means  map[uint64]path
 }
@@ -55,8 +56,10 @@ func (m *model) whole() int32 {
 }
 
 func (m *model) holds(p path) bool {
-	return m.count[copyKey{MediumGPU, m.whole(), p.hash()}] > 0
+	return m.inGPU(p) || m.follow && m.window == 0 && m.count[copyKey{MediumCPU, 0, p.hash()}] > 0
 }
+
+func (m *model) inGPU(p path) bool { return m.count[copyKey{MediumGPU, m.whole(), p.hash()}] > 0 }
 
 func (m *model) cut(p path, blocks int) path {
 	p.tokens = p.tokens[:blocks*m.block]
@@ -140,6 +143,15 @@ func (w *watcher) UsableChanged(id uint32, usable bool) {
 	w.blocks[id] = b
 }
 
+func (w *watcher) TierChanged(id uint32, tier summary.Tier) {
+	b, ok := w.blocks[id]
+	if !ok || b.Tier == tier {
+		w.t.Fatalf("block %d on tier %s: attached %v", id, tier, ok)
+	}
+	b.Tier = tier
+	w.blocks[id] = b
+}
+
 func (w *watcher) StoreEnded(id uint32) {
 	if _, ok := w.blocks[id]; !ok {
 		w.t.Fatalf("store ended at %d, which is not attached", id)
@@ -158,19 +170,21 @@ func (w *watcher) listen(t *Table) {
 
 func TestAgainstNaiveModel(t *testing.T) {
 	for _, window := range []int{0, 1, 2} {
-		t.Run(fmt.Sprintf("window blocks %d", window), func(t *testing.T) {
-			rapid.Check(t, func(t *rapid.T) { checkModel(t, window) })
-		})
+		for _, follow := range []bool{false, true} {
+			t.Run(fmt.Sprintf("window blocks %d, host followed %v", window, follow), func(t *testing.T) {
+				rapid.Check(t, func(t *rapid.T) { checkModel(t, window, follow) })
+			})
+		}
 	}
 }
 
-func checkModel(t *rapid.T, window int) {
+func checkModel(t *rapid.T, window int, follow bool) {
 	const block = 2
-	m := &model{block: block, window: window, count: map[copyKey]int{}, means: map[uint64]path{}}
-	table := New(Options{Model: "m"})
+	m := &model{block: block, window: window, follow: follow, count: map[copyKey]int{}, means: map[uint64]path{}}
+	table := New(Options{Model: "m", FollowHost: follow})
 	w := &watcher{t: t}
 	w.listen(table)
-	if window > 0 {
+	if window > 0 || follow {
 		// Both groups are known before anything is stored, as after a clear.
 		for _, e := range m.stores(path{tokens: "ab"}, 0, 1) {
 			table.Apply(&e)
@@ -198,20 +212,7 @@ func drawPath(t *rapid.T, m *model) path {
 
 // stores gives the events of storing blocks (from, to] of a path in every group.
 func (m *model) stores(p path, from, to int) []Event {
-	e := Event{Op: OpStore, Spec: SpecFull, Group: m.whole(), BlockTokens: int32(m.block), Tokens: m.cut(p, to).ids(from * m.block)}
-	if from > 0 {
-		e.HasParent, e.Parent = true, m.cut(p, from).hash()
-	} else {
-		e.Salt = p.salt
-	}
-	for k := from + 1; k <= to; k++ {
-		e.Hashes = append(e.Hashes, m.cut(p, k).hash())
-		mark := uint64(0)
-		if p.marked && k == 1 {
-			mark = 7
-		}
-		e.Marks = append(e.Marks, mark)
-	}
+	e := m.storeOf(p, from, to)
 	for _, h := range e.Hashes {
 		m.count[copyKey{MediumGPU, e.Group, h}]++
 	}
@@ -229,17 +230,49 @@ func (m *model) stores(p path, from, to int) []Event {
 	return events
 }
 
+// storeOf is the event of storing blocks (from, to] of a path in the group that
+// holds whole prefixes.
+func (m *model) storeOf(p path, from, to int) Event {
+	e := Event{Op: OpStore, Spec: SpecFull, Group: m.whole(), BlockTokens: int32(m.block), Tokens: m.cut(p, to).ids(from * m.block)}
+	if from > 0 {
+		e.HasParent, e.Parent = true, m.cut(p, from).hash()
+	} else {
+		e.Salt = p.salt
+	}
+	for k := from + 1; k <= to; k++ {
+		e.Hashes = append(e.Hashes, m.cut(p, k).hash())
+		mark := uint64(0)
+		if p.marked && k == 1 {
+			mark = 7
+		}
+		e.Marks = append(e.Marks, mark)
+	}
+	return e
+}
+
 func (m *model) step(t *rapid.T, table *Table) {
 	switch rapid.IntRange(0, 11).Draw(t, "op") {
 	case 0:
-		table.Apply(&Event{Op: OpClear})
+		medium := rapid.SampledFrom([]Medium{MediumGPU, MediumGPU, MediumCPU}).Draw(t, "cleared")
+		table.Apply(&Event{Op: OpClear, Medium: medium})
 		for k := range m.count {
-			if k.medium == MediumGPU {
+			if k.medium == medium {
 				delete(m.count, k)
 			}
 		}
-	case 1: // another tier, told by hash only
+	case 1: // another tier, told by hash only, or in full where it is followed
 		p := drawPath(t, m)
+		if m.follow {
+			to := len(p.tokens) / m.block
+			from := rapid.IntRange(0, to-1).Draw(t, "from")
+			e := m.storeOf(p, from, to)
+			e.Medium, e.Group = MediumCPU, 0
+			for _, h := range e.Hashes {
+				m.count[copyKey{MediumCPU, 0, h}]++
+			}
+			table.Apply(&e)
+			break
+		}
 		table.Apply(&Event{Op: OpStore, Medium: MediumCPU, Hashes: []uint64{p.hash()}})
 		m.count[copyKey{MediumCPU, 0, p.hash()}]++
 	case 2, 3, 4, 5, 6: // removal, mostly of something held
@@ -268,7 +301,10 @@ func (m *model) step(t *rapid.T, table *Table) {
 
 func (m *model) compare(t *rapid.T, table *Table, w *watcher) {
 	var copies, attached int
-	type seen struct{ usable bool }
+	type seen struct {
+		usable bool
+		tier   summary.Tier
+	}
 	want := map[string]seen{}
 	for _, salt := range []string{"", "s"} {
 		var visit func(p path)
@@ -281,7 +317,11 @@ func (m *model) compare(t *rapid.T, table *Table, w *watcher) {
 					return
 				}
 				attached++
-				want[salt+"|"+p.tokens] = seen{m.usable(p)}
+				s := seen{usable: m.usable(p)}
+				if !m.inGPU(p) {
+					s.tier = summary.TierHost
+				}
+				want[salt+"|"+p.tokens] = s
 			}
 			for _, x := range []string{"aa", "ab", "ba", "bb"} {
 				visit(path{salt: salt, tokens: p.tokens + x})
@@ -304,8 +344,8 @@ func (m *model) compare(t *rapid.T, table *Table, w *watcher) {
 			text += string(rune(x))
 		}
 		s, ok := want[text]
-		if !ok || s.usable != b.Usable {
-			t.Fatalf("told %q usable %v, want attached %v usable %v", text, b.Usable, ok, s.usable)
+		if !ok || s.usable != b.Usable || s.tier != b.Tier {
+			t.Fatalf("told %q usable %v tier %s, want attached %v usable %v tier %s", text, b.Usable, b.Tier, ok, s.usable, s.tier)
 		}
 		if got, want := table.PointOf(id), prefix.Point(0, tokens); got != want {
 			t.Fatalf("point of %q is %x, want %x", text, got, want)

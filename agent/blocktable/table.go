@@ -26,6 +26,8 @@ type Options struct {
 	// Seed keys the fingerprints of contents; any value does, a random one
 	// keeps tenants from making them collide.
 	Seed uint64
+	// FollowHost: see Table.FollowHost.
+	FollowHost bool
 	// Listener is told the changes; nil for none. See also Listen.
 	Listener summary.Listener
 }
@@ -60,6 +62,7 @@ type Table struct {
 	model    string
 	seed     uint64
 	listener summary.Listener
+	tiers    summary.TierListener // nil: the listener follows no tiers
 
 	nodes     nodes
 	byHash    index // named blocks
@@ -82,8 +85,10 @@ type Table struct {
 
 	maxBlocks, pool int
 	distinctCopies  bool // a second store of a held block adds no copy
-	copies          int  // in GPU memory, over all groups
-	held            int  // nodes with a copy in GPU memory
+	followHost      bool
+	copies          int // in GPU memory, over all groups
+	held            int // nodes with a copy in GPU memory
+	hostCopies      int // blocks in host memory, over all groups
 	resident        int
 	attached        int
 
@@ -105,7 +110,6 @@ func New(o Options) *Table {
 	t := &Table{
 		model:    o.Model,
 		seed:     o.Seed,
-		listener: o.Listener,
 		pool:     o.PoolBlocks,
 		domainOf: make(map[prefix.Domain]uint16),
 		chains:   make(map[uint32]prefix.Chain),
@@ -114,10 +118,9 @@ func New(o Options) *Table {
 		byContent: newIndex(0),
 		rank:      rankNone,
 	}
+	t.followHost = o.FollowHost
 	t.SetMaxBlocks(o.MaxBlocks)
-	if t.listener == nil {
-		t.listener = silent{}
-	}
+	t.listen(o.Listener)
 	t.nodes.pages = append(t.nodes.pages, new([pageNodes]node))
 	return t
 }
@@ -125,15 +128,20 @@ func New(o Options) *Table {
 // Listen replaces the listener and tells the new one every attached block, as
 // if each had just been attached; deepest blocks are told as store ends.
 func (t *Table) Listen(l summary.Listener) {
-	if l == nil {
-		l = silent{}
-	}
-	t.listener = l
+	t.listen(l)
 	for i := range t.domains {
 		if root := t.domains[i].root; root != 0 {
 			t.tellBelow(root)
 		}
 	}
+}
+
+func (t *Table) listen(l summary.Listener) {
+	if l == nil {
+		l = silent{}
+	}
+	t.listener = l
+	t.tiers, _ = l.(summary.TierListener)
 }
 
 func (t *Table) tellBelow(root uint32) {
@@ -168,7 +176,7 @@ func (t *Table) CountCopies(on bool) { t.distinctCopies = !on }
 // much. The caller clears the table, calls CountCopies(false) and replays.
 func (t *Table) OverPool() bool { return t.pool > 0 && t.copies > t.pool }
 
-// Len is the number of resident blocks.
+// Len is the number of resident blocks, those in followed host memory included.
 func (t *Table) Len() int { return t.resident }
 
 // Attached is the number of blocks in unbroken prefixes.
@@ -210,10 +218,11 @@ func (t *Table) Apply(e *Event) {
 		t.remove(e)
 	case OpClear:
 		t.stats.Clears++
-		if e.Medium == MediumGPU {
-			t.clearGPU()
-		} else {
+		if e.Medium != MediumGPU {
 			t.clearTier(e.Medium)
+		}
+		if e.Medium == MediumGPU || e.Medium == MediumUnknown {
+			t.clearGPU()
 		}
 	}
 }
@@ -228,7 +237,7 @@ func (t *Table) store(e *Event) {
 	if len(e.Hashes) == 0 {
 		return
 	}
-	if g.structural {
+	if g.structural || t.placesHost(g) {
 		if len(e.Tokens) == len(e.Hashes)*int(e.BlockTokens) && e.BlockTokens > 0 {
 			if first, ok := t.lengthOf(int(e.BlockTokens)); ok {
 				t.storeChain(g, e, first)
@@ -262,7 +271,7 @@ func (t *Table) storeChain(g *group, e *Event, first uint8) {
 	var last uint32
 	for from := 0; from < len(e.Hashes); {
 		var room [aheadBlocks]uint32
-		ids := t.nameNext(e.Hashes[from:], &room)
+		ids := t.nameNext(e.Hashes[from:], g.medium == MediumGPU, &room)
 		if len(ids) == 0 {
 			t.stats.Refused += uint64(len(e.Hashes) - from)
 			break
@@ -282,7 +291,8 @@ func (t *Table) storeChain(g *group, e *Event, first uint8) {
 				t.link(id, parent, first, tokens, opaque)
 			case n.parent != parent:
 				t.stats.Conflicts++
-			case n.flags&flagAttached != 0 && g.medium == MediumGPU:
+			case n.flags&flagAttached != 0 && g.medium == MediumGPU && t.tierOf(id) == summary.TierGPU:
+				// One that is in host memory only was read back.
 				t.history.storedAgain(id, false)
 			}
 			t.addCopy(g, id)
@@ -299,10 +309,11 @@ func (t *Table) storeChain(g *group, e *Event, first uint8) {
 }
 
 // nameNext gives the nodes of the next blocks of a store, making those that are
-// new; none if there is no room for the first one.
-func (t *Table) nameNext(hashes []uint64, room *[aheadBlocks]uint32) []uint32 {
+// new; none if there is no room for the first one. gpu says that they are in GPU
+// memory.
+func (t *Table) nameNext(hashes []uint64, gpu bool, room *[aheadBlocks]uint32) []uint32 {
 	hashes = hashes[:min(len(hashes), aheadBlocks)]
-	if t.held+len(hashes) > t.maxBlocks {
+	if gpu && t.held+len(hashes) > t.maxBlocks {
 		hashes = hashes[:1] // each one may be the last: it counts when it has its copy
 	}
 	t.askNames(hashes)
@@ -310,7 +321,7 @@ func (t *Table) nameNext(hashes []uint64, room *[aheadBlocks]uint32) []uint32 {
 	for _, h := range hashes {
 		id := t.findHash(h)
 		if id == 0 {
-			if id = t.newNamed(h, true); id == 0 {
+			if id = t.newNamed(h, gpu); id == 0 {
 				break
 			}
 		}
@@ -430,17 +441,20 @@ func (t *Table) isBelow(id, ancestor uint32) bool {
 
 func (t *Table) remove(e *Event) {
 	t.stats.BlocksRemoved += uint64(len(e.Hashes))
-	g := t.lookGroup(e)
+	g, unknown := t.lookGroup(e), t.unknownGroup(e)
 	for i, h := range e.Hashes {
 		if i%aheadBlocks == 0 {
 			t.askRemoved(e.Hashes[i:min(i+aheadBlocks, len(e.Hashes))])
 		}
-		id := t.findHash(h)
-		if id == 0 || g == nil || g.count(id) == 0 {
+		id, of := t.findHash(h), g
+		if id != 0 && unknown != nil && (g == nil || g.count(id) == 0) {
+			of = unknown
+		}
+		if id == 0 || of == nil || of.count(id) == 0 {
 			t.stats.UnknownRemovals++
 			continue
 		}
-		t.dropCopy(g, id)
+		t.dropCopy(of, id)
 	}
 }
 

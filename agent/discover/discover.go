@@ -239,16 +239,18 @@ func (s *Scanner) look(pid int) (candidate, *helper, *forward, bool) {
 		return candidate{}, nil, &fw, false
 	}
 	k, words, part := classify(args)
-	helps := helperOf(args)
-	if k == nil && helps == nil {
+	helps, head := helperOf(args), headOf(args)
+	if k == nil && helps == nil && head == "" {
 		return candidate{}, nil, nil, false
 	}
 	p, err := readProcess(s.proc, pid, args)
 	switch {
 	case err != nil:
 		return candidate{}, nil, nil, false
+	case head != "":
+		return candidate{}, &helper{process: p, raylet: head}, nil, false
 	case k == nil:
-		return candidate{}, &helper{p, helps, s.jobOf(pid)}, nil, false
+		return candidate{}, &helper{process: p, kind: helps, job: s.jobOf(pid)}, nil, false
 	}
 	return candidate{p, k, words, part}, nil, nil, true
 }

@@ -211,12 +211,12 @@ func TestEnginesAreFound(t *testing.T) {
 		{
 			"a member of an engine that spans hosts",
 			[]fake{{pid: 41, uid: 0, args: "python3 -m sglang.launch_server --model-path m --nnodes 2 --node-rank 1 --dist-init-addr 10.0.0.1:20000"}},
-			[]string{"sglang-30000 pid=41 nowhere http://127.0.0.1:30000 trusted model=m group={Meeting:10.0.0.1:20000 Node:1 Nodes:2 FirstRank:0 LocalRanks:0 Ranks:0 Front:false}"},
+			[]string{"sglang-30000 pid=41 nowhere http://127.0.0.1:30000 trusted model=m group={Meeting:10.0.0.1:20000 Node:1 Nodes:2 FirstRank:0 LocalRanks:0 Ranks:0 Uncounted:false Front:false}"},
 		},
 		{
 			"its front",
 			[]fake{{pid: 41, uid: 0, args: "vllm serve m --nnodes=2 --node-rank=0 --master-addr=10.0.0.1", listens: []string{all8000}}},
-			[]string{"vllm-8000 pid=41 here http://127.0.0.1:8000 trusted model=m group={Meeting:10.0.0.1:29501 Node:0 Nodes:2 FirstRank:0 LocalRanks:0 Ranks:0 Front:true}"},
+			[]string{"vllm-8000 pid=41 here http://127.0.0.1:8000 trusted model=m group={Meeting:10.0.0.1:29501 Node:0 Nodes:2 FirstRank:0 LocalRanks:0 Ranks:0 Uncounted:false Front:true}"},
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -17,12 +17,18 @@ type Group struct {
 	// Of Ranks data-parallel ranks those from FirstRank on are here, LocalRanks of
 	// them; Ranks 0: they are not spread over hosts.
 	FirstRank, LocalRanks, Ranks int
+	// Uncounted says that the engine counts neither: its processes on other hosts
+	// say which cluster they belong to, which is Meeting, and nothing more.
+	Uncounted bool
 	// Front says that requests go to this host.
 	Front bool
 }
 
 // Part names the share: "node 1" or "ranks 2-3".
 func (g *Group) Part() string {
+	if g.Uncounted {
+		return "ray workers"
+	}
 	if g.Nodes > 0 {
 		return fmt.Sprintf("node %d", g.Node)
 	}

@@ -2,6 +2,7 @@ package discover
 
 import (
 	"fmt"
+	"net"
 	"slices"
 	"strconv"
 	"strings"
@@ -13,6 +14,9 @@ type helper struct {
 	process
 	kind *kind
 	job  job
+	// raylet is, of Ray's own service on a host, where its cluster's head is; empty:
+	// it is none.
+	raylet string
 }
 
 // job is a launcher's job that a process belongs to; the zero value: none.
@@ -46,6 +50,23 @@ func helperOf(args []string) *kind {
 		}
 	}
 	return nil
+}
+
+// headOf is where the head of a Ray cluster is, host:port, as the command line of its
+// service on this host says; empty: it is no such service, or does not say.
+func headOf(args []string) string {
+	if len(args) == 0 {
+		return ""
+	}
+	program, _, rest := programOf(args)
+	if program != "raylet" {
+		return ""
+	}
+	head, _ := Flags(rest).Get("--gcs-address", "--address")
+	if host, port, err := net.SplitHostPort(head); err != nil || host == "" || port == "" {
+		return ""
+	}
+	return head
 }
 
 // jobOf reads a process's environment for the job that a launcher put it into.
@@ -96,8 +117,14 @@ func isOverRay(f Flags) bool {
 // join gives helpers to the engines that they work for. Those of a job whose
 // engine another host serves are this host's share of it.
 func (s *Scanner) join(helpers []helper, out *Result) {
+	heads := headsOf(helpers)
 	for i := range out.Engines {
 		e := &out.Engines[i]
+		if e.Kind == "vllm" && !e.Orphan && e.Group == nil && isOverRay(e.Flags) {
+			if head := heads.only(e.UID); head != "" {
+				e.Group = &Group{Meeting: head, Uncounted: true, Front: true}
+			}
+		}
 		if e.Kind != "trtllm" || e.Orphan {
 			continue
 		}
@@ -107,12 +134,19 @@ func (s *Scanner) join(helpers []helper, out *Result) {
 	}
 	for i := range helpers {
 		h := &helpers[i]
+		if h.raylet != "" {
+			continue
+		}
+		head := ""
+		if h.kind.name == "vllm" {
+			head = s.headFor(h, heads)
+		}
 		var of *Engine
 		several := false
 		for k := range out.Engines {
 			e := &out.Engines[k]
 			// Whoever runs a process can call it a helper; an engine's are its user's.
-			if e.Kind != h.kind.name || e.Orphan || e.UID != h.uid || !(h.kind.name == "vllm" && isOverRay(e.Flags) || h.job.name != "" && e.job.name == h.job.name) {
+			if e.Kind != h.kind.name || e.Orphan || e.UID != h.uid || !(h.kind.name == "vllm" && servesRay(e, head) || h.job.name != "" && e.job.name == h.job.name) {
 				continue
 			}
 			several = of != nil
@@ -122,15 +156,74 @@ func (s *Scanner) join(helpers []helper, out *Result) {
 		case several: // nobody tells which of them it works for
 		case of != nil:
 			of.Helpers = append(of.Helpers, h.pid)
-		case h.job.nodes <= 1:
+		case h.job.nodes <= 1 && head == "":
 		case len(out.Engines) == MaxEngines:
 			out.Over++
 		default:
+			g := &Group{Meeting: head, Uncounted: true}
+			if head == "" {
+				g = &Group{Meeting: h.job.name, Node: h.job.node, Nodes: h.job.nodes}
+			}
 			out.Engines = append(out.Engines, Engine{
 				Kind: h.kind.name, Title: h.kind.title, PID: h.pid, Started: h.started, UID: h.uid, Container: h.container,
-				Trusted: h.container || systemUser(h.uid), Place: Nowhere, job: h.job,
-				Group: &Group{Meeting: h.job.name, Node: h.job.node, Nodes: h.job.nodes},
+				Trusted: h.container || systemUser(h.uid), Place: Nowhere, job: h.job, Group: g,
 			})
 		}
 	}
+}
+
+// servesRay says whether an engine, or this host's share of one, is that of a worker
+// of the Ray cluster with a head; empty: its head is not known.
+func servesRay(e *Engine, head string) bool {
+	if e.Group != nil && e.Group.Uncounted {
+		return e.Group.Meeting == head || head == "" && e.Group.Front
+	}
+	return isOverRay(e.Flags)
+}
+
+// heads are Ray's services on this host by process.
+type heads map[int]*helper
+
+func headsOf(helpers []helper) heads {
+	out := heads{}
+	for i := range helpers {
+		if h := &helpers[i]; h.raylet != "" {
+			out[h.pid] = h
+		}
+	}
+	return out
+}
+
+// only is the head of the cluster that a user's services on this host are of; empty:
+// there is none, or there are several.
+func (hs heads) only(uid uint32) (head string) {
+	for _, h := range hs {
+		switch {
+		case h.uid != uid:
+		case head != "" && head != h.raylet:
+			return ""
+		default:
+			head = h.raylet
+		}
+	}
+	return head
+}
+
+// headFor is the head of the cluster whose service on this host started a worker, as
+// the same user; empty: not known.
+func (s *Scanner) headFor(h *helper, hs heads) string {
+	for pid, n := h.parent, 0; pid > 1 && n < maxAncestors; n++ {
+		if up, is := hs[pid]; is {
+			if up.uid == h.uid {
+				return up.raylet
+			}
+			return ""
+		}
+		parent, ok := s.Parent(pid)
+		if !ok {
+			return ""
+		}
+		pid = parent
+	}
+	return ""
 }

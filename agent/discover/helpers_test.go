@@ -135,3 +135,99 @@ func TestHelpersAreJoined(t *testing.T) {
 		t.Error("an engine is taken for a helper")
 	}
 }
+
+// Ray's service on a host tells the head of its cluster: the engine over Ray is a
+// front there, and workers of Ray without an engine of their own are this host's
+// share of one at the same head.
+func TestRayOverHosts(t *testing.T) {
+	const (
+		raylet = "/usr/local/lib/python3/ray/core/src/ray/raylet/raylet --raylet_socket_name=/tmp/ray/raylet --node_ip_address=10.0.0.2 --gcs-address="
+		worker = "ray::RayWorkerWrapper.execute_method"
+		engine = "vllm serve m --tensor-parallel-size 16 --distributed-executor-backend ray"
+		head   = "10.0.0.1:6379"
+	)
+	listening := func(f fake) fake { f.listens = []string{all8000}; return f }
+	for name, c := range map[string]struct {
+		procs []fake
+		want  []string
+	}{
+		"the engine's host": {
+			[]fake{{pid: 30, parent: 1, args: raylet + head}, listening(fake{pid: 41, parent: 1, args: engine}), {pid: 60, parent: 30, args: worker}, {pid: 61, parent: 30, args: worker}},
+			[]string{"pid=41 here helpers=[60 61] at 10.0.0.1:6379 front=true"},
+		},
+		"it has no worker": {
+			[]fake{{pid: 30, parent: 1, args: raylet + head}, listening(fake{pid: 41, parent: 1, args: engine})},
+			[]string{"pid=41 here helpers=[] at 10.0.0.1:6379 front=true"},
+		},
+		"another host": {
+			[]fake{{pid: 30, parent: 1, args: raylet + head}, {pid: 60, parent: 30, args: worker}, {pid: 61, parent: 30, args: worker}},
+			[]string{"pid=60 nowhere helpers=[61] at 10.0.0.1:6379 front=false"},
+		},
+		"the flag in the older spelling": {
+			[]fake{{pid: 30, parent: 1, args: "raylet --gcs_address 10.0.0.1:6379"}, {pid: 60, parent: 30, args: worker}},
+			[]string{"pid=60 nowhere helpers=[] at 10.0.0.1:6379 front=false"},
+		},
+		"a launcher between them": {
+			[]fake{{pid: 30, parent: 1, args: raylet + head}, {pid: 31, parent: 30, args: "bash -c conda"}, {pid: 60, parent: 31, args: worker}},
+			[]string{"pid=60 nowhere helpers=[] at 10.0.0.1:6379 front=false"},
+		},
+		"an engine that is not over Ray": {
+			[]fake{{pid: 30, parent: 1, args: raylet + head}, listening(fake{pid: 41, parent: 1, args: "vllm serve m"}), {pid: 60, parent: 30, args: worker}},
+			[]string{"pid=41 here helpers=[]", "pid=60 nowhere helpers=[] at 10.0.0.1:6379 front=false"},
+		},
+		"two clusters of one user: the engine's is not guessed": {
+			[]fake{{pid: 30, parent: 1, args: raylet + head}, {pid: 31, parent: 1, args: raylet + "10.0.0.9:6379"}, listening(fake{pid: 41, parent: 1, args: engine})},
+			[]string{"pid=41 here helpers=[]"},
+		},
+		"two clusters, workers of both": {
+			[]fake{{pid: 30, parent: 1, args: raylet + head}, {pid: 31, parent: 1, args: raylet + "10.0.0.9:6379"}, {pid: 60, parent: 30, args: worker}, {pid: 61, parent: 31, args: worker}},
+			[]string{"pid=60 nowhere helpers=[] at 10.0.0.1:6379 front=false", "pid=61 nowhere helpers=[] at 10.0.0.9:6379 front=false"},
+		},
+		"two engines in one cluster: whose workers these are is not guessed": {
+			[]fake{{pid: 30, parent: 1, args: raylet + head}, listening(fake{pid: 41, parent: 1, args: engine}), {pid: 42, parent: 1, args: engine + " --port 8001"}, {pid: 60, parent: 30, args: worker}},
+			[]string{"pid=41 here helpers=[] at 10.0.0.1:6379 front=true", "pid=42 nowhere helpers=[] at 10.0.0.1:6379 front=true"},
+		},
+		"somebody else's service": {
+			[]fake{{pid: 30, parent: 1, uid: 1000, args: raylet + head}, {pid: 60, parent: 30, args: worker}, listening(fake{pid: 41, parent: 1, args: "vllm serve m"})},
+			[]string{"pid=41 here helpers=[]"},
+		},
+		"a service that does not tell": {
+			[]fake{{pid: 30, parent: 1, args: "raylet --gcs-address="}, {pid: 60, parent: 30, args: worker}},
+			nil,
+		},
+		"no service": {
+			[]fake{{pid: 60, parent: 1, args: worker}},
+			nil,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			tb := newTable()
+			for _, p := range c.procs {
+				tb.add(p)
+			}
+			tb.finish()
+			s := New(Options{Proc: tb})
+			for range 3 { // the same in each scan
+				r, err := s.Scan()
+				if err != nil {
+					t.Fatal(err)
+				}
+				var got []string
+				for i := range r.Engines {
+					e := &r.Engines[i]
+					text := fmt.Sprintf("pid=%d %s helpers=%v", e.PID, e.Place, e.Helpers)
+					if g := e.Group; g != nil {
+						text += fmt.Sprintf(" at %s front=%v", g.Meeting, g.Front)
+						if !g.Uncounted || g.Part() != "ray workers" {
+							t.Errorf("%+v", g)
+						}
+					}
+					got = append(got, text)
+				}
+				if diff := cmp.Diff(c.want, got); diff != "" {
+					t.Fatal(diff)
+				}
+			}
+		})
+	}
+}

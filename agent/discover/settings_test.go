@@ -55,7 +55,7 @@ func TestSettingsBesidesTheCommandLine(t *testing.T) {
 		},
 		{
 			name: "a share of several hosts", args: "vllm serve m --config vllm.yaml --node-rank 1", file: "cwd/vllm.yaml", text: "nnodes: 2\nmaster-addr: 10.0.0.1\nheadless: true\n",
-			want:   "vllm-8000 pid=41 nowhere http://127.0.0.1:8000 trusted model=m group={Meeting:10.0.0.1:29501 Node:1 Nodes:2 FirstRank:0 LocalRanks:0 Ranks:0 Front:false}",
+			want:   "vllm-8000 pid=41 nowhere http://127.0.0.1:8000 trusted model=m group={Meeting:10.0.0.1:29501 Node:1 Nodes:2 FirstRank:0 LocalRanks:0 Ranks:0 Uncounted:false Front:false}",
 			events: " ", problems: []string{"engine-cached-tokens", "engine-events"},
 		},
 		{

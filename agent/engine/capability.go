@@ -52,6 +52,9 @@ const (
 	// NamesSessions: events of stored blocks name the session that the request
 	// which stored them gave itself.
 	NamesSessions
+	// ReadsHostTier: KV that the engine offloaded to host memory is read back when
+	// a prompt begins with it, and what comes and goes there is told or followed.
+	ReadsHostTier
 )
 
 // capabilityNames are the names that operators and coordinators see, in the
@@ -59,7 +62,7 @@ const (
 var capabilityNames = [...]string{
 	"cached-tokens", "cached-tokens-if-any", "kv-events", "kv-replay", "late-stores", "omits-adapters", "omits-salts", "tokenize", "render", "slots", "recomputes-last-block", "claim-points",
 	"self-test-events", "self-test-keys", "self-test-reuse", "self-test-failed",
-	"event-sessions",
+	"event-sessions", "host-tier",
 }
 
 // Has says whether all of some capabilities are among c.

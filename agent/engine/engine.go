@@ -32,6 +32,8 @@ type Target struct {
 	HostCacheMiB *int
 	// KVBytesPerToken is the KV of one token; 0: not known.
 	KVBytesPerToken float64
+	// KVConnector is the engine's KV connector; empty: the engine is asked.
+	KVConnector string
 }
 
 // The bounds of what is believed of an engine. Beyond them a number is unknown.

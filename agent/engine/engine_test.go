@@ -19,8 +19,8 @@ func TestCapabilities(t *testing.T) {
 	if !c.Has(OmitsSalts) || c.Has(OmitsSalts|OmitsAdapters) || c.With(OmitsSalts, false) != ReportsCachedTokens {
 		t.Errorf("%v", c)
 	}
-	if NamesSessions.String() != capabilityNames[len(capabilityNames)-1] {
-		t.Errorf("the last name is not that of the last capability: %v", NamesSessions)
+	if ReadsHostTier.String() != capabilityNames[len(capabilityNames)-1] {
+		t.Errorf("the last name is not that of the last capability: %v", ReadsHostTier)
 	}
 	if got := len(Capability(math.MaxUint32).Names()); got != len(capabilityNames) {
 		t.Errorf("%d names", got)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"net/netip"
 	"runtime/debug"
 
 	"google.golang.org/grpc"
@@ -48,6 +49,8 @@ type Caller struct {
 	Name string
 	// Role is the highest role the certificate gives.
 	Role Role
+	// Address is where the call comes from; the zero value: not known.
+	Address netip.Addr
 }
 
 type callerKey struct{}

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"runtime"
 	"sync"
 	"time"
@@ -182,29 +183,33 @@ func (s *Server) Stop(ctx context.Context) error {
 	return err
 }
 
-func (s *Server) callerOfRPC(ctx context.Context) Caller {
-	if s.opt.Credentials == nil {
-		return s.opt.Clear
-	}
+func (s *Server) callerOfRPC(ctx context.Context) (c Caller) {
 	p, ok := peer.FromContext(ctx)
-	if !ok {
-		return Caller{}
+	if s.opt.Credentials == nil {
+		c = s.opt.Clear
+	} else if ok {
+		if info, isTLS := p.AuthInfo.(credentials.TLSInfo); isTLS {
+			c = s.callerOfState(info.State)
+		}
 	}
-	info, ok := p.AuthInfo.(credentials.TLSInfo)
-	if !ok {
-		return Caller{}
+	if ok {
+		if a, isTCP := p.Addr.(*net.TCPAddr); isTCP {
+			c.Address = a.AddrPort().Addr().Unmap()
+		}
 	}
-	return s.callerOfState(info.State)
+	return c
 }
 
-func (s *Server) callerOfHTTP(r *http.Request) Caller {
+func (s *Server) callerOfHTTP(r *http.Request) (c Caller) {
 	if s.opt.Credentials == nil {
-		return s.opt.Clear
+		c = s.opt.Clear
+	} else if r.TLS != nil {
+		c = s.callerOfState(*r.TLS)
 	}
-	if r.TLS == nil {
-		return Caller{}
+	if a, err := netip.ParseAddrPort(r.RemoteAddr); err == nil {
+		c.Address = a.Addr().Unmap()
 	}
-	return s.callerOfState(*r.TLS)
+	return c
 }
 
 func (s *Server) callerOfState(state tls.ConnectionState) Caller {

@@ -155,6 +155,9 @@ func printWorker(out io.Writer, w *waypostv1.Worker) {
 		line("Role", w.GetRole()+" only")
 	}
 	line("KV transfer", transferText(w.GetTransfer()))
+	if h := w.GetHostTier(); h != nil {
+		line("Host tier", hostTierText(h))
+	}
 	line("Capabilities", text(strings.Join(w.GetCapabilities(), ", ")))
 	line("GPUs", text(strings.Join(w.GetGpuUuids(), ", ")))
 	line("Updated", age(w.UpdatedMs)+" ago")

@@ -196,7 +196,15 @@ func termTable(out io.Writer, p *waypostv1.Placement, raw bool) {
 	if b := p.GetBasis(); !raw && b != nil && b.Theta != nil {
 		theta = b.GetTheta()
 	}
-	t := newTable("ms", ">REUSE", ">START", ">PREFILL", ">PULL", ">ROOM", ">DOUBT", ">DIST", "│", ">OWN", "│", ">QUEUE", ">GAP", ">STALL", "│", ">TOTAL", "")
+	// LOAD stands where somebody's saved KV is read back from host memory.
+	loads := slices.ContainsFunc(p.GetTerms(), func(c *waypostv1.Terms) bool { return c.GetHostTokens() > 0 })
+	withLoad := func(cells []string, load string) []string {
+		if !loads {
+			return cells
+		}
+		return slices.Insert(cells, 4, load)
+	}
+	t := newTable(withLoad([]string{"ms", ">REUSE", ">START", ">PREFILL", ">PULL", ">ROOM", ">DOUBT", ">DIST", "│", ">OWN", "│", ">QUEUE", ">GAP", ">STALL", "│", ">TOTAL", ""}, ">LOAD")...)
 	var best *float64
 	refused := p.GetWorker() == nil
 	for _, c := range p.GetTerms() {
@@ -213,8 +221,10 @@ func termTable(out io.Writer, p *waypostv1.Placement, raw bool) {
 		case c.TotalMs != nil:
 			note = fmt.Sprintf("%+.0f", c.GetTotalMs()-*best)
 		}
-		t.row(c.GetWorker(), count(c.ReuseTokens), number(c.StartMs), number(c.PrefillMs), pullCell(c, raw), number(c.RoomMs), number(c.DoubtMs), number(c.DistanceMs),
-			"│", number(c.OwnMs), "│", number(c.QueueMs), number(weighted(c.GapMs, theta)), number(weighted(c.StallMs, theta)), "│", number(c.TotalMs), note)
+		t.row(withLoad([]string{
+			c.GetWorker(), count(c.ReuseTokens), number(c.StartMs), number(c.PrefillMs), pullCell(c, raw), number(c.RoomMs), number(c.DoubtMs), number(c.DistanceMs),
+			"│", number(c.OwnMs), "│", number(c.QueueMs), number(weighted(c.GapMs, theta)), number(weighted(c.StallMs, theta)), "│", number(c.TotalMs), note,
+		}, loadCell(c))...)
 	}
 	t.print(out)
 	printPulls(out, p)
@@ -232,6 +242,18 @@ func pullCell(t *waypostv1.Terms, raw bool) string {
 		return number(t.PullMs)
 	}
 	return "n/a"
+}
+
+// loadCell is the LOAD column: "-" where nothing is read back from host memory, "?"
+// where nobody knows what that takes, which then stands under DOUBT.
+func loadCell(t *waypostv1.Terms) string {
+	switch {
+	case t.GetHostTokens() == 0:
+		return "-"
+	case t.LoadMs == nil:
+		return unknown
+	}
+	return number(t.LoadMs)
 }
 
 // printPulls says what the table leaves open about moving saved KV: why a

@@ -238,6 +238,15 @@ func transferText(t *waypostv1.TransferFacts) string {
 	return fmt.Sprintf("%s at %s, %s, %s per token, fingerprint %s", t.GetConnector(), orUnknown(t.GetSideChannel()), exports, perToken, orUnknown(t.GetFingerprint()))
 }
 
+// hostTierText says what reading saved KV back from host memory takes.
+func hostTierText(h *waypostv1.HostTierFacts) string {
+	perToken := unknown
+	if h.KvBytesPerToken != nil {
+		perToken = size(h.KvBytesPerToken)
+	}
+	return fmt.Sprintf("reused, %s per token at %s (%s)", perToken, rate(h.LinkBytesPerSec), orUnknown(h.GetLinkSource()))
+}
+
 func orUnknown(s string) string {
 	if s == "" {
 		return unknown

@@ -444,7 +444,7 @@ const (
 	pathBytes      = int64(unsafe.Sizeof(placement.Path{}))
 	partnerBytes   = int64(unsafe.Sizeof(placement.Partner{}))
 	sourceBytes    = int64(unsafe.Sizeof(placement.Source{}))
-	workerBytes    = int64(unsafe.Sizeof(placement.Worker{}) + unsafe.Sizeof(placement.Transfer{}))
+	workerBytes    = int64(unsafe.Sizeof(placement.Worker{}) + unsafe.Sizeof(placement.Transfer{}) + unsafe.Sizeof(placement.HostTier{}))
 	stringBytes    = int64(unsafe.Sizeof(""))
 	// indexBytes is about what two map entries and the slot cost.
 	indexBytes = 160

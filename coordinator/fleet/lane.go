@@ -81,6 +81,9 @@ type Facts struct {
 	StepModel *ledger.StepModel
 	// Transfer says how its saved KV may travel; nil: not at all.
 	Transfer *placement.Transfer
+	// HostTier says what reading its saved KV back from host memory takes; nil:
+	// it does not, or that is not known.
+	HostTier *placement.HostTier
 	// Role is what it serves of a request: "prefill", "decode", or empty for
 	// all of it.
 	Role string
@@ -204,6 +207,11 @@ func (w *Facts) validateRest(bad func(string, string, ...any) error, field func(
 	if w.Transfer != nil {
 		if fault := w.Transfer.Fault(); fault != "" {
 			return bad(field("transfer"), "%s", fault)
+		}
+	}
+	if w.HostTier != nil {
+		if fault := w.HostTier.Fault(); fault != "" {
+			return bad(field("hostTier"), "%s", fault)
 		}
 	}
 	if w.StepModel != nil {
@@ -417,6 +425,10 @@ func copyFacts(facts *Facts) Facts {
 	if c.Transfer != nil {
 		transfer := *c.Transfer
 		c.Transfer = &transfer
+	}
+	if c.HostTier != nil {
+		host := *c.HostTier
+		c.HostTier = &host
 	}
 	return c
 }

@@ -270,7 +270,7 @@ func (f *Fleet) Reusable(matches []placement.Match, promptTokens int, keyAt func
 		}
 		few := w.facts.LeastReuseRatio > 0 && float64(m.Tokens) <= w.facts.LeastReuseRatio*float64(promptTokens)
 		if few || w.followed && w.taken(int(m.Tokens), keyAt) {
-			m.Tokens, m.GPUTokens, m.HostTokens = 0, 0, 0
+			m.Tokens, m.GPUTokens, m.HostTokens, m.LowerTokens = 0, 0, 0, 0
 		}
 	}
 }

@@ -137,7 +137,7 @@ func (f *Fleet) publish(w *worker, nowMs float64, changes *Changes) {
 	s.Process = w.process
 	s.Steps = w.steps
 	s.BlockTokens, s.PoolBlocks = w.facts.BlockTokens, w.facts.PoolBlocks
-	s.Transfer, s.Served = w.facts.Transfer, w.facts.Aliases
+	s.Transfer, s.Host, s.Served = w.facts.Transfer, w.facts.HostTier, w.facts.Aliases
 	s.Role, _ = placement.RoleOf(w.facts.Role)
 	s.MaxModelTokens, s.MaxRunning = w.facts.MaxModelTokens, w.facts.MaxRunning
 	s.Waiting = w.waiting

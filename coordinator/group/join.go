@@ -84,7 +84,8 @@ func (m *Member) String() string {
 // Concerns says whether what a host tells matters to a front whose members were
 // past.
 func Concerns(f *Front, h *Host, past []Member) bool {
-	if h.Name == f.Host || slices.ContainsFunc(past, func(m Member) bool { return m.Host == h.Name }) {
+	// Another engine that meets there, or does no more, changes whose helpers are whose.
+	if f.Uncounted || h.Name == f.Host || slices.ContainsFunc(past, func(m Member) bool { return m.Host == h.Name }) {
 		return true
 	}
 	return slices.ContainsFunc(h.Shares, func(s Share) bool { return s.sameEngine(&f.Share) && meets(&f.Share, f.Names, &s, false) })
@@ -114,7 +115,10 @@ func Join(f *Front, hosts []*Host, past []Member) []Member {
 	slices.SortStableFunc(shares, func(a, b found) int {
 		return cmp.Or(cmp.Compare(a.host.Name, b.host.Name), cmp.Compare(a.share.Process, b.share.Process))
 	})
-	if f.byNode() {
+	switch {
+	case f.Uncounted:
+		return joinHelpers(f, hosts, shares, past)
+	case f.byNode():
 		return joinNodes(f, hosts, shares, past)
 	}
 	return joinRank(f, hosts, shares, past)
@@ -129,6 +133,77 @@ func joinNodes(f *Front, hosts []*Host, shares []found, past []Member) []Member 
 		}
 	}
 	return out
+}
+
+// HelpersPart names the shares of an engine that counts neither nodes nor ranks.
+const HelpersPart = "ray workers"
+
+// joinHelpers finds the hosts whose processes meet where the front's do, each a
+// member. If another engine is served there too, nobody tells which of the two they
+// help: that is said, and none is a member.
+func joinHelpers(f *Front, hosts []*Host, shares []found, past []Member) (out []Member) {
+	shares = slices.DeleteFunc(shares, func(c found) bool { return c.host.Name == f.Host })
+	if others := rivals(f, hosts); len(others) > 0 {
+		if len(shares) == 0 {
+			return nil
+		}
+		return []Member{{
+			Part: HelpersPart, State: Unknown, AwaySinceMs: math.NaN(),
+			Why: fmt.Sprintf("%s at %s too, and nobody tells whose the workers on %s are", strings.Join(others, ", "), f.Meeting, strings.Join(hostsOf(shares), ", ")),
+		}}
+	}
+	var refused []string
+	for i := range shares {
+		c := &shares[i]
+		switch {
+		case f.May != nil && !f.May(c.host.Name):
+			refused = append(refused, c.host.Name)
+		case len(out) > 0 && out[len(out)-1].Host == c.host.Name:
+			out[len(out)-1].add("another user's are on the host as well")
+		default:
+			m := Member{Part: HelpersPart, AwaySinceMs: math.NaN()}
+			m.take(c)
+			out = append(out, m)
+		}
+	}
+	for i := range past {
+		if p := &past[i]; p.Host != "" && !slices.Contains(refused, p.Host) && !slices.ContainsFunc(out, func(m Member) bool { return m.Host == p.Host }) {
+			m := Member{Part: HelpersPart, AwaySinceMs: math.NaN()}
+			m.gone(p, hosts)
+			out = append(out, m)
+		}
+	}
+	slices.SortStableFunc(out, func(a, b Member) int { return cmp.Compare(a.Host, b.Host) })
+	if len(refused) > 0 || len(out) == 0 && f.Declared && f.Settled {
+		m := Member{Part: HelpersPart, State: Unknown, AwaySinceMs: math.NaN()}
+		m.untold(f, refused)
+		if len(out) > 0 {
+			m.State = Unknown // the engine may do without
+		}
+		out = append(out, m)
+	}
+	return out
+}
+
+// rivals are other engines that are served by processes which meet where the
+// front's do.
+func rivals(f *Front, hosts []*Host) (names []string) {
+	for _, h := range hosts {
+		for i := range h.Shares {
+			s := &h.Shares[i]
+			if s.Engine != "" && !(h.Name == f.Host && s.Process == f.Process) && s.sameEngine(&f.Share) && meets(&f.Share, f.Names, s, h.Name == f.Host) {
+				names = append(names, h.Name+"/"+s.Engine)
+			}
+		}
+	}
+	return names
+}
+
+func hostsOf(shares []found) (names []string) {
+	for i := range shares {
+		names = append(names, shares[i].host.Name)
+	}
+	return slices.Compact(names)
 }
 
 // joinRank finds the host of the front's rank, if that is another one.

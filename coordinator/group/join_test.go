@@ -115,6 +115,77 @@ func TestJoin(t *testing.T) {
 	}
 }
 
+// An engine that counts neither nodes nor ranks has a member on each host whose
+// processes meet where its own do, and none where another engine does too.
+func TestJoinHelpers(t *testing.T) {
+	ray := func(process uint64, change ...func(*Share)) Share {
+		s := Share{Process: process, Kind: "vllm", Meeting: "10.0.0.1:6379", Uncounted: true, Verdict: "ok", GPUUUIDs: []string{"GPU-1"}}
+		for _, c := range change {
+			c(&s)
+		}
+		return s
+	}
+	served := func(name string) func(*Share) { return func(s *Share) { s.Engine = name } }
+	carried := []Member{{Part: HelpersPart, Host: "gpu-02", Process: 7, State: OK, AwaySinceMs: up, GPUUUIDs: []string{"GPU-1"}}}
+	for _, c := range []struct {
+		name   string
+		change func(*Front)
+		hosts  []*Host
+		past   []Member
+		want   string
+	}{
+		{name: "one host", hosts: []*Host{{"gpu-01", up, true, []Share{ray(1, served("vllm-8000"))}}}},
+		{
+			name:  "two more",
+			hosts: []*Host{{"gpu-01", up, true, []Share{ray(1, served("vllm-8000"))}}, {"gpu-02", up, true, []Share{ray(7)}}, {"gpu-03", up, true, []Share{ray(8, func(s *Share) { s.Verdict = "exclude:xid_79" })}}},
+			want:  "ray workers on gpu-02: ok; ray workers on gpu-03: gpu_fault (xid_79)",
+		},
+		{name: "another head", hosts: []*Host{{"gpu-02", up, true, []Share{ray(7, func(s *Share) { s.Meeting = "10.0.0.9:6379" })}}}},
+		{name: "one that counts its nodes", hosts: []*Host{{"gpu-02", up, true, []Share{node(7, func(s *Share) { s.Meeting = "10.0.0.1:6379" })}}}},
+		{name: "lane down", hosts: []*Host{{"gpu-02", 5000, true, []Share{ray(7)}}}, want: "ray workers on gpu-02: away (the host's lane is lost)"},
+		{name: "told no more", hosts: []*Host{{"gpu-02", up, true, nil}}, past: carried, want: "ray workers on gpu-02: missing (its process is gone)"},
+		{name: "told no more, another one is", hosts: []*Host{{"gpu-02", up, true, nil}, {"gpu-03", up, true, []Share{ray(8)}}}, past: carried, want: "ray workers on gpu-02: missing (its process is gone); ray workers on gpu-03: ok"},
+		{name: "of two users", hosts: []*Host{{"gpu-02", up, true, []Share{ray(7), ray(8)}}}, want: "ray workers on gpu-02: ok (another user's are on the host as well)"},
+		{
+			name:  "two engines at one head",
+			hosts: []*Host{{"gpu-02", up, true, []Share{ray(7)}}, {"gpu-03", up, true, []Share{ray(9, served("vllm-8001")), ray(8)}}},
+			past:  carried,
+			want:  "ray workers: unknown (gpu-03/vllm-8001 at 10.0.0.1:6379 too, and nobody tells whose the workers on gpu-02, gpu-03 are)",
+		},
+		{name: "two engines at one head, no workers elsewhere", hosts: []*Host{{"gpu-03", up, true, []Share{ray(9, served("vllm-8001"))}}}},
+		{
+			name: "not allowed", change: func(f *Front) { f.May = func(h string) bool { return h == "gpu-03" } },
+			hosts: []*Host{{"gpu-02", up, true, []Share{ray(7)}}, {"gpu-03", up, true, []Share{ray(8)}}}, past: carried,
+			want: "ray workers on gpu-03: ok; ray workers: unknown (gpu-02 tells of it, and no [[group]] of the fleet file has it together with gpu-01)",
+		},
+		{name: "declared and not told", change: func(f *Front) { f.Declared = true }, want: "ray workers: missing (no host tells of it)"},
+		{name: "declared and not told yet", change: func(f *Front) { f.Declared, f.Settled = true, false }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			f := front()
+			f.Share = ray(1, served("vllm-8000"))
+			if c.change != nil {
+				c.change(f)
+			}
+			if got := text(Join(f, c.hosts, c.past)); got != c.want {
+				t.Errorf("%s\nwant %s", got, c.want)
+			}
+			for _, h := range c.hosts {
+				if !Concerns(f, h, nil) {
+					t.Errorf("what %s tells is taken for nothing to the front", h.Name)
+				}
+			}
+		})
+	}
+	s := ray(1)
+	if fault := s.Fault(); fault != "" {
+		t.Error(fault)
+	}
+	if s.Nodes = 2; s.Fault() == "" {
+		t.Error("a share that counts and does not is taken")
+	}
+}
+
 // A data-parallel rank depends on the host that carries it, and on no other.
 func TestJoinRanks(t *testing.T) {
 	of := func(rank int) *Front {

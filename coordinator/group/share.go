@@ -33,6 +33,9 @@ type Share struct {
 	// Of Ranks data-parallel ranks those from FirstRank on are carried here,
 	// LocalRanks of them. Ranks 0: the engine does not spread ranks over hosts.
 	FirstRank, LocalRanks, Ranks int
+	// Uncounted says that the engine counts neither hosts nor ranks: whoever meets
+	// there helps it. Nodes and Ranks are 0 then.
+	Uncounted bool
 	// GPUUUIDs are the GPUs that its processes use; none: not known.
 	GPUUUIDs []string
 	// Verdict is what its host says of these GPUs: ok, price or exclude, with
@@ -59,7 +62,9 @@ func (s *Share) Fault() string {
 		return fmt.Sprintf("ranks: %d is not in 0 to %d", s.Ranks, MaxNodes)
 	case s.FirstRank < 0 || s.LocalRanks < 0 || s.FirstRank > s.Ranks || s.LocalRanks > s.Ranks-s.FirstRank:
 		return fmt.Sprintf("localRanks: %d from %d on of %d", s.LocalRanks, s.FirstRank, s.Ranks)
-	case s.Nodes == 0 && s.Ranks == 0:
+	case s.Uncounted && (s.Nodes > 0 || s.Ranks > 0):
+		return fmt.Sprintf("uncounted: %d nodes and %d ranks are told; leave them out", s.Nodes, s.Ranks)
+	case !s.Uncounted && s.Nodes == 0 && s.Ranks == 0:
 		return "nodes: neither nodes nor ranks are told"
 	case len(s.GPUUUIDs) > maxGPUs:
 		return fmt.Sprintf("gpuUuids: %d entries are more than %d", len(s.GPUUUIDs), maxGPUs)
@@ -76,7 +81,7 @@ func (s *Share) byNode() bool { return s.Nodes > 0 }
 // sameEngine says whether a front's share and another's are of engines that
 // could be one.
 func (s *Share) sameEngine(o *Share) bool {
-	return s.Kind == o.Kind && s.Nodes == o.Nodes && s.Ranks == o.Ranks
+	return s.Kind == o.Kind && s.Nodes == o.Nodes && s.Ranks == o.Ranks && s.Uncounted == o.Uncounted
 }
 
 // splitMeeting cuts host:port; an IPv6 address may stand in brackets.

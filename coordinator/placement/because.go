@@ -80,6 +80,11 @@ func (d *Decision) appendBecause(b []byte, candidates []Candidate) []byte {
 	case d.MostReuse < 0:
 		b = append(b, "; no worker is known to hold a prefix"...)
 	}
+	if t.LoadMs > 0 {
+		b = appendThousands(append(b, "; reading "...), t.HostTokens)
+		b = appendNumber(append(b, " tokens from host memory takes "...), t.LoadMs)
+		b = appendAll(b, " ms (", c.Host.Figure.String(), " bandwidth)")
+	}
 	if t.Pull.Note == PullTaken {
 		b = appendThousands(append(b, "; pulling "...), t.Pull.Tokens)
 		b = appendNumber(append(b, " tokens ("...), t.Pull.TransferMs)
@@ -171,6 +176,7 @@ func (d *Decision) largestBut(worse, better *Terms, but string) (string, float64
 	}{
 		{"start", worse.StartMs, better.StartMs, 1},
 		{worse.reachName(better), worse.reachMs(), better.reachMs(), 1},
+		{"load", positive(worse.LoadMs), positive(better.LoadMs), 1},
 		{"hand-over", handMs(worse.HandMs), handMs(better.HandMs), 1},
 		{"room", worse.RoomMs, better.RoomMs, 1},
 		{"doubt", worse.DoubtMs, better.DoubtMs, 1},

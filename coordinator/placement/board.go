@@ -118,13 +118,22 @@ type coldRow struct {
 	idleMs float64 // from when on nothing waits
 	loadMs float64
 	view   View
-	mark   uint64 // the view's
+	mark   uint64 // the view's and the host tier's
 }
 
 // mark is equal for equal views, and never 0.
 func (v *View) mark() uint64 {
 	key := rendezvous(uint64(v.Kind), math.Float64bits(v.AtMs))
 	return rendezvous(rendezvous(key, math.Float64bits(v.Trust)), math.Float64bits(v.EvictionAgeMs)) | 1
+}
+
+// holdingMark is equal for workers that see and read back alike what they hold.
+func (w *Worker) holdingMark() uint64 {
+	mark := w.View.mark()
+	if h := w.Host; h != nil {
+		mark = rendezvous(rendezvous(mark, math.Float64bits(h.BytesPerToken)), math.Float64bits(h.BytesPerMs)) | 1
+	}
+	return mark
 }
 
 type rowFlags uint8
@@ -338,7 +347,7 @@ func (b *Board) fill(i int, w *Worker) {
 		b.pulling++
 	}
 	b.names[i] = firstMix(w.hash())
-	c := coldRow{idleMs: w.Waiting.F, loadMs: w.LoadAtMs, view: w.View, mark: w.View.mark()}
+	c := coldRow{idleMs: w.Waiting.F, loadMs: w.LoadAtMs, view: w.View, mark: w.holdingMark()}
 	// Workers with live requests differ in their contexts anyway.
 	if r.live == 0 && r.unknown == 0 && r.reason == ReasonNone && r.flags&(rowAway|rowPulls) == 0 {
 		c.twin = twinOf(w, r.class)

@@ -316,7 +316,7 @@ func (p *pricer) complete(w *Worker, t *Terms, s *Survey) {
 		distance = 0
 		t.DoubtMs += positive(s.MaxDistanceMs)
 	}
-	t.OwnMs = t.StartMs + t.reachMs() + room + t.DoubtMs + distance + positive(t.HandMs)
+	t.OwnMs = t.StartMs + t.reachMs() + positive(t.LoadMs) + room + t.DoubtMs + distance + positive(t.HandMs)
 	theta := p.policy.Theta
 	t.TotalMs = t.OwnMs
 	if !math.IsNaN(t.QueueMs) {

@@ -5,11 +5,11 @@ import "math"
 // holding is what the rows of a block hold of the prompt: the largest number that
 // stands for a match, and the complement of the least. So many matches are noted
 // that there must be no branch to guess.
-type holding struct{ most, least uint32 }
+type holding struct{ most, least uint64 }
 
 // add notes a match. Its number is never 0, and the larger the longer it is.
 func (h *holding) add(match *Match) {
-	number := uint32(match.Tokens)<<2 | 1
+	number := uint64(uint32(match.Tokens))<<32 | uint64(uint32(match.LowerTokens)&(1<<30-1))<<2 | 1
 	if match.Predicted {
 		number |= 2
 	}
@@ -23,7 +23,10 @@ func (h *holding) some() bool { return h.most != 0 }
 func (h *holding) mixed() bool { return h.most != 0 && h.most != ^h.least }
 
 // tokens are the most that a row holds.
-func (h *holding) tokens() int32 { return int32(h.most >> 2) }
+func (h *holding) tokens() int32 { return int32(h.most >> 32) }
+
+// lower are those of the longest match that are in host memory.
+func (h *holding) lower() int32 { return int32(uint32(h.most) >> 2) }
 
 // predicted says that the longest match comes from a live claim.
 func (h *holding) predicted() bool { return h.most&2 != 0 }

@@ -70,7 +70,7 @@ func expectedOutput(req *Request, meanTokens float64, learnt bool) (tokens float
 func (p *pricer) price(c *Candidate, t *Terms) {
 	nan := math.NaN()
 	w := c.Worker
-	*t = Terms{Worker: w.ID, PullMs: nan, StillThere: nan, QueueMs: nan, GapMs: nan, StallMs: nan, RoomMs: nan, HandMs: nan, Partner: -1}
+	*t = Terms{Worker: w.ID, LoadMs: nan, PullMs: nan, StillThere: nan, QueueMs: nan, GapMs: nan, StallMs: nan, RoomMs: nan, HandMs: nan, Partner: -1}
 	t.Reason = p.reason(w)
 	if c.Outside && !t.Reason.Firm() {
 		t.Reason = ReasonOutside
@@ -82,7 +82,9 @@ func (p *pricer) price(c *Candidate, t *Terms) {
 	t.PrefillMs = own.computeMs
 	if reused > 0 {
 		t.StillThere = p.stillThere(&w.View, c.Predicted)
-		own.doubtMs = (1 - t.StillThere) * max(w.Steps.PrefillMs(0, p.promptTokens)-t.PrefillMs, 0)
+		load, unknown := p.load(c, t, own)
+		// What is gone is not read back either.
+		own.doubtMs = unknown + (1-t.StillThere)*max(w.Steps.PrefillMs(0, p.promptTokens)-t.PrefillMs-load-unknown, 0)
 	}
 	if len(p.sit.Sources) > 0 {
 		own = p.pull(c, t, own)
@@ -292,7 +294,7 @@ func firstTokenP90Ms(w *Worker, t *Terms) float64 {
 	}
 	// 1.25 turns a mean absolute error into a standard deviation, 1.28 that
 	// into the ninth decile.
-	sigma := math.Sqrt(sq(t.StartMs/4) + sq(t.reachMs()/10) + sq(t.DoubtMs) + sq(1.25*past))
+	sigma := math.Sqrt(sq(t.StartMs/4) + sq((t.reachMs()+positive(t.LoadMs))/10) + sq(t.DoubtMs) + sq(1.25*past))
 	return t.OwnMs + 1.28*sigma
 }
 

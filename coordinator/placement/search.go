@@ -15,6 +15,9 @@ type Match struct {
 	// GPUTokens is how much of that is in GPU memory, HostTokens how much is
 	// there or in host memory. They say what may be pulled from it.
 	GPUTokens, HostTokens int32
+	// LowerTokens is how many of Tokens, from the end, are not in GPU memory but
+	// in the host's: they are read back at a price.
+	LowerTokens int32
 	// Predicted says that the match comes from the prompt of a live claim.
 	Predicted bool
 }
@@ -243,10 +246,11 @@ func (s *search) noteMatches() {
 func (s *search) candidate(i int) Candidate {
 	c := Candidate{Worker: s.board.workers[i], DistanceMs: math.NaN()}
 	if m := s.matchOf[i]; m > 0 {
-		c.MatchedTokens, c.Predicted = int(s.q.Matches[m-1].Tokens), s.q.Matches[m-1].Predicted
+		match := &s.q.Matches[m-1]
+		c.MatchedTokens, c.LowerTokens, c.Predicted = int(match.Tokens), int(match.LowerTokens), match.Predicted
 	}
 	if s.q.MatchUnknown {
-		c.MatchedTokens, c.Predicted = Unknown, false
+		c.MatchedTokens, c.LowerTokens, c.Predicted = Unknown, 0, false
 	}
 	if int(c.ID) < len(s.q.Ways) {
 		way := &s.q.Ways[c.ID]

@@ -28,8 +28,8 @@ const worldNowMs = 5e5
 
 // mix says how a world is made: each is a share from 0 to 1.
 type mix struct {
-	idle, alike, unknown, excluded, matched, far, pulling float64
-	budgets                                               bool
+	idle, alike, unknown, excluded, matched, lower, far, pulling float64
+	budgets                                                      bool
 	// same gives all one step budget and a fresh report.
 	same bool
 }
@@ -127,7 +127,12 @@ func newBoardWorld(r *rand.Rand, n int, m mix) *boardWorld {
 			if chance(.3) {
 				tokens = r.IntN(w.req.PromptTokens + 50)
 			}
-			w.query.Matches = append(w.query.Matches, Match{Worker: worker.ID, Tokens: int32(tokens), Predicted: chance(.2)})
+			match := Match{Worker: worker.ID, Tokens: int32(tokens), Predicted: chance(.2)}
+			if chance(m.lower) {
+				match.LowerTokens = int32(tokens / (1 + r.IntN(2)))
+				worker.Host = []*HostTier{nil, {BytesPerToken: 262_144, BytesPerMs: 18e6}, {BytesPerToken: 262_144, BytesPerMs: 2e6}}[r.IntN(3)]
+			}
+			w.query.Matches = append(w.query.Matches, match)
 		}
 		w.workers = append(w.workers, &worker)
 		w.board.Set(&worker)
@@ -173,7 +178,7 @@ func (w *boardWorld) all() []Candidate {
 		}
 		for _, m := range w.query.Matches {
 			if m.Worker == worker.ID {
-				c.MatchedTokens, c.Predicted = int(m.Tokens), m.Predicted
+				c.MatchedTokens, c.LowerTokens, c.Predicted = int(m.Tokens), int(m.LowerTokens), m.Predicted
 			}
 		}
 		if w.query.MatchUnknown {
@@ -218,7 +223,7 @@ func TestSearchEqualsFullScan(t *testing.T) {
 		w := newBoardWorld(r, rapid.IntRange(1, 250).Draw(t, "workers"), mix{
 			idle: share("idle", 0, .3, 1), alike: share("alike", 0, 1), unknown: share("unknown", 0, 0, .02, .3),
 			excluded: share("excluded", 0, 0, .1, .6), matched: share("matched", 0, .02, .06, 1), far: share("far", 0, 1), same: rapid.Bool().Draw(t, "same"),
-			pulling: share("pulling", 0, 0, 1), budgets: rapid.Bool().Draw(t, "budgets"),
+			lower: share("lower", 0, .3, 1), pulling: share("pulling", 0, 0, 1), budgets: rapid.Bool().Draw(t, "budgets"),
 		})
 		var full, bounded Decision
 		all := w.all()

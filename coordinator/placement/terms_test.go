@@ -35,6 +35,9 @@ var deletions = []struct {
 		}
 	}, nil},
 	{"prefill", nil, func(_ *Policy, t *Terms) (float64, float64) { return t.reachMs(), t.reachMs() }},
+	{"load", nil, func(_ *Policy, t *Terms) (float64, float64) {
+		return positive(t.LoadMs), positive(t.LoadMs)
+	}},
 	{"pull", func(s *scene) { s.sit.Sources = nil }, nil},
 	{"room", nil, func(_ *Policy, t *Terms) (float64, float64) { return positive(t.RoomMs), positive(t.RoomMs) }},
 	{"doubt", nil, func(_ *Policy, t *Terms) (float64, float64) { return t.DoubtMs, t.DoubtMs }},

@@ -234,6 +234,7 @@ func parseCandidate(t *testing.T, line string, id int, now float64) (c Candidate
 	w := testWorker(id, fields[0], now)
 	c = Candidate{Worker: &w}
 	queue, open, claims, slow := 0.0, 0, 0, 1.0
+	host := HostTier{}
 	transfer := Transfer{Connector: "nixl", SideChannel: fields[0][:strings.Index(fields[0], "/")] + ":5600", Fingerprint: "bf16", ExportedTier: TierGPU}
 	for _, field := range fields[1:] {
 		key, value, _ := strings.Cut(field, "=")
@@ -290,6 +291,12 @@ func parseCandidate(t *testing.T, line string, id int, now float64) (c Candidate
 			slow = v
 		case "kv":
 			transfer.BytesPerToken = v
+		case "lower":
+			c.LowerTokens = int(v)
+		case "hostkv":
+			host.BytesPerToken = v
+		case "hostlink":
+			host.BytesPerMs = v
 		case "sending":
 			sending = int(v)
 		case "queue":
@@ -346,6 +353,9 @@ func parseCandidate(t *testing.T, line string, id int, now float64) (c Candidate
 			*v *= slow
 		}
 		w.Steps = ledger.NewSteps(m, w.Steps.BudgetTokens(), m.DecodeMs(w.Decoding, w.ContextTokens, 0))
+	}
+	if host.BytesPerToken > 0 || host.BytesPerMs > 0 {
+		w.Host = &host
 	}
 	if transfer.BytesPerToken > 0 {
 		w.Transfer = &transfer
@@ -408,6 +418,9 @@ func transcript(req *Request, candidates []Candidate, policy *Policy, sit Situat
 			}
 		case t.Pull.Note != PullNone && t.Pull.Note != PullNoMore:
 			fmt.Fprintf(&b, "pull n/a: %s: %s\n", candidates[i].Name, t.Pull.Note)
+		}
+		if t := &d.Terms[i]; t.HostTokens > 0 {
+			fmt.Fprintf(&b, "load: %s reads %s tokens from host memory in %s ms\n", candidates[i].Name, thousands(t.HostTokens), cell(t.LoadMs))
 		}
 		if t := &d.Terms[i]; t.Partner >= 0 {
 			fmt.Fprintf(&b, "hand-over: %s to %s, %s ms\n", candidates[i].Name, candidates[i].Partners[t.Partner].Worker.Name, number(t.HandMs))

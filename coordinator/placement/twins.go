@@ -28,14 +28,14 @@ func (s *search) twinKey(i int) uint64 {
 	of := lastTwin{twin: c.twin}
 	if m := s.matchOf[i]; m != 0 {
 		match := &s.q.Matches[m-1]
-		of.view, of.tokens, of.predicted = c.mark, match.Tokens, match.Predicted
+		of.view, of.tokens, of.lower, of.predicted = c.mark, match.Tokens, match.LowerTokens, match.Predicted
 	}
-	if last := &s.lastTwin; last.twin == of.twin && last.view == of.view && last.tokens == of.tokens && last.predicted == of.predicted && !s.waysDiffer {
+	if last := &s.lastTwin; last.twin == of.twin && last.view == of.view && last.tokens == of.tokens && last.lower == of.lower && last.predicted == of.predicted && !s.waysDiffer {
 		return last.key
 	}
 	of.key = s.wayKey(c.twin, s.board.rows[i].id)
 	if of.view != 0 {
-		of.key = s.holderKey(of.key, c, of.tokens, of.predicted)
+		of.key = s.holderKey(of.key, c, of.tokens, of.lower, of.predicted)
 	}
 	s.lastTwin = of
 	return of.key
@@ -46,6 +46,7 @@ func (s *search) twinKey(i int) uint64 {
 type lastTwin struct {
 	twin, view uint64 // view: of one that holds nothing 0
 	tokens     int32
+	lower      int32 // as in Match
 	predicted  bool
 	key        uint64
 }
@@ -60,11 +61,15 @@ func (s *search) wayKey(key uint64, id WorkerID) uint64 {
 }
 
 // holderKey adds to a key what a price sees of a match: its length, what kind
-// it is, and the doubt whether it is still there.
-func (s *search) holderKey(key uint64, c *coldRow, tokens int32, predicted bool) uint64 {
+// it is, how much must be read back and what that takes, and the doubt whether it
+// is still there.
+func (s *search) holderKey(key uint64, c *coldRow, tokens, lower int32, predicted bool) uint64 {
 	kind := uint64(tokens) << 1
 	if predicted {
 		kind |= 1
+	}
+	if lower > 0 {
+		key = rendezvous(rendezvous(key, uint64(lower)), c.mark)
 	}
 	return rendezvous(rendezvous(key, kind), math.Float64bits(s.stillThere(c, predicted))) | 1
 }
@@ -109,7 +114,7 @@ func (s *search) blockKeys(k int) *blockKeys {
 		*b = blockKeys{of: of}
 		b.keys[0] = s.wayKey(g.twin, s.board.rows[from].id)
 		if h.some() {
-			b.keys[1] = s.holderKey(b.keys[0], &s.board.cold[from], h.tokens(), h.predicted())
+			b.keys[1] = s.holderKey(b.keys[0], &s.board.cold[from], h.tokens(), h.lower(), h.predicted())
 		}
 	}
 	return b

@@ -101,6 +101,9 @@ type Worker struct {
 	// Transfer says how its saved KV may travel; nil: not at all. It must not
 	// be changed.
 	Transfer *Transfer
+	// Host says what reading its saved KV back from host memory takes; nil: not
+	// known. It must not be changed.
+	Host *HostTier
 	// Barred is a constraint of will or a fact that nothing relaxes,
 	// BarredWhy says more.
 	Barred    Reason
@@ -141,6 +144,9 @@ type Candidate struct {
 	// MatchedTokens is the deepest prefix of the prompt that the worker is
 	// known to hold, 0 if none, Unknown if that cannot be said.
 	MatchedTokens int
+	// LowerTokens is how many of these, from the end, are not in GPU memory but
+	// in the host's.
+	LowerTokens int
 	// Predicted says that the match comes from the prompt of a live claim
 	// and not from the worker's own report.
 	Predicted bool
@@ -264,6 +270,11 @@ type Terms struct {
 	// StillThere is the probability that the reused blocks are still there;
 	// NaN without reuse.
 	StillThere float64
+	// HostTokens is how many of the reused tokens are read back from host memory.
+	HostTokens int
+	// LoadMs is what that takes; NaN: it is unknown and counts as doubt, or
+	// nothing is read back.
+	LoadMs float64
 	// Pull is the best transfer that was found.
 	Pull Pull
 	// ComputeMs is the prefill that runs on the worker: PrefillMs, or the rest

@@ -235,7 +235,7 @@ func (r *Record) Apply(w WhatIf) Record {
 			worker.Waiting.Shift(-w.shiftMs)
 		}
 	case WhatIfHolds:
-		c.MatchedTokens = w.Tokens
+		c.MatchedTokens, c.LowerTokens = w.Tokens, 0
 		if worker.View.Kind == ViewBlind {
 			c.Predicted = true
 		}

@@ -301,21 +301,6 @@ func (m *Mesh) currentMeta() Meta {
 	return m.meta
 }
 
-// SetMeta changes the description that the others see: version, process and
-// addresses. Changes less than a second apart travel together.
-func (m *Mesh) SetMeta(change func(*Meta)) error {
-	m.metaMu.Lock()
-	defer m.metaMu.Unlock()
-	next := m.meta
-	change(&next)
-	next.Role, next.Protocol, next.Life, next.KeyID = m.meta.Role, m.meta.Protocol, m.meta.Life, m.meta.KeyID
-	if err := next.check(); err != nil {
-		return err
-	}
-	m.changeMeta(next)
-	return nil
-}
-
 // changeMeta is called with metaMu held.
 func (m *Mesh) changeMeta(next Meta) {
 	if next == m.meta {

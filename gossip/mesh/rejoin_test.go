@@ -292,9 +292,7 @@ func TestStrangersDisturbNobody(t *testing.T) {
 			t.Errorf("%s was %v at bb", name, got)
 		}
 	}
-	if err := b.SetMeta(func(m *Meta) { m.Version = "0.1.1" }); err != nil {
-		t.Fatal(err)
-	}
+	b.describe(func(m *Meta) { m.Version = "0.1.1" })
 	eventually(t, "gossip goes on", func() bool { return a.member("bb").Meta.Version == "0.1.1" })
 }
 

@@ -68,6 +68,13 @@ type groupRig struct {
 	second *procTable
 }
 
+// under makes a process the child of another one.
+func (p *procTable) under(pid, parent int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.files[fmt.Sprintf("%d/status", pid)] = &fstest.MapFile{Data: fmt.Appendf(nil, "PPid:\t%d\nUid:\t0\t0\t0\t0\n", parent)}
+}
+
 const (
 	sharePID  = 4242 // as the process on the fake driver's first GPU
 	shareLine = "/usr/local/bin/vllm serve Llama-3.1-8B --headless --nnodes 2 --node-rank 1 --master-addr 10.99.0.1"
@@ -197,6 +204,64 @@ func TestEngineOverTwoHosts(t *testing.T) {
 	g.until("ready", member)
 	g.second.set(nil)
 	g.until("excluded:group_incomplete", member+": missing")
+}
+
+// An engine over Ray has its workers on the second host as a member: they say which
+// cluster they are of, and no more. A second engine in the cluster makes that
+// ambiguous, and it is said.
+func TestEngineOverRayOnTwoHosts(t *testing.T) {
+	t.Parallel()
+	const (
+		raylet   = "/opt/ray/core/src/ray/raylet/raylet --gcs-address=10.99.0.1:6379"
+		overRay  = "/usr/local/bin/vllm serve Llama-3.1-8B --distributed-executor-backend ray --port "
+		worker   = "ray::RayWorkerWrapper.execute_method"
+		rayletID = 4000
+	)
+	g := &groupRig{second: &procTable{}}
+	tables := []*procTable{{}, g.second, {}}
+	workers := func(p *procTable, on bool) {
+		procs := map[int][2]string{rayletID: {raylet, ""}}
+		if on {
+			procs[sharePID] = [2]string{worker, ""}
+		}
+		p.set(procs)
+		if on {
+			p.under(sharePID, rayletID)
+		}
+	}
+	workers(g.second, true)
+	tables[0].set(nil)
+	tables[2].set(nil)
+	g.rig = start(t, 3, 1, emulator.Options{BlockTokens: 16}, func(o *Options) {
+		o.LateAgents = true
+		o.Proc = func(i int) fs.FS { return tables[i] }
+		o.ChangeAgent = func(i int, cfg *agent.Config) {
+			cfg.Discover = agent.DiscoverConfig{Enabled: true, Every: daemon.Duration(time.Second)}
+			if i == 1 {
+				cfg.Engines = nil // it carries workers, and serves nothing
+			}
+		}
+	})
+	serve := func(i int) {
+		address := strings.TrimPrefix(g.Engines[i].URL(), "http://")
+		_, port, _ := strings.Cut(address, ":")
+		tables[i].set(map[int][2]string{rayletID: {raylet, ""}, 4100: {overRay + port, address}})
+	}
+	serve(0)
+	for i := range tables {
+		if err := g.StartAgent(i); err != nil {
+			t.Fatal(err)
+		}
+	}
+	member := "ray workers on " + HostName(1)
+	g.until("ready", member+": unknown the state of its GPUs is not known")
+	workers(g.second, false)
+	g.until("excluded:group_incomplete", member+": missing its process is gone")
+	workers(g.second, true)
+	g.until("ready", member+": unknown")
+
+	serve(2)
+	g.until("ready", "ray workers on : unknown "+WorkerName(2, 0)[:strings.LastIndexByte(WorkerName(2, 0), '/')]+" at 10.99.0.1:6379 too")
 }
 
 // A fault of a GPU on the second host takes the worker at the first out, and its

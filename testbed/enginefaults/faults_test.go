@@ -154,6 +154,16 @@ var checks = []struct {
 	}},
 	{"23", "placeholder-stores", exact},
 	{"24", "store-only-tier", exact},
+	{"TRU-05", "tier-left-out", func(r *rig) {
+		prompts := r.drive()
+		r.watch()
+		r.covered(engine.CoveragePartial, "tier unknown")
+		r.counted(kvevents.CountUnknownTier, 1)
+		r.none(prompts)
+		// What is told again is credited again.
+		r.on.Set(false)
+		r.agree(r.drive(), question{}, true)
+	}},
 	{"25", "foreign-chunks", bounded},
 	{"26", "wrong-parent", bounded},
 	{"27", "idle-silence", func(r *rig) {

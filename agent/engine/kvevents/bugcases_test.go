@@ -47,14 +47,13 @@ func (p *player) Apply(m Message) {
 		p.stream.BadPayload(m.Received)
 		return
 	}
-	table, stored := p.table, 0
+	stored, untold, _ := storedIn(b.Events)
+	p.stream.UnknownTier(untold)
+	table := p.table
 	if p.beside != nil {
 		table = p.beside
 	}
 	for i := range b.Events {
-		if b.Events[i].Op == blocktable.OpStore {
-			stored += len(b.Events[i].Hashes)
-		}
 		table.Apply(&b.Events[i])
 	}
 	p.stream.Applied(m.Received, stored, b.Damaged, b.Unknown, b.LostRemovals)
@@ -304,18 +303,72 @@ func TestTRU01ClearTakesEffectAtOnce(t *testing.T) {
 	}
 }
 
-// TRU-05: memory that is not named is the GPU's, as it was before events named
-// any; a name that nobody knows is never taken for it.
+// TRU-05: where an engine's layout has a field for the memory, a store without or
+// with a name that nobody knows is of an unknown tier: it earns nothing, is counted
+// and named. Where there is no field, or the engine leaves out what is GPU memory,
+// it is that.
 func TestTRU05UnknownTierIsNotGPU(t *testing.T) {
-	for medium, want := range map[any]int{nil: 2, "GPU": 2, "CPU": 0, "CPU_PINNED": 0, "DISK": 0, "EXTERNAL": 0, "cuda:0": 0, "tape": 0} {
-		p := newPlayer(t, StreamOptions{Replay: true})
-		p.stream.Connected(p.now)
-		p.answer()
+	const left = "left out"
+	array := func(medium any) any {
+		e := []any{"BlockStored", []any{1}, nil, []any{2, 3}, 2, nil}
+		if medium != left {
+			e = append(e, medium)
+		}
+		return e
+	}
+	named := func(medium any) any {
 		e := block(0, 1).(map[string]any)
 		e["medium"] = medium
-		p.live(p.publish(e))
-		if got := p.table.Match(prompt(1), "", ""); got != want {
-			t.Errorf("%v: %d tokens, want %d", medium, got, want)
+		if medium == left {
+			delete(e, "medium")
+		}
+		return e
+	}
+	const held, other, unknown = 2, 0, -1
+	for _, test := range []struct {
+		event  func(any) any
+		tells  bool
+		medium any
+		want   int
+	}{
+		{named, true, "GPU", held},
+		{named, true, "gpu", held},
+		{named, true, nil, unknown},
+		{named, true, left, unknown},
+		{named, true, "tape", unknown},
+		{named, true, "CPU", other},
+		{named, true, "EXTERNAL", other},
+		{named, true, "cuda:0", other},
+		{array, true, left, held}, // before the field
+		{array, true, nil, unknown},
+		{array, true, "GPU", held},
+		{named, false, nil, held},
+		{named, false, left, held},
+		{named, false, "CPU_PINNED", other},
+		{named, false, "DISK", other},
+		{named, false, "tape", unknown},
+		{array, false, nil, held},
+	} {
+		p := newPlayer(t, StreamOptions{Replay: true})
+		if test.tells {
+			p.decoder.TellsMedium()
+		}
+		p.stream.Connected(p.now)
+		p.answer()
+		p.live(p.publish(test.event(test.medium)))
+		if got := p.table.Match([]uint32{2, 3, 4}, "", ""); got != max(test.want, 0) {
+			t.Errorf("%v, tells %v: %d tokens, want %d", test.event(test.medium), test.tells, got, max(test.want, 0))
+		}
+		if got := p.counts[CountUnknownTier] > 0; got != (test.want == unknown) {
+			t.Errorf("%v, tells %v: unknown tier %v", test.event(test.medium), test.tells, got)
+		}
+		if test.want == unknown && (p.coverage != engine.CoveragePartial || p.hint != hintUnknownTier) {
+			t.Errorf("%v, tells %v: coverage %s (%s)", test.event(test.medium), test.tells, p.coverage, p.hint)
+		}
+		// Gone from wherever it was.
+		p.live(p.publish(map[string]any{"type": "BlockRemoved", "block_hashes": []any{1}}))
+		if got := p.table.Match([]uint32{2, 3, 4}, "", ""); got != 0 {
+			t.Errorf("%v, tells %v: %d tokens after its removal", test.event(test.medium), test.tells, got)
 		}
 	}
 }

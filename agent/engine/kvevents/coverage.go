@@ -20,6 +20,7 @@ const (
 	hintGone         = "the engine's HTTP server is gone"
 	hintFormat       = "unknown event format: the agent may be older than the engine"
 	hintWrongRank    = "events of rank %d arrive where those of rank %d belong: give each rank an endpoint of its own in %s"
+	hintUnknownTier  = "tier unknown: the engine stores blocks in memory that it does not name, they earn no credit"
 	hintSilent       = "no event came while the engine computed prompts: check %s"
 )
 
@@ -64,6 +65,8 @@ func (s *Stream) coverage() (engine.Coverage, string) {
 		return engine.CoveragePartial, set(hintNoReplay)
 	case s.late:
 		return engine.CoveragePartial, set(hintLate)
+	case s.untold:
+		return engine.CoveragePartial, hintUnknownTier
 	case s.doubt != "":
 		return engine.CoveragePartial, s.doubt
 	}

@@ -59,6 +59,10 @@ type Decoder struct {
 	marks  []uint64
 	names  map[string]string
 
+	// tellsMedium says that the engine names GPU memory wherever its events have
+	// a field for it; else none named is GPU memory.
+	tellsMedium bool
+
 	sawStore, sawAdapters, sawSalts bool
 }
 
@@ -66,6 +70,12 @@ type Decoder struct {
 func NewDecoder() *Decoder {
 	return &Decoder{names: make(map[string]string)}
 }
+
+// TellsMedium says that the engine names the memory of a block, the GPU's too,
+// wherever its layout has a field for it: a block without is of an unknown tier.
+// Without that, one that is not named is GPU memory, as it is in layouts that
+// have no field.
+func (d *Decoder) TellsMedium() { d.tellsMedium = true }
 
 // Omits says whether the stores seen so far had no field for the adapter's
 // name, or none for salts: prompts that use them cannot be told from others.
@@ -280,6 +290,8 @@ type fields struct {
 	adapterID  []byte // raw lora_id if not null
 	extra      []byte // raw extra_keys if not null
 	items      []byte // raw mm_keys if not null
+	hasMedium  bool   // there is a field for the memory
+	toldMedium bool   // and it is not null
 	hasAdapter bool   // there is a field for the adapter's name
 	hasSalts   bool   // there is a field where a salt would be
 }
@@ -451,6 +463,11 @@ func (d *Decoder) field(c *cursor, field uint8, f *fields) (ok bool) {
 		f.hasAdapter = true
 		e.Adapter, ok = d.name(c)
 	case fieldMedium:
+		f.hasMedium = true
+		if c.null() {
+			return true
+		}
+		f.toldMedium = true
 		e.Medium, ok = readMedium(c)
 	case fieldSpec:
 		e.Spec, ok = readSpec(c)
@@ -502,6 +519,10 @@ func (d *Decoder) finish(f *fields) bool {
 	}
 	if !f.hashes {
 		return false
+	}
+	// Layouts with places got one for the memory later; those with names have one.
+	if d.tellsMedium && !f.toldMedium && (f.hasMedium || f.named) {
+		e.Medium = blocktable.MediumUnknown
 	}
 	if f.remote && e.Medium == blocktable.MediumGPU {
 		e.Medium = blocktable.MediumExternal // another worker's memory

@@ -221,7 +221,8 @@ func TestMedia(t *testing.T) {
 		nil: blocktable.MediumGPU, "GPU": blocktable.MediumGPU, "gpu": blocktable.MediumGPU,
 		"cpu": blocktable.MediumCPU, "CPU": blocktable.MediumCPU,
 		"STORAGE": blocktable.MediumDisk, "FS": blocktable.MediumDisk, "OBJ": blocktable.MediumDisk,
-		"cuda:0": blocktable.MediumExternal, "a very long name": blocktable.MediumExternal,
+		"cuda:0": blocktable.MediumExternal, "external": blocktable.MediumExternal,
+		"tape": blocktable.MediumUnknown, "a very long name": blocktable.MediumUnknown,
 	} {
 		payload, _ := msgp.AppendIntf(nil, []any{1.0, []any{[]any{"BlockRemoved", []any{1}, medium}}})
 		b, err := NewDecoder().Decode(payload)

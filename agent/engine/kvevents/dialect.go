@@ -22,6 +22,9 @@ type Dialect struct {
 	// NamesNoAdapters says that events never name the adapter of a prompt,
 	// whatever fields they have.
 	NamesNoAdapters bool
+	// TellsMedium says that events name GPU memory too wherever their layout has a
+	// field for the memory; see Decoder.TellsMedium.
+	TellsMedium bool
 }
 
 // HintNoEvents says how to start an engine that publishes nothing.

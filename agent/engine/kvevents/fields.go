@@ -1,6 +1,7 @@
 package kvevents
 
 import (
+	"bytes"
 	"encoding/binary"
 	"encoding/hex"
 	"slices"
@@ -316,19 +317,16 @@ func (d *Decoder) readItems(raw []byte, e *blocktable.Event) bool {
 	return true
 }
 
-// readMedium reads where a copy is held. Releases before the field, and null,
-// mean GPU memory; names of devices and stores that are not known are external.
+// readMedium reads where a copy is held. Devices by their own names, "cuda:0", are
+// those of a cache beside the engine's; other names that nobody knows tell nothing.
 func readMedium(c *cursor) (blocktable.Medium, bool) {
-	if c.null() {
-		return blocktable.MediumGPU, true
-	}
 	v, ok := c.text()
 	if !ok {
 		return 0, false
 	}
 	var upper [10]byte
 	if len(v) > len(upper) {
-		return blocktable.MediumExternal, true
+		return blocktable.MediumUnknown, true
 	}
 	for i, x := range v {
 		if x >= 'a' && x <= 'z' {
@@ -343,8 +341,13 @@ func readMedium(c *cursor) (blocktable.Medium, bool) {
 		return blocktable.MediumCPU, true
 	case "STORAGE", "FS", "OBJ", "DISK":
 		return blocktable.MediumDisk, true
+	case "EXTERNAL":
+		return blocktable.MediumExternal, true
 	}
-	return blocktable.MediumExternal, true
+	if bytes.IndexByte(v, ':') > 0 {
+		return blocktable.MediumExternal, true
+	}
+	return blocktable.MediumUnknown, true
 }
 
 func readSpec(c *cursor) (blocktable.Spec, bool) {

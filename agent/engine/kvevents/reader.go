@@ -109,7 +109,11 @@ type ask struct{ run, from uint64 }
 // NewReader makes a reader; Run starts it.
 func NewReader(o ReaderOptions) *Reader {
 	if o.Decoder == nil {
-		o.Decoder = NewDecoder()
+		d := NewDecoder()
+		if o.Dialect.TellsMedium {
+			d.TellsMedium()
+		}
+		o.Decoder = d
 	}
 	r := &Reader{
 		o: o, n: o.Rank, plan: o.Plan, log: o.Logger.With("rank", o.Rank), sink: o.Sink,
@@ -504,15 +508,9 @@ func (r *Reader) Apply(m Message) {
 		return
 	}
 	r.stream.RightRank()
-	stored := 0
-	for i := range b.Events {
-		e := &b.Events[i]
-		if e.Medium != blocktable.MediumGPU {
-			r.tiers = true
-		} else if e.Op == blocktable.OpStore {
-			stored += len(e.Hashes)
-		}
-	}
+	stored, untold, tiers := storedIn(b.Events)
+	r.tiers = r.tiers || tiers
+	r.stream.UnknownTier(untold)
 	out := engine.Batch{Seq: m.Seq, Received: m.Received, Replayed: m.Replayed, Events: b.Events}
 	out.Age = age(m, b.PublishedUnixSeconds)
 	r.sink.Batch(r.n, out)
@@ -520,6 +518,26 @@ func (r *Reader) Apply(m Message) {
 		r.Counted(CountClears, b.Clears)
 	}
 	r.stream.Applied(m.Received, stored, b.Damaged, b.Unknown, b.LostRemovals)
+}
+
+// storedIn counts the blocks that events store in GPU memory and in memory that is
+// not told, and says whether any event is of memory that is told to be another.
+func storedIn(events []blocktable.Event) (gpu, untold int, tiers bool) {
+	for i := range events {
+		n := 0
+		if events[i].Op == blocktable.OpStore {
+			n = len(events[i].Hashes)
+		}
+		switch events[i].Medium {
+		case blocktable.MediumGPU:
+			gpu += n
+		case blocktable.MediumUnknown:
+			untold += n
+		default:
+			tiers = true
+		}
+	}
+	return gpu, untold, tiers
 }
 
 // age is how long ago a batch was published by the engine's clock, which is that

@@ -44,6 +44,7 @@ const (
 	CountForeign      = "foreignMessages"    // of a second publisher on a socket that listens
 	CountClears       = "repeatedClears"     // clears right behind a clear
 	CountSilences     = "silences"           // work without an event
+	CountUnknownTier  = "unknownTierBlocks"  // stored in memory that is not told
 )
 
 // StreamOptions configures a stream. Zero values are the defaults.
@@ -142,6 +143,7 @@ type Stream struct {
 	mute         bool // the engine computes and tells of nothing
 	heard        bool // a batch came in this life
 	otherRank    int  // the rank whose batches come in place of ours; -1: none
+	untold       bool // blocks were stored in memory that is not told
 	doubt        string
 	gone         bool // the engine does not serve
 	badInARow    int
@@ -429,6 +431,15 @@ func (s *Stream) Silent(mute bool) {
 	s.tell()
 }
 
+// UnknownTier tells how many blocks the batch given to Apply stored in memory that
+// is not told. Nobody can use them, so that the view is one in part from then on.
+func (s *Stream) UnknownTier(blocks int) {
+	if blocks > 0 {
+		s.fx.Counted(CountUnknownTier, blocks)
+		s.untold = true
+	}
+}
+
 // Doubt tells why the events cannot be relied on whatever the stream itself
 // shows; empty: they can.
 func (s *Stream) Doubt(why string) {
@@ -501,7 +512,7 @@ func (s *Stream) forget() {
 	s.late, s.lossy, s.holed, s.behind, s.unverified = false, false, false, false, false
 	s.run, s.again, s.retryAt, s.rebuildAt = run{}, run{}, time.Time{}, time.Time{}
 	s.failures, s.holeTried = 0, false
-	s.heard, s.mute, s.otherRank = false, false, -1
+	s.heard, s.mute, s.untold, s.otherRank = false, false, false, -1
 	s.rebuildPause, s.probePause = s.o.RebuildAfter, s.o.ProbeEvery
 }
 

@@ -272,6 +272,7 @@ func (p *reading) learn(ctx context.Context) error {
 	}
 	if f.MaxRunning > 0 && p.mirrors != nil && !p.noSlots {
 		f.Capabilities |= engine.WantsClaimPoints
+		p.learnHost(&f, told.Model)
 	}
 	if told.Sleeping != p.sleeping {
 		p.sleeping = told.Sleeping
@@ -287,19 +288,25 @@ func (p *reading) learn(ctx context.Context) error {
 	if p.sleeping {
 		p.sink.Load(0, engine.Load{At: p.factsAt, Sleeping: &p.sleeping})
 	}
-	p.follow(&f, &former, told.Model)
+	p.follow(&f, &former)
 	return nil
 }
 
+// learnHost finds out what the host cache holds and what its KV is: how the server
+// was started is another matter in each life.
+func (p *reading) learnHost(f *engine.Facts, modelPath string) {
+	if former := &p.facts; p.replay == nil || f.StartMark != former.StartMark || f.MaxRunning != former.MaxRunning || f.Model != former.Model {
+		p.host = readHostCache(p.a.o.Target, modelPath, p.a.find)
+	}
+	f.Capabilities = f.Capabilities.With(engine.ReadsHostTier, !p.host.known || p.host.mib != 0)
+	f.Transfer.BytesPerToken = p.host.bytesPerToken
+}
+
 // follow gives the sink a mirror when there is none yet that fits.
-func (p *reading) follow(f, former *engine.Facts, modelPath string) {
+func (p *reading) follow(f, former *engine.Facts) {
 	hint := hintNoSlots
 	if f.Capabilities.Has(engine.WantsClaimPoints) {
 		hint = hintFollowed
-		if p.replay == nil || f.StartMark != former.StartMark || f.MaxRunning != former.MaxRunning || f.Model != former.Model {
-			// How it was started is another matter in each life.
-			p.host = readHostCache(p.a.o.Target, modelPath, p.a.find)
-		}
 		if o := p.host.options(f); p.replay == nil || o != p.replaying || f.Model != former.Model {
 			p.a.log.Info("cache is followed", "slots", o.Slots, "host_cache_mib", p.host.mib, "known", o.HostKnown, "kv_bytes_per_token", p.host.bytesPerToken, "host_tokens", o.HostTokens)
 			p.replaying = o

@@ -82,7 +82,12 @@ func TestHostCacheOfTheNextLife(t *testing.T) {
 		if n := s.mirror.(*slots.Replay).HostTokens(); n != 0 {
 			t.Errorf("it is off, and believed to hold %d tokens", n)
 		}
+		if s.facts[len(s.facts)-1].Capabilities.Has(engine.ReadsHostTier) {
+			t.Error("it is off, and believed to be read")
+		}
 	})
 	f.set(func() { f.start, args = "2", []string{"llama-server", "-cram", "-1"} })
-	s.eventually(t, "the next life", func() bool { return s.mirror.(*slots.Replay).HostTokens() > 0 })
+	s.eventually(t, "the next life", func() bool {
+		return s.mirror.(*slots.Replay).HostTokens() > 0 && s.facts[len(s.facts)-1].Capabilities.Has(engine.ReadsHostTier)
+	})
 }

@@ -455,6 +455,18 @@ func TestNewRefuses(t *testing.T) {
 	}
 }
 
+// The hierarchical cache keeps in host memory what it reads back.
+func TestReadsHostTier(t *testing.T) {
+	for _, on := range []bool{true, false} {
+		var k poller.Known
+		i := serverInfo{HostTier: on}
+		i.facts(&k)
+		if got := k.Facts.Capabilities.Has(engine.ReadsHostTier); got != on {
+			t.Errorf("hierarchical cache %v: reads host memory %v", on, got)
+		}
+	}
+}
+
 func TestTransfer(t *testing.T) {
 	i := serverInfo{Mode: "prefill", Backend: "mooncake", ModelPath: "m", Version: "0.5.23", DType: "bfloat16"}
 	p := i.transfer(16)

@@ -54,6 +54,7 @@ type serverInfo struct {
 	Report    bool             `json:"enable_cache_report"`
 	NoCache   bool             `json:"disable_radix_cache"`
 	Speculate *string          `json:"speculative_algorithm"`
+	HostTier  bool             `json:"enable_hierarchical_cache"`
 	Seed      json.RawMessage  `json:"random_seed"`
 	Startup   json.RawMessage  `json:"startup_time"`
 	Served    *string          `json:"served_model_name"`
@@ -131,6 +132,7 @@ func (i *serverInfo) facts(k *poller.Known) {
 	}
 	// Older releases leave the number out when nothing was reused.
 	f.Capabilities = f.Capabilities.With(engine.ReportsCachedTokens|engine.OmitsZeroCachedTokens, i.Report)
+	f.Capabilities = f.Capabilities.With(engine.ReadsHostTier, i.HostTier)
 	// With speculation a page counts together with the token behind it.
 	f.Capabilities = f.Capabilities.With(engine.RecomputesLastBlock, i.Speculate != nil && *i.Speculate != "")
 	if len(i.Startup) > 0 && string(i.Startup) != "null" {

@@ -274,7 +274,8 @@ func (s *source) Facts(ctx context.Context, latest *poller.Counters) (poller.Kno
 	if f.PoolBlocks == 0 {
 		f.PoolBlocks = int(s.pool.Load())
 	}
-	f.Capabilities = engine.ReportsCachedTokens
+	// Its second level of blocks is in host memory, and events tell what moves.
+	f.Capabilities = engine.ReportsCachedTokens | engine.ReadsHostTier
 	k.Faults = s.Odd()
 	for n := range min(f.Ranks, engine.MaxRanks) {
 		k.Plans = append(k.Plans, s.plan(n))

@@ -2,6 +2,7 @@ package vllm
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -21,9 +22,10 @@ var (
 
 // dialect is how vLLM publishes.
 var dialect = kvevents.Dialect{
-	Setting: "--kv-events-config",
-	Check:   `that prefix caching is on, and in --kv-events-config that publisher is "zmq" and endpoint has a "*"`,
-	Enable:  `--kv-events-config '{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5657"}'`,
+	Setting:     "--kv-events-config",
+	Check:       `that prefix caching is on, and in --kv-events-config that publisher is "zmq" and endpoint has a "*"`,
+	Enable:      `--kv-events-config '{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5657"}'`,
+	TellsMedium: true,
 }
 
 // Options configures an adapter. Zero values are the defaults.
@@ -131,6 +133,7 @@ func (s *source) Facts(ctx context.Context, latest *poller.Counters) (poller.Kno
 	k.facts.PoolBlocks = s.page.usableBlocks()
 	k.facts.Capabilities |= engine.TokenizesText | engine.TokenizesChats
 	k.facts.Capabilities = k.facts.Capabilities.With(engine.NamesSessions, namesSessions(k.facts.Version))
+	k.facts.Capabilities = k.facts.Capabilities.With(engine.ReadsHostTier, readsHostTier(cmp.Or(s.target.KVConnector, k.facts.Transfer.Connector)))
 	if ranks > 1 {
 		k.facts.RankHeader = rankHeader
 	}

@@ -20,6 +20,14 @@ const (
 	nixlConnector       = "NixlConnector"
 )
 
+// readsHostTier says whether a connector keeps blocks in host memory that it reads
+// back, and tells of both ends there: others never tell what they remove. One
+// whose older releases tell of removals only never tells a store, so that nothing
+// is believed to be there.
+func readsHostTier(connector string) bool {
+	return connector == offloadingConnector || connector == simpleOffload
+}
+
 // transferConfig is the part of vllm_config that decides whether, and how, KV
 // travels between two engines.
 type transferConfig struct {

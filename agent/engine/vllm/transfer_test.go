@@ -2,11 +2,13 @@ package vllm
 
 import (
 	"encoding/json"
+	"fmt"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
 	"waypost/agent/engine"
+	"waypost/agent/engine/enginetest"
 )
 
 const transferInfo = `{
@@ -97,5 +99,31 @@ func TestTransferConfig(t *testing.T) {
 			t.Errorf("%s has the fingerprint of %s", name, seen[f])
 		}
 		seen[f] = name
+	}
+}
+
+// Host memory is reused where the connector says both what comes and what goes.
+func TestReadsHostTier(t *testing.T) {
+	for connector, want := range map[string]bool{
+		"OffloadingConnector": true, "SimpleCPUOffloadConnector": true,
+		"LMCacheConnectorV1": false, "LMCacheMPConnector": false, "MooncakeStoreConnector": false, "NixlConnector": false, "": false,
+	} {
+		for _, told := range []bool{true, false} {
+			f, o := newFakeEngine(t, 1), Options{}
+			if told {
+				f.extra["/server_info"] = fmt.Sprintf(`{"vllm_config":{"kv_transfer_config":{"kv_connector":%q}}}`, connector)
+			} else {
+				o.Target.KVConnector = connector
+			}
+			m := enginetest.NewMirror(t)
+			watch(t, f, o, m)
+			m.Await("facts", func() bool { return m.Known.Model != "" })
+			m.Mu.Lock()
+			got := m.Known.Capabilities.Has(engine.ReadsHostTier)
+			m.Mu.Unlock()
+			if got != want {
+				t.Errorf("%q, told by the engine %v: reads host memory %v", connector, told, got)
+			}
+		}
 	}
 }

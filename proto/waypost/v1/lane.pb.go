@@ -694,7 +694,10 @@ func (x *AgentHello) GetShares() *GroupShares {
 type GroupShares struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Shares, at most 64.
-	Shares        []*GroupShare `protobuf:"bytes,1,rep,name=shares" json:"shares,omitempty"`
+	Shares []*GroupShare `protobuf:"bytes,1,rep,name=shares" json:"shares,omitempty"`
+	// Shares of engines that count neither nodes nor ranks: whoever meets there
+	// helps. Together with the others at most 64.
+	Uncounted     []*GroupShare `protobuf:"bytes,61,rep,name=uncounted" json:"uncounted,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -732,6 +735,13 @@ func (*GroupShares) Descriptor() ([]byte, []int) {
 func (x *GroupShares) GetShares() []*GroupShare {
 	if x != nil {
 		return x.Shares
+	}
+	return nil
+}
+
+func (x *GroupShares) GetUncounted() []*GroupShare {
+	if x != nil {
+		return x.Uncounted
 	}
 	return nil
 }
@@ -1084,8 +1094,11 @@ type WorkerFacts struct {
 	// Share of a prompt that must be found for any of it to be reused, 0 to 1; 0:
 	// anything that is found is.
 	LeastReuseRatio *float64 `protobuf:"fixed64,40,opt,name=least_reuse_ratio,json=leastReuseRatio" json:"least_reuse_ratio,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// What reading saved KV back from host memory takes; unset: its engine does
+	// not, or it is not known.
+	HostTier      *HostTierFacts `protobuf:"bytes,61,opt,name=host_tier,json=hostTier" json:"host_tier,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WorkerFacts) Reset() {
@@ -1298,6 +1311,13 @@ func (x *WorkerFacts) GetLeastReuseRatio() float64 {
 		return *x.LeastReuseRatio
 	}
 	return 0
+}
+
+func (x *WorkerFacts) GetHostTier() *HostTierFacts {
+	if x != nil {
+		return x.HostTier
+	}
+	return nil
 }
 
 // StepModel: stepMs = [prefill: p0 + p1 N + q N^2 + p2 sum((c+u)^2 - c^2)] +
@@ -6164,9 +6184,10 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\n" +
 	"boundaries\x18< \x03(\v2\x1a.waypost.v1.EngineBoundaryR\n" +
 	"boundaries\x12/\n" +
-	"\x06shares\x18d \x01(\v2\x17.waypost.v1.GroupSharesR\x06shares\"=\n" +
+	"\x06shares\x18d \x01(\v2\x17.waypost.v1.GroupSharesR\x06shares\"s\n" +
 	"\vGroupShares\x12.\n" +
-	"\x06shares\x18\x01 \x03(\v2\x16.waypost.v1.GroupShareR\x06shares\"\x89\x02\n" +
+	"\x06shares\x18\x01 \x03(\v2\x16.waypost.v1.GroupShareR\x06shares\x124\n" +
+	"\tuncounted\x18= \x03(\v2\x16.waypost.v1.GroupShareR\tuncounted\"\x89\x02\n" +
 	"\n" +
 	"GroupShare\x12\x18\n" +
 	"\aprocess\x18\x01 \x01(\x06R\aprocess\x12\x12\n" +
@@ -6193,7 +6214,7 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\x04part\x18\x01 \x01(\tR\x04part\x12\x14\n" +
 	"\x05probe\x18\x02 \x01(\rR\x05probe\x12\x10\n" +
 	"\x03run\x18\x03 \x01(\rR\x03run\x12\x16\n" +
-	"\x06tokens\x18\x04 \x03(\aR\x06tokens\"\xa5\a\n" +
+	"\x06tokens\x18\x04 \x03(\aR\x06tokens\"\xdd\a\n" +
 	"\vWorkerFacts\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12\x16\n" +
 	"\x06engine\x18\x02 \x01(\tR\x06engine\x12\x12\n" +
@@ -6225,7 +6246,8 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\rwindow_tokens\x18\x17 \x01(\rR\fwindowTokens\x125\n" +
 	"\btransfer\x18\x1e \x01(\v2\x19.waypost.v1.TransferFactsR\btransfer\x12\x12\n" +
 	"\x04role\x18\x1f \x01(\tR\x04role\x12*\n" +
-	"\x11least_reuse_ratio\x18( \x01(\x01R\x0fleastReuseRatio\x1a:\n" +
+	"\x11least_reuse_ratio\x18( \x01(\x01R\x0fleastReuseRatio\x126\n" +
+	"\thost_tier\x18= \x01(\v2\x19.waypost.v1.HostTierFactsR\bhostTier\x1a:\n" +
 	"\fHeadersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xab\x02\n" +
@@ -6693,30 +6715,31 @@ var file_waypost_v1_lane_proto_goTypes = []any{
 	(*CopyMemoResponse)(nil),            // 70: waypost.v1.CopyMemoResponse
 	nil,                                 // 71: waypost.v1.WorkerFacts.HeadersEntry
 	(*TransferFacts)(nil),               // 72: waypost.v1.TransferFacts
-	(*TermError)(nil),                   // 73: waypost.v1.TermError
-	(*HostFacts)(nil),                   // 74: waypost.v1.HostFacts
-	(*Gpu)(nil),                         // 75: waypost.v1.Gpu
-	(*Check)(nil),                       // 76: waypost.v1.Check
-	(*Cordon)(nil),                      // 77: waypost.v1.Cordon
-	(*ListPlacementsRequest)(nil),       // 78: waypost.v1.ListPlacementsRequest
-	(*SummarizePlacementsRequest)(nil),  // 79: waypost.v1.SummarizePlacementsRequest
-	(*GetReuseRequest)(nil),             // 80: waypost.v1.GetReuseRequest
-	(*ExplainWorkerRequest)(nil),        // 81: waypost.v1.ExplainWorkerRequest
-	(*ListPlacementsResponse)(nil),      // 82: waypost.v1.ListPlacementsResponse
-	(*SummarizePlacementsResponse)(nil), // 83: waypost.v1.SummarizePlacementsResponse
-	(*GetReuseResponse)(nil),            // 84: waypost.v1.GetReuseResponse
-	(*ExplainWorkerResponse)(nil),       // 85: waypost.v1.ExplainWorkerResponse
-	(*InspectWorkerRequest)(nil),        // 86: waypost.v1.InspectWorkerRequest
-	(*InspectWorkerResponse)(nil),       // 87: waypost.v1.InspectWorkerResponse
-	(*ReportOutcomeRequest)(nil),        // 88: waypost.v1.ReportOutcomeRequest
-	(*ReportOutcomeResponse)(nil),       // 89: waypost.v1.ReportOutcomeResponse
-	(*RenewPlacementRequest)(nil),       // 90: waypost.v1.RenewPlacementRequest
-	(*ReleasePlacementRequest)(nil),     // 91: waypost.v1.ReleasePlacementRequest
-	(*RenewPlacementResponse)(nil),      // 92: waypost.v1.RenewPlacementResponse
-	(*ReleasePlacementResponse)(nil),    // 93: waypost.v1.ReleasePlacementResponse
-	(*ListMembersResponse)(nil),         // 94: waypost.v1.ListMembersResponse
-	(*LearnTokensRequest)(nil),          // 95: waypost.v1.LearnTokensRequest
-	(*LearnTokensResponse)(nil),         // 96: waypost.v1.LearnTokensResponse
+	(*HostTierFacts)(nil),               // 73: waypost.v1.HostTierFacts
+	(*TermError)(nil),                   // 74: waypost.v1.TermError
+	(*HostFacts)(nil),                   // 75: waypost.v1.HostFacts
+	(*Gpu)(nil),                         // 76: waypost.v1.Gpu
+	(*Check)(nil),                       // 77: waypost.v1.Check
+	(*Cordon)(nil),                      // 78: waypost.v1.Cordon
+	(*ListPlacementsRequest)(nil),       // 79: waypost.v1.ListPlacementsRequest
+	(*SummarizePlacementsRequest)(nil),  // 80: waypost.v1.SummarizePlacementsRequest
+	(*GetReuseRequest)(nil),             // 81: waypost.v1.GetReuseRequest
+	(*ExplainWorkerRequest)(nil),        // 82: waypost.v1.ExplainWorkerRequest
+	(*ListPlacementsResponse)(nil),      // 83: waypost.v1.ListPlacementsResponse
+	(*SummarizePlacementsResponse)(nil), // 84: waypost.v1.SummarizePlacementsResponse
+	(*GetReuseResponse)(nil),            // 85: waypost.v1.GetReuseResponse
+	(*ExplainWorkerResponse)(nil),       // 86: waypost.v1.ExplainWorkerResponse
+	(*InspectWorkerRequest)(nil),        // 87: waypost.v1.InspectWorkerRequest
+	(*InspectWorkerResponse)(nil),       // 88: waypost.v1.InspectWorkerResponse
+	(*ReportOutcomeRequest)(nil),        // 89: waypost.v1.ReportOutcomeRequest
+	(*ReportOutcomeResponse)(nil),       // 90: waypost.v1.ReportOutcomeResponse
+	(*RenewPlacementRequest)(nil),       // 91: waypost.v1.RenewPlacementRequest
+	(*ReleasePlacementRequest)(nil),     // 92: waypost.v1.ReleasePlacementRequest
+	(*RenewPlacementResponse)(nil),      // 93: waypost.v1.RenewPlacementResponse
+	(*ReleasePlacementResponse)(nil),    // 94: waypost.v1.ReleasePlacementResponse
+	(*ListMembersResponse)(nil),         // 95: waypost.v1.ListMembersResponse
+	(*LearnTokensRequest)(nil),          // 96: waypost.v1.LearnTokensRequest
+	(*LearnTokensResponse)(nil),         // 97: waypost.v1.LearnTokensResponse
 }
 var file_waypost_v1_lane_proto_depIdxs = []int32{
 	2,  // 0: waypost.v1.ConnectRequest.hello:type_name -> waypost.v1.AgentHello
@@ -6745,87 +6768,89 @@ var file_waypost_v1_lane_proto_depIdxs = []int32{
 	5,  // 23: waypost.v1.AgentHello.boundaries:type_name -> waypost.v1.EngineBoundary
 	3,  // 24: waypost.v1.AgentHello.shares:type_name -> waypost.v1.GroupShares
 	4,  // 25: waypost.v1.GroupShares.shares:type_name -> waypost.v1.GroupShare
-	6,  // 26: waypost.v1.EngineBoundary.probes:type_name -> waypost.v1.MeasuredProbe
-	71, // 27: waypost.v1.WorkerFacts.headers:type_name -> waypost.v1.WorkerFacts.HeadersEntry
-	8,  // 28: waypost.v1.WorkerFacts.step_model:type_name -> waypost.v1.StepModel
-	72, // 29: waypost.v1.WorkerFacts.transfer:type_name -> waypost.v1.TransferFacts
-	12, // 30: waypost.v1.Load.workers:type_name -> waypost.v1.WorkerLoad
-	11, // 31: waypost.v1.Load.drain_wish:type_name -> waypost.v1.DrainWish
-	10, // 32: waypost.v1.Load.shares:type_name -> waypost.v1.ShareLoad
-	15, // 33: waypost.v1.WorkerLoad.echo:type_name -> waypost.v1.Echo
-	13, // 34: waypost.v1.WorkerLoad.accuracy:type_name -> waypost.v1.WorkerAccuracy
-	36, // 35: waypost.v1.WorkerLoad.transfers:type_name -> waypost.v1.ObservedTransfer
-	14, // 36: waypost.v1.WorkerLoad.idle_slots:type_name -> waypost.v1.IdleSlot
-	73, // 37: waypost.v1.WorkerAccuracy.errors:type_name -> waypost.v1.TermError
-	74, // 38: waypost.v1.HostReport.facts:type_name -> waypost.v1.HostFacts
-	75, // 39: waypost.v1.HostReport.gpus:type_name -> waypost.v1.Gpu
-	76, // 40: waypost.v1.HostReport.checks:type_name -> waypost.v1.Check
-	77, // 41: waypost.v1.PolicyPush.cordons:type_name -> waypost.v1.Cordon
-	22, // 42: waypost.v1.PolicyPush.gpu:type_name -> waypost.v1.GpuPolicy
-	30, // 43: waypost.v1.ClaimFrame.claims:type_name -> waypost.v1.Claim
-	33, // 44: waypost.v1.MarkFrame.marks:type_name -> waypost.v1.Mark
-	32, // 45: waypost.v1.MarkFrame.learnt:type_name -> waypost.v1.LearntPrompt
-	37, // 46: waypost.v1.OutcomeFrame.outcomes:type_name -> waypost.v1.ObservedOutcome
-	36, // 47: waypost.v1.TransferFrame.transfers:type_name -> waypost.v1.ObservedTransfer
-	43, // 48: waypost.v1.ExchangePlacementsRequest.places:type_name -> waypost.v1.PlaceFrame
-	41, // 49: waypost.v1.ExchangePlacementsRequest.memo:type_name -> waypost.v1.MemoEntry
-	30, // 50: waypost.v1.PlaceFrame.claim:type_name -> waypost.v1.Claim
-	45, // 51: waypost.v1.EvidenceAsk.expected:type_name -> waypost.v1.EvidencePoint
-	45, // 52: waypost.v1.EvidenceAsk.tip:type_name -> waypost.v1.EvidencePoint
-	45, // 53: waypost.v1.EvidenceAsk.unsalted:type_name -> waypost.v1.EvidencePoint
-	78, // 54: waypost.v1.AskRecordsRequest.list:type_name -> waypost.v1.ListPlacementsRequest
-	79, // 55: waypost.v1.AskRecordsRequest.summarize:type_name -> waypost.v1.SummarizePlacementsRequest
-	80, // 56: waypost.v1.AskRecordsRequest.reuse:type_name -> waypost.v1.GetReuseRequest
-	81, // 57: waypost.v1.AskRecordsRequest.worker:type_name -> waypost.v1.ExplainWorkerRequest
-	82, // 58: waypost.v1.AskRecordsResponse.list:type_name -> waypost.v1.ListPlacementsResponse
-	83, // 59: waypost.v1.AskRecordsResponse.summarize:type_name -> waypost.v1.SummarizePlacementsResponse
-	84, // 60: waypost.v1.AskRecordsResponse.reuse:type_name -> waypost.v1.GetReuseResponse
-	85, // 61: waypost.v1.AskRecordsResponse.worker:type_name -> waypost.v1.ExplainWorkerResponse
-	86, // 62: waypost.v1.PeerInspectRequest.inspect:type_name -> waypost.v1.InspectWorkerRequest
-	87, // 63: waypost.v1.PeerInspectResponse.inspect:type_name -> waypost.v1.InspectWorkerResponse
-	88, // 64: waypost.v1.RelayOutcomeRequest.outcome:type_name -> waypost.v1.ReportOutcomeRequest
-	89, // 65: waypost.v1.RelayOutcomeResponse.outcome:type_name -> waypost.v1.ReportOutcomeResponse
-	90, // 66: waypost.v1.RelayReservationRequest.renew:type_name -> waypost.v1.RenewPlacementRequest
-	91, // 67: waypost.v1.RelayReservationRequest.release:type_name -> waypost.v1.ReleasePlacementRequest
-	92, // 68: waypost.v1.RelayReservationResponse.renew:type_name -> waypost.v1.RenewPlacementResponse
-	93, // 69: waypost.v1.RelayReservationResponse.release:type_name -> waypost.v1.ReleasePlacementResponse
-	94, // 70: waypost.v1.PeerMembersResponse.members:type_name -> waypost.v1.ListMembersResponse
-	95, // 71: waypost.v1.RelayLearnRequest.learn:type_name -> waypost.v1.LearnTokensRequest
-	96, // 72: waypost.v1.RelayLearnResponse.learn:type_name -> waypost.v1.LearnTokensResponse
-	41, // 73: waypost.v1.CopyMemoResponse.entries:type_name -> waypost.v1.MemoEntry
-	0,  // 74: waypost.v1.LaneService.Connect:input_type -> waypost.v1.ConnectRequest
-	40, // 75: waypost.v1.PeerService.ExchangePlacements:input_type -> waypost.v1.ExchangePlacementsRequest
-	49, // 76: waypost.v1.PeerService.ForwardWrite:input_type -> waypost.v1.ForwardWriteRequest
-	51, // 77: waypost.v1.PeerService.JoinCluster:input_type -> waypost.v1.JoinClusterRequest
-	53, // 78: waypost.v1.PeerService.WaitApplied:input_type -> waypost.v1.WaitAppliedRequest
-	55, // 79: waypost.v1.PeerService.PeerInspect:input_type -> waypost.v1.PeerInspectRequest
-	57, // 80: waypost.v1.PeerService.FetchPlacement:input_type -> waypost.v1.FetchPlacementRequest
-	59, // 81: waypost.v1.PeerService.RelayOutcome:input_type -> waypost.v1.RelayOutcomeRequest
-	61, // 82: waypost.v1.PeerService.RelayReservation:input_type -> waypost.v1.RelayReservationRequest
-	47, // 83: waypost.v1.PeerService.AskRecords:input_type -> waypost.v1.AskRecordsRequest
-	63, // 84: waypost.v1.PeerService.PeerMembers:input_type -> waypost.v1.PeerMembersRequest
-	65, // 85: waypost.v1.PeerService.CopyPrefixes:input_type -> waypost.v1.CopyPrefixesRequest
-	67, // 86: waypost.v1.PeerService.RelayLearn:input_type -> waypost.v1.RelayLearnRequest
-	69, // 87: waypost.v1.PeerService.CopyMemo:input_type -> waypost.v1.CopyMemoRequest
-	1,  // 88: waypost.v1.LaneService.Connect:output_type -> waypost.v1.ConnectResponse
-	42, // 89: waypost.v1.PeerService.ExchangePlacements:output_type -> waypost.v1.ExchangePlacementsResponse
-	50, // 90: waypost.v1.PeerService.ForwardWrite:output_type -> waypost.v1.ForwardWriteResponse
-	52, // 91: waypost.v1.PeerService.JoinCluster:output_type -> waypost.v1.JoinClusterResponse
-	54, // 92: waypost.v1.PeerService.WaitApplied:output_type -> waypost.v1.WaitAppliedResponse
-	56, // 93: waypost.v1.PeerService.PeerInspect:output_type -> waypost.v1.PeerInspectResponse
-	58, // 94: waypost.v1.PeerService.FetchPlacement:output_type -> waypost.v1.FetchPlacementResponse
-	60, // 95: waypost.v1.PeerService.RelayOutcome:output_type -> waypost.v1.RelayOutcomeResponse
-	62, // 96: waypost.v1.PeerService.RelayReservation:output_type -> waypost.v1.RelayReservationResponse
-	48, // 97: waypost.v1.PeerService.AskRecords:output_type -> waypost.v1.AskRecordsResponse
-	64, // 98: waypost.v1.PeerService.PeerMembers:output_type -> waypost.v1.PeerMembersResponse
-	66, // 99: waypost.v1.PeerService.CopyPrefixes:output_type -> waypost.v1.CopyPrefixesResponse
-	68, // 100: waypost.v1.PeerService.RelayLearn:output_type -> waypost.v1.RelayLearnResponse
-	70, // 101: waypost.v1.PeerService.CopyMemo:output_type -> waypost.v1.CopyMemoResponse
-	88, // [88:102] is the sub-list for method output_type
-	74, // [74:88] is the sub-list for method input_type
-	74, // [74:74] is the sub-list for extension type_name
-	74, // [74:74] is the sub-list for extension extendee
-	0,  // [0:74] is the sub-list for field type_name
+	4,  // 26: waypost.v1.GroupShares.uncounted:type_name -> waypost.v1.GroupShare
+	6,  // 27: waypost.v1.EngineBoundary.probes:type_name -> waypost.v1.MeasuredProbe
+	71, // 28: waypost.v1.WorkerFacts.headers:type_name -> waypost.v1.WorkerFacts.HeadersEntry
+	8,  // 29: waypost.v1.WorkerFacts.step_model:type_name -> waypost.v1.StepModel
+	72, // 30: waypost.v1.WorkerFacts.transfer:type_name -> waypost.v1.TransferFacts
+	73, // 31: waypost.v1.WorkerFacts.host_tier:type_name -> waypost.v1.HostTierFacts
+	12, // 32: waypost.v1.Load.workers:type_name -> waypost.v1.WorkerLoad
+	11, // 33: waypost.v1.Load.drain_wish:type_name -> waypost.v1.DrainWish
+	10, // 34: waypost.v1.Load.shares:type_name -> waypost.v1.ShareLoad
+	15, // 35: waypost.v1.WorkerLoad.echo:type_name -> waypost.v1.Echo
+	13, // 36: waypost.v1.WorkerLoad.accuracy:type_name -> waypost.v1.WorkerAccuracy
+	36, // 37: waypost.v1.WorkerLoad.transfers:type_name -> waypost.v1.ObservedTransfer
+	14, // 38: waypost.v1.WorkerLoad.idle_slots:type_name -> waypost.v1.IdleSlot
+	74, // 39: waypost.v1.WorkerAccuracy.errors:type_name -> waypost.v1.TermError
+	75, // 40: waypost.v1.HostReport.facts:type_name -> waypost.v1.HostFacts
+	76, // 41: waypost.v1.HostReport.gpus:type_name -> waypost.v1.Gpu
+	77, // 42: waypost.v1.HostReport.checks:type_name -> waypost.v1.Check
+	78, // 43: waypost.v1.PolicyPush.cordons:type_name -> waypost.v1.Cordon
+	22, // 44: waypost.v1.PolicyPush.gpu:type_name -> waypost.v1.GpuPolicy
+	30, // 45: waypost.v1.ClaimFrame.claims:type_name -> waypost.v1.Claim
+	33, // 46: waypost.v1.MarkFrame.marks:type_name -> waypost.v1.Mark
+	32, // 47: waypost.v1.MarkFrame.learnt:type_name -> waypost.v1.LearntPrompt
+	37, // 48: waypost.v1.OutcomeFrame.outcomes:type_name -> waypost.v1.ObservedOutcome
+	36, // 49: waypost.v1.TransferFrame.transfers:type_name -> waypost.v1.ObservedTransfer
+	43, // 50: waypost.v1.ExchangePlacementsRequest.places:type_name -> waypost.v1.PlaceFrame
+	41, // 51: waypost.v1.ExchangePlacementsRequest.memo:type_name -> waypost.v1.MemoEntry
+	30, // 52: waypost.v1.PlaceFrame.claim:type_name -> waypost.v1.Claim
+	45, // 53: waypost.v1.EvidenceAsk.expected:type_name -> waypost.v1.EvidencePoint
+	45, // 54: waypost.v1.EvidenceAsk.tip:type_name -> waypost.v1.EvidencePoint
+	45, // 55: waypost.v1.EvidenceAsk.unsalted:type_name -> waypost.v1.EvidencePoint
+	79, // 56: waypost.v1.AskRecordsRequest.list:type_name -> waypost.v1.ListPlacementsRequest
+	80, // 57: waypost.v1.AskRecordsRequest.summarize:type_name -> waypost.v1.SummarizePlacementsRequest
+	81, // 58: waypost.v1.AskRecordsRequest.reuse:type_name -> waypost.v1.GetReuseRequest
+	82, // 59: waypost.v1.AskRecordsRequest.worker:type_name -> waypost.v1.ExplainWorkerRequest
+	83, // 60: waypost.v1.AskRecordsResponse.list:type_name -> waypost.v1.ListPlacementsResponse
+	84, // 61: waypost.v1.AskRecordsResponse.summarize:type_name -> waypost.v1.SummarizePlacementsResponse
+	85, // 62: waypost.v1.AskRecordsResponse.reuse:type_name -> waypost.v1.GetReuseResponse
+	86, // 63: waypost.v1.AskRecordsResponse.worker:type_name -> waypost.v1.ExplainWorkerResponse
+	87, // 64: waypost.v1.PeerInspectRequest.inspect:type_name -> waypost.v1.InspectWorkerRequest
+	88, // 65: waypost.v1.PeerInspectResponse.inspect:type_name -> waypost.v1.InspectWorkerResponse
+	89, // 66: waypost.v1.RelayOutcomeRequest.outcome:type_name -> waypost.v1.ReportOutcomeRequest
+	90, // 67: waypost.v1.RelayOutcomeResponse.outcome:type_name -> waypost.v1.ReportOutcomeResponse
+	91, // 68: waypost.v1.RelayReservationRequest.renew:type_name -> waypost.v1.RenewPlacementRequest
+	92, // 69: waypost.v1.RelayReservationRequest.release:type_name -> waypost.v1.ReleasePlacementRequest
+	93, // 70: waypost.v1.RelayReservationResponse.renew:type_name -> waypost.v1.RenewPlacementResponse
+	94, // 71: waypost.v1.RelayReservationResponse.release:type_name -> waypost.v1.ReleasePlacementResponse
+	95, // 72: waypost.v1.PeerMembersResponse.members:type_name -> waypost.v1.ListMembersResponse
+	96, // 73: waypost.v1.RelayLearnRequest.learn:type_name -> waypost.v1.LearnTokensRequest
+	97, // 74: waypost.v1.RelayLearnResponse.learn:type_name -> waypost.v1.LearnTokensResponse
+	41, // 75: waypost.v1.CopyMemoResponse.entries:type_name -> waypost.v1.MemoEntry
+	0,  // 76: waypost.v1.LaneService.Connect:input_type -> waypost.v1.ConnectRequest
+	40, // 77: waypost.v1.PeerService.ExchangePlacements:input_type -> waypost.v1.ExchangePlacementsRequest
+	49, // 78: waypost.v1.PeerService.ForwardWrite:input_type -> waypost.v1.ForwardWriteRequest
+	51, // 79: waypost.v1.PeerService.JoinCluster:input_type -> waypost.v1.JoinClusterRequest
+	53, // 80: waypost.v1.PeerService.WaitApplied:input_type -> waypost.v1.WaitAppliedRequest
+	55, // 81: waypost.v1.PeerService.PeerInspect:input_type -> waypost.v1.PeerInspectRequest
+	57, // 82: waypost.v1.PeerService.FetchPlacement:input_type -> waypost.v1.FetchPlacementRequest
+	59, // 83: waypost.v1.PeerService.RelayOutcome:input_type -> waypost.v1.RelayOutcomeRequest
+	61, // 84: waypost.v1.PeerService.RelayReservation:input_type -> waypost.v1.RelayReservationRequest
+	47, // 85: waypost.v1.PeerService.AskRecords:input_type -> waypost.v1.AskRecordsRequest
+	63, // 86: waypost.v1.PeerService.PeerMembers:input_type -> waypost.v1.PeerMembersRequest
+	65, // 87: waypost.v1.PeerService.CopyPrefixes:input_type -> waypost.v1.CopyPrefixesRequest
+	67, // 88: waypost.v1.PeerService.RelayLearn:input_type -> waypost.v1.RelayLearnRequest
+	69, // 89: waypost.v1.PeerService.CopyMemo:input_type -> waypost.v1.CopyMemoRequest
+	1,  // 90: waypost.v1.LaneService.Connect:output_type -> waypost.v1.ConnectResponse
+	42, // 91: waypost.v1.PeerService.ExchangePlacements:output_type -> waypost.v1.ExchangePlacementsResponse
+	50, // 92: waypost.v1.PeerService.ForwardWrite:output_type -> waypost.v1.ForwardWriteResponse
+	52, // 93: waypost.v1.PeerService.JoinCluster:output_type -> waypost.v1.JoinClusterResponse
+	54, // 94: waypost.v1.PeerService.WaitApplied:output_type -> waypost.v1.WaitAppliedResponse
+	56, // 95: waypost.v1.PeerService.PeerInspect:output_type -> waypost.v1.PeerInspectResponse
+	58, // 96: waypost.v1.PeerService.FetchPlacement:output_type -> waypost.v1.FetchPlacementResponse
+	60, // 97: waypost.v1.PeerService.RelayOutcome:output_type -> waypost.v1.RelayOutcomeResponse
+	62, // 98: waypost.v1.PeerService.RelayReservation:output_type -> waypost.v1.RelayReservationResponse
+	48, // 99: waypost.v1.PeerService.AskRecords:output_type -> waypost.v1.AskRecordsResponse
+	64, // 100: waypost.v1.PeerService.PeerMembers:output_type -> waypost.v1.PeerMembersResponse
+	66, // 101: waypost.v1.PeerService.CopyPrefixes:output_type -> waypost.v1.CopyPrefixesResponse
+	68, // 102: waypost.v1.PeerService.RelayLearn:output_type -> waypost.v1.RelayLearnResponse
+	70, // 103: waypost.v1.PeerService.CopyMemo:output_type -> waypost.v1.CopyMemoResponse
+	90, // [90:104] is the sub-list for method output_type
+	76, // [76:90] is the sub-list for method input_type
+	76, // [76:76] is the sub-list for extension type_name
+	76, // [76:76] is the sub-list for extension extendee
+	0,  // [0:76] is the sub-list for field type_name
 }
 
 func init() { file_waypost_v1_lane_proto_init() }

@@ -589,6 +589,9 @@ type Worker struct {
 	Role *string `protobuf:"bytes,45,opt,name=role" json:"role,omitempty"`
 	// How its saved KV may travel; unset: not at all.
 	Transfer *TransferFacts `protobuf:"bytes,46,opt,name=transfer" json:"transfer,omitempty"`
+	// What reading its saved KV back from host memory takes; unset: its engine
+	// does not, or it is not known.
+	HostTier *HostTierFacts `protobuf:"bytes,61,opt,name=host_tier,json=hostTier" json:"host_tier,omitempty"`
 	// What outcomes taught about it; unset: nothing yet.
 	Learnt *Learnt `protobuf:"bytes,47,opt,name=learnt" json:"learnt,omitempty"`
 	// Requests that a drain waits for; unset: unknown.
@@ -875,6 +878,13 @@ func (x *Worker) GetTransfer() *TransferFacts {
 	return nil
 }
 
+func (x *Worker) GetHostTier() *HostTierFacts {
+	if x != nil {
+		return x.HostTier
+	}
+	return nil
+}
+
 func (x *Worker) GetLearnt() *Learnt {
 	if x != nil {
 		return x.Learnt
@@ -1070,6 +1080,72 @@ func (x *TransferFacts) GetKvBytesPerToken() float64 {
 	return 0
 }
 
+// HostTierFacts says what it takes an engine to read saved KV back from the
+// memory of its host.
+type HostTierFacts struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// KV of one token, bytes; unset: not known.
+	KvBytesPerToken *float64 `protobuf:"fixed64,1,opt,name=kv_bytes_per_token,json=kvBytesPerToken" json:"kv_bytes_per_token,omitempty"`
+	// What the way between host and GPU carries, bytes per second; unset: not
+	// known.
+	LinkBytesPerSec *float64 `protobuf:"fixed64,2,opt,name=link_bytes_per_sec,json=linkBytesPerSec" json:"link_bytes_per_sec,omitempty"`
+	// Where the bandwidth comes from: assumed or declared.
+	LinkSource    *string `protobuf:"bytes,3,opt,name=link_source,json=linkSource" json:"link_source,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HostTierFacts) Reset() {
+	*x = HostTierFacts{}
+	mi := &file_waypost_v1_operator_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HostTierFacts) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HostTierFacts) ProtoMessage() {}
+
+func (x *HostTierFacts) ProtoReflect() protoreflect.Message {
+	mi := &file_waypost_v1_operator_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HostTierFacts.ProtoReflect.Descriptor instead.
+func (*HostTierFacts) Descriptor() ([]byte, []int) {
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *HostTierFacts) GetKvBytesPerToken() float64 {
+	if x != nil && x.KvBytesPerToken != nil {
+		return *x.KvBytesPerToken
+	}
+	return 0
+}
+
+func (x *HostTierFacts) GetLinkBytesPerSec() float64 {
+	if x != nil && x.LinkBytesPerSec != nil {
+		return *x.LinkBytesPerSec
+	}
+	return 0
+}
+
+func (x *HostTierFacts) GetLinkSource() string {
+	if x != nil && x.LinkSource != nil {
+		return *x.LinkSource
+	}
+	return ""
+}
+
 // Learnt is what the outcomes of one engine life taught this coordinator.
 type Learnt struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1093,7 +1169,7 @@ type Learnt struct {
 
 func (x *Learnt) Reset() {
 	*x = Learnt{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[9]
+	mi := &file_waypost_v1_operator_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1105,7 +1181,7 @@ func (x *Learnt) String() string {
 func (*Learnt) ProtoMessage() {}
 
 func (x *Learnt) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[9]
+	mi := &file_waypost_v1_operator_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1118,7 +1194,7 @@ func (x *Learnt) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Learnt.ProtoReflect.Descriptor instead.
 func (*Learnt) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{9}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Learnt) GetOutcomes() float64 {
@@ -1187,7 +1263,7 @@ type TermError struct {
 
 func (x *TermError) Reset() {
 	*x = TermError{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[10]
+	mi := &file_waypost_v1_operator_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1199,7 +1275,7 @@ func (x *TermError) String() string {
 func (*TermError) ProtoMessage() {}
 
 func (x *TermError) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[10]
+	mi := &file_waypost_v1_operator_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1212,7 +1288,7 @@ func (x *TermError) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TermError.ProtoReflect.Descriptor instead.
 func (*TermError) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{10}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *TermError) GetTerm() string {
@@ -1256,7 +1332,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[11]
+	mi := &file_waypost_v1_operator_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1268,7 +1344,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[11]
+	mi := &file_waypost_v1_operator_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1281,7 +1357,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{11}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *WatchRequest) GetKinds() []string {
@@ -1323,7 +1399,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[12]
+	mi := &file_waypost_v1_operator_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1335,7 +1411,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[12]
+	mi := &file_waypost_v1_operator_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1348,7 +1424,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{12}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *WatchResponse) GetKind() string {
@@ -1421,7 +1497,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[13]
+	mi := &file_waypost_v1_operator_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1433,7 +1509,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[13]
+	mi := &file_waypost_v1_operator_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1446,7 +1522,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{13}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Event) GetEvent() string {
@@ -1504,7 +1580,7 @@ type ExplainWorkerRequest struct {
 
 func (x *ExplainWorkerRequest) Reset() {
 	*x = ExplainWorkerRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[14]
+	mi := &file_waypost_v1_operator_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1516,7 +1592,7 @@ func (x *ExplainWorkerRequest) String() string {
 func (*ExplainWorkerRequest) ProtoMessage() {}
 
 func (x *ExplainWorkerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[14]
+	mi := &file_waypost_v1_operator_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1529,7 +1605,7 @@ func (x *ExplainWorkerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainWorkerRequest.ProtoReflect.Descriptor instead.
 func (*ExplainWorkerRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{14}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ExplainWorkerRequest) GetWorker() string {
@@ -1579,7 +1655,7 @@ type ExplainWorkerResponse struct {
 
 func (x *ExplainWorkerResponse) Reset() {
 	*x = ExplainWorkerResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[15]
+	mi := &file_waypost_v1_operator_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1591,7 +1667,7 @@ func (x *ExplainWorkerResponse) String() string {
 func (*ExplainWorkerResponse) ProtoMessage() {}
 
 func (x *ExplainWorkerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[15]
+	mi := &file_waypost_v1_operator_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1604,7 +1680,7 @@ func (x *ExplainWorkerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainWorkerResponse.ProtoReflect.Descriptor instead.
 func (*ExplainWorkerResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{15}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ExplainWorkerResponse) GetWorker() *Worker {
@@ -1697,7 +1773,7 @@ type PresentPrice struct {
 
 func (x *PresentPrice) Reset() {
 	*x = PresentPrice{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[16]
+	mi := &file_waypost_v1_operator_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1709,7 +1785,7 @@ func (x *PresentPrice) String() string {
 func (*PresentPrice) ProtoMessage() {}
 
 func (x *PresentPrice) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[16]
+	mi := &file_waypost_v1_operator_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1722,7 +1798,7 @@ func (x *PresentPrice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PresentPrice.ProtoReflect.Descriptor instead.
 func (*PresentPrice) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{16}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *PresentPrice) GetPlacementId() string {
@@ -1773,7 +1849,7 @@ type GetReuseRequest struct {
 
 func (x *GetReuseRequest) Reset() {
 	*x = GetReuseRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[17]
+	mi := &file_waypost_v1_operator_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1785,7 +1861,7 @@ func (x *GetReuseRequest) String() string {
 func (*GetReuseRequest) ProtoMessage() {}
 
 func (x *GetReuseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[17]
+	mi := &file_waypost_v1_operator_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1798,7 +1874,7 @@ func (x *GetReuseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetReuseRequest.ProtoReflect.Descriptor instead.
 func (*GetReuseRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{17}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *GetReuseRequest) GetSinceMs() float64 {
@@ -1828,7 +1904,7 @@ type GetReuseResponse struct {
 
 func (x *GetReuseResponse) Reset() {
 	*x = GetReuseResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[18]
+	mi := &file_waypost_v1_operator_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1840,7 +1916,7 @@ func (x *GetReuseResponse) String() string {
 func (*GetReuseResponse) ProtoMessage() {}
 
 func (x *GetReuseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[18]
+	mi := &file_waypost_v1_operator_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1853,7 +1929,7 @@ func (x *GetReuseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetReuseResponse.ProtoReflect.Descriptor instead.
 func (*GetReuseResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{18}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *GetReuseResponse) GetPools() []*PoolReuse {
@@ -1908,7 +1984,7 @@ type PoolReuse struct {
 
 func (x *PoolReuse) Reset() {
 	*x = PoolReuse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[19]
+	mi := &file_waypost_v1_operator_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1920,7 +1996,7 @@ func (x *PoolReuse) String() string {
 func (*PoolReuse) ProtoMessage() {}
 
 func (x *PoolReuse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[19]
+	mi := &file_waypost_v1_operator_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1933,7 +2009,7 @@ func (x *PoolReuse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolReuse.ProtoReflect.Descriptor instead.
 func (*PoolReuse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{19}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *PoolReuse) GetPool() string {
@@ -2056,7 +2132,7 @@ type MemoReuse struct {
 
 func (x *MemoReuse) Reset() {
 	*x = MemoReuse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[20]
+	mi := &file_waypost_v1_operator_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2068,7 +2144,7 @@ func (x *MemoReuse) String() string {
 func (*MemoReuse) ProtoMessage() {}
 
 func (x *MemoReuse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[20]
+	mi := &file_waypost_v1_operator_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2081,7 +2157,7 @@ func (x *MemoReuse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoReuse.ProtoReflect.Descriptor instead.
 func (*MemoReuse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{20}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *MemoReuse) GetState() string {
@@ -2178,7 +2254,7 @@ type WorkerReuse struct {
 
 func (x *WorkerReuse) Reset() {
 	*x = WorkerReuse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[21]
+	mi := &file_waypost_v1_operator_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2190,7 +2266,7 @@ func (x *WorkerReuse) String() string {
 func (*WorkerReuse) ProtoMessage() {}
 
 func (x *WorkerReuse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[21]
+	mi := &file_waypost_v1_operator_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2203,7 +2279,7 @@ func (x *WorkerReuse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerReuse.ProtoReflect.Descriptor instead.
 func (*WorkerReuse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{21}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *WorkerReuse) GetWorker() string {
@@ -2254,7 +2330,7 @@ type DoctorRequest struct {
 
 func (x *DoctorRequest) Reset() {
 	*x = DoctorRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[22]
+	mi := &file_waypost_v1_operator_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2266,7 +2342,7 @@ func (x *DoctorRequest) String() string {
 func (*DoctorRequest) ProtoMessage() {}
 
 func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[22]
+	mi := &file_waypost_v1_operator_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2279,7 +2355,7 @@ func (x *DoctorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorRequest.ProtoReflect.Descriptor instead.
 func (*DoctorRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{22}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *DoctorRequest) GetHost() string {
@@ -2309,7 +2385,7 @@ type DoctorResponse struct {
 
 func (x *DoctorResponse) Reset() {
 	*x = DoctorResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[23]
+	mi := &file_waypost_v1_operator_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2321,7 +2397,7 @@ func (x *DoctorResponse) String() string {
 func (*DoctorResponse) ProtoMessage() {}
 
 func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[23]
+	mi := &file_waypost_v1_operator_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2334,7 +2410,7 @@ func (x *DoctorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DoctorResponse.ProtoReflect.Descriptor instead.
 func (*DoctorResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{23}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *DoctorResponse) GetChecks() []*Check {
@@ -2374,7 +2450,7 @@ type Check struct {
 
 func (x *Check) Reset() {
 	*x = Check{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[24]
+	mi := &file_waypost_v1_operator_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2386,7 +2462,7 @@ func (x *Check) String() string {
 func (*Check) ProtoMessage() {}
 
 func (x *Check) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[24]
+	mi := &file_waypost_v1_operator_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2399,7 +2475,7 @@ func (x *Check) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Check.ProtoReflect.Descriptor instead.
 func (*Check) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{24}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Check) GetCheck() string {
@@ -2462,7 +2538,7 @@ type ListHostsRequest struct {
 
 func (x *ListHostsRequest) Reset() {
 	*x = ListHostsRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[25]
+	mi := &file_waypost_v1_operator_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2474,7 +2550,7 @@ func (x *ListHostsRequest) String() string {
 func (*ListHostsRequest) ProtoMessage() {}
 
 func (x *ListHostsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[25]
+	mi := &file_waypost_v1_operator_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2487,7 +2563,7 @@ func (x *ListHostsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHostsRequest.ProtoReflect.Descriptor instead.
 func (*ListHostsRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{25}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ListHostsRequest) GetName() string {
@@ -2508,7 +2584,7 @@ type ListHostsResponse struct {
 
 func (x *ListHostsResponse) Reset() {
 	*x = ListHostsResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[26]
+	mi := &file_waypost_v1_operator_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2520,7 +2596,7 @@ func (x *ListHostsResponse) String() string {
 func (*ListHostsResponse) ProtoMessage() {}
 
 func (x *ListHostsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[26]
+	mi := &file_waypost_v1_operator_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2533,7 +2609,7 @@ func (x *ListHostsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHostsResponse.ProtoReflect.Descriptor instead.
 func (*ListHostsResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{26}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ListHostsResponse) GetHosts() []*Host {
@@ -2572,7 +2648,7 @@ type Host struct {
 
 func (x *Host) Reset() {
 	*x = Host{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[27]
+	mi := &file_waypost_v1_operator_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2584,7 +2660,7 @@ func (x *Host) String() string {
 func (*Host) ProtoMessage() {}
 
 func (x *Host) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[27]
+	mi := &file_waypost_v1_operator_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2597,7 +2673,7 @@ func (x *Host) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Host.ProtoReflect.Descriptor instead.
 func (*Host) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{27}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Host) GetName() string {
@@ -2681,7 +2757,7 @@ type ListGpusRequest struct {
 
 func (x *ListGpusRequest) Reset() {
 	*x = ListGpusRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[28]
+	mi := &file_waypost_v1_operator_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2693,7 +2769,7 @@ func (x *ListGpusRequest) String() string {
 func (*ListGpusRequest) ProtoMessage() {}
 
 func (x *ListGpusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[28]
+	mi := &file_waypost_v1_operator_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2706,7 +2782,7 @@ func (x *ListGpusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGpusRequest.ProtoReflect.Descriptor instead.
 func (*ListGpusRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{28}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ListGpusRequest) GetHost() string {
@@ -2729,7 +2805,7 @@ type ListGpusResponse struct {
 
 func (x *ListGpusResponse) Reset() {
 	*x = ListGpusResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[29]
+	mi := &file_waypost_v1_operator_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2741,7 +2817,7 @@ func (x *ListGpusResponse) String() string {
 func (*ListGpusResponse) ProtoMessage() {}
 
 func (x *ListGpusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[29]
+	mi := &file_waypost_v1_operator_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2754,7 +2830,7 @@ func (x *ListGpusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGpusResponse.ProtoReflect.Descriptor instead.
 func (*ListGpusResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{29}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ListGpusResponse) GetGpus() []*HostGpu {
@@ -2790,7 +2866,7 @@ type HostGpu struct {
 
 func (x *HostGpu) Reset() {
 	*x = HostGpu{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[30]
+	mi := &file_waypost_v1_operator_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2802,7 +2878,7 @@ func (x *HostGpu) String() string {
 func (*HostGpu) ProtoMessage() {}
 
 func (x *HostGpu) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[30]
+	mi := &file_waypost_v1_operator_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2815,7 +2891,7 @@ func (x *HostGpu) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostGpu.ProtoReflect.Descriptor instead.
 func (*HostGpu) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{30}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *HostGpu) GetName() string {
@@ -2866,7 +2942,7 @@ type GpuHost struct {
 
 func (x *GpuHost) Reset() {
 	*x = GpuHost{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[31]
+	mi := &file_waypost_v1_operator_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2878,7 +2954,7 @@ func (x *GpuHost) String() string {
 func (*GpuHost) ProtoMessage() {}
 
 func (x *GpuHost) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[31]
+	mi := &file_waypost_v1_operator_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2891,7 +2967,7 @@ func (x *GpuHost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GpuHost.ProtoReflect.Descriptor instead.
 func (*GpuHost) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{31}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *GpuHost) GetHost() string {
@@ -2925,7 +3001,7 @@ type ProbeLinkRequest struct {
 
 func (x *ProbeLinkRequest) Reset() {
 	*x = ProbeLinkRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[32]
+	mi := &file_waypost_v1_operator_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2937,7 +3013,7 @@ func (x *ProbeLinkRequest) String() string {
 func (*ProbeLinkRequest) ProtoMessage() {}
 
 func (x *ProbeLinkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[32]
+	mi := &file_waypost_v1_operator_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2950,7 +3026,7 @@ func (x *ProbeLinkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeLinkRequest.ProtoReflect.Descriptor instead.
 func (*ProbeLinkRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{32}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ProbeLinkRequest) GetFrom() string {
@@ -3006,7 +3082,7 @@ type ProbeLinkResponse struct {
 
 func (x *ProbeLinkResponse) Reset() {
 	*x = ProbeLinkResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[33]
+	mi := &file_waypost_v1_operator_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3018,7 +3094,7 @@ func (x *ProbeLinkResponse) String() string {
 func (*ProbeLinkResponse) ProtoMessage() {}
 
 func (x *ProbeLinkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[33]
+	mi := &file_waypost_v1_operator_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3031,7 +3107,7 @@ func (x *ProbeLinkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeLinkResponse.ProtoReflect.Descriptor instead.
 func (*ProbeLinkResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{33}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ProbeLinkResponse) GetFrom() string {
@@ -3105,7 +3181,7 @@ type AckGpuRequest struct {
 
 func (x *AckGpuRequest) Reset() {
 	*x = AckGpuRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[34]
+	mi := &file_waypost_v1_operator_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3117,7 +3193,7 @@ func (x *AckGpuRequest) String() string {
 func (*AckGpuRequest) ProtoMessage() {}
 
 func (x *AckGpuRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[34]
+	mi := &file_waypost_v1_operator_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3130,7 +3206,7 @@ func (x *AckGpuRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AckGpuRequest.ProtoReflect.Descriptor instead.
 func (*AckGpuRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{34}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *AckGpuRequest) GetGpu() string {
@@ -3171,7 +3247,7 @@ type AckGpuResponse struct {
 
 func (x *AckGpuResponse) Reset() {
 	*x = AckGpuResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[35]
+	mi := &file_waypost_v1_operator_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3183,7 +3259,7 @@ func (x *AckGpuResponse) String() string {
 func (*AckGpuResponse) ProtoMessage() {}
 
 func (x *AckGpuResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[35]
+	mi := &file_waypost_v1_operator_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3196,7 +3272,7 @@ func (x *AckGpuResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AckGpuResponse.ProtoReflect.Descriptor instead.
 func (*AckGpuResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{35}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *AckGpuResponse) GetGpu() string {
@@ -3250,7 +3326,7 @@ type HostFacts struct {
 
 func (x *HostFacts) Reset() {
 	*x = HostFacts{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[36]
+	mi := &file_waypost_v1_operator_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3262,7 +3338,7 @@ func (x *HostFacts) String() string {
 func (*HostFacts) ProtoMessage() {}
 
 func (x *HostFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[36]
+	mi := &file_waypost_v1_operator_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3275,7 +3351,7 @@ func (x *HostFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HostFacts.ProtoReflect.Descriptor instead.
 func (*HostFacts) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{36}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *HostFacts) GetCpus() uint32 {
@@ -3346,7 +3422,7 @@ type NetworkInterface struct {
 
 func (x *NetworkInterface) Reset() {
 	*x = NetworkInterface{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[37]
+	mi := &file_waypost_v1_operator_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3358,7 +3434,7 @@ func (x *NetworkInterface) String() string {
 func (*NetworkInterface) ProtoMessage() {}
 
 func (x *NetworkInterface) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[37]
+	mi := &file_waypost_v1_operator_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3371,7 +3447,7 @@ func (x *NetworkInterface) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetworkInterface.ProtoReflect.Descriptor instead.
 func (*NetworkInterface) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{37}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *NetworkInterface) GetName() string {
@@ -3480,7 +3556,7 @@ type Gpu struct {
 
 func (x *Gpu) Reset() {
 	*x = Gpu{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[38]
+	mi := &file_waypost_v1_operator_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3492,7 +3568,7 @@ func (x *Gpu) String() string {
 func (*Gpu) ProtoMessage() {}
 
 func (x *Gpu) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[38]
+	mi := &file_waypost_v1_operator_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3505,7 +3581,7 @@ func (x *Gpu) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Gpu.ProtoReflect.Descriptor instead.
 func (*Gpu) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{38}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Gpu) GetIndex() uint32 {
@@ -3738,7 +3814,7 @@ type GpuInstance struct {
 
 func (x *GpuInstance) Reset() {
 	*x = GpuInstance{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[39]
+	mi := &file_waypost_v1_operator_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3750,7 +3826,7 @@ func (x *GpuInstance) String() string {
 func (*GpuInstance) ProtoMessage() {}
 
 func (x *GpuInstance) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[39]
+	mi := &file_waypost_v1_operator_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3763,7 +3839,7 @@ func (x *GpuInstance) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GpuInstance.ProtoReflect.Descriptor instead.
 func (*GpuInstance) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{39}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *GpuInstance) GetIndex() uint32 {
@@ -3814,7 +3890,7 @@ type GpuWay struct {
 
 func (x *GpuWay) Reset() {
 	*x = GpuWay{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[40]
+	mi := &file_waypost_v1_operator_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3826,7 +3902,7 @@ func (x *GpuWay) String() string {
 func (*GpuWay) ProtoMessage() {}
 
 func (x *GpuWay) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[40]
+	mi := &file_waypost_v1_operator_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3839,7 +3915,7 @@ func (x *GpuWay) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GpuWay.ProtoReflect.Descriptor instead.
 func (*GpuWay) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{40}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *GpuWay) GetTo() uint32 {
@@ -3869,7 +3945,7 @@ type NicDistance struct {
 
 func (x *NicDistance) Reset() {
 	*x = NicDistance{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[41]
+	mi := &file_waypost_v1_operator_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3881,7 +3957,7 @@ func (x *NicDistance) String() string {
 func (*NicDistance) ProtoMessage() {}
 
 func (x *NicDistance) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[41]
+	mi := &file_waypost_v1_operator_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3894,7 +3970,7 @@ func (x *NicDistance) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NicDistance.ProtoReflect.Descriptor instead.
 func (*NicDistance) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{41}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *NicDistance) GetInterface() string {
@@ -3932,7 +4008,7 @@ type XidEvent struct {
 
 func (x *XidEvent) Reset() {
 	*x = XidEvent{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[42]
+	mi := &file_waypost_v1_operator_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3944,7 +4020,7 @@ func (x *XidEvent) String() string {
 func (*XidEvent) ProtoMessage() {}
 
 func (x *XidEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[42]
+	mi := &file_waypost_v1_operator_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3957,7 +4033,7 @@ func (x *XidEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use XidEvent.ProtoReflect.Descriptor instead.
 func (*XidEvent) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{42}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *XidEvent) GetXid() uint32 {
@@ -4017,7 +4093,7 @@ type GpuProcess struct {
 
 func (x *GpuProcess) Reset() {
 	*x = GpuProcess{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[43]
+	mi := &file_waypost_v1_operator_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4029,7 +4105,7 @@ func (x *GpuProcess) String() string {
 func (*GpuProcess) ProtoMessage() {}
 
 func (x *GpuProcess) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[43]
+	mi := &file_waypost_v1_operator_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4042,7 +4118,7 @@ func (x *GpuProcess) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GpuProcess.ProtoReflect.Descriptor instead.
 func (*GpuProcess) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{43}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *GpuProcess) GetPid() uint32 {
@@ -4077,7 +4153,7 @@ type ListMembersRequest struct {
 
 func (x *ListMembersRequest) Reset() {
 	*x = ListMembersRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[44]
+	mi := &file_waypost_v1_operator_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4089,7 +4165,7 @@ func (x *ListMembersRequest) String() string {
 func (*ListMembersRequest) ProtoMessage() {}
 
 func (x *ListMembersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[44]
+	mi := &file_waypost_v1_operator_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4102,7 +4178,7 @@ func (x *ListMembersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMembersRequest.ProtoReflect.Descriptor instead.
 func (*ListMembersRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{44}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ListMembersRequest) GetFrom() string {
@@ -4125,7 +4201,7 @@ type ListMembersResponse struct {
 
 func (x *ListMembersResponse) Reset() {
 	*x = ListMembersResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[45]
+	mi := &file_waypost_v1_operator_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4137,7 +4213,7 @@ func (x *ListMembersResponse) String() string {
 func (*ListMembersResponse) ProtoMessage() {}
 
 func (x *ListMembersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[45]
+	mi := &file_waypost_v1_operator_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4150,7 +4226,7 @@ func (x *ListMembersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMembersResponse.ProtoReflect.Descriptor instead.
 func (*ListMembersResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{45}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ListMembersResponse) GetMembers() []*Member {
@@ -4198,7 +4274,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[46]
+	mi := &file_waypost_v1_operator_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4210,7 +4286,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[46]
+	mi := &file_waypost_v1_operator_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4223,7 +4299,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{46}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Member) GetName() string {
@@ -4312,7 +4388,7 @@ type ListCoordinatorsRequest struct {
 
 func (x *ListCoordinatorsRequest) Reset() {
 	*x = ListCoordinatorsRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[47]
+	mi := &file_waypost_v1_operator_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4324,7 +4400,7 @@ func (x *ListCoordinatorsRequest) String() string {
 func (*ListCoordinatorsRequest) ProtoMessage() {}
 
 func (x *ListCoordinatorsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[47]
+	mi := &file_waypost_v1_operator_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4337,7 +4413,7 @@ func (x *ListCoordinatorsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCoordinatorsRequest.ProtoReflect.Descriptor instead.
 func (*ListCoordinatorsRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{47}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{48}
 }
 
 // ListCoordinatorsResponse is the coordinators by number.
@@ -4351,7 +4427,7 @@ type ListCoordinatorsResponse struct {
 
 func (x *ListCoordinatorsResponse) Reset() {
 	*x = ListCoordinatorsResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[48]
+	mi := &file_waypost_v1_operator_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4363,7 +4439,7 @@ func (x *ListCoordinatorsResponse) String() string {
 func (*ListCoordinatorsResponse) ProtoMessage() {}
 
 func (x *ListCoordinatorsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[48]
+	mi := &file_waypost_v1_operator_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4376,7 +4452,7 @@ func (x *ListCoordinatorsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListCoordinatorsResponse.ProtoReflect.Descriptor instead.
 func (*ListCoordinatorsResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{48}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ListCoordinatorsResponse) GetCoordinators() []*Coordinator {
@@ -4409,7 +4485,7 @@ type Coordinator struct {
 
 func (x *Coordinator) Reset() {
 	*x = Coordinator{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[49]
+	mi := &file_waypost_v1_operator_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4421,7 +4497,7 @@ func (x *Coordinator) String() string {
 func (*Coordinator) ProtoMessage() {}
 
 func (x *Coordinator) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[49]
+	mi := &file_waypost_v1_operator_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4434,7 +4510,7 @@ func (x *Coordinator) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Coordinator.ProtoReflect.Descriptor instead.
 func (*Coordinator) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{49}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *Coordinator) GetName() string {
@@ -4495,7 +4571,7 @@ type GetFleetRequest struct {
 
 func (x *GetFleetRequest) Reset() {
 	*x = GetFleetRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[50]
+	mi := &file_waypost_v1_operator_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4507,7 +4583,7 @@ func (x *GetFleetRequest) String() string {
 func (*GetFleetRequest) ProtoMessage() {}
 
 func (x *GetFleetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[50]
+	mi := &file_waypost_v1_operator_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4520,7 +4596,7 @@ func (x *GetFleetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFleetRequest.ProtoReflect.Descriptor instead.
 func (*GetFleetRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{50}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{51}
 }
 
 // GetFleetResponse is the fleet file in force.
@@ -4542,7 +4618,7 @@ type GetFleetResponse struct {
 
 func (x *GetFleetResponse) Reset() {
 	*x = GetFleetResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[51]
+	mi := &file_waypost_v1_operator_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4554,7 +4630,7 @@ func (x *GetFleetResponse) String() string {
 func (*GetFleetResponse) ProtoMessage() {}
 
 func (x *GetFleetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[51]
+	mi := &file_waypost_v1_operator_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4567,7 +4643,7 @@ func (x *GetFleetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFleetResponse.ProtoReflect.Descriptor instead.
 func (*GetFleetResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{51}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *GetFleetResponse) GetVersion() uint32 {
@@ -4624,7 +4700,7 @@ type PutFleetRequest struct {
 
 func (x *PutFleetRequest) Reset() {
 	*x = PutFleetRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[52]
+	mi := &file_waypost_v1_operator_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4636,7 +4712,7 @@ func (x *PutFleetRequest) String() string {
 func (*PutFleetRequest) ProtoMessage() {}
 
 func (x *PutFleetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[52]
+	mi := &file_waypost_v1_operator_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4649,7 +4725,7 @@ func (x *PutFleetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutFleetRequest.ProtoReflect.Descriptor instead.
 func (*PutFleetRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{52}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *PutFleetRequest) GetToml() string {
@@ -4706,7 +4782,7 @@ type PutFleetResponse struct {
 
 func (x *PutFleetResponse) Reset() {
 	*x = PutFleetResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[53]
+	mi := &file_waypost_v1_operator_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4718,7 +4794,7 @@ func (x *PutFleetResponse) String() string {
 func (*PutFleetResponse) ProtoMessage() {}
 
 func (x *PutFleetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[53]
+	mi := &file_waypost_v1_operator_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4731,7 +4807,7 @@ func (x *PutFleetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutFleetResponse.ProtoReflect.Descriptor instead.
 func (*PutFleetResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{53}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *PutFleetResponse) GetVersion() uint32 {
@@ -4799,7 +4875,7 @@ type FleetEffect struct {
 
 func (x *FleetEffect) Reset() {
 	*x = FleetEffect{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[54]
+	mi := &file_waypost_v1_operator_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4811,7 +4887,7 @@ func (x *FleetEffect) String() string {
 func (*FleetEffect) ProtoMessage() {}
 
 func (x *FleetEffect) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[54]
+	mi := &file_waypost_v1_operator_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4824,7 +4900,7 @@ func (x *FleetEffect) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetEffect.ProtoReflect.Descriptor instead.
 func (*FleetEffect) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{54}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *FleetEffect) GetWindowMs() float64 {
@@ -4911,7 +4987,7 @@ type EffectExample struct {
 
 func (x *EffectExample) Reset() {
 	*x = EffectExample{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[55]
+	mi := &file_waypost_v1_operator_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4923,7 +4999,7 @@ func (x *EffectExample) String() string {
 func (*EffectExample) ProtoMessage() {}
 
 func (x *EffectExample) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[55]
+	mi := &file_waypost_v1_operator_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4936,7 +5012,7 @@ func (x *EffectExample) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EffectExample.ProtoReflect.Descriptor instead.
 func (*EffectExample) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{55}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *EffectExample) GetPlacementId() string {
@@ -5000,7 +5076,7 @@ type Cordon struct {
 
 func (x *Cordon) Reset() {
 	*x = Cordon{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[56]
+	mi := &file_waypost_v1_operator_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5012,7 +5088,7 @@ func (x *Cordon) String() string {
 func (*Cordon) ProtoMessage() {}
 
 func (x *Cordon) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[56]
+	mi := &file_waypost_v1_operator_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5025,7 +5101,7 @@ func (x *Cordon) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cordon.ProtoReflect.Descriptor instead.
 func (*Cordon) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{56}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *Cordon) GetSelector() string {
@@ -5084,7 +5160,7 @@ type CordonTargetRequest struct {
 
 func (x *CordonTargetRequest) Reset() {
 	*x = CordonTargetRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[57]
+	mi := &file_waypost_v1_operator_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5096,7 +5172,7 @@ func (x *CordonTargetRequest) String() string {
 func (*CordonTargetRequest) ProtoMessage() {}
 
 func (x *CordonTargetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[57]
+	mi := &file_waypost_v1_operator_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5109,7 +5185,7 @@ func (x *CordonTargetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonTargetRequest.ProtoReflect.Descriptor instead.
 func (*CordonTargetRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{57}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *CordonTargetRequest) GetSelector() string {
@@ -5164,7 +5240,7 @@ type CordonTargetResponse struct {
 
 func (x *CordonTargetResponse) Reset() {
 	*x = CordonTargetResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[58]
+	mi := &file_waypost_v1_operator_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5176,7 +5252,7 @@ func (x *CordonTargetResponse) String() string {
 func (*CordonTargetResponse) ProtoMessage() {}
 
 func (x *CordonTargetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[58]
+	mi := &file_waypost_v1_operator_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5189,7 +5265,7 @@ func (x *CordonTargetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonTargetResponse.ProtoReflect.Descriptor instead.
 func (*CordonTargetResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{58}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *CordonTargetResponse) GetCordon() *Cordon {
@@ -5238,7 +5314,7 @@ type UncordonTargetRequest struct {
 
 func (x *UncordonTargetRequest) Reset() {
 	*x = UncordonTargetRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[59]
+	mi := &file_waypost_v1_operator_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5250,7 +5326,7 @@ func (x *UncordonTargetRequest) String() string {
 func (*UncordonTargetRequest) ProtoMessage() {}
 
 func (x *UncordonTargetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[59]
+	mi := &file_waypost_v1_operator_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5263,7 +5339,7 @@ func (x *UncordonTargetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UncordonTargetRequest.ProtoReflect.Descriptor instead.
 func (*UncordonTargetRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{59}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *UncordonTargetRequest) GetSelector() string {
@@ -5307,7 +5383,7 @@ type UncordonTargetResponse struct {
 
 func (x *UncordonTargetResponse) Reset() {
 	*x = UncordonTargetResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[60]
+	mi := &file_waypost_v1_operator_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5319,7 +5395,7 @@ func (x *UncordonTargetResponse) String() string {
 func (*UncordonTargetResponse) ProtoMessage() {}
 
 func (x *UncordonTargetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[60]
+	mi := &file_waypost_v1_operator_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5332,7 +5408,7 @@ func (x *UncordonTargetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UncordonTargetResponse.ProtoReflect.Descriptor instead.
 func (*UncordonTargetResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{60}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *UncordonTargetResponse) GetRemoved() bool {
@@ -5362,7 +5438,7 @@ type InspectWorkerRequest struct {
 
 func (x *InspectWorkerRequest) Reset() {
 	*x = InspectWorkerRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[61]
+	mi := &file_waypost_v1_operator_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5374,7 +5450,7 @@ func (x *InspectWorkerRequest) String() string {
 func (*InspectWorkerRequest) ProtoMessage() {}
 
 func (x *InspectWorkerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[61]
+	mi := &file_waypost_v1_operator_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5387,7 +5463,7 @@ func (x *InspectWorkerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectWorkerRequest.ProtoReflect.Descriptor instead.
 func (*InspectWorkerRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{61}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *InspectWorkerRequest) GetWorker() string {
@@ -5461,7 +5537,7 @@ type InspectWorkerResponse struct {
 
 func (x *InspectWorkerResponse) Reset() {
 	*x = InspectWorkerResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[62]
+	mi := &file_waypost_v1_operator_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5473,7 +5549,7 @@ func (x *InspectWorkerResponse) String() string {
 func (*InspectWorkerResponse) ProtoMessage() {}
 
 func (x *InspectWorkerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[62]
+	mi := &file_waypost_v1_operator_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5486,7 +5562,7 @@ func (x *InspectWorkerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectWorkerResponse.ProtoReflect.Descriptor instead.
 func (*InspectWorkerResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{62}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *InspectWorkerResponse) GetWorker() string {
@@ -5677,7 +5753,7 @@ type StreamComparison struct {
 
 func (x *StreamComparison) Reset() {
 	*x = StreamComparison{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[63]
+	mi := &file_waypost_v1_operator_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5689,7 +5765,7 @@ func (x *StreamComparison) String() string {
 func (*StreamComparison) ProtoMessage() {}
 
 func (x *StreamComparison) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[63]
+	mi := &file_waypost_v1_operator_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5702,7 +5778,7 @@ func (x *StreamComparison) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamComparison.ProtoReflect.Descriptor instead.
 func (*StreamComparison) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{63}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *StreamComparison) GetEqual() uint32 {
@@ -5776,7 +5852,7 @@ type DifferingKey struct {
 
 func (x *DifferingKey) Reset() {
 	*x = DifferingKey{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[64]
+	mi := &file_waypost_v1_operator_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5788,7 +5864,7 @@ func (x *DifferingKey) String() string {
 func (*DifferingKey) ProtoMessage() {}
 
 func (x *DifferingKey) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[64]
+	mi := &file_waypost_v1_operator_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5801,7 +5877,7 @@ func (x *DifferingKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DifferingKey.ProtoReflect.Descriptor instead.
 func (*DifferingKey) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{64}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *DifferingKey) GetHow() string {
@@ -5838,7 +5914,7 @@ type GetTopologyRequest struct {
 
 func (x *GetTopologyRequest) Reset() {
 	*x = GetTopologyRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[65]
+	mi := &file_waypost_v1_operator_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5850,7 +5926,7 @@ func (x *GetTopologyRequest) String() string {
 func (*GetTopologyRequest) ProtoMessage() {}
 
 func (x *GetTopologyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[65]
+	mi := &file_waypost_v1_operator_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5863,7 +5939,7 @@ func (x *GetTopologyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTopologyRequest.ProtoReflect.Descriptor instead.
 func (*GetTopologyRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{65}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *GetTopologyRequest) GetFrom() string {
@@ -5901,7 +5977,7 @@ type GetTopologyResponse struct {
 
 func (x *GetTopologyResponse) Reset() {
 	*x = GetTopologyResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[66]
+	mi := &file_waypost_v1_operator_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5913,7 +5989,7 @@ func (x *GetTopologyResponse) String() string {
 func (*GetTopologyResponse) ProtoMessage() {}
 
 func (x *GetTopologyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[66]
+	mi := &file_waypost_v1_operator_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5926,7 +6002,7 @@ func (x *GetTopologyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTopologyResponse.ProtoReflect.Descriptor instead.
 func (*GetTopologyResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{66}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *GetTopologyResponse) GetHosts() []*TopologyHost {
@@ -5993,7 +6069,7 @@ type TopologyHost struct {
 
 func (x *TopologyHost) Reset() {
 	*x = TopologyHost{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[67]
+	mi := &file_waypost_v1_operator_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6005,7 +6081,7 @@ func (x *TopologyHost) String() string {
 func (*TopologyHost) ProtoMessage() {}
 
 func (x *TopologyHost) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[67]
+	mi := &file_waypost_v1_operator_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6018,7 +6094,7 @@ func (x *TopologyHost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopologyHost.ProtoReflect.Descriptor instead.
 func (*TopologyHost) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{67}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *TopologyHost) GetName() string {
@@ -6096,7 +6172,7 @@ type TopologyLink struct {
 
 func (x *TopologyLink) Reset() {
 	*x = TopologyLink{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[68]
+	mi := &file_waypost_v1_operator_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6108,7 +6184,7 @@ func (x *TopologyLink) String() string {
 func (*TopologyLink) ProtoMessage() {}
 
 func (x *TopologyLink) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[68]
+	mi := &file_waypost_v1_operator_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6121,7 +6197,7 @@ func (x *TopologyLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopologyLink.ProtoReflect.Descriptor instead.
 func (*TopologyLink) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{68}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *TopologyLink) GetName() string {
@@ -6233,7 +6309,7 @@ type TransferPair struct {
 
 func (x *TransferPair) Reset() {
 	*x = TransferPair{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[69]
+	mi := &file_waypost_v1_operator_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6245,7 +6321,7 @@ func (x *TransferPair) String() string {
 func (*TransferPair) ProtoMessage() {}
 
 func (x *TransferPair) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[69]
+	mi := &file_waypost_v1_operator_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6258,7 +6334,7 @@ func (x *TransferPair) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferPair.ProtoReflect.Descriptor instead.
 func (*TransferPair) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{69}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *TransferPair) GetFrom() string {
@@ -6346,7 +6422,7 @@ type TransferPrice struct {
 
 func (x *TransferPrice) Reset() {
 	*x = TransferPrice{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[70]
+	mi := &file_waypost_v1_operator_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6358,7 +6434,7 @@ func (x *TransferPrice) String() string {
 func (*TransferPrice) ProtoMessage() {}
 
 func (x *TransferPrice) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[70]
+	mi := &file_waypost_v1_operator_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6371,7 +6447,7 @@ func (x *TransferPrice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferPrice.ProtoReflect.Descriptor instead.
 func (*TransferPrice) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{70}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *TransferPrice) GetFrom() string {
@@ -6459,7 +6535,7 @@ type TransferCost struct {
 
 func (x *TransferCost) Reset() {
 	*x = TransferCost{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[71]
+	mi := &file_waypost_v1_operator_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6471,7 +6547,7 @@ func (x *TransferCost) String() string {
 func (*TransferCost) ProtoMessage() {}
 
 func (x *TransferCost) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[71]
+	mi := &file_waypost_v1_operator_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6484,7 +6560,7 @@ func (x *TransferCost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransferCost.ProtoReflect.Descriptor instead.
 func (*TransferCost) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{71}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *TransferCost) GetTokens() uint32 {
@@ -6519,7 +6595,7 @@ type GetBoundaryRequest struct {
 
 func (x *GetBoundaryRequest) Reset() {
 	*x = GetBoundaryRequest{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[72]
+	mi := &file_waypost_v1_operator_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6531,7 +6607,7 @@ func (x *GetBoundaryRequest) String() string {
 func (*GetBoundaryRequest) ProtoMessage() {}
 
 func (x *GetBoundaryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[72]
+	mi := &file_waypost_v1_operator_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6544,7 +6620,7 @@ func (x *GetBoundaryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetBoundaryRequest.ProtoReflect.Descriptor instead.
 func (*GetBoundaryRequest) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{72}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *GetBoundaryRequest) GetPool() string {
@@ -6565,7 +6641,7 @@ type GetBoundaryResponse struct {
 
 func (x *GetBoundaryResponse) Reset() {
 	*x = GetBoundaryResponse{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[73]
+	mi := &file_waypost_v1_operator_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6577,7 +6653,7 @@ func (x *GetBoundaryResponse) String() string {
 func (*GetBoundaryResponse) ProtoMessage() {}
 
 func (x *GetBoundaryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[73]
+	mi := &file_waypost_v1_operator_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6590,7 +6666,7 @@ func (x *GetBoundaryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetBoundaryResponse.ProtoReflect.Descriptor instead.
 func (*GetBoundaryResponse) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{73}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *GetBoundaryResponse) GetPools() []*PoolBoundary {
@@ -6613,7 +6689,7 @@ type PoolBoundary struct {
 
 func (x *PoolBoundary) Reset() {
 	*x = PoolBoundary{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[74]
+	mi := &file_waypost_v1_operator_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6625,7 +6701,7 @@ func (x *PoolBoundary) String() string {
 func (*PoolBoundary) ProtoMessage() {}
 
 func (x *PoolBoundary) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[74]
+	mi := &file_waypost_v1_operator_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6638,7 +6714,7 @@ func (x *PoolBoundary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolBoundary.ProtoReflect.Descriptor instead.
 func (*PoolBoundary) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{74}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *PoolBoundary) GetPool() string {
@@ -6692,7 +6768,7 @@ type WorkerBoundary struct {
 
 func (x *WorkerBoundary) Reset() {
 	*x = WorkerBoundary{}
-	mi := &file_waypost_v1_operator_proto_msgTypes[75]
+	mi := &file_waypost_v1_operator_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6704,7 +6780,7 @@ func (x *WorkerBoundary) String() string {
 func (*WorkerBoundary) ProtoMessage() {}
 
 func (x *WorkerBoundary) ProtoReflect() protoreflect.Message {
-	mi := &file_waypost_v1_operator_proto_msgTypes[75]
+	mi := &file_waypost_v1_operator_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6717,7 +6793,7 @@ func (x *WorkerBoundary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerBoundary.ProtoReflect.Descriptor instead.
 func (*WorkerBoundary) Descriptor() ([]byte, []int) {
-	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{75}
+	return file_waypost_v1_operator_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *WorkerBoundary) GetWorker() string {
@@ -6855,7 +6931,8 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"\x04host\x18\x03 \x01(\tR\x04host\x12\x14\n" +
 	"\x05state\x18\x04 \x01(\tR\x05state\"C\n" +
 	"\x13ListWorkersResponse\x12,\n" +
-	"\aworkers\x18\x01 \x03(\v2\x12.waypost.v1.WorkerR\aworkers\"\xea\t\n" +
+	"\aworkers\x18\x01 \x03(\v2\x12.waypost.v1.WorkerR\aworkers\"\xa2\n" +
+	"\n" +
 	"\x06Worker\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04pool\x18\x02 \x01(\tR\x04pool\x12\x14\n" +
@@ -6896,7 +6973,8 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"\x0epending_claims\x18+ \x01(\rR\rpendingClaims\x12!\n" +
 	"\fspeed_source\x18, \x01(\tR\vspeedSource\x12\x12\n" +
 	"\x04role\x18- \x01(\tR\x04role\x125\n" +
-	"\btransfer\x18. \x01(\v2\x19.waypost.v1.TransferFactsR\btransfer\x12*\n" +
+	"\btransfer\x18. \x01(\v2\x19.waypost.v1.TransferFactsR\btransfer\x126\n" +
+	"\thost_tier\x18= \x01(\v2\x19.waypost.v1.HostTierFactsR\bhostTier\x12*\n" +
 	"\x06learnt\x18/ \x01(\v2\x12.waypost.v1.LearntR\x06learnt\x12\x1b\n" +
 	"\tin_flight\x180 \x01(\rR\binFlight\x12-\n" +
 	"\x05group\x18d \x03(\v2\x17.waypost.v1.GroupMemberR\x05group\x1a:\n" +
@@ -6915,7 +6993,12 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"\fside_channel\x18\x02 \x01(\tR\vsideChannel\x12 \n" +
 	"\vfingerprint\x18\x03 \x01(\tR\vfingerprint\x12#\n" +
 	"\rexported_tier\x18\x04 \x01(\tR\fexportedTier\x12+\n" +
-	"\x12kv_bytes_per_token\x18\x05 \x01(\x01R\x0fkvBytesPerToken\"\xeb\x01\n" +
+	"\x12kv_bytes_per_token\x18\x05 \x01(\x01R\x0fkvBytesPerToken\"\x8a\x01\n" +
+	"\rHostTierFacts\x12+\n" +
+	"\x12kv_bytes_per_token\x18\x01 \x01(\x01R\x0fkvBytesPerToken\x12+\n" +
+	"\x12link_bytes_per_sec\x18\x02 \x01(\x01R\x0flinkBytesPerSec\x12\x1f\n" +
+	"\vlink_source\x18\x03 \x01(\tR\n" +
+	"linkSource\"\xeb\x01\n" +
 	"\x06Learnt\x12\x1a\n" +
 	"\boutcomes\x18\x01 \x01(\x01R\boutcomes\x12\x1f\n" +
 	"\vbias_tokens\x18\x02 \x01(\x11R\n" +
@@ -7458,7 +7541,7 @@ func file_waypost_v1_operator_proto_rawDescGZIP() []byte {
 	return file_waypost_v1_operator_proto_rawDescData
 }
 
-var file_waypost_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 86)
+var file_waypost_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 87)
 var file_waypost_v1_operator_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),         // 0: waypost.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),        // 1: waypost.v1.GetStatusResponse
@@ -7469,187 +7552,189 @@ var file_waypost_v1_operator_proto_goTypes = []any{
 	(*Worker)(nil),                   // 6: waypost.v1.Worker
 	(*GroupMember)(nil),              // 7: waypost.v1.GroupMember
 	(*TransferFacts)(nil),            // 8: waypost.v1.TransferFacts
-	(*Learnt)(nil),                   // 9: waypost.v1.Learnt
-	(*TermError)(nil),                // 10: waypost.v1.TermError
-	(*WatchRequest)(nil),             // 11: waypost.v1.WatchRequest
-	(*WatchResponse)(nil),            // 12: waypost.v1.WatchResponse
-	(*Event)(nil),                    // 13: waypost.v1.Event
-	(*ExplainWorkerRequest)(nil),     // 14: waypost.v1.ExplainWorkerRequest
-	(*ExplainWorkerResponse)(nil),    // 15: waypost.v1.ExplainWorkerResponse
-	(*PresentPrice)(nil),             // 16: waypost.v1.PresentPrice
-	(*GetReuseRequest)(nil),          // 17: waypost.v1.GetReuseRequest
-	(*GetReuseResponse)(nil),         // 18: waypost.v1.GetReuseResponse
-	(*PoolReuse)(nil),                // 19: waypost.v1.PoolReuse
-	(*MemoReuse)(nil),                // 20: waypost.v1.MemoReuse
-	(*WorkerReuse)(nil),              // 21: waypost.v1.WorkerReuse
-	(*DoctorRequest)(nil),            // 22: waypost.v1.DoctorRequest
-	(*DoctorResponse)(nil),           // 23: waypost.v1.DoctorResponse
-	(*Check)(nil),                    // 24: waypost.v1.Check
-	(*ListHostsRequest)(nil),         // 25: waypost.v1.ListHostsRequest
-	(*ListHostsResponse)(nil),        // 26: waypost.v1.ListHostsResponse
-	(*Host)(nil),                     // 27: waypost.v1.Host
-	(*ListGpusRequest)(nil),          // 28: waypost.v1.ListGpusRequest
-	(*ListGpusResponse)(nil),         // 29: waypost.v1.ListGpusResponse
-	(*HostGpu)(nil),                  // 30: waypost.v1.HostGpu
-	(*GpuHost)(nil),                  // 31: waypost.v1.GpuHost
-	(*ProbeLinkRequest)(nil),         // 32: waypost.v1.ProbeLinkRequest
-	(*ProbeLinkResponse)(nil),        // 33: waypost.v1.ProbeLinkResponse
-	(*AckGpuRequest)(nil),            // 34: waypost.v1.AckGpuRequest
-	(*AckGpuResponse)(nil),           // 35: waypost.v1.AckGpuResponse
-	(*HostFacts)(nil),                // 36: waypost.v1.HostFacts
-	(*NetworkInterface)(nil),         // 37: waypost.v1.NetworkInterface
-	(*Gpu)(nil),                      // 38: waypost.v1.Gpu
-	(*GpuInstance)(nil),              // 39: waypost.v1.GpuInstance
-	(*GpuWay)(nil),                   // 40: waypost.v1.GpuWay
-	(*NicDistance)(nil),              // 41: waypost.v1.NicDistance
-	(*XidEvent)(nil),                 // 42: waypost.v1.XidEvent
-	(*GpuProcess)(nil),               // 43: waypost.v1.GpuProcess
-	(*ListMembersRequest)(nil),       // 44: waypost.v1.ListMembersRequest
-	(*ListMembersResponse)(nil),      // 45: waypost.v1.ListMembersResponse
-	(*Member)(nil),                   // 46: waypost.v1.Member
-	(*ListCoordinatorsRequest)(nil),  // 47: waypost.v1.ListCoordinatorsRequest
-	(*ListCoordinatorsResponse)(nil), // 48: waypost.v1.ListCoordinatorsResponse
-	(*Coordinator)(nil),              // 49: waypost.v1.Coordinator
-	(*GetFleetRequest)(nil),          // 50: waypost.v1.GetFleetRequest
-	(*GetFleetResponse)(nil),         // 51: waypost.v1.GetFleetResponse
-	(*PutFleetRequest)(nil),          // 52: waypost.v1.PutFleetRequest
-	(*PutFleetResponse)(nil),         // 53: waypost.v1.PutFleetResponse
-	(*FleetEffect)(nil),              // 54: waypost.v1.FleetEffect
-	(*EffectExample)(nil),            // 55: waypost.v1.EffectExample
-	(*Cordon)(nil),                   // 56: waypost.v1.Cordon
-	(*CordonTargetRequest)(nil),      // 57: waypost.v1.CordonTargetRequest
-	(*CordonTargetResponse)(nil),     // 58: waypost.v1.CordonTargetResponse
-	(*UncordonTargetRequest)(nil),    // 59: waypost.v1.UncordonTargetRequest
-	(*UncordonTargetResponse)(nil),   // 60: waypost.v1.UncordonTargetResponse
-	(*InspectWorkerRequest)(nil),     // 61: waypost.v1.InspectWorkerRequest
-	(*InspectWorkerResponse)(nil),    // 62: waypost.v1.InspectWorkerResponse
-	(*StreamComparison)(nil),         // 63: waypost.v1.StreamComparison
-	(*DifferingKey)(nil),             // 64: waypost.v1.DifferingKey
-	(*GetTopologyRequest)(nil),       // 65: waypost.v1.GetTopologyRequest
-	(*GetTopologyResponse)(nil),      // 66: waypost.v1.GetTopologyResponse
-	(*TopologyHost)(nil),             // 67: waypost.v1.TopologyHost
-	(*TopologyLink)(nil),             // 68: waypost.v1.TopologyLink
-	(*TransferPair)(nil),             // 69: waypost.v1.TransferPair
-	(*TransferPrice)(nil),            // 70: waypost.v1.TransferPrice
-	(*TransferCost)(nil),             // 71: waypost.v1.TransferCost
-	(*GetBoundaryRequest)(nil),       // 72: waypost.v1.GetBoundaryRequest
-	(*GetBoundaryResponse)(nil),      // 73: waypost.v1.GetBoundaryResponse
-	(*PoolBoundary)(nil),             // 74: waypost.v1.PoolBoundary
-	(*WorkerBoundary)(nil),           // 75: waypost.v1.WorkerBoundary
-	nil,                              // 76: waypost.v1.Worker.HeadersEntry
-	nil,                              // 77: waypost.v1.Event.FieldsEntry
-	nil,                              // 78: waypost.v1.ExplainWorkerResponse.LostByEntry
-	nil,                              // 79: waypost.v1.ExplainWorkerResponse.ExcludedEntry
-	nil,                              // 80: waypost.v1.PoolReuse.ClassesEntry
-	nil,                              // 81: waypost.v1.PoolReuse.LostTokensEntry
-	nil,                              // 82: waypost.v1.MemoReuse.LearntEntry
-	nil,                              // 83: waypost.v1.Gpu.MissingEntry
-	nil,                              // 84: waypost.v1.InspectWorkerResponse.FramesEntry
-	nil,                              // 85: waypost.v1.InspectWorkerResponse.ResyncsEntry
-	(*Terms)(nil),                    // 86: waypost.v1.Terms
+	(*HostTierFacts)(nil),            // 9: waypost.v1.HostTierFacts
+	(*Learnt)(nil),                   // 10: waypost.v1.Learnt
+	(*TermError)(nil),                // 11: waypost.v1.TermError
+	(*WatchRequest)(nil),             // 12: waypost.v1.WatchRequest
+	(*WatchResponse)(nil),            // 13: waypost.v1.WatchResponse
+	(*Event)(nil),                    // 14: waypost.v1.Event
+	(*ExplainWorkerRequest)(nil),     // 15: waypost.v1.ExplainWorkerRequest
+	(*ExplainWorkerResponse)(nil),    // 16: waypost.v1.ExplainWorkerResponse
+	(*PresentPrice)(nil),             // 17: waypost.v1.PresentPrice
+	(*GetReuseRequest)(nil),          // 18: waypost.v1.GetReuseRequest
+	(*GetReuseResponse)(nil),         // 19: waypost.v1.GetReuseResponse
+	(*PoolReuse)(nil),                // 20: waypost.v1.PoolReuse
+	(*MemoReuse)(nil),                // 21: waypost.v1.MemoReuse
+	(*WorkerReuse)(nil),              // 22: waypost.v1.WorkerReuse
+	(*DoctorRequest)(nil),            // 23: waypost.v1.DoctorRequest
+	(*DoctorResponse)(nil),           // 24: waypost.v1.DoctorResponse
+	(*Check)(nil),                    // 25: waypost.v1.Check
+	(*ListHostsRequest)(nil),         // 26: waypost.v1.ListHostsRequest
+	(*ListHostsResponse)(nil),        // 27: waypost.v1.ListHostsResponse
+	(*Host)(nil),                     // 28: waypost.v1.Host
+	(*ListGpusRequest)(nil),          // 29: waypost.v1.ListGpusRequest
+	(*ListGpusResponse)(nil),         // 30: waypost.v1.ListGpusResponse
+	(*HostGpu)(nil),                  // 31: waypost.v1.HostGpu
+	(*GpuHost)(nil),                  // 32: waypost.v1.GpuHost
+	(*ProbeLinkRequest)(nil),         // 33: waypost.v1.ProbeLinkRequest
+	(*ProbeLinkResponse)(nil),        // 34: waypost.v1.ProbeLinkResponse
+	(*AckGpuRequest)(nil),            // 35: waypost.v1.AckGpuRequest
+	(*AckGpuResponse)(nil),           // 36: waypost.v1.AckGpuResponse
+	(*HostFacts)(nil),                // 37: waypost.v1.HostFacts
+	(*NetworkInterface)(nil),         // 38: waypost.v1.NetworkInterface
+	(*Gpu)(nil),                      // 39: waypost.v1.Gpu
+	(*GpuInstance)(nil),              // 40: waypost.v1.GpuInstance
+	(*GpuWay)(nil),                   // 41: waypost.v1.GpuWay
+	(*NicDistance)(nil),              // 42: waypost.v1.NicDistance
+	(*XidEvent)(nil),                 // 43: waypost.v1.XidEvent
+	(*GpuProcess)(nil),               // 44: waypost.v1.GpuProcess
+	(*ListMembersRequest)(nil),       // 45: waypost.v1.ListMembersRequest
+	(*ListMembersResponse)(nil),      // 46: waypost.v1.ListMembersResponse
+	(*Member)(nil),                   // 47: waypost.v1.Member
+	(*ListCoordinatorsRequest)(nil),  // 48: waypost.v1.ListCoordinatorsRequest
+	(*ListCoordinatorsResponse)(nil), // 49: waypost.v1.ListCoordinatorsResponse
+	(*Coordinator)(nil),              // 50: waypost.v1.Coordinator
+	(*GetFleetRequest)(nil),          // 51: waypost.v1.GetFleetRequest
+	(*GetFleetResponse)(nil),         // 52: waypost.v1.GetFleetResponse
+	(*PutFleetRequest)(nil),          // 53: waypost.v1.PutFleetRequest
+	(*PutFleetResponse)(nil),         // 54: waypost.v1.PutFleetResponse
+	(*FleetEffect)(nil),              // 55: waypost.v1.FleetEffect
+	(*EffectExample)(nil),            // 56: waypost.v1.EffectExample
+	(*Cordon)(nil),                   // 57: waypost.v1.Cordon
+	(*CordonTargetRequest)(nil),      // 58: waypost.v1.CordonTargetRequest
+	(*CordonTargetResponse)(nil),     // 59: waypost.v1.CordonTargetResponse
+	(*UncordonTargetRequest)(nil),    // 60: waypost.v1.UncordonTargetRequest
+	(*UncordonTargetResponse)(nil),   // 61: waypost.v1.UncordonTargetResponse
+	(*InspectWorkerRequest)(nil),     // 62: waypost.v1.InspectWorkerRequest
+	(*InspectWorkerResponse)(nil),    // 63: waypost.v1.InspectWorkerResponse
+	(*StreamComparison)(nil),         // 64: waypost.v1.StreamComparison
+	(*DifferingKey)(nil),             // 65: waypost.v1.DifferingKey
+	(*GetTopologyRequest)(nil),       // 66: waypost.v1.GetTopologyRequest
+	(*GetTopologyResponse)(nil),      // 67: waypost.v1.GetTopologyResponse
+	(*TopologyHost)(nil),             // 68: waypost.v1.TopologyHost
+	(*TopologyLink)(nil),             // 69: waypost.v1.TopologyLink
+	(*TransferPair)(nil),             // 70: waypost.v1.TransferPair
+	(*TransferPrice)(nil),            // 71: waypost.v1.TransferPrice
+	(*TransferCost)(nil),             // 72: waypost.v1.TransferCost
+	(*GetBoundaryRequest)(nil),       // 73: waypost.v1.GetBoundaryRequest
+	(*GetBoundaryResponse)(nil),      // 74: waypost.v1.GetBoundaryResponse
+	(*PoolBoundary)(nil),             // 75: waypost.v1.PoolBoundary
+	(*WorkerBoundary)(nil),           // 76: waypost.v1.WorkerBoundary
+	nil,                              // 77: waypost.v1.Worker.HeadersEntry
+	nil,                              // 78: waypost.v1.Event.FieldsEntry
+	nil,                              // 79: waypost.v1.ExplainWorkerResponse.LostByEntry
+	nil,                              // 80: waypost.v1.ExplainWorkerResponse.ExcludedEntry
+	nil,                              // 81: waypost.v1.PoolReuse.ClassesEntry
+	nil,                              // 82: waypost.v1.PoolReuse.LostTokensEntry
+	nil,                              // 83: waypost.v1.MemoReuse.LearntEntry
+	nil,                              // 84: waypost.v1.Gpu.MissingEntry
+	nil,                              // 85: waypost.v1.InspectWorkerResponse.FramesEntry
+	nil,                              // 86: waypost.v1.InspectWorkerResponse.ResyncsEntry
+	(*Terms)(nil),                    // 87: waypost.v1.Terms
 }
 var file_waypost_v1_operator_proto_depIdxs = []int32{
 	2,  // 0: waypost.v1.GetStatusResponse.pools:type_name -> waypost.v1.PoolStatus
 	3,  // 1: waypost.v1.GetStatusResponse.problems:type_name -> waypost.v1.Problem
-	56, // 2: waypost.v1.GetStatusResponse.cordons:type_name -> waypost.v1.Cordon
+	57, // 2: waypost.v1.GetStatusResponse.cordons:type_name -> waypost.v1.Cordon
 	6,  // 3: waypost.v1.ListWorkersResponse.workers:type_name -> waypost.v1.Worker
-	76, // 4: waypost.v1.Worker.headers:type_name -> waypost.v1.Worker.HeadersEntry
-	56, // 5: waypost.v1.Worker.cordon:type_name -> waypost.v1.Cordon
+	77, // 4: waypost.v1.Worker.headers:type_name -> waypost.v1.Worker.HeadersEntry
+	57, // 5: waypost.v1.Worker.cordon:type_name -> waypost.v1.Cordon
 	8,  // 6: waypost.v1.Worker.transfer:type_name -> waypost.v1.TransferFacts
-	9,  // 7: waypost.v1.Worker.learnt:type_name -> waypost.v1.Learnt
-	7,  // 8: waypost.v1.Worker.group:type_name -> waypost.v1.GroupMember
-	10, // 9: waypost.v1.Learnt.errors:type_name -> waypost.v1.TermError
-	6,  // 10: waypost.v1.WatchResponse.worker:type_name -> waypost.v1.Worker
-	46, // 11: waypost.v1.WatchResponse.member:type_name -> waypost.v1.Member
-	51, // 12: waypost.v1.WatchResponse.fleet:type_name -> waypost.v1.GetFleetResponse
-	13, // 13: waypost.v1.WatchResponse.event:type_name -> waypost.v1.Event
-	77, // 14: waypost.v1.Event.fields:type_name -> waypost.v1.Event.FieldsEntry
-	6,  // 15: waypost.v1.ExplainWorkerResponse.worker:type_name -> waypost.v1.Worker
-	78, // 16: waypost.v1.ExplainWorkerResponse.lost_by:type_name -> waypost.v1.ExplainWorkerResponse.LostByEntry
-	79, // 17: waypost.v1.ExplainWorkerResponse.excluded:type_name -> waypost.v1.ExplainWorkerResponse.ExcludedEntry
-	16, // 18: waypost.v1.ExplainWorkerResponse.present:type_name -> waypost.v1.PresentPrice
-	86, // 19: waypost.v1.PresentPrice.terms:type_name -> waypost.v1.Terms
-	86, // 20: waypost.v1.PresentPrice.chosen:type_name -> waypost.v1.Terms
-	19, // 21: waypost.v1.GetReuseResponse.pools:type_name -> waypost.v1.PoolReuse
-	80, // 22: waypost.v1.PoolReuse.classes:type_name -> waypost.v1.PoolReuse.ClassesEntry
-	81, // 23: waypost.v1.PoolReuse.lost_tokens:type_name -> waypost.v1.PoolReuse.LostTokensEntry
-	21, // 24: waypost.v1.PoolReuse.worst:type_name -> waypost.v1.WorkerReuse
-	20, // 25: waypost.v1.PoolReuse.memo:type_name -> waypost.v1.MemoReuse
-	82, // 26: waypost.v1.MemoReuse.learnt:type_name -> waypost.v1.MemoReuse.LearntEntry
-	24, // 27: waypost.v1.DoctorResponse.checks:type_name -> waypost.v1.Check
-	27, // 28: waypost.v1.ListHostsResponse.hosts:type_name -> waypost.v1.Host
-	38, // 29: waypost.v1.Host.gpus:type_name -> waypost.v1.Gpu
-	36, // 30: waypost.v1.Host.facts:type_name -> waypost.v1.HostFacts
-	30, // 31: waypost.v1.ListGpusResponse.gpus:type_name -> waypost.v1.HostGpu
-	31, // 32: waypost.v1.ListGpusResponse.without:type_name -> waypost.v1.GpuHost
-	38, // 33: waypost.v1.HostGpu.gpu:type_name -> waypost.v1.Gpu
-	68, // 34: waypost.v1.ProbeLinkResponse.link:type_name -> waypost.v1.TopologyLink
-	37, // 35: waypost.v1.HostFacts.interfaces:type_name -> waypost.v1.NetworkInterface
-	42, // 36: waypost.v1.Gpu.xids:type_name -> waypost.v1.XidEvent
-	43, // 37: waypost.v1.Gpu.processes:type_name -> waypost.v1.GpuProcess
-	39, // 38: waypost.v1.Gpu.instances:type_name -> waypost.v1.GpuInstance
-	40, // 39: waypost.v1.Gpu.ways:type_name -> waypost.v1.GpuWay
-	41, // 40: waypost.v1.Gpu.nics:type_name -> waypost.v1.NicDistance
-	83, // 41: waypost.v1.Gpu.missing:type_name -> waypost.v1.Gpu.MissingEntry
-	46, // 42: waypost.v1.ListMembersResponse.members:type_name -> waypost.v1.Member
-	49, // 43: waypost.v1.ListCoordinatorsResponse.coordinators:type_name -> waypost.v1.Coordinator
-	54, // 44: waypost.v1.PutFleetResponse.effect:type_name -> waypost.v1.FleetEffect
-	55, // 45: waypost.v1.FleetEffect.worst:type_name -> waypost.v1.EffectExample
-	56, // 46: waypost.v1.CordonTargetResponse.cordon:type_name -> waypost.v1.Cordon
-	84, // 47: waypost.v1.InspectWorkerResponse.frames:type_name -> waypost.v1.InspectWorkerResponse.FramesEntry
-	85, // 48: waypost.v1.InspectWorkerResponse.resyncs:type_name -> waypost.v1.InspectWorkerResponse.ResyncsEntry
-	63, // 49: waypost.v1.InspectWorkerResponse.comparison:type_name -> waypost.v1.StreamComparison
-	64, // 50: waypost.v1.StreamComparison.keys:type_name -> waypost.v1.DifferingKey
-	67, // 51: waypost.v1.GetTopologyResponse.hosts:type_name -> waypost.v1.TopologyHost
-	68, // 52: waypost.v1.GetTopologyResponse.links:type_name -> waypost.v1.TopologyLink
-	69, // 53: waypost.v1.GetTopologyResponse.pairs:type_name -> waypost.v1.TransferPair
-	70, // 54: waypost.v1.GetTopologyResponse.prices:type_name -> waypost.v1.TransferPrice
-	71, // 55: waypost.v1.TransferPrice.costs:type_name -> waypost.v1.TransferCost
-	74, // 56: waypost.v1.GetBoundaryResponse.pools:type_name -> waypost.v1.PoolBoundary
-	75, // 57: waypost.v1.PoolBoundary.workers:type_name -> waypost.v1.WorkerBoundary
-	0,  // 58: waypost.v1.OperatorService.GetStatus:input_type -> waypost.v1.GetStatusRequest
-	4,  // 59: waypost.v1.OperatorService.ListWorkers:input_type -> waypost.v1.ListWorkersRequest
-	25, // 60: waypost.v1.OperatorService.ListHosts:input_type -> waypost.v1.ListHostsRequest
-	28, // 61: waypost.v1.OperatorService.ListGpus:input_type -> waypost.v1.ListGpusRequest
-	34, // 62: waypost.v1.OperatorService.AckGpu:input_type -> waypost.v1.AckGpuRequest
-	44, // 63: waypost.v1.OperatorService.ListMembers:input_type -> waypost.v1.ListMembersRequest
-	47, // 64: waypost.v1.OperatorService.ListCoordinators:input_type -> waypost.v1.ListCoordinatorsRequest
-	50, // 65: waypost.v1.OperatorService.GetFleet:input_type -> waypost.v1.GetFleetRequest
-	52, // 66: waypost.v1.OperatorService.PutFleet:input_type -> waypost.v1.PutFleetRequest
-	57, // 67: waypost.v1.OperatorService.CordonTarget:input_type -> waypost.v1.CordonTargetRequest
-	59, // 68: waypost.v1.OperatorService.UncordonTarget:input_type -> waypost.v1.UncordonTargetRequest
-	14, // 69: waypost.v1.OperatorService.ExplainWorker:input_type -> waypost.v1.ExplainWorkerRequest
-	17, // 70: waypost.v1.OperatorService.GetReuse:input_type -> waypost.v1.GetReuseRequest
-	65, // 71: waypost.v1.OperatorService.GetTopology:input_type -> waypost.v1.GetTopologyRequest
-	32, // 72: waypost.v1.OperatorService.ProbeLink:input_type -> waypost.v1.ProbeLinkRequest
-	61, // 73: waypost.v1.OperatorService.InspectWorker:input_type -> waypost.v1.InspectWorkerRequest
-	22, // 74: waypost.v1.OperatorService.Doctor:input_type -> waypost.v1.DoctorRequest
-	72, // 75: waypost.v1.OperatorService.GetBoundary:input_type -> waypost.v1.GetBoundaryRequest
-	11, // 76: waypost.v1.OperatorService.Watch:input_type -> waypost.v1.WatchRequest
-	1,  // 77: waypost.v1.OperatorService.GetStatus:output_type -> waypost.v1.GetStatusResponse
-	5,  // 78: waypost.v1.OperatorService.ListWorkers:output_type -> waypost.v1.ListWorkersResponse
-	26, // 79: waypost.v1.OperatorService.ListHosts:output_type -> waypost.v1.ListHostsResponse
-	29, // 80: waypost.v1.OperatorService.ListGpus:output_type -> waypost.v1.ListGpusResponse
-	35, // 81: waypost.v1.OperatorService.AckGpu:output_type -> waypost.v1.AckGpuResponse
-	45, // 82: waypost.v1.OperatorService.ListMembers:output_type -> waypost.v1.ListMembersResponse
-	48, // 83: waypost.v1.OperatorService.ListCoordinators:output_type -> waypost.v1.ListCoordinatorsResponse
-	51, // 84: waypost.v1.OperatorService.GetFleet:output_type -> waypost.v1.GetFleetResponse
-	53, // 85: waypost.v1.OperatorService.PutFleet:output_type -> waypost.v1.PutFleetResponse
-	58, // 86: waypost.v1.OperatorService.CordonTarget:output_type -> waypost.v1.CordonTargetResponse
-	60, // 87: waypost.v1.OperatorService.UncordonTarget:output_type -> waypost.v1.UncordonTargetResponse
-	15, // 88: waypost.v1.OperatorService.ExplainWorker:output_type -> waypost.v1.ExplainWorkerResponse
-	18, // 89: waypost.v1.OperatorService.GetReuse:output_type -> waypost.v1.GetReuseResponse
-	66, // 90: waypost.v1.OperatorService.GetTopology:output_type -> waypost.v1.GetTopologyResponse
-	33, // 91: waypost.v1.OperatorService.ProbeLink:output_type -> waypost.v1.ProbeLinkResponse
-	62, // 92: waypost.v1.OperatorService.InspectWorker:output_type -> waypost.v1.InspectWorkerResponse
-	23, // 93: waypost.v1.OperatorService.Doctor:output_type -> waypost.v1.DoctorResponse
-	73, // 94: waypost.v1.OperatorService.GetBoundary:output_type -> waypost.v1.GetBoundaryResponse
-	12, // 95: waypost.v1.OperatorService.Watch:output_type -> waypost.v1.WatchResponse
-	77, // [77:96] is the sub-list for method output_type
-	58, // [58:77] is the sub-list for method input_type
-	58, // [58:58] is the sub-list for extension type_name
-	58, // [58:58] is the sub-list for extension extendee
-	0,  // [0:58] is the sub-list for field type_name
+	9,  // 7: waypost.v1.Worker.host_tier:type_name -> waypost.v1.HostTierFacts
+	10, // 8: waypost.v1.Worker.learnt:type_name -> waypost.v1.Learnt
+	7,  // 9: waypost.v1.Worker.group:type_name -> waypost.v1.GroupMember
+	11, // 10: waypost.v1.Learnt.errors:type_name -> waypost.v1.TermError
+	6,  // 11: waypost.v1.WatchResponse.worker:type_name -> waypost.v1.Worker
+	47, // 12: waypost.v1.WatchResponse.member:type_name -> waypost.v1.Member
+	52, // 13: waypost.v1.WatchResponse.fleet:type_name -> waypost.v1.GetFleetResponse
+	14, // 14: waypost.v1.WatchResponse.event:type_name -> waypost.v1.Event
+	78, // 15: waypost.v1.Event.fields:type_name -> waypost.v1.Event.FieldsEntry
+	6,  // 16: waypost.v1.ExplainWorkerResponse.worker:type_name -> waypost.v1.Worker
+	79, // 17: waypost.v1.ExplainWorkerResponse.lost_by:type_name -> waypost.v1.ExplainWorkerResponse.LostByEntry
+	80, // 18: waypost.v1.ExplainWorkerResponse.excluded:type_name -> waypost.v1.ExplainWorkerResponse.ExcludedEntry
+	17, // 19: waypost.v1.ExplainWorkerResponse.present:type_name -> waypost.v1.PresentPrice
+	87, // 20: waypost.v1.PresentPrice.terms:type_name -> waypost.v1.Terms
+	87, // 21: waypost.v1.PresentPrice.chosen:type_name -> waypost.v1.Terms
+	20, // 22: waypost.v1.GetReuseResponse.pools:type_name -> waypost.v1.PoolReuse
+	81, // 23: waypost.v1.PoolReuse.classes:type_name -> waypost.v1.PoolReuse.ClassesEntry
+	82, // 24: waypost.v1.PoolReuse.lost_tokens:type_name -> waypost.v1.PoolReuse.LostTokensEntry
+	22, // 25: waypost.v1.PoolReuse.worst:type_name -> waypost.v1.WorkerReuse
+	21, // 26: waypost.v1.PoolReuse.memo:type_name -> waypost.v1.MemoReuse
+	83, // 27: waypost.v1.MemoReuse.learnt:type_name -> waypost.v1.MemoReuse.LearntEntry
+	25, // 28: waypost.v1.DoctorResponse.checks:type_name -> waypost.v1.Check
+	28, // 29: waypost.v1.ListHostsResponse.hosts:type_name -> waypost.v1.Host
+	39, // 30: waypost.v1.Host.gpus:type_name -> waypost.v1.Gpu
+	37, // 31: waypost.v1.Host.facts:type_name -> waypost.v1.HostFacts
+	31, // 32: waypost.v1.ListGpusResponse.gpus:type_name -> waypost.v1.HostGpu
+	32, // 33: waypost.v1.ListGpusResponse.without:type_name -> waypost.v1.GpuHost
+	39, // 34: waypost.v1.HostGpu.gpu:type_name -> waypost.v1.Gpu
+	69, // 35: waypost.v1.ProbeLinkResponse.link:type_name -> waypost.v1.TopologyLink
+	38, // 36: waypost.v1.HostFacts.interfaces:type_name -> waypost.v1.NetworkInterface
+	43, // 37: waypost.v1.Gpu.xids:type_name -> waypost.v1.XidEvent
+	44, // 38: waypost.v1.Gpu.processes:type_name -> waypost.v1.GpuProcess
+	40, // 39: waypost.v1.Gpu.instances:type_name -> waypost.v1.GpuInstance
+	41, // 40: waypost.v1.Gpu.ways:type_name -> waypost.v1.GpuWay
+	42, // 41: waypost.v1.Gpu.nics:type_name -> waypost.v1.NicDistance
+	84, // 42: waypost.v1.Gpu.missing:type_name -> waypost.v1.Gpu.MissingEntry
+	47, // 43: waypost.v1.ListMembersResponse.members:type_name -> waypost.v1.Member
+	50, // 44: waypost.v1.ListCoordinatorsResponse.coordinators:type_name -> waypost.v1.Coordinator
+	55, // 45: waypost.v1.PutFleetResponse.effect:type_name -> waypost.v1.FleetEffect
+	56, // 46: waypost.v1.FleetEffect.worst:type_name -> waypost.v1.EffectExample
+	57, // 47: waypost.v1.CordonTargetResponse.cordon:type_name -> waypost.v1.Cordon
+	85, // 48: waypost.v1.InspectWorkerResponse.frames:type_name -> waypost.v1.InspectWorkerResponse.FramesEntry
+	86, // 49: waypost.v1.InspectWorkerResponse.resyncs:type_name -> waypost.v1.InspectWorkerResponse.ResyncsEntry
+	64, // 50: waypost.v1.InspectWorkerResponse.comparison:type_name -> waypost.v1.StreamComparison
+	65, // 51: waypost.v1.StreamComparison.keys:type_name -> waypost.v1.DifferingKey
+	68, // 52: waypost.v1.GetTopologyResponse.hosts:type_name -> waypost.v1.TopologyHost
+	69, // 53: waypost.v1.GetTopologyResponse.links:type_name -> waypost.v1.TopologyLink
+	70, // 54: waypost.v1.GetTopologyResponse.pairs:type_name -> waypost.v1.TransferPair
+	71, // 55: waypost.v1.GetTopologyResponse.prices:type_name -> waypost.v1.TransferPrice
+	72, // 56: waypost.v1.TransferPrice.costs:type_name -> waypost.v1.TransferCost
+	75, // 57: waypost.v1.GetBoundaryResponse.pools:type_name -> waypost.v1.PoolBoundary
+	76, // 58: waypost.v1.PoolBoundary.workers:type_name -> waypost.v1.WorkerBoundary
+	0,  // 59: waypost.v1.OperatorService.GetStatus:input_type -> waypost.v1.GetStatusRequest
+	4,  // 60: waypost.v1.OperatorService.ListWorkers:input_type -> waypost.v1.ListWorkersRequest
+	26, // 61: waypost.v1.OperatorService.ListHosts:input_type -> waypost.v1.ListHostsRequest
+	29, // 62: waypost.v1.OperatorService.ListGpus:input_type -> waypost.v1.ListGpusRequest
+	35, // 63: waypost.v1.OperatorService.AckGpu:input_type -> waypost.v1.AckGpuRequest
+	45, // 64: waypost.v1.OperatorService.ListMembers:input_type -> waypost.v1.ListMembersRequest
+	48, // 65: waypost.v1.OperatorService.ListCoordinators:input_type -> waypost.v1.ListCoordinatorsRequest
+	51, // 66: waypost.v1.OperatorService.GetFleet:input_type -> waypost.v1.GetFleetRequest
+	53, // 67: waypost.v1.OperatorService.PutFleet:input_type -> waypost.v1.PutFleetRequest
+	58, // 68: waypost.v1.OperatorService.CordonTarget:input_type -> waypost.v1.CordonTargetRequest
+	60, // 69: waypost.v1.OperatorService.UncordonTarget:input_type -> waypost.v1.UncordonTargetRequest
+	15, // 70: waypost.v1.OperatorService.ExplainWorker:input_type -> waypost.v1.ExplainWorkerRequest
+	18, // 71: waypost.v1.OperatorService.GetReuse:input_type -> waypost.v1.GetReuseRequest
+	66, // 72: waypost.v1.OperatorService.GetTopology:input_type -> waypost.v1.GetTopologyRequest
+	33, // 73: waypost.v1.OperatorService.ProbeLink:input_type -> waypost.v1.ProbeLinkRequest
+	62, // 74: waypost.v1.OperatorService.InspectWorker:input_type -> waypost.v1.InspectWorkerRequest
+	23, // 75: waypost.v1.OperatorService.Doctor:input_type -> waypost.v1.DoctorRequest
+	73, // 76: waypost.v1.OperatorService.GetBoundary:input_type -> waypost.v1.GetBoundaryRequest
+	12, // 77: waypost.v1.OperatorService.Watch:input_type -> waypost.v1.WatchRequest
+	1,  // 78: waypost.v1.OperatorService.GetStatus:output_type -> waypost.v1.GetStatusResponse
+	5,  // 79: waypost.v1.OperatorService.ListWorkers:output_type -> waypost.v1.ListWorkersResponse
+	27, // 80: waypost.v1.OperatorService.ListHosts:output_type -> waypost.v1.ListHostsResponse
+	30, // 81: waypost.v1.OperatorService.ListGpus:output_type -> waypost.v1.ListGpusResponse
+	36, // 82: waypost.v1.OperatorService.AckGpu:output_type -> waypost.v1.AckGpuResponse
+	46, // 83: waypost.v1.OperatorService.ListMembers:output_type -> waypost.v1.ListMembersResponse
+	49, // 84: waypost.v1.OperatorService.ListCoordinators:output_type -> waypost.v1.ListCoordinatorsResponse
+	52, // 85: waypost.v1.OperatorService.GetFleet:output_type -> waypost.v1.GetFleetResponse
+	54, // 86: waypost.v1.OperatorService.PutFleet:output_type -> waypost.v1.PutFleetResponse
+	59, // 87: waypost.v1.OperatorService.CordonTarget:output_type -> waypost.v1.CordonTargetResponse
+	61, // 88: waypost.v1.OperatorService.UncordonTarget:output_type -> waypost.v1.UncordonTargetResponse
+	16, // 89: waypost.v1.OperatorService.ExplainWorker:output_type -> waypost.v1.ExplainWorkerResponse
+	19, // 90: waypost.v1.OperatorService.GetReuse:output_type -> waypost.v1.GetReuseResponse
+	67, // 91: waypost.v1.OperatorService.GetTopology:output_type -> waypost.v1.GetTopologyResponse
+	34, // 92: waypost.v1.OperatorService.ProbeLink:output_type -> waypost.v1.ProbeLinkResponse
+	63, // 93: waypost.v1.OperatorService.InspectWorker:output_type -> waypost.v1.InspectWorkerResponse
+	24, // 94: waypost.v1.OperatorService.Doctor:output_type -> waypost.v1.DoctorResponse
+	74, // 95: waypost.v1.OperatorService.GetBoundary:output_type -> waypost.v1.GetBoundaryResponse
+	13, // 96: waypost.v1.OperatorService.Watch:output_type -> waypost.v1.WatchResponse
+	78, // [78:97] is the sub-list for method output_type
+	59, // [59:78] is the sub-list for method input_type
+	59, // [59:59] is the sub-list for extension type_name
+	59, // [59:59] is the sub-list for extension extendee
+	0,  // [0:59] is the sub-list for field type_name
 }
 
 func init() { file_waypost_v1_operator_proto_init() }
@@ -7664,7 +7749,7 @@ func file_waypost_v1_operator_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_waypost_v1_operator_proto_rawDesc), len(file_waypost_v1_operator_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   86,
+			NumMessages:   87,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

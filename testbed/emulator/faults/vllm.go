@@ -229,6 +229,10 @@ var vllmFaults = []Fault{
 		events: each("BlockStored", onTier("STORAGE", nil)),
 	},
 	{
+		Name: "tier-left-out", What: "stores do not tell the memory although the layout has a field for it", Want: "tier unknown: named, no credit",
+		events: each("BlockStored", func(_ *state, e any) []any { return []any{with(e, map[string]any{"medium": gone})} }),
+	},
+	{
 		Name: "foreign-chunks", What: "a connector tells chunks of another size with a device as medium and one token too many", Want: "length checked, medium taken as external",
 		events: each("BlockStored", func(_ *state, e any) []any {
 			tokens := append(append([]any{}, list(mapOf(e)["token_ids"])...), 7)

@@ -1,0 +1,54 @@
+package placement
+
+import (
+	"fmt"
+	"math"
+)
+
+// HostTier is what it takes a worker's engine to read saved KV back from the
+// memory of its host.
+type HostTier struct {
+	// BytesPerToken is the KV of one token, BytesPerMs what the way between host
+	// and GPU carries; 0: unknown.
+	BytesPerToken, BytesPerMs float64
+	// Figure says where the bandwidth comes from.
+	Figure Figure
+}
+
+// Fault says what is out of range, by its wire name; empty: nothing is.
+func (h *HostTier) Fault() string {
+	switch {
+	case !(h.BytesPerToken >= 0 && h.BytesPerToken <= maxBytesPerToken):
+		return fmt.Sprintf("kvBytesPerToken: %v is not in 0 to %g", h.BytesPerToken, float64(maxBytesPerToken))
+	case !(h.BytesPerMs >= 0 && h.BytesPerMs <= maxRate):
+		return fmt.Sprintf("linkBytesPerSec: %v is not in 0 to %g", 1000*h.BytesPerMs, 1000*float64(maxRate))
+	}
+	return ""
+}
+
+// readMs is the time to read tokens back; NaN: unknown.
+func (h *HostTier) readMs(tokens int) float64 {
+	if h == nil || !(h.BytesPerToken > 0) || !(h.BytesPerMs > 0) {
+		return math.NaN()
+	}
+	return float64(tokens) * h.BytesPerToken / h.BytesPerMs
+}
+
+// load adds what reading back takes of that part of the reused tokens which is in
+// host memory: at most what it saves, for a match must not make a worker worse than
+// none, and all of that, as doubt, where the time is unknown. own is the offer
+// behind all that is reused. It gives the load time and the doubt.
+func (p *pricer) load(c *Candidate, t *Terms, own offer) (loadMs, doubtMs float64) {
+	inGPU := reusableTokens(max(c.MatchedTokens-max(c.LowerTokens, 0), 0), p.promptTokens, c.BlockTokens)
+	t.HostTokens = t.ReuseTokens - min(inGPU, t.ReuseTokens)
+	if t.HostTokens == 0 {
+		return 0, 0
+	}
+	without := p.offer(c.Worker, inGPU)
+	saved := max(without.startMs+without.computeMs-own.startMs-own.computeMs, 0)
+	t.LoadMs = min(c.Host.readMs(t.HostTokens), saved)
+	if math.IsNaN(t.LoadMs) {
+		return 0, saved
+	}
+	return t.LoadMs, 0
+}
