@@ -67,10 +67,10 @@ type named struct {
 	t      *rapid.T
 	table  *Table
 	prompt map[uint64][]uint32 // by hash
-	live   map[uint32]bool
+	live   map[uint32]summary.Block
 }
 
-func (w *named) Attached(b summary.Block) { w.live[b.ID] = true; w.maybe(b.ID) }
+func (w *named) Attached(b summary.Block) { w.live[b.ID] = b; w.maybe(b.ID) }
 func (w *named) Detached(id uint32)       { w.maybe(id); delete(w.live, id) }
 func (w *named) Cleared()                 { clear(w.live) }
 
@@ -83,6 +83,10 @@ func (w *named) maybe(id uint32) {
 func (w *named) ask(id uint32) {
 	n := w.table.nodes.at(id)
 	tokens := w.prompt[n.hash]
+	told := w.live[id]
+	if parent, end := w.table.PlaceOf(id); parent != told.Parent || end != told.EndTokens || int(end) != len(tokens) {
+		w.t.Fatalf("block %d is at %d behind %d, was told at %d behind %d and has %d tokens before its end", id, end, parent, told.EndTokens, told.Parent, len(tokens))
+	}
 	var chain prefix.Chain
 	var want []summary.Checkpoint
 	from := w.table.nodes.at(n.parent).end
@@ -123,7 +127,7 @@ func TestNamesOfBlocks(t *testing.T) {
 		size := rapid.SampledFrom([]int{16, 48, 200, 512, 700, 1500}).Draw(t, "block")
 		table := New(Options{})
 		NewHistory(table)
-		w := &named{t: t, table: table, prompt: map[uint64][]uint32{}, live: map[uint32]bool{}}
+		w := &named{t: t, table: table, prompt: map[uint64][]uint32{}, live: map[uint32]summary.Block{}}
 		table.Listen(w)
 		var held []uint64
 		next := uint64(1)

@@ -3,6 +3,7 @@ package transfers
 import (
 	"fmt"
 	"math"
+	"os"
 	"testing"
 	"time"
 
@@ -10,34 +11,13 @@ import (
 	"waypost/coordinator/registry"
 )
 
-const transferFleet = `
-[[rack]]
-name = "a1"
-zone = "a"
-hosts = ["gpu-0[1-2]"]
-[[rack]]
-name = "b1"
-zone = "b"
-hosts = ["gpu-03"]
-[[zone]]
-name = "a"
-[[zone]]
-name = "b"
-[[link]]
-between = ["rack:a1", "rack:a1"]
-bandwidth = "100Gbit/s"
-latency = "20us"
-[[link]]
-between = ["zone:a", "zone:b"]
-bandwidth = "10Gbit/s"
-latency = "12ms"
-transfer = "never"
-place_surcharge = "15ms"
-`
-
 func parsedFleet(t *testing.T) *registry.Fleet {
 	t.Helper()
-	file, err := registry.ParseFleet("fleet.toml", transferFleet)
+	text, err := os.ReadFile("testdata/fleet.toml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	file, err := registry.ParseFleet("fleet.toml", string(text))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -173,6 +173,7 @@ func TestSources(t *testing.T) {
 		`{}`: 0,
 		`{"x":{"endpoint":"tcp://*:5557"},"9223372036854775808":{"endpoint":"tcp://*:5558"}}`: 0,
 		`{"x":{"endpoint":"tcp://*:5557"},"0":{"endpoint":"tcp://*:5557"}}`:                   1,
+		`{"x":{},"01":{"endpoint":"tcp://*:5557"},"1":{"endpoint":"tcp://*:5557"}}`:           1,
 		`5`: -1,
 	} {
 		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, body) }))

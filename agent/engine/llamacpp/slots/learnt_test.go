@@ -186,6 +186,9 @@ func (m *mirror) check() {
 		if got := m.replay.tree.block(id); got != m.blocks[id] {
 			m.t.Fatalf("block %d was told as %+v and is %+v", id, m.blocks[id], got)
 		}
+		if parent, end := m.replay.PlaceOf(id); parent != m.blocks[id].Parent || end != m.blocks[id].EndTokens {
+			m.t.Fatalf("block %d was told as %+v and is at %d behind %d", id, m.blocks[id], end, parent)
+		}
 	}
 	if len(m.blocks) != m.replay.Blocks() {
 		m.t.Fatalf("%d blocks were told, %d are shown", len(m.blocks), m.replay.Blocks())
