@@ -1,8 +1,11 @@
 package explain
 
 import (
+	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"math"
 	"os"
 	"path/filepath"
@@ -293,14 +296,34 @@ func FuzzReadFrames(f *testing.F) {
 	e.Outcome = &o
 	f.Add(append(b, w.frame(journalItem{&e, journalOutcome})...))
 	f.Add([]byte(segmentHeader))
+	req, candidates, policy, sit, d := decide(f, 3, 900)
+	full := NewEntry(&req, candidates, sit, d)
+	record := placement.NewRecord(&req, candidates, &policy, sit, d, 8)
+	full.Placement, full.Full, full.Record = "pl_2", true, &record
+	w = newFrameWriter()
+	frame := w.frame(journalItem{&full, journalEntry})
+	f.Add(append(w.header(), frame...))
+	f.Add(frame[frameHead:])
 	f.Fuzz(func(t *testing.T, b []byte) {
-		readFrames(strings.NewReader(string(b)), func(e *Entry) {
-			if e.Full {
-				var d placement.Decision
-				// A record from a file may be anything; it must not panic.
-				_ = e.Record.Redecide(&d)
-			}
-		}, func(*keptOutcome) {})
+		read := func(segment []byte) (records int) {
+			readFrames(bytes.NewReader(segment), func(e *Entry) {
+				if e.Full {
+					var d placement.Decision
+					// A record from a file may be anything; it must not panic.
+					_ = e.Record.Redecide(&d)
+					records++
+				}
+			}, func(*keptOutcome) {})
+			return records
+		}
+		read(b)
+		// As a payload whose checksum is right: what a disk changed is seen by that,
+		// what was written wrong is not.
+		sealed := binary.LittleEndian.AppendUint32([]byte(segmentHeader), uint32(len(b)))
+		sealed = binary.LittleEndian.AppendUint32(sealed, crc32.Checksum(b, castagnoli))
+		if n := read(append(sealed, b...)); n == 0 && bytes.Equal(b, frame[frameHead:]) {
+			t.Fatal("no record is read: nothing is tried")
+		}
 	})
 }
 
