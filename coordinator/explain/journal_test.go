@@ -107,11 +107,22 @@ func TestEveryFieldOfARecordIsKept(t *testing.T) {
 	fill(t, reflect.ValueOf(&e).Elem(), &n)
 	e.Placement, e.Full, e.Outcome, e.Class, e.Provisional = "pl_1", true, nil, "", false
 	e.MadeAt = at(3)
-	for i := range e.Record.Candidates {
-		e.Record.Candidates[i].Steps = ledger.NewSteps(ledger.StepModel{P0Ms: 3, P1MsPerToken: .05, QMsPerToken2: 1e-6, P2MsPerToken2: 1e-7, D0Ms: 9, D1MsPerRequest: .1, D2MsPerToken: 1e-5, D3Ms: -4, Source: "learnt"}, 4096, 12)
-		e.Record.Candidates[i].Waiting = ledger.AtLoad(&e.Record.Candidates[i].Steps, 1000, 700, 300)
+	works := func(w *placement.Worker) {
+		w.Steps = ledger.NewSteps(ledger.StepModel{P0Ms: 3, P1MsPerToken: .05, QMsPerToken2: 1e-6, P2MsPerToken2: 1e-7, D0Ms: 9, D1MsPerRequest: .1, D2MsPerToken: 1e-5, D3Ms: -4, Source: "learnt"}, 4096, 12)
+		w.Waiting = ledger.AtLoad(&w.Steps, 1000, 700, 300)
 	}
-	e.Record.Restored()
+	for i := range e.Record.Candidates {
+		works(e.Record.Candidates[i].Worker)
+		for k := range e.Record.Candidates[i].Partners {
+			works(e.Record.Candidates[i].Partners[k].Worker)
+		}
+	}
+	for i := range e.Record.Situation.Sources {
+		works(e.Record.Situation.Sources[i].Worker)
+	}
+	if !e.Record.Restored() {
+		t.Fatal("the record lacks something")
+	}
 	w := newFrameWriter()
 	frame := append(w.header(), w.frame(journalItem{&e, journalEntry})...)
 	var got *Entry
