@@ -347,6 +347,23 @@ func TestCancelledRequestsLeaveNothing(t *testing.T) {
 	}
 }
 
+// A claim that is told of again and again ends with its life.
+func TestNoClaimOutlivesItsLife(t *testing.T) {
+	e := newLedgerEstimator(t)
+	claimAt(t, e, 0, 1, 1, 200)
+	for ms := silentMs / 2.; ms <= lifeMs; ms += silentMs / 2 {
+		c := e.ledger.byID[claimID{1, 1}]
+		if c == nil {
+			t.Fatalf("it is gone before %v ms", ms)
+		}
+		c.factMs = ms
+		e.Load(atMs(ms))
+	}
+	if open, kept := e.OpenClaims(); open != 0 || kept != 0 {
+		t.Errorf("%d claims open, %d kept, after %v ms", open, kept, float64(lifeMs))
+	}
+}
+
 // A second mark of an end changes nothing, and neither does one on a claim that is
 // not here any more; both are counted.
 func TestSecondMarksChangeNothing(t *testing.T) {
