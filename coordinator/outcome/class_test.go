@@ -105,6 +105,32 @@ func TestFirstLineDecides(t *testing.T) {
 	}
 }
 
+// What is known at once is not waited for.
+func TestWhatIsConclusive(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		e    Evidence
+		want bool
+	}{
+		{"nothing reported", Evidence{ExpectedTokens: 512, ActualTokens: placement.Unknown}, true},
+		{"nothing expected or found", Evidence{}, true},
+		{"as expected", Evidence{ExpectedTokens: 512, ActualTokens: 496, BlockTokens: 16}, true},
+		{"more found", Evidence{ActualTokens: 512}, false},
+		{"more found, another boundary", Evidence{ActualTokens: 512, BoundaryDiffers: Yes}, true},
+		{"more found, the same boundary", Evidence{ActualTokens: 512, BoundaryDiffers: No}, true},
+		{"less found", Evidence{ExpectedTokens: 512}, false},
+		{"less found, restarted", Evidence{ExpectedTokens: 512, ProcessChanged: Yes}, true},
+		{"less found, the same process", Evidence{ExpectedTokens: 512, ProcessChanged: No}, false},
+		{"less found, the same process, another boundary", Evidence{ExpectedTokens: 512, ProcessChanged: No, BoundaryDiffers: Yes}, true},
+		{"less found, removed", Evidence{ExpectedTokens: 512, ProcessChanged: No, BoundaryDiffers: No, EvictedSince: Yes}, true},
+		{"less found, not removed", Evidence{ExpectedTokens: 512, ProcessChanged: No, BoundaryDiffers: No, EvictedSince: No}, false},
+	} {
+		if got := test.e.Conclusive(); got != test.want {
+			t.Errorf("%s: conclusive %v", test.name, got)
+		}
+	}
+}
+
 // Misses are not mispredictions, and every class is listed once.
 func TestClassList(t *testing.T) {
 	seen := map[Class]bool{}

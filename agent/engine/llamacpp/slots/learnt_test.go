@@ -1,6 +1,7 @@
 package slots
 
 import (
+	"math"
 	"slices"
 	"testing"
 
@@ -189,6 +190,9 @@ func (m *mirror) check() {
 		if parent, end := m.replay.PlaceOf(id); parent != m.blocks[id].Parent || end != m.blocks[id].EndTokens {
 			m.t.Fatalf("block %d was told as %+v and is at %d behind %d", id, m.blocks[id], end, parent)
 		}
+	}
+	if parent, end := m.replay.PlaceOf(math.MaxUint32); parent != 0 || end != 0 {
+		m.t.Fatalf("what is no block is at %d behind %d", end, parent)
 	}
 	if len(m.blocks) != m.replay.Blocks() {
 		m.t.Fatalf("%d blocks were told, %d are shown", len(m.blocks), m.replay.Blocks())
