@@ -152,3 +152,41 @@ func TestBandwidthIsMeasured(t *testing.T) {
 		t.Errorf("fastest %v, measured %v", tr.Fastest(), s.BytesPerMs)
 	}
 }
+
+// What is remembered is bounded, and another fleet file makes ways known anew.
+func TestBookIsBounded(t *testing.T) {
+	started := time.Now()
+	tr := New(started)
+	file := parsedFleet(t)
+	tr.Use(file)
+	from, to := workerNamed(2, "gpu-02/v/0"), workerNamed(1, "gpu-01/v/0")
+	sit := placement.Situation{Sources: []placement.Source{{Worker: from, Tokens: 4096}}}
+	candidates := []placement.Candidate{{Worker: to, Paths: []placement.Path{tr.Path(0, from, to, registry.StayInNone)}}}
+	policy := placement.DefaultPolicy()
+	d := &placement.Decision{FirstTokenMs: 120, Terms: []placement.Terms{{Partner: -1, Pull: placement.Pull{Note: placement.PullTaken, Tokens: 3584, TransferMs: 80, BytesPerMs: 12_500_000}}}}
+	for i := range maxAwaitedPulls + 5 {
+		tr.Begin(started, fmt.Sprint("p", i), d, candidates, &policy, 4096, sit)
+	}
+	if len(tr.awaited) != maxAwaitedPulls || len(tr.order) != maxAwaitedPulls {
+		t.Errorf("%d pulls are awaited, %d in order", len(tr.awaited), len(tr.order))
+	}
+	if tr.Outcome("p4", true, 4096, math.NaN()) != nil || tr.Outcome("p5", true, 4096, math.NaN()) == nil {
+		t.Error("not the oldest pulls were given up")
+	}
+	ends := make([]*placement.Worker, 300) // of which 300² ways are more than are kept
+	for i := range ends {
+		ends[i] = workerNamed(placement.WorkerID(i+1), fmt.Sprintf("gpu-%03d/v/0", i))
+	}
+	for _, a := range ends {
+		for _, b := range ends {
+			if tr.Path(0, a, b, registry.StayInNone); len(tr.paths) > maxKeptPaths {
+				t.Fatalf("%d ways are kept", len(tr.paths))
+			}
+		}
+	}
+	tr.Path(0, from, to, registry.StayInNone)
+	tr.Use(registry.EmptyFleet())
+	if p := tr.Path(0, from, to, registry.StayInNone); p.Figure != placement.FigureAssumed {
+		t.Errorf("under a file without links: %+v", p)
+	}
+}
