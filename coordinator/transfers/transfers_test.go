@@ -173,6 +173,8 @@ func TestBookIsBounded(t *testing.T) {
 	if tr.Outcome("p4", true, 4096, math.NaN()) != nil || tr.Outcome("p5", true, 4096, math.NaN()) == nil {
 		t.Error("not the oldest pulls were given up")
 	}
+	tr = New(started)
+	tr.Use(file)
 	ends := make([]*placement.Worker, 300) // of which 300² ways are more than are kept
 	for i := range ends {
 		ends[i] = workerNamed(placement.WorkerID(i+1), fmt.Sprintf("gpu-%03d/v/0", i))
