@@ -3,9 +3,12 @@ package agent
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"os"
 	"runtime"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -91,7 +94,34 @@ func TestMemoryIsHandedBack(t *testing.T) {
 			t.Errorf("%d times in %v", times, 3*tidyEvery)
 		}
 	})
+	// Both kinds of pages go.
+	fileKiB := func() (n int) {
+		status, err := os.ReadFile("/proc/self/status")
+		if err != nil {
+			t.Skip("this system does not tell what is mapped")
+		}
+		_, rest, _ := strings.Cut(string(status), "RssFile:")
+		if _, err := fmt.Sscan(rest, &n); err != nil {
+			t.Skip("this system does not tell how much of a file is mapped")
+		}
+		return n
+	}
+	heap := func() int { // that the system has not got back
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return int(m.HeapSys - m.HeapReleased)
+	}
+	garbage := make([]byte, 64<<20)
+	for i := 0; i < len(garbage); i += 4096 {
+		garbage[i] = 1
+	}
+	runtime.KeepAlive(garbage)
+	garbage = nil
+	heapBefore, fileBefore := heap(), fileKiB()
 	if err := handBack(); err != nil {
 		t.Error(err)
+	}
+	if heapAfter, fileAfter := heap(), fileKiB(); heapAfter > heapBefore-32<<20 || fileAfter >= fileBefore {
+		t.Errorf("%d bytes of the heap and %d KiB of files are held, before %d and %d", heapAfter, fileAfter, heapBefore, fileBefore)
 	}
 }

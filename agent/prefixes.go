@@ -35,12 +35,12 @@ func (a *Agent) keyIDs() []string {
 
 // nextEpoch is the epoch of a new prefix stream. Deltas have only half of it:
 // whoever follows the rank's former stream must not take the new one for that, and
-// its first frames for known ones.
+// its first frames for known ones. It is never 0, which stands for none.
 func (r *rank) nextEpoch() uint32 {
 	if r.encoder == nil {
-		return rand.Uint32() | 1 // 0 stands for none elsewhere
+		return rand.Uint32() | 1
 	}
-	return r.encoder.Epoch() + 1
+	return max(r.encoder.Epoch()+1, 1)
 }
 
 // newEncoder begins a prefix stream.

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"fmt"
+	"math"
 	"net"
 	"os"
 	"path/filepath"
@@ -437,6 +438,10 @@ func TestNewStreamsAreToldFromTheirFormer(t *testing.T) {
 			t.Errorf("round %d: epoch %d after %d", i, after, before)
 		}
 		follow()
+	}
+	r.encoder = summary.NewEncoder(summary.Options{Key: r.key, Blocks: r.table, Epoch: math.MaxUint32})
+	if got := r.nextEpoch(); got != 1 {
+		t.Errorf("after the last epoch comes %d", got)
 	}
 }
 

@@ -6,7 +6,7 @@
 //   - a placement from request to outcome: place.go, input.go, tenants.go,
 //     slots.go, outcomes.go, evidence.go, trust.go; transfer.go and
 //     transferword.go on package transfers
-//   - agents: lanes.go, asks.go, hello.go, hearing.go, ledger.go, gpus.go,
+//   - agents: lanes.go, agentasks.go, hello.go, hearing.go, ledger.go, gpus.go,
 //     drains.go, boundary.go; of their caches, package views; of engines that
 //     span hosts, groups.go on package group
 //   - other coordinators: peers.go, peercopy.go, peerplaces.go, and package

@@ -154,8 +154,6 @@ func TestWhyOfAWorkerThatIsNotPriced(t *testing.T) {
 	t.Fatal("all are listed")
 }
 
-// What is remembered of placements is bounded, and what has its class is
-// forgotten.
 // A request that nobody was named for is explained as well: by its id, by the
 // request's, in the summary and as it comes. A question that reserves nothing is
 // not kept.
@@ -197,6 +195,8 @@ func TestRefusalsAreExplained(t *testing.T) {
 	}
 }
 
+// What is remembered of placements is bounded, and what has its class is
+// forgotten.
 func TestRememberedPlacementsAreBounded(t *testing.T) {
 	c := startOne(t)
 	(&fakeAgent{workers: 1}).start(t, c)

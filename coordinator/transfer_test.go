@@ -1,6 +1,7 @@
 package coordinator
 
 import (
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -15,29 +16,8 @@ import (
 	waypostv1 "waypost/proto/waypost/v1"
 )
 
-const transferFleet = `
-[[rack]]
-name = "a1"
-zone = "a"
-hosts = ["gpu-0[1-2]"]
-[[rack]]
-name = "b1"
-zone = "b"
-hosts = ["gpu-03"]
-[[zone]]
-name = "a"
-[[zone]]
-name = "b"
-[[link]]
-between = ["rack:a1", "rack:a1"]
-bandwidth = "100Gbit/s"
-latency = "20us"
-[[link]]
-between = ["zone:a", "zone:b"]
-bandwidth = "10Gbit/s"
-latency = "12ms"
-transfer = "never"
-place_surcharge = "15ms"
+// poolAndTenant go with the racks and links of the fleet file of package transfers.
+const poolAndTenant = `
 [[pool]]
 name = "p"
 model = "m"
@@ -52,7 +32,11 @@ max_inflight_tokens = 1000
 
 func parsedFleet(t *testing.T) *registry.Fleet {
 	t.Helper()
-	file, err := registry.ParseFleet("fleet.toml", transferFleet)
+	text, err := os.ReadFile("transfers/testdata/fleet.toml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	file, err := registry.ParseFleet("fleet.toml", string(text)+poolAndTenant)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -67,10 +67,10 @@ type named struct {
 	t      *rapid.T
 	table  *Table
 	prompt map[uint64][]uint32 // by hash
-	live   map[uint32]bool
+	live   map[uint32]summary.Block
 }
 
-func (w *named) Attached(b summary.Block) { w.live[b.ID] = true; w.maybe(b.ID) }
+func (w *named) Attached(b summary.Block) { w.live[b.ID] = b; w.maybe(b.ID) }
 func (w *named) Detached(id uint32)       { w.maybe(id); delete(w.live, id) }
 func (w *named) Cleared()                 { clear(w.live) }
 
@@ -83,6 +83,10 @@ func (w *named) maybe(id uint32) {
 func (w *named) ask(id uint32) {
 	n := w.table.nodes.at(id)
 	tokens := w.prompt[n.hash]
+	told := w.live[id]
+	if parent, end := w.table.PlaceOf(id); parent != told.Parent || end != told.EndTokens || int(end) != len(tokens) {
+		w.t.Fatalf("block %d is at %d behind %d, was told at %d behind %d and has %d tokens before its end", id, end, parent, told.EndTokens, told.Parent, len(tokens))
+	}
 	var chain prefix.Chain
 	var want []summary.Checkpoint
 	from := w.table.nodes.at(n.parent).end
@@ -123,7 +127,7 @@ func TestNamesOfBlocks(t *testing.T) {
 		size := rapid.SampledFrom([]int{16, 48, 200, 512, 700, 1500}).Draw(t, "block")
 		table := New(Options{})
 		NewHistory(table)
-		w := &named{t: t, table: table, prompt: map[uint64][]uint32{}, live: map[uint32]bool{}}
+		w := &named{t: t, table: table, prompt: map[uint64][]uint32{}, live: map[uint32]summary.Block{}}
 		table.Listen(w)
 		var held []uint64
 		next := uint64(1)
@@ -170,14 +174,7 @@ func TestNamesOfBlocks(t *testing.T) {
 				w.maybe(id)
 			}
 		}
-		crossing := 0
-		for id := range w.live {
-			n := table.nodes.at(id)
-			if n.end/prefix.ChunkTokens != table.nodes.at(n.parent).end/prefix.ChunkTokens {
-				crossing++
-			}
-		}
-		if kept := len(table.chains); kept != crossing {
+		if kept, crossing := len(table.chains), crossing(table); kept != crossing {
 			t.Fatalf("%d chain values are kept for %d blocks that reach a checkpoint", kept, crossing)
 		}
 		alone := 0
@@ -196,6 +193,60 @@ func TestNamesOfBlocks(t *testing.T) {
 			t.Fatalf("of nothing: %d chain values, %d nodes, the head of %d", kept, table.Held(), table.head.id)
 		}
 	})
+}
+
+// crossing counts the attached blocks that reach a checkpoint.
+func crossing(t *Table) (n int) {
+	for id := uint32(1); id <= t.nodes.made; id++ {
+		b := t.nodes.at(id)
+		if b.flags&(flagAttached|flagRoot) == flagAttached && checkpointBefore(b.end) != checkpointBefore(t.nodes.at(b.parent).end) {
+			n++
+		}
+	}
+	return n
+}
+
+// What is remembered to name blocks quickly follows the blocks when they get other
+// places, or lose them.
+func TestNamesFollowTheStructure(t *testing.T) {
+	stored := func(spec Spec, group int32, size int, hashes ...uint64) *Event {
+		return &Event{Op: OpStore, Spec: spec, Group: group, BlockTokens: int32(size), Hashes: hashes, Tokens: tokens(size, size*len(hashes))}
+	}
+	whole := stored(SpecFull, 0, 300, 1, 2, 3)
+	for name, c := range map[string]struct {
+		events []*Event
+		size   int
+		blocks int
+	}{
+		"a better group cuts otherwise":        {[]*Event{stored(SpecUnknown, 0, 300, 1, 2, 3), stored(SpecFull, 1, 200, 1, 2, 3)}, 200, 3},
+		"another group holds the first only":   {[]*Event{whole, stored(SpecFull, 1, 300, 1)}, 300, 1},
+		"host memory outlives GPU memory":      {[]*Event{whole, {Op: OpStore, Medium: MediumCPU, Hashes: whole.Hashes}, {Op: OpClear}}, 300, 0},
+		"nothing outlives it":                  {[]*Event{whole, {Op: OpClear}}, 300, 0},
+		"the same from host memory once more ": {[]*Event{whole, {Op: OpStore, Medium: MediumCPU, Hashes: whole.Hashes}, {Op: OpClear}, whole}, 300, 3},
+	} {
+		table := New(Options{})
+		w := &watcher{t: t}
+		w.listen(table)
+		for i, e := range c.events {
+			table.Apply(e)
+			if i < len(c.events)-1 {
+				table.PointOf(table.findHash(3)) // what is remembered is of the last block
+			}
+		}
+		if len(w.blocks) != c.blocks || len(table.chains) != crossing(table) {
+			t.Errorf("%s: %d blocks, want %d; %d chain values for %d that reach a checkpoint", name, len(w.blocks), c.blocks, len(table.chains), crossing(table))
+		}
+		for h := uint64(c.blocks); h > 0; h-- {
+			all := tokens(c.size, c.size*int(h))
+			var chain prefix.Chain
+			for ; len(all) >= prefix.ChunkTokens; all = all[prefix.ChunkTokens:] {
+				chain = prefix.Next(chain, all[:prefix.ChunkTokens])
+			}
+			if got, want := table.PointOf(table.findHash(h)), prefix.Point(chain, all); got != want {
+				t.Errorf("%s: block %d is named %x, want %x", name, h, got, want)
+			}
+		}
+	}
 }
 
 func siblingsInUse(t *Table) int {

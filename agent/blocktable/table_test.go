@@ -244,6 +244,9 @@ func TestStats(t *testing.T) {
 		t.Error("4 copies in a pool of 3 are not seen as damage")
 	}
 	table.Clear()
+	if s := table.Stats(); s != (Stats{}) {
+		t.Errorf("the next life of the engine begins with %+v", s)
+	}
 	table.CountCopies(false)
 	apply(table, store(0, 1, 2), store(1, 2))
 	if table.OverPool() || table.Copies() != 2 {
@@ -306,6 +309,11 @@ func TestBoundChanges(t *testing.T) {
 	if table.Len() != 50 {
 		t.Errorf("%d blocks held under the bound of 50", table.Len())
 	}
+	for most, want := range map[int]int{0: DefaultMaxBlocks, -1: DefaultMaxBlocks, mostBlocks: mostBlocks, mostBlocks + 1: mostBlocks} {
+		if table.SetMaxBlocks(most); table.maxBlocks != want {
+			t.Errorf("a bound of %d blocks is taken as %d, want %d", most, table.maxBlocks, want)
+		}
+	}
 }
 
 // An engine that names blocks each other's ancestors must not tie a knot, whose
@@ -360,8 +368,8 @@ func TestClearKeepsTiers(t *testing.T) {
 		t.Errorf("match = %d, want 32", got)
 	}
 	apply(table, &Event{Op: OpRemove, Medium: MediumCPU, Hashes: []uint64{2}}, remove(1, 2))
-	if table.Held() != 0 {
-		t.Errorf("held %d nodes", table.Held())
+	if table.Held() != 0 || table.DomainOf(0) != (prefix.Domain{}) {
+		t.Errorf("held %d nodes, of domain %+v", table.Held(), table.DomainOf(0))
 	}
 }
 

@@ -154,6 +154,25 @@ func TestDue(t *testing.T) {
 	due(200, true)
 	e.Stores(atMs(500), []Store{blocks("1/2", 0, 96)}) // slower than told
 	due(501, true)
+	// However little it adds: coordinators that do not hear of each other do by it.
+	claimAt(t, e, 510, 1, 3, 1)
+	due(510, true)
+	due(511, false)
+}
+
+// A shift takes the place of the one in force if it is a tenth better.
+func TestLagHolds(t *testing.T) {
+	l := newLag()
+	l.judged, l.step = lagPolls, 3
+	for better, want := range map[float64]int{.95: 3, .91: 3, .89: 7} {
+		for i := range l.errors {
+			l.errors[i] = 2
+		}
+		l.step, l.errors[3], l.errors[7] = 3, 1, better
+		if l.choose(); l.step != want {
+			t.Errorf("an error of %v of the former: shift %d, want %d", better, l.step, want)
+		}
+	}
 }
 
 // The lag is learnt to within a step of the shifts, jumps are followed, and

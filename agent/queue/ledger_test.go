@@ -347,6 +347,61 @@ func TestCancelledRequestsLeaveNothing(t *testing.T) {
 	}
 }
 
+// A claim that is told of again and again ends with its life.
+func TestNoClaimOutlivesItsLife(t *testing.T) {
+	e := newLedgerEstimator(t)
+	claimAt(t, e, 0, 1, 1, 200)
+	for ms := silentMs / 2.; ms <= lifeMs; ms += silentMs / 2 {
+		c := e.ledger.byID[claimID{1, 1}]
+		if c == nil {
+			t.Fatalf("it is gone before %v ms", ms)
+		}
+		c.factMs = ms
+		e.Load(atMs(ms))
+	}
+	if open, kept := e.OpenClaims(); open != 0 || kept != 0 {
+		t.Errorf("%d claims open, %d kept, after %v ms", open, kept, float64(lifeMs))
+	}
+}
+
+// A second mark of an end changes nothing, and neither does one on a claim that is
+// not here any more; both are counted.
+func TestSecondMarksChangeNothing(t *testing.T) {
+	var loads [2]ledger.Load
+	for i := range loads {
+		e := newLedgerEstimator(t)
+		claimAt(t, e, 0, 1, 1, 200)
+		claimAt(t, e, 1, 1, 2, 300)
+		markAt(t, e, 50, 1, 1, ledger.MarkFirst, 0)
+		end := ledger.Marked{Seq: 1, What: ledger.MarkDone, OutputTokens: 10}
+		for k, ms := range []float64{100, 160, 170}[:1+2*i] {
+			if k > 0 {
+				end.OutputTokens, end.What = 4000, []ledger.Mark{"", ledger.MarkDone, ledger.MarkGone}[k]
+			}
+			if err := e.Marks(atMs(ms), &ledger.MarkFrame{Coordinator: 1, Marks: []ledger.Marked{end}}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		loads[i] = e.Load(atMs(200))
+		if done := e.ledger.byID[claimID{1, 1}].doneMs; done != 100 {
+			t.Errorf("it ended at %v, want 100", done)
+		}
+		if got := e.Counts().DuplicateMarks; got != uint64(2*i) {
+			t.Errorf("%d second marks counted, want %d", got, 2*i)
+		}
+		for ms := 1000.; e.ledger.byID[claimID{1, 1}] != nil && ms < 2*lifeMs; ms += 1000 {
+			e.Load(atMs(ms))
+		}
+		markAt(t, e, 3*lifeMs, 1, 1, ledger.MarkDone, 0)
+		if got := e.Counts().UnknownMarks; got != 1 {
+			t.Errorf("%d unknown marks counted, want 1", got)
+		}
+	}
+	if diff := cmp.Diff(loads[0], loads[1]); diff != "" {
+		t.Errorf("with second marks: %s", diff)
+	}
+}
+
 // 10⁶ claims without evidence: memory is flat, what is dropped is counted.
 func TestManyClaimsWithoutEvidence(t *testing.T) {
 	e := newLedgerEstimator(t)

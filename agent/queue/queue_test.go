@@ -194,6 +194,19 @@ func TestRestartForgetsCountersNotMeans(t *testing.T) {
 	}
 }
 
+// The same engine reports as late as before, of which its former life's counters
+// tell no more.
+func TestRestartKeepsTheLag(t *testing.T) {
+	e := newEstimator(t)
+	e.lag.set(350)
+	e.lag.claim(1, 1)
+	e.lag.judged, e.lag.errors[3] = lagPolls, 9
+	e.Restarted()
+	if e.LagMs() != 350 || len(e.lag.claims)+len(e.lag.polls)+e.lag.judged != 0 || e.lag.errors[3] != 0 {
+		t.Errorf("the lag in force is %v; of the old window are left %d claims, %d polls, %d judged", e.LagMs(), len(e.lag.claims), len(e.lag.polls), e.lag.judged)
+	}
+}
+
 func TestCounterThatGoesBackTeachesNothing(t *testing.T) {
 	e := newEstimator(t)
 	e.Sample(grow(5))

@@ -64,7 +64,8 @@ func probeCommand(f *flags) *cobra.Command {
 		Use: "probe FROM TO", Short: "Measure the way from one host to another", Args: cobra.ExactArgs(2),
 		Long: "Measure the way from one host to another: the agent of the first sends zeros to that of the second over one TCP connection, through\n" +
 			"the port that gossip uses anyway. It loads the link for that time and is never done unasked. What engines reach by their own\n" +
-			"connectors may be more, and is measured by their pulls; prices rest on those and on the fleet file, not on this.",
+			"connectors may be more, and is measured by their pulls; prices rest on those and on the fleet file, not on this.\n" +
+			"The answer is waited for 20 s longer than --for, or as long as --timeout says.",
 		Example:           "  waypost topology probe gpu-01 gpu-02\n  waypost topology probe gpu-01 gpu-02 --mib 4096 --for 5s --json",
 		ValidArgsFunction: completeHosts(f),
 		RunE: func(cmd *cobra.Command, args []string) error {

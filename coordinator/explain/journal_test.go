@@ -1,8 +1,11 @@
 package explain
 
 import (
+	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"math"
 	"os"
 	"path/filepath"
@@ -104,11 +107,22 @@ func TestEveryFieldOfARecordIsKept(t *testing.T) {
 	fill(t, reflect.ValueOf(&e).Elem(), &n)
 	e.Placement, e.Full, e.Outcome, e.Class, e.Provisional = "pl_1", true, nil, "", false
 	e.MadeAt = at(3)
-	for i := range e.Record.Candidates {
-		e.Record.Candidates[i].Steps = ledger.NewSteps(ledger.StepModel{P0Ms: 3, P1MsPerToken: .05, QMsPerToken2: 1e-6, P2MsPerToken2: 1e-7, D0Ms: 9, D1MsPerRequest: .1, D2MsPerToken: 1e-5, D3Ms: -4, Source: "learnt"}, 4096, 12)
-		e.Record.Candidates[i].Waiting = ledger.AtLoad(&e.Record.Candidates[i].Steps, 1000, 700, 300)
+	works := func(w *placement.Worker) {
+		w.Steps = ledger.NewSteps(ledger.StepModel{P0Ms: 3, P1MsPerToken: .05, QMsPerToken2: 1e-6, P2MsPerToken2: 1e-7, D0Ms: 9, D1MsPerRequest: .1, D2MsPerToken: 1e-5, D3Ms: -4, Source: "learnt"}, 4096, 12)
+		w.Waiting = ledger.AtLoad(&w.Steps, 1000, 700, 300)
 	}
-	e.Record.Restored()
+	for i := range e.Record.Candidates {
+		works(e.Record.Candidates[i].Worker)
+		for k := range e.Record.Candidates[i].Partners {
+			works(e.Record.Candidates[i].Partners[k].Worker)
+		}
+	}
+	for i := range e.Record.Situation.Sources {
+		works(e.Record.Situation.Sources[i].Worker)
+	}
+	if !e.Record.Restored() {
+		t.Fatal("the record lacks something")
+	}
 	w := newFrameWriter()
 	frame := append(w.header(), w.frame(journalItem{&e, journalEntry})...)
 	var got *Entry
@@ -293,14 +307,34 @@ func FuzzReadFrames(f *testing.F) {
 	e.Outcome = &o
 	f.Add(append(b, w.frame(journalItem{&e, journalOutcome})...))
 	f.Add([]byte(segmentHeader))
+	req, candidates, policy, sit, d := decide(f, 3, 900)
+	full := NewEntry(&req, candidates, sit, d)
+	record := placement.NewRecord(&req, candidates, &policy, sit, d, 8)
+	full.Placement, full.Full, full.Record = "pl_2", true, &record
+	w = newFrameWriter()
+	frame := w.frame(journalItem{&full, journalEntry})
+	f.Add(append(w.header(), frame...))
+	f.Add(frame[frameHead:])
 	f.Fuzz(func(t *testing.T, b []byte) {
-		readFrames(strings.NewReader(string(b)), func(e *Entry) {
-			if e.Full {
-				var d placement.Decision
-				// A record from a file may be anything; it must not panic.
-				_ = e.Record.Redecide(&d)
-			}
-		}, func(*keptOutcome) {})
+		read := func(segment []byte) (records int) {
+			readFrames(bytes.NewReader(segment), func(e *Entry) {
+				if e.Full {
+					var d placement.Decision
+					// A record from a file may be anything; it must not panic.
+					_ = e.Record.Redecide(&d)
+					records++
+				}
+			}, func(*keptOutcome) {})
+			return records
+		}
+		read(b)
+		// As a payload whose checksum is right: what a disk changed is seen by that,
+		// what was written wrong is not.
+		sealed := binary.LittleEndian.AppendUint32([]byte(segmentHeader), uint32(len(b)))
+		sealed = binary.LittleEndian.AppendUint32(sealed, crc32.Checksum(b, castagnoli))
+		if n := read(append(sealed, b...)); n == 0 && bytes.Equal(b, frame[frameHead:]) {
+			t.Fatal("no record is read: nothing is tried")
+		}
 	})
 }
 

@@ -488,6 +488,24 @@ func TestArrivalsOfPeers(t *testing.T) {
 	}
 }
 
+// Claims of peers that no report spoke of for a minute are kept no longer, and
+// their work waits on.
+func TestPeersClaimsWithoutAReport(t *testing.T) {
+	r := newRig(t, 1)
+	r.load(0, "gpu-00", echoing(0))
+	for seq := range uint64(100) {
+		r.placed(1, peer1, placed(seq+1, 0, 1000))
+	}
+	before := r.snapshot(worker0).Waiting.QueueMs(offerableMs + 10)
+	if !(before > 30_000) {
+		t.Fatalf("queue %v after a minute: the test shows nothing", before)
+	}
+	r.f.Tick(at(offerableMs + 10))
+	if got := r.snapshot(worker0).Waiting.QueueMs(offerableMs + 10); got != before || r.f.claims.peerParts != 0 {
+		t.Errorf("queue %v, before %v; %d claims are kept", got, before, r.f.claims.peerParts)
+	}
+}
+
 func TestBoundsOfPeers(t *testing.T) {
 	r := newRig(t, 1, func(o *Options) { o.MaxClaims = 3000 })
 	r.load(0, "gpu-00", echoing(0))

@@ -66,6 +66,71 @@ func TestClassify(t *testing.T) {
 	}
 }
 
+// Whatever else holds, the first line that applies decides.
+func TestFirstLineDecides(t *testing.T) {
+	base := Evidence{ExpectedTokens: 512, BlockTokens: 16, View: placement.ViewLive, ViewAgeMs: 400}
+	lines := []struct {
+		name   string
+		change func(*Evidence)
+		want   Class
+	}{
+		{"restarted", func(e *Evidence) { e.ProcessChanged = Yes }, ClassRestarted},
+		{"boundary differs", func(e *Evidence) { e.BoundaryDiffers = Yes }, ClassBoundary},
+		{"removal reported", func(e *Evidence) { e.EvictedSince = Yes }, ClassEvicted},
+		{"frames lost", func(e *Evidence) { e.StreamLost = Yes }, ClassViewStale},
+		{"view incomplete", func(e *Evidence) { e.View = placement.ViewPartial }, ClassViewStale},
+		{"view old", func(e *Evidence) { e.ViewAgeMs = staleViewMs + 1 }, ClassViewStale},
+		{"never held", func(e *Evidence) { e.WorkerHeld = No }, ClassFalsePositive},
+		{"stored again", func(e *Evidence) { e.StoredAgain = Yes }, ClassEvicted},
+	}
+	for i, first := range lines {
+		e := base
+		for _, later := range lines[i:] {
+			later.change(&e)
+			if got := Classify(e); got != first.want {
+				t.Errorf("%s, and all up to %s: %s, want %s", first.name, later.name, got, first.want)
+			}
+		}
+		for actual, want := range map[int]Class{placement.Unknown: ClassNotReported, 496: ClassAsPredicted, 512: ClassAsPredicted, 528: ClassAsPredicted, 544: ClassUnderPredicted} {
+			if want == ClassUnderPredicted && e.BoundaryDiffers == Yes {
+				want = ClassBoundary
+			}
+			if e.ActualTokens = actual; Classify(e) != want {
+				t.Errorf("%d tokens found, %s and all after it: %s, want %s", actual, first.name, Classify(e), want)
+			}
+		}
+		if e.ExpectedTokens, e.ActualTokens = 0, 0; Classify(e) != ClassCold {
+			t.Errorf("nothing expected or found, %s and all after it: %s", first.name, Classify(e))
+		}
+	}
+}
+
+// What is known at once is not waited for.
+func TestWhatIsConclusive(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		e    Evidence
+		want bool
+	}{
+		{"nothing reported", Evidence{ExpectedTokens: 512, ActualTokens: placement.Unknown}, true},
+		{"nothing expected or found", Evidence{}, true},
+		{"as expected", Evidence{ExpectedTokens: 512, ActualTokens: 496, BlockTokens: 16}, true},
+		{"more found", Evidence{ActualTokens: 512}, false},
+		{"more found, another boundary", Evidence{ActualTokens: 512, BoundaryDiffers: Yes}, true},
+		{"more found, the same boundary", Evidence{ActualTokens: 512, BoundaryDiffers: No}, true},
+		{"less found", Evidence{ExpectedTokens: 512}, false},
+		{"less found, restarted", Evidence{ExpectedTokens: 512, ProcessChanged: Yes}, true},
+		{"less found, the same process", Evidence{ExpectedTokens: 512, ProcessChanged: No}, false},
+		{"less found, the same process, another boundary", Evidence{ExpectedTokens: 512, ProcessChanged: No, BoundaryDiffers: Yes}, true},
+		{"less found, removed", Evidence{ExpectedTokens: 512, ProcessChanged: No, BoundaryDiffers: No, EvictedSince: Yes}, true},
+		{"less found, not removed", Evidence{ExpectedTokens: 512, ProcessChanged: No, BoundaryDiffers: No, EvictedSince: No}, false},
+	} {
+		if got := test.e.Conclusive(); got != test.want {
+			t.Errorf("%s: conclusive %v", test.name, got)
+		}
+	}
+}
+
 // Misses are not mispredictions, and every class is listed once.
 func TestClassList(t *testing.T) {
 	seen := map[Class]bool{}

@@ -391,7 +391,11 @@ func (d *Decision) choose(p *pricer, candidates []Candidate) {
 	allowed := func(t *Terms) bool {
 		return t.Placeable && !(budgetBinds && t.Missed != BudgetNone) && !(limitBinds && t.OverLimit)
 	}
-	d.Chosen = d.best(p, candidates, allowed)
+	if d.Chosen = d.best(p, candidates, allowed); d.Chosen < 0 {
+		// Of a record whose survey speaks of workers that it does not keep.
+		d.Refusal.Reason = RefusedNoneEligible
+		return
+	}
 	if d.refuseTenant(p) {
 		return
 	}

@@ -349,3 +349,34 @@ func TestOrderDoesNotMatter(t *testing.T) {
 		}
 	})
 }
+
+// A record that was read back may lack what decisions had when it was written: it
+// is no record then, or decides for nobody.
+func TestIncompleteRecords(t *testing.T) {
+	candidates := idleFleet(2)
+	policy := DefaultPolicy()
+	sit := Situation{NowMs: 1e6, ArrivalsPerMs: math.NaN(), MeanOutputTokens: 64, PolicyAgeMs: 1}
+	req := Request{ID: "r", PromptTokens: 2000}
+	var d Decision
+	if err := Decide(&req, candidates, &policy, sit, &d); err != nil {
+		t.Fatal(err)
+	}
+	made := func() Record { return NewRecord(&req, candidates, &policy, sit, &d, 64) }
+	r := made()
+	if !r.Restored() {
+		t.Error("a whole record is none")
+	}
+	r.Candidates = r.Candidates[:0]
+	if err := r.Redecide(&d); err != nil || d.Chosen >= 0 || d.Refusal.Reason != RefusedNoneEligible {
+		t.Errorf("without candidates: chose %d, refused for %q, %v", d.Chosen, d.Refusal.Reason, err)
+	}
+	r = made()
+	r.Candidates[1].Worker = &Worker{Name: "gpu-07/vllm-8000/0"}
+	if r.Restored() {
+		t.Error("a record is whole whose worker has no steps")
+	}
+	r.Candidates[1].Worker = nil
+	if r.Restored() {
+		t.Error("a record is whole that lacks a worker")
+	}
+}

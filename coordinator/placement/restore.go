@@ -21,8 +21,8 @@ func (r *Record) Restored() bool {
 }
 
 func (w *Worker) restored() bool {
-	if w == nil {
-		return false
+	if w == nil || w.Steps.BudgetTokens() < 1 {
+		return false // without steps nothing can be priced
 	}
 	w.nameHash = xxh3.HashString(w.Name)
 	return true

@@ -106,7 +106,7 @@ func (t *Book) Path(nowMs float64, from, to *placement.Worker, stay registry.Sta
 // wayOf is the path between two hosts of a fleet file.
 func wayOf(file *registry.Fleet, from, to string) keptPath {
 	a, b := file.HostPlace(from), file.HostPlace(to)
-	return keptPath{PathOf(file.PathBetween(a, b)), a.Zone != "" && a.Zone == b.Zone, a.Rack != "" && a.Rack == b.Rack}
+	return keptPath{pathOf(file.PathBetween(a, b)), a.Zone != "" && a.Zone == b.Zone, a.Rack != "" && a.Rack == b.Rack}
 }
 
 // path is the way between two workers of the hosts, for a pool that stays in a
@@ -120,8 +120,8 @@ func (k *keptPath) path(from, to *placement.Worker, stay registry.StayIn) placem
 	return path
 }
 
-// PathOf puts a path of the fleet file into the rule's words.
-func PathOf(p registry.Path) placement.Path {
+// pathOf puts a path of the fleet file into the rule's words.
+func pathOf(p registry.Path) placement.Path {
 	out := placement.Path{
 		Link: p.Name, BytesPerMs: bytesPerMs(p), LatencyMs: ms(p.Latency.Value), SurchargeMs: ms(p.PlaceSurcharge.Value),
 		Never: p.Transfer.Value == registry.TransferNever,
@@ -279,7 +279,7 @@ type Link struct {
 func (t *Book) LinkOf(nowMs float64, p *registry.Path) Link {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	out := Link{Path: t.rates.Measured(nowMs, placement.Pair{}, PathOf(*p))}
+	out := Link{Path: t.rates.Measured(nowMs, placement.Pair{}, pathOf(*p))}
 	out.UnderWay = t.book.UnderWay(nowMs, p.Name)
 	if s, ok := t.rates.OfLink(nowMs, p.Name); ok {
 		out.Seen = s

@@ -3,6 +3,7 @@ package transfers
 import (
 	"fmt"
 	"math"
+	"os"
 	"testing"
 	"time"
 
@@ -10,34 +11,13 @@ import (
 	"waypost/coordinator/registry"
 )
 
-const transferFleet = `
-[[rack]]
-name = "a1"
-zone = "a"
-hosts = ["gpu-0[1-2]"]
-[[rack]]
-name = "b1"
-zone = "b"
-hosts = ["gpu-03"]
-[[zone]]
-name = "a"
-[[zone]]
-name = "b"
-[[link]]
-between = ["rack:a1", "rack:a1"]
-bandwidth = "100Gbit/s"
-latency = "20us"
-[[link]]
-between = ["zone:a", "zone:b"]
-bandwidth = "10Gbit/s"
-latency = "12ms"
-transfer = "never"
-place_surcharge = "15ms"
-`
-
 func parsedFleet(t *testing.T) *registry.Fleet {
 	t.Helper()
-	file, err := registry.ParseFleet("fleet.toml", transferFleet)
+	text, err := os.ReadFile("testdata/fleet.toml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	file, err := registry.ParseFleet("fleet.toml", string(text))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -170,5 +150,45 @@ func TestBandwidthIsMeasured(t *testing.T) {
 	pull(500, "last", 30.1+policy.TransferSetupMs, 30)
 	if s, _ := tr.rates.OfPair(nowMs, placement.Pair{From: from.Name, To: to.Name}); tr.Fastest() < s.BytesPerMs {
 		t.Errorf("fastest %v, measured %v", tr.Fastest(), s.BytesPerMs)
+	}
+}
+
+// What is remembered is bounded, and another fleet file makes ways known anew.
+func TestBookIsBounded(t *testing.T) {
+	started := time.Now()
+	tr := New(started)
+	file := parsedFleet(t)
+	tr.Use(file)
+	from, to := workerNamed(2, "gpu-02/v/0"), workerNamed(1, "gpu-01/v/0")
+	sit := placement.Situation{Sources: []placement.Source{{Worker: from, Tokens: 4096}}}
+	candidates := []placement.Candidate{{Worker: to, Paths: []placement.Path{tr.Path(0, from, to, registry.StayInNone)}}}
+	policy := placement.DefaultPolicy()
+	d := &placement.Decision{FirstTokenMs: 120, Terms: []placement.Terms{{Partner: -1, Pull: placement.Pull{Note: placement.PullTaken, Tokens: 3584, TransferMs: 80, BytesPerMs: 12_500_000}}}}
+	for i := range maxAwaitedPulls + 5 {
+		tr.Begin(started, fmt.Sprint("p", i), d, candidates, &policy, 4096, sit)
+	}
+	if len(tr.awaited) != maxAwaitedPulls || len(tr.order) != maxAwaitedPulls {
+		t.Errorf("%d pulls are awaited, %d in order", len(tr.awaited), len(tr.order))
+	}
+	if tr.Outcome("p4", true, 4096, math.NaN()) != nil || tr.Outcome("p5", true, 4096, math.NaN()) == nil {
+		t.Error("not the oldest pulls were given up")
+	}
+	tr = New(started)
+	tr.Use(file)
+	ends := make([]*placement.Worker, 300) // of which 300² ways are more than are kept
+	for i := range ends {
+		ends[i] = workerNamed(placement.WorkerID(i+1), fmt.Sprintf("gpu-%03d/v/0", i))
+	}
+	for _, a := range ends {
+		for _, b := range ends {
+			if tr.Path(0, a, b, registry.StayInNone); len(tr.paths) > maxKeptPaths {
+				t.Fatalf("%d ways are kept", len(tr.paths))
+			}
+		}
+	}
+	tr.Path(0, from, to, registry.StayInNone)
+	tr.Use(registry.EmptyFleet())
+	if p := tr.Path(0, from, to, registry.StayInNone); p.Figure != placement.FigureAssumed {
+		t.Errorf("under a file without links: %+v", p)
 	}
 }

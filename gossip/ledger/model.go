@@ -129,8 +129,8 @@ const DefaultStepTokens = 8192
 const MaxTokens = 1 << 24
 
 // Steps is a step model made ready for one worker at one load: a step budget
-// and the decode part that every step pays. The zero value prices everything
-// at 0; use NewSteps.
+// and the decode part that every step pays. The zero value has no budget and can
+// price nothing; use NewSteps.
 type Steps struct {
 	model     StepModel
 	budget    int

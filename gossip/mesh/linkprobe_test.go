@@ -127,4 +127,9 @@ func TestLinkProbeStrangers(t *testing.T) {
 			t.Errorf("a stranger's stream: %v", err)
 		}
 	}
+	late, _ := net.Pipe()
+	defer late.Close()
+	if b.transport.admit(late) != nil {
+		t.Error("a stream is let in after the end")
+	}
 }

@@ -1,6 +1,8 @@
 package mesh
 
 import (
+	"bytes"
+	"encoding/base64"
 	"fmt"
 	"slices"
 	"strings"
@@ -237,6 +239,15 @@ func FuzzPeers(f *testing.F) {
 
 func FuzzKeys(f *testing.F) {
 	f.Add([]byte(testKey + "\n"))
+	f.Add([]byte("# of the fleet\n\n" + testKey + "\nAAAAAAAAAAAAAAAAAAAAAA==\n"))
+	for _, bad := range []string{"", "no key\n", "AAAA\n", testKey + "\n" + testKey + "\n"} {
+		f.Add([]byte(bad))
+	}
+	var many []byte
+	for i := range maxKeys + 1 {
+		many = append(base64.StdEncoding.AppendEncode(many, bytes.Repeat([]byte{byte(i)}, 16)), '\n')
+	}
+	f.Add(many)
 	f.Fuzz(func(t *testing.T, b []byte) {
 		keys, err := parseKeys(b)
 		if (err == nil) != (len(keys) > 0) || len(keys) > maxKeys {

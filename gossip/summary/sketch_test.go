@@ -175,7 +175,18 @@ func FuzzSketch(f *testing.F) {
 			f.Fatal(err)
 		}
 		f.Add(b)
+		if len(b) > 5 { // as the former version had it
+			f.Add(append(append([]byte{1}, b[1:5]...), append([]byte{7, 9}, b[5:]...)...))
+		}
 	}
+	two, err := AppendSketch(nil, &Sketch{Workers: []WorkerSketch{{Name: "a"}, {Name: "a"}}}, MaxSketchBytes)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(two)
+	f.Add([]byte{9})
+	f.Add([]byte{SketchVersion, 0, 0, 0, 0, 0, 1, 0, byte(SketchReady), 0})
+	f.Add([]byte{SketchVersion, 0, 0, 0, 0, 0, 1, 1, 'a', 99, 99})
 	f.Fuzz(func(t *testing.T, b []byte) {
 		s, err := ParseSketch(b)
 		if err != nil {

@@ -4,6 +4,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -418,7 +419,32 @@ func FuzzDecode(f *testing.F) {
 	for _, file := range []string{"testdata/lora.frames.jsonl", "testdata/hybrid-two-turns.frames.jsonl", "testdata/bytes128-salt.frames.jsonl", "testdata/sglang-salt.frames.jsonl"} {
 		payloads = append(payloads, livePayloads(f, file)[:3]...)
 	}
-	for _, p := range payloads {
+	// The forms that no recording has: maps, hashes and tokens as texts, extra keys
+	// that name their kind, and every kind of cache.
+	stored := func(more map[string]any) map[string]any {
+		e := map[string]any{"type": "BlockStored", "block_hashes": []any{uint64(7), "00112233445566778899aabbccddeeff"}, "token_ids": []any{1, 2, 3, 4}, "block_size": 2}
+		maps.Copy(e, more)
+		return e
+	}
+	var kinds []any
+	for _, kind := range []string{"mla_attention", "sink_full_attention", "sliding_window_mla", "mamba", "chunked_local_attention", "encoder_only_attention", "cross_attention", "another"} {
+		kinds = append(kinds, stored(map[string]any{"kv_cache_spec_kind": kind, "medium": "disk", "group_idx": 1}))
+	}
+	named := []any{[]any{"cache_salt", "s"}, []any{"lora", "a"}, []any{"mm", 5}}
+	for _, batch := range []map[string]any{
+		{"ts": 1.5, "data_parallel_rank": 1, "other": nil, "events": kinds},
+		{"ts": "late", "events": []any{stored(map[string]any{"lora_name": "a", "extra_keys": []any{named, nil}}), []any{"AllBlocksCleared"}, []any{"AllBlocksCleared"}, []any{"Other", 1}, 5}},
+		{"events": []any{stored(map[string]any{"lora_id": 3, "extra_keys": []any{named}}), stored(map[string]any{"token_ids": []any{"ab", "cd", 3, -1}, "cache_salt": "s", "mm_keys": []any{[]any{1}, nil}})}},
+		{"events": []any{map[string]any{"type": "BlockRemoved", "block_hashes": []any{"short", -1}}, map[string]any{"type": "BlockRemoved", "medium": "elsewhere far away", "locality": "REMOTE"}}},
+		{"ts": 1.5},
+	} {
+		b, err := msgp.AppendIntf(nil, batch)
+		if err != nil {
+			f.Fatal(err)
+		}
+		payloads = append(payloads, b)
+	}
+	for _, p := range append(payloads, nil, []byte{0x90}, []byte{0x91, 1}) {
 		f.Add(p)
 	}
 	d := NewDecoder()

@@ -60,7 +60,7 @@ func (l *Listeners) PIDs(at netip.AddrPort) ([]int, error) {
 		return nil, err
 	}
 	if len(pids) == 0 {
-		return nil, fmt.Errorf("%s: %w", at, errHidden)
+		return nil, fmt.Errorf("port %d: %w", at.Port(), errHidden)
 	}
 	l.known[at] = holders{inodes, pids}
 	return pids, nil

@@ -502,6 +502,8 @@ func FuzzLoad(f *testing.F) {
 			f.Add(part)
 		}
 	}
+	f.Add([]byte(`{"timestamp":"soon","loads":[{"dp_rank":-1},{"dp_rank":1,"num_running_reqs":-3,"token_usage":2},{"dp_rank":0,"num_running_reqs":1}]}`))
+	f.Add([]byte("sglang:num_running_reqs{dp_rank=\"1\"} 3\nsglang:num_running_reqs{priority=\"\"} 4\nsglang:num_running_reqs{priority=\"2\"} 1\nsglang:num_running_reqs{dp_rank=\"x\"} 1\n"))
 	f.Add([]byte(`[{"dp_rank":0,"num_reqs":5,"num_waiting_reqs":2,"num_tokens":100,"ts_tic":1.5}]`))
 	now := time.Unix(1_800_000_000, 0)
 	f.Fuzz(func(t *testing.T, text []byte) {

@@ -350,6 +350,19 @@ func FuzzDecode(f *testing.F) {
 	for _, r := range raw {
 		f.Add([]byte(r))
 	}
+	for _, event := range []string{ // of forms that the recording has not
+		`{"event_id":1,"attention_dp_rank":1,"data":{"type":"stored","parent_hash":-5,"blocks":[{"block_hash":"0011223344556677","tokens":[{"token_id":1,"token_extra_id":3}],"cache_level":2,"mm_keys":[{"hash":"x"}]},{"block_hash":9,"tokens":[]}]}}`,
+		`{"event_id":2,"window_size":64,"data":{"type":"stored","blocks":[{"block_hash":"ab","tokens":[]}]}}`,
+		`{"event_id":3,"data":{"type":"stored","blocks":[{"block_hash":3,"tokens":[{"token_id":-1}]}]}}`,
+		`{"event_id":4,"data":{"type":"updated","block_hash":5,"cache_level":{"old_value":0,"new_value":1}}}`,
+		`{"event_id":5,"data":{"type":"updated"}}`,
+		`{"event_id":6,"data":{"type":"another"}}`,
+		`{"event_id":7,"data":{"type":5}}`,
+		`{"event_id":8,"attention_dp_rank":-1}`,
+		`{}`,
+	} {
+		f.Add([]byte(event))
+	}
 	f.Fuzz(func(t *testing.T, payload []byte) {
 		_, rank, err := head(payload)
 		if err == nil && (rank < 0 || rank >= engine.MaxRanks) {

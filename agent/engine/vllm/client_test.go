@@ -173,6 +173,7 @@ func TestSources(t *testing.T) {
 		`{}`: 0,
 		`{"x":{"endpoint":"tcp://*:5557"},"9223372036854775808":{"endpoint":"tcp://*:5558"}}`: 0,
 		`{"x":{"endpoint":"tcp://*:5557"},"0":{"endpoint":"tcp://*:5557"}}`:                   1,
+		`{"x":{},"01":{"endpoint":"tcp://*:5557"},"1":{"endpoint":"tcp://*:5557"}}`:           1,
 		`5`: -1,
 	} {
 		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, body) }))
@@ -199,6 +200,9 @@ func FuzzFacts(f *testing.F) {
 	f.Add([]byte(`{"0":{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5657","buffer_steps":10000,"topic":"kv@test"},"1":{"endpoint":"tcp://*:5558"}}`))
 	f.Add([]byte(`[{"data_parallel_rank":0,"endpoint":"tcp://10.0.0.1:5557"}]`))
 	f.Add([]byte(`{"vllm_config":{"instance_id":"17","scheduler_config":{"max_num_batched_tokens":2048,"max_num_seqs":16},"kv_transfer_config":{"kv_connector":"OffloadingConnector","kv_role":"kv_both"},"kv_events_config":{"endpoint":"tcp://*:5557"},"cache_config":{"block_size":32,"kv_cache_memory_bytes":1e9,"kv_cache_size_tokens":3200}},"vllm_env":{"VLLM_P2P_SIDE_CHANNEL_HOST":"10.0.0.1","VLLM_P2P_SIDE_CHANNEL_PORT":5710}}`))
+	f.Add([]byte(`{"vllm_config":{"model_config":{"model":"tiny","dtype":"bfloat16","revision":"r"},"cache_config":{"block_size":16,"kv_cache_layout":"HND"},"parallel_config":{"tensor_parallel_size":2},"kv_transfer_config":{"kv_connector":"OffloadingConnector","kv_role":"kv_producer","kv_connector_extra_config":{"p2p":true}}},"vllm_env":{"VLLM_P2P_SIDE_CHANNEL_HOST":"10.0.0.1","VLLM_P2P_SIDE_CHANNEL_PORT":5710}}`))
+	f.Add([]byte(`{"vllm_config":{"kv_transfer_config":{"kv_connector":"NixlConnector","kv_role":"kv_consumer"},"speculative_config":{"method":"eagle"}},"vllm_env":{"VLLM_NIXL_SIDE_CHANNEL_HOST":"10.0.0.1","VLLM_NIXL_SIDE_CHANNEL_PORT":70000}}`))
+	f.Add([]byte(`{"vllm_config":{"kv_transfer_config":{"kv_connector":"NixlConnector"}},"vllm_env":[]}`))
 	f.Add([]byte(`{"data":[{"id":"tiny","parent":null,"max_model_len":2048},{"id":"sql","parent":"tiny"}]}`))
 	var text atomic.Pointer[[]byte]
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -89,7 +89,7 @@ func (c client) learnSources(ctx context.Context, k *knowledge) error {
 		ranks := make([]int, 0, len(byRank))
 		for name := range byRank {
 			n := promtext.Small([]byte(name), engine.MaxRanks)
-			if n < 0 {
+			if strconv.Itoa(n) != name { // "01" would be a second rank 1
 				k.faults++
 				continue
 			}

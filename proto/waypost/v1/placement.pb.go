@@ -910,8 +910,8 @@ type Basis struct {
 	CacheView *string `protobuf:"bytes,5,opt,name=cache_view,json=cacheView" json:"cache_view,omitempty"`
 	// tokens, keys, memo, render or unknown.
 	InputSource *string `protobuf:"bytes,6,opt,name=input_source,json=inputSource" json:"input_source,omitempty"`
-	// What was not normal: stale_policy, stale_queue, last_resort, over_limit,
-	// no_cache_view, estimated_length, tenant_over_share, panic_floor,
+	// What was not normal: stale_policy, stale_queue, queue_unknown, last_resort,
+	// over_limit, no_cache_view, estimated_length, tenant_over_share, panic_floor,
 	// shorter_than_block: the prompt is at most one block, which is never reused.
 	Marks []string `protobuf:"bytes,7,rep,name=marks" json:"marks,omitempty"`
 	// Weight of gap and stall in the total, as the policy has it.

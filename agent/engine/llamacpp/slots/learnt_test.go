@@ -1,6 +1,7 @@
 package slots
 
 import (
+	"math"
 	"slices"
 	"testing"
 
@@ -186,6 +187,12 @@ func (m *mirror) check() {
 		if got := m.replay.tree.block(id); got != m.blocks[id] {
 			m.t.Fatalf("block %d was told as %+v and is %+v", id, m.blocks[id], got)
 		}
+		if parent, end := m.replay.PlaceOf(id); parent != m.blocks[id].Parent || end != m.blocks[id].EndTokens {
+			m.t.Fatalf("block %d was told as %+v and is at %d behind %d", id, m.blocks[id], end, parent)
+		}
+	}
+	if parent, end := m.replay.PlaceOf(math.MaxUint32); parent != 0 || end != 0 {
+		m.t.Fatalf("what is no block is at %d behind %d", end, parent)
 	}
 	if len(m.blocks) != m.replay.Blocks() {
 		m.t.Fatalf("%d blocks were told, %d are shown", len(m.blocks), m.replay.Blocks())
@@ -219,5 +226,49 @@ func TestAnEntryThatMayBeTaken(t *testing.T) {
 		if there := told.match(a) == 1024; there != c.there {
 			t.Errorf("%d tokens reused: %d of the entry are promised", c.cached, told.match(a))
 		}
+		kept := slices.ContainsFunc(d.cache.entries, func(e *sequence) bool { return e.shared(keysOf(a)) == 1024 })
+		if kept != (c.cached != 262) { // and takes its room
+			t.Errorf("%d tokens reused: kept %v", c.cached, kept)
+		}
+		if c.cached >= 0 {
+			continue
+		}
+		// What may be gone teaches nothing of the cache's size by being gone.
+		known, fits, limit := d.cache.doubts, d.cache.fits, d.cache.limitTokens
+		d.Done(d.begin(a), 4, 0)
+		if d.counts.Missed != 1 || d.cache.doubts != known || d.cache.fits != fits || d.cache.limitTokens != limit {
+			t.Errorf("%d missed: doubts %d, fits %d, limit %d; before %d, %d, %d", d.counts.Missed, d.cache.doubts, d.cache.fits, d.cache.limitTokens, known, fits, limit)
+		}
+	}
+	// A prompt that becomes known while it runs is judged as the one it is.
+	told := newMirror(t)
+	d := &driver{Replay: New(Options{Slots: 1, HostTokens: 1 << 20, Listener: told})}
+	told.replay = d.Replay
+	d.send(a, 4)
+	d.send(text("other", 600), 4)
+	id := ledger.ClaimID{Coordinator: 2, Seq: 1}
+	d.Begin(id, keysOf(b)[:16], len(b), -1)
+	if got := told.match(a); got == 1024 {
+		t.Errorf("%d tokens of an entry that may be taken are promised", got)
+	}
+	d.Learn(id, keysOf(b), len(b))
+	d.Done(id, 4, 0)
+	if got := told.match(a); got != 1024 {
+		t.Errorf("%d tokens of the entry are promised after it was not taken", got)
+	}
+}
+
+// A server that starts anew is asked by nobody yet.
+func TestResetForgetsTheCrowd(t *testing.T) {
+	d := &driver{Replay: New(Options{Slots: 2, HostTokens: 1 << 20})}
+	first, second := d.begin(text("a", 480)), d.begin(text("b", 320))
+	d.Done(first, 4, 0)
+	d.Done(second, 4, 0)
+	if !d.crowded() {
+		t.Error("two at once are no crowd")
+	}
+	d.Reset()
+	if d.crowded() {
+		t.Error("the former life's crowd is still there")
 	}
 }
