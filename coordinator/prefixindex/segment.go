@@ -131,13 +131,8 @@ func (v view) rest(i int) []uint64 {
 	return v.words()[at : at+v.stride-1]
 }
 
-// ask reads the word at which the search for a head starts.
-func (v view) ask(head uint64) uint64 {
-	if v.slots == 0 {
-		return 0
-	}
-	return atomic.LoadUint64(&v.heads(v.homeOf(head))[0])
-}
+// home is the word at which the search for a head starts; there must be slots.
+func (v view) home(head uint64) *uint64 { return &v.heads(v.homeOf(head))[0] }
 
 func (v view) load(i int) uint64 {
 	return atomic.LoadUint64(&v.heads(i - i%bucketSlots)[i%bucketSlots])
