@@ -12,19 +12,22 @@ type calls struct {
 	ops    []op
 	resets bool     // some of them clear the cache
 	order  []uint32 // numbers of ops, as they are to be made
-	sorted []uint64
+	sorted []uint64 // see sortChunkShift
 	unsort []uint64
 	starts []int32 // of the chunks among sorted
 }
 
 // An element of sorted sorts a call by its chunk, then by the checkpoint that the
-// chunk follows, then as it came.
+// chunk follows, then as it came. Its lowest bit is set unless the call removes.
 const (
-	sortIndexBits  = 24
+	sortIndexShift = 1
+	sortIndexBits  = 23
+	sortRestBits   = sortIndexShift + sortIndexBits
 	sortAnchorBits = 24
-	sortChunkShift = sortIndexBits + sortAnchorBits
+	sortChunkShift = sortRestBits + sortAnchorBits
 	sortAnchorMask = 1<<sortAnchorBits - 1
 	maxSorted      = 1 << sortIndexBits
+	sortKeeps      = 1
 	sortDone       = 1 << 63 // beyond any chunk
 )
 
@@ -60,64 +63,88 @@ func (c *calls) arrange() {
 // arrangePart arranges calls between resets.
 func (c *calls) arrangePart(from, to int) {
 	c.sort(from, to)
-	for end := len(c.sorted); end > 0; {
-		start, removesOnly := end-1, true
-		for ; start >= 0 && c.sorted[start]>>sortIndexBits == c.sorted[end-1]>>sortIndexBits; start-- {
-			removesOnly = removesOnly && c.ops[c.at(start)].kind == opRemove
+	sorted := c.sorted
+	for end := len(sorted); end > 0; {
+		place := sorted[end-1] >> sortRestBits
+		start, keeps := end-1, sorted[end-1]
+		for ; start > 0 && sorted[start-1]>>sortRestBits == place; start-- {
+			keeps |= sorted[start-1]
 		}
-		start++
-		if !removesOnly {
+		if keeps&sortKeeps != 0 {
 			for i := start; i < end; i++ {
-				c.order = append(c.order, c.at(i))
-				c.sorted[i] |= sortDone
+				c.order = append(c.order, indexOf(sorted[i]))
+				sorted[i] |= sortDone
 			}
 		}
 		end = start
 	}
-	for i, o := range c.sorted {
+	for _, o := range sorted {
 		if o&sortDone == 0 {
-			c.order = append(c.order, c.at(i))
+			c.order = append(c.order, indexOf(o))
 		}
 	}
 }
 
-func (c *calls) at(i int) uint32 { return uint32(c.sorted[i] & (maxSorted - 1)) }
+// indexOf is the number of a call among those of its frame.
+func indexOf(sorted uint64) uint32 { return uint32(sorted>>sortIndexShift) & (maxSorted - 1) }
 
 // sort sorts calls. There are few chunks as a rule, and few calls about each.
 func (c *calls) sort(from, to int) {
-	c.unsort = c.unsort[:0]
+	n := to - from
+	c.unsort = slices.Grow(c.unsort[:0], n)[:n]
+	c.sorted = slices.Grow(c.sorted[:0], n)[:n]
 	least, most := uint64(summary.MaxDepthTokens), uint64(0)
-	for i := from; i < to; i++ {
-		n := &c.ops[i].name
-		anchor := n.key
-		if n.isPoint() && n.parent != 0 {
-			anchor = n.parent
+	for i := range c.unsort {
+		o := &c.ops[from+i]
+		anchor := o.key
+		if o.isPoint() && o.parent != 0 {
+			anchor = o.parent
 		}
-		chunk := uint64(min(n.depth, summary.MaxDepthTokens) / prefix.ChunkTokens)
+		chunk := uint64(min(o.depth, summary.MaxDepthTokens) / prefix.ChunkTokens)
 		least, most = min(least, chunk), max(most, chunk)
-		c.unsort = append(c.unsort, chunk<<sortChunkShift|uint64(anchor)&sortAnchorMask<<sortIndexBits|uint64(i))
+		e := chunk<<sortChunkShift | uint64(anchor)&sortAnchorMask<<sortRestBits | uint64(from+i)<<sortIndexShift
+		if o.kind != opRemove {
+			e |= sortKeeps
+		}
+		c.unsort[i] = e
 	}
-	c.sorted = append(c.sorted[:0], c.unsort...)
-	if most-least > uint64(4*(to-from)) {
+	if most-least > uint64(4*n) {
+		copy(c.sorted, c.unsort)
 		slices.Sort(c.sorted)
 		return
 	}
 	c.starts = slices.Grow(c.starts[:0], int(most-least)+2)[:most-least+2]
-	clear(c.starts)
+	starts := c.starts
+	clear(starts)
 	for _, o := range c.unsort {
-		c.starts[o>>sortChunkShift-least+1]++
+		starts[o>>sortChunkShift-least+1]++
 	}
-	for i := 1; i < len(c.starts); i++ {
-		c.starts[i] += c.starts[i-1]
+	for i := 1; i < len(starts); i++ {
+		starts[i] += starts[i-1]
 	}
 	for _, o := range c.unsort {
-		at := &c.starts[o>>sortChunkShift-least]
+		at := &starts[o>>sortChunkShift-least]
 		c.sorted[*at] = o
 		*at++
 	}
 	start := int32(0)
-	for _, end := range c.starts[:len(c.starts)-1] { // of the chunk now
-		slices.Sort(c.sorted[start:end])
+	for _, end := range starts[:len(starts)-1] { // of the chunk now
+		sortFew(c.sorted[start:end])
 		start = end
+	}
+}
+
+// sortFew sorts numbers that are few as a rule.
+func sortFew(list []uint64) {
+	if len(list) > 12 {
+		slices.Sort(list)
+		return
+	}
+	for i := 1; i < len(list); i++ {
+		v, at := list[i], i
+		for ; at > 0 && list[at-1] > v; at-- {
+			list[at] = list[at-1]
+		}
+		list[at] = v
 	}
 }

@@ -177,6 +177,8 @@ func (x *Index) countPoint(k *placed, info uint32, listed bool) {
 	var e entry
 	if k.parent == 0 {
 		at, e = x.rootPlace()
+	} else if x.held.countAlone(&x.held.dir[k.up.segment], k.up.tag, info&offsetMask, listed) {
+		return
 	} else {
 		at, e = x.held.at(k.up)
 	}

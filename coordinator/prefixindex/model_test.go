@@ -314,7 +314,7 @@ func (m *model) audit(t interface{ Fatalf(string, ...any) }, x *Index) {
 					t.Fatalf("slot %d is found at %d", i, at)
 				}
 			}
-			if used != s.used || used > 0 && float64(used) > maxLoad*float64(v.slots) {
+			if used != s.used || used > 0 && 100*int(used) > maxLoad*v.slots {
 				t.Fatalf("segment with %d of %d slots in use says %d", used, v.slots, s.used)
 			}
 			n += int(used)

@@ -1,6 +1,7 @@
 package prefixindex
 
 import (
+	"math/bits"
 	"runtime"
 	"slices"
 	"sync/atomic"
@@ -43,9 +44,9 @@ const bucketSlots = 8
 // growLoad, or fewer than minLoad. In fuller ones more slots stand in another
 // bucket than their own.
 const (
-	maxLoad  = 0.75
-	growLoad = 0.70
-	minLoad  = 0.55
+	maxLoad  = 75 // percent
+	growLoad = 70
+	minLoad  = 55
 	minSlots = bucketSlots
 )
 
@@ -104,11 +105,10 @@ func (s *segment) letGo() {
 // words are all words.
 func (v view) words() []uint64 { return unsafe.Slice(v.first, v.slots*v.stride) }
 
-// homeOf is the bucket in which the search for a head starts, and where in it.
-func (v view) homeOf(head uint64) (bucket, in int) {
+// homeOf is the bucket in which the search for a head starts.
+func (v view) homeOf(head uint64) (bucket int) {
 	slot := int(head >> tagShift * uint64(v.slots) >> tagBits)
-	in = slot % bucketSlots
-	return (slot - in) * v.stride, in
+	return (slot - slot%bucketSlots) * v.stride
 }
 
 // after is the bucket after another one.
@@ -131,14 +131,8 @@ func (v view) rest(i int) []uint64 {
 	return v.words()[at : at+v.stride-1]
 }
 
-// ask reads the word at which the search for a head starts.
-func (v view) ask(head uint64) uint64 {
-	if v.slots == 0 {
-		return 0
-	}
-	bucket, in := v.homeOf(head)
-	return atomic.LoadUint64(&v.heads(bucket)[in])
-}
+// home is the word at which the search for a head starts; there must be slots.
+func (v view) home(head uint64) *uint64 { return &v.heads(v.homeOf(head))[0] }
 
 func (v view) load(i int) uint64 {
 	return atomic.LoadUint64(&v.heads(i - i%bucketSlots)[i%bucketSlots])
@@ -151,19 +145,17 @@ func (v view) store(i int, head uint64) {
 // find returns the slot whose head equals want in the bits of mask, and its head;
 // -1 if there is none. mask has at least the tag's bits.
 func (v view) find(want, mask uint64) (i int, head uint64) {
-	bucket, in := v.homeOf(want)
+	bucket := v.homeOf(want)
 	for range v.slots / bucketSlots {
-		heads, full := v.heads(bucket), true
-		for n := range bucketSlots {
-			at := (in + n) % bucketSlots
-			head = atomic.LoadUint64(&heads[at])
-			if head == 0 {
-				full = false
-			} else if (head^want)&mask == 0 {
+		heads := v.heads(bucket)
+		for same := equal(heads, want, mask); same != 0; same &= same - 1 {
+			at := bits.TrailingZeros32(same)
+			// Else it is a free slot, or has been taken by another key since.
+			if head = atomic.LoadUint64(&heads[at]); head != 0 && (head^want)&mask == 0 {
 				return bucket + at, head
 			}
 		}
-		if !full {
+		if equal(heads, 0, allBits) != 0 {
 			break // else it would be here
 		}
 		bucket = v.after(bucket)
@@ -171,14 +163,22 @@ func (v view) find(want, mask uint64) (i int, head uint64) {
 	return -1, 0
 }
 
+// equal tells which heads of a bucket equal want in the bits of mask, a bit for
+// each. It compares all of them: where the processor cannot foresee which one it
+// is, that takes less than to stop there.
+func equal(heads *[bucketSlots]uint64, want, mask uint64) (same uint32) {
+	for n := range bucketSlots {
+		_, zero := bits.Sub64((atomic.LoadUint64(&heads[n])^want)&mask, 1, 0)
+		same |= uint32(zero) << n
+	}
+	return same
+}
+
 // room returns a free slot for a head; there must be one.
 func (v view) room(head uint64) int {
-	for bucket, in := v.homeOf(head); ; bucket = v.after(bucket) {
-		heads := v.heads(bucket)
-		for n := range bucketSlots {
-			if at := (in + n) % bucketSlots; heads[at] == 0 {
-				return bucket + at
-			}
+	for bucket := v.homeOf(head); ; bucket = v.after(bucket) {
+		if free := equal(v.heads(bucket), 0, allBits); free != 0 {
+			return bucket + bits.TrailingZeros32(free)
 		}
 	}
 }
@@ -214,20 +214,13 @@ func (s *segment) remove(i int) {
 	s.used--
 }
 
-func (v view) isFull(bucket int) bool {
-	for _, head := range v.heads(bucket) {
-		if head == 0 {
-			return false
-		}
-	}
-	return true
-}
+func (v view) isFull(bucket int) bool { return equal(v.heads(bucket), 0, allBits) == 0 }
 
 // stray returns a slot of a bucket that belongs into another one before it, or
 // before that one; -1: there is none.
 func (v view) stray(bucket, to int) int {
 	for in, head := range v.heads(bucket) {
-		if home, _ := v.homeOf(head); head != 0 && v.behind(bucket, home) >= v.behind(bucket, to) {
+		if home := v.homeOf(head); head != 0 && v.behind(bucket, home) >= v.behind(bucket, to) {
 			return bucket + in
 		}
 	}
@@ -244,7 +237,7 @@ func (v view) behind(bucket, other int) int {
 
 // isFull reports whether the segment must be resized before a put.
 func (s *segment) isFull() bool {
-	return float32(s.used) >= maxLoad*float32(s.slots.Load())-1 || s.first.Load() == nil
+	return 100*(s.used+1) >= maxLoad*s.slots.Load()
 }
 
 // The allocator rounds large pieces up to whole pages.
@@ -256,7 +249,7 @@ const (
 // isSparse reports whether resizing would free memory worth the work.
 func (s *segment) isSparse() bool {
 	slots := s.slots.Load()
-	if slots <= 4*minSlots || float32(s.used) >= minLoad*float32(slots) {
+	if slots <= 4*minSlots || 100*s.used >= minLoad*slots {
 		return false
 	}
 	words := int(slots) * int(s.stride)
@@ -265,7 +258,7 @@ func (s *segment) isSparse() bool {
 
 // fitting is how many slots the segment should have, with one more in use.
 func (s *segment) fitting() int {
-	n := int(float64(s.used+1)/growLoad) + 1
+	n := int(100*(s.used+1)/growLoad) + 1
 	return (n + bucketSlots - 1) / bucketSlots * bucketSlots
 }
 

@@ -1,6 +1,8 @@
 package prefixindex
 
 import (
+	"sync/atomic"
+
 	"waypost/gossip/summary"
 )
 
@@ -44,7 +46,7 @@ const (
 const batchOps = 256
 
 // callsAhead is the number of calls whose memory is asked for at once.
-const callsAhead = 32
+const callsAhead = 64
 
 // Begin implements summary.IndexSink.
 func (s *Sink) Begin() {
@@ -179,21 +181,29 @@ func (x *Index) applyOne(w *worker, o *op, k *placed, e *summary.Extent) {
 
 // lookAhead notes where the next calls belong, and asks for the memory there
 // before it is used, so that waiting for one is waiting for all: that is most of
-// what changes take.
+// what changes take. Where to look is computed first: the processor has more loads
+// under way the less stands between them.
 func (x *Index) lookAhead(ops []op, order []uint32) {
-	near, sum := x.near[:min(callsAhead, len(order))], x.asked
+	var at [2 * callsAhead]*uint64
+	n := 0
+	near := x.near[:min(callsAhead, len(order))]
 	for i := range near {
 		k := &near[i]
 		x.place(&ops[order[i]].name, k)
-		sum += uint64(x.held.dir[k.at.segment].slots.Load())
-	}
-	for i := range near {
-		k := &near[i]
 		v := x.held.dir[k.at.segment].view()
-		sum += v.ask(k.at.tag)
-		if k.isPoint() && k.parent != 0 {
-			sum += v.ask(k.up.tag)
+		if v.slots == 0 {
+			continue
 		}
+		at[n] = v.home(k.at.tag)
+		n++
+		if k.isPoint() && k.parent != 0 {
+			at[n] = v.home(k.up.tag)
+			n++
+		}
+	}
+	sum := x.asked
+	for _, word := range at[:n] {
+		sum += atomic.LoadUint64(word)
 	}
 	x.asked = sum
 }

@@ -309,8 +309,8 @@ func (x *Index) uncountSwept(at place, info uint32) {
 // checkpointsOf counts the checkpoints in a segment that have some bits in their
 // tag and a known point at an offset, and returns the place of one.
 func (x *Index) checkpointsOf(v view, up, offset uint32) (at, found int) {
-	bucket, _ := v.homeOf(uint64(up) << (64 - upBits))
-	last, _ := v.homeOf(uint64(up)<<(64-upBits) | (1<<(64-upBits) - 1))
+	bucket := v.homeOf(uint64(up) << (64 - upBits))
+	last := v.homeOf(uint64(up)<<(64-upBits) | (1<<(64-upBits) - 1))
 	if up == 1 { // 0 as well
 		bucket = 0
 	}

@@ -62,18 +62,14 @@ type entries struct{ slab slab }
 
 // entryOf reads the entry that a word tells.
 func (b *entries) entryOf(word uint64) entry {
-	one := one(uint32(word>>payloadBits) & (maxSlots - 1))
-	payload := uint32(word) & (1<<payloadBits - 1)
-	switch word & kindOf {
-	case kindCheckpoint:
-		return entry{one, payload}
-	case kindPoint:
-		return entry{one, payload | infoPoint}
-	case kindBlock:
-		w := atomic.LoadUint64(&b.slab.words(handle(word) & anyHandle)[0])
-		return entry{members(w >> 32), uint32(w)}
+	if e, ok := alone(word); ok {
+		return e
 	}
-	return entry{}
+	if word == 0 {
+		return entry{}
+	}
+	w := atomic.LoadUint64(&b.slab.words(handle(word) & anyHandle)[0])
+	return entry{members(w >> 32), uint32(w)}
 }
 
 // table maps keys to sets of worker slots.
@@ -139,6 +135,9 @@ func (b *entries) set(h handle, e entry) {
 // add puts a worker slot into the set of a key and sets bits of its info. It
 // reports whether the worker slot was not in it, and the info.
 func (t *table) add(p spot, id, info uint32) (added bool, now uint32) {
+	if t.addAlone(&t.dir[p.segment], p.tag, entry{one(id), info}) {
+		return true, info
+	}
 	at, e := t.at(p)
 	if at.i < 0 {
 		t.create(at.seg, p.tag, entry{one(id), info})
@@ -174,6 +173,9 @@ func (t *table) create(s *segment, tag uint64, e entry) {
 // one. It reports whether the worker slot was in it, whether the key is gone, and
 // the info it had.
 func (t *table) remove(p spot, id uint32) (removed, gone bool, info uint32) {
+	if info, done := t.removeAlone(&t.dir[p.segment], p.tag, id); done {
+		return true, true, info
+	}
 	at, e := t.at(p)
 	if at.i < 0 || !t.sets.has(e.members, id) {
 		return false, false, 0
@@ -246,8 +248,7 @@ const aheadSpots = 32
 func (a *ahead) add(t *table, p spot) {
 	_, v, ok := t.dir[p.segment].steady()
 	if ok && v.slots > 0 && a.n < aheadSpots {
-		bucket, in := v.homeOf(p.tag)
-		a.at[a.n] = &v.heads(bucket)[in]
+		a.at[a.n] = v.home(p.tag)
 		a.n++
 	}
 }

@@ -218,7 +218,7 @@ func (t *tree) store(r *run, w []uint16, old uint32) {
 		copy(t.words[r.at:], w[:old])
 	default:
 		t.dead += int(old)
-		if len(t.words)+int(n) > cap(t.words) && t.dead > len(t.words)/32 {
+		if len(t.words)+int(n) > cap(t.words) && t.dead > 32+len(t.words)/8 {
 			t.repack(r)
 		}
 		t.words = growWords(t.words, int(n))
@@ -241,7 +241,7 @@ var packRoom = sync.Pool{New: func() any { return new([]uint16) }}
 
 // pack drops dead words when they are a sixth of all.
 func (t *tree) pack() {
-	if t.dead > 32+len(t.words)/6 {
+	if t.dead > 32+len(t.words)/4 {
 		t.repack(nil)
 	}
 }
