@@ -153,20 +153,13 @@ func (r *rank) takeMarks(f *ledger.MarkFrame) (due bool, err error) {
 	return r.followMarks(now, f) || r.estimate.Due(now), nil
 }
 
-// due reports whether a load report is worth sending at once.
-func (r *rank) due() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.estimate != nil && r.estimate.Due(time.Now())
-}
-
 // evidence tells the estimate what an applied batch says of the queue and of
-// the age of cached blocks. What was replayed says nothing of the present. The
-// lock is held.
-func (r *rank) evidence(b *engine.Batch) {
+// the age of cached blocks. What was replayed says nothing of the present. It
+// reports whether the queue may be another one now. The lock is held.
+func (r *rank) evidence(b *engine.Batch) (moved bool) {
 	stores := r.recorder.Take()
 	if b.Replayed || r.estimate == nil || r.holding {
-		return
+		return false
 	}
 	at, tokens := b.Received.Add(-b.Age), 0
 	for i := range b.Events {
@@ -184,9 +177,7 @@ func (r *rank) evidence(b *engine.Batch) {
 		}
 	}
 	r.estimate.Stored(at, tokens)
-	if len(stores) > 0 {
-		r.estimate.Stores(at, stores)
-	}
+	return len(stores) > 0 && r.estimate.Stores(at, stores)
 }
 
 // claimCounts is what the metrics tell of a worker's claims.

@@ -243,7 +243,7 @@ func (h *lanes) load(l *lane.Lane) *waypostv1.Load {
 	verdict := h.a.gpuVerdicts()
 	out.Shares = h.a.sharesLoad(verdict)
 	for _, r := range h.a.ranks() {
-		rep := r.report(now)
+		rep := r.tellLoad(now)
 		cached := uint32(rep.cachedBlocks)
 		rep.load.Coverage = string(rep.coverage)
 		if rep.coverage != engine.CoverageNone || rep.cachedBlocks > 0 {

@@ -54,7 +54,7 @@ func TestMemoryOfAMirror(t *testing.T) {
 		held = append(held, hashes)
 		b.Received = now
 		b.Events = append(b.Events, blocktable.Event{Op: blocktable.OpStore, Spec: blocktable.SpecFull, BlockTokens: blockTokens, Hashes: hashes, Tokens: tokens})
-		if !r.apply(b) {
+		if whole, _ := r.apply(b); !whole {
 			t.Fatal("more copies than the pool holds")
 		}
 		now = now.Add(100 * time.Millisecond)

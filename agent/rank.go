@@ -226,10 +226,12 @@ func (r *rank) count(what string, n int) {
 	r.lostEvents(what, time.Now())
 }
 
-// apply mirrors one event batch. It reports false when the engine announced
-// more copies than it can hold: then the mirror claims too much and must be
-// rebuilt from the beginning.
-func (r *rank) apply(b engine.Batch) bool {
+// apply mirrors one event batch. whole is false when the engine announced more
+// copies than it can hold: then the mirror claims too much and must be rebuilt
+// from the beginning. due says that a load report is worth sending at once: that
+// is asked only where the batch told something of the queue, as most tell of
+// answers that grow and of blocks that went.
+func (r *rank) apply(b engine.Batch) (whole, due bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.told.changed(&b)
@@ -239,13 +241,13 @@ func (r *rank) apply(b engine.Batch) bool {
 		table = r.beside
 	}
 	if table == nil {
-		return true
+		return true, false
 	}
 	table.History().SetNow(r.ms(b.Received.Add(-b.Age)))
 	table.ApplyAll(b.Events)
 	r.wanted.stored(table, &b)
-	r.evidence(&b)
-	return !table.OverPool()
+	due = r.evidence(&b) && r.estimate.Due(time.Now())
+	return !table.OverPool(), due
 }
 
 // reset forgets the rank's cache.
@@ -346,16 +348,21 @@ func (r *rank) snapshot() (frames [][]byte, process uint64, epoch uint32, seq ui
 	return r.encoder.Snapshot(), r.process, r.encoder.Epoch(), r.encoder.Seq()
 }
 
-// report is what LOAD and the metrics tell of the rank at a moment.
-type report struct {
+// loadReport is what LOAD tells of the rank at a moment.
+type loadReport struct {
 	load         ledger.Load
-	process      uint64
 	coverage     engine.Coverage
 	cachedBlocks int
 	idleSlots    []ledger.IdleSlot
-	blockTokens  int
-	faults       map[string]int
-	claims       claimCounts
+}
+
+// report is what the metrics tell of the rank beside that.
+type report struct {
+	loadReport
+	process     uint64
+	blockTokens int
+	faults      map[string]int
+	claims      claimCounts
 	// known says that the engine was reached.
 	known bool
 	// events counts the events of its cache; eventful says that it has some.
@@ -369,12 +376,27 @@ func (r *rank) report(now time.Time) report {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	out := report{
-		process: r.process, coverage: r.coverage, faults: maps.Clone(r.faults), blockTokens: r.facts.BlockTokens, known: r.known, trust: r.trustNow(now),
+		loadReport: r.loadReport(now),
+		process:    r.process, faults: maps.Clone(r.faults), blockTokens: r.facts.BlockTokens, known: r.known, trust: r.trustNow(now),
 		events: r.events, eventful: r.events > 0 || r.coverage != engine.CoverageNone && r.follow == nil,
 	}
 	if r.estimate != nil {
-		out.load = r.estimate.Load(now)
 		out.claims = r.claimCounts()
+	}
+	return out
+}
+
+// tellLoad is what LOAD tells of the rank.
+func (r *rank) tellLoad(now time.Time) loadReport {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.loadReport(now)
+}
+
+func (r *rank) loadReport(now time.Time) loadReport {
+	out := loadReport{coverage: r.coverage}
+	if r.estimate != nil {
+		out.load = r.estimate.Load(now)
 	}
 	out.load.EngineProcess = r.process
 	switch {

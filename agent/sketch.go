@@ -124,7 +124,7 @@ func (h *lanes) cordonedHere() func(engineName string, number int) bool {
 
 // sketch is what a sketch says of the rank, and how old that is.
 func (r *rank) sketch(now time.Time, roots int) (w summary.WorkerSketch, age time.Duration) {
-	rep := r.report(now)
+	rep := r.tellLoad(now)
 	w = summary.WorkerSketch{Name: r.engine + "/" + strconv.Itoa(r.number), State: sketchStates[rep.load.State]}
 	if q := rep.load.QueueMs; q != nil {
 		w.Load = summary.LoadClassOf(*q)

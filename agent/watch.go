@@ -187,9 +187,9 @@ func (w *watched) Batch(number int, b engine.Batch) {
 	if r == nil {
 		return
 	}
-	whole := r.apply(b)
+	whole, due := r.apply(b)
 	w.tellStored(r)
-	if !b.Replayed && r.due() {
+	if due {
 		w.dirty()
 	}
 	if whole {

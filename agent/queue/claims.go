@@ -47,48 +47,54 @@ const (
 type claimID struct{ coordinator, seq uint64 }
 
 // claim is one claim and the facts about it. Times are on the estimator's
-// clock in ms; NaN is not yet, or not known.
+// clock in ms; NaN is not yet, or not known. What every view reads of every claim
+// comes first: of the hundred requests of a busy worker that are over, nothing
+// else is read.
 type claim struct {
-	id               claimID
-	madeMs           float64
-	prompt, uncached int
-	sequences        int
-	outputTokens     float64
-	keys             []prefix.Key
-	depths           []uint32
+	madeMs float64
+	// startedMs is when its prefill was first seen to run.
+	startedMs float64
+	// overMs is when it left the queue, why says by what.
+	overMs float64
+	// doneMs is when its stream ended, by evidence.
+	doneMs float64
+	// modelEndMs is when the newest replay ends its prefill, modelBeganMs when
+	// the one up to the newest sample began it, waits and young what that
+	// sample says of it. alive is how many of its sequences go on by the newest
+	// view, ended how many ended since that sample. They follow from the facts.
+	modelEndMs   float64
+	modelBeganMs float64
+	alive, ended float64
+	waits, young bool
+	why          over
+	// marked says that its issuer marked its first token, estimated that only
+	// its end was told.
+	marked, estimated bool
+	sequences         int
 
+	// grewMs says when the newest block known of its stream was stored, tail
+	// names it and outTokens is how much of the answer it holds.
+	grewMs       float64
+	tail         prefix.Key
+	outTokens    int
+	outputTokens float64
+	prompt       int
 	// factMs is when something was last heard of it.
 	factMs float64
-	// startedMs is when its prefill was first seen to run, coveredTokens how
-	// much of the prompt is known to be computed, as of progressMs.
-	startedMs, progressMs float64
-	coveredTokens         int
 	// admittedMs is when the counters say it left the waiting line, against
 	// the replay; confirmedMs is when they said as the replay that it had.
 	admittedMs, confirmedMs float64
-	// servedMs is its first token, by evidence; estimated says that only its
-	// end was told.
-	servedMs  float64
-	estimated bool
-	// marked says that its issuer marked its first token.
-	marked bool
-	// overMs is when it left the queue, why says by what.
-	overMs float64
-	why    over
-	// doneMs is when its stream ended, by evidence.
-	doneMs float64
-	// tail names the newest block known of its stream, grewMs says when it
-	// was stored and outTokens how much of the answer it holds.
-	tail      prefix.Key
-	grewMs    float64
-	outTokens int
+	// servedMs is its first token, by evidence.
+	servedMs float64
+	// coveredTokens is how much of the prompt is known to be computed, as of
+	// progressMs.
+	coveredTokens int
+	progressMs    float64
 
-	// modelEndMs is when the newest replay ends its prefill, modelBeganMs when
-	// the one up to the newest sample began it, waits and young what that
-	// sample says of it. They follow from the facts.
-	modelEndMs   float64
-	modelBeganMs float64
-	waits, young bool
+	id       claimID
+	uncached int
+	keys     []prefix.Key
+	depths   []uint32
 }
 
 // before orders claims as the engine serves them.

@@ -109,8 +109,9 @@ func (e *Estimator) replayEarly(nowMs float64, c *claim) {
 
 // Stores takes store events of one batch, published at a moment: the end of
 // the step that computed them. They are evidence of the claims whose keys they
-// name; what continues a known prompt or answer is evidence of it as well.
-func (e *Estimator) Stores(at time.Time, stores []Store) {
+// name; what continues a known prompt or answer is evidence of it as well. It
+// reports whether they say anything of the queue: blocks of answers do not.
+func (e *Estimator) Stores(at time.Time, stores []Store) (moved bool) {
 	atMs := e.ms(at)
 	before := max(e.ledger.anchorMs, e.ledger.foreignMs)
 	var batch batchWork
@@ -123,6 +124,7 @@ func (e *Estimator) Stores(at time.Time, stores []Store) {
 	case batch.tokens > 0:
 		e.learnStep(&batch, before, atMs)
 	}
+	return batch.moved
 }
 
 // nearlyFull is the share of a step's tokens above which it was full: the last
@@ -158,6 +160,8 @@ type batchWork struct {
 	foreign float64
 	// sinceMs is when the first of the claims was made.
 	sinceMs float64
+	// moved says that something of a prompt was computed.
+	moved bool
 }
 
 // add takes that a claim's prompt was computed from one depth to another.
@@ -188,6 +192,8 @@ func (e *Estimator) store(atMs float64, s *Store, batch *batchWork) {
 			from, _ = c.left()
 			if !math.IsNaN(c.servedMs) {
 				from = c.prompt
+			} else {
+				batch.moved = true
 			}
 		}
 		e.observe(c, atMs, depth)
@@ -208,6 +214,7 @@ func (e *Estimator) store(atMs float64, s *Store, batch *batchWork) {
 		e.counts.ForeignStores++
 		if n := len(s.Points); n > 1 { // answers grow by single blocks
 			batch.foreign += float64(n * e.facts.BlockTokens)
+			batch.moved = true
 		}
 		return
 	}

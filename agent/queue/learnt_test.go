@@ -152,7 +152,9 @@ func TestDue(t *testing.T) {
 	due(111, false)
 	claimAt(t, e, 200, 1, 2, 900)
 	due(200, true)
-	e.Stores(atMs(500), []Store{blocks("1/2", 0, 96)}) // slower than told
+	if !e.Stores(atMs(500), []Store{blocks("1/2", 0, 96)}) { // slower than told
+		t.Error("part of a prompt says nothing of the queue")
+	}
 	due(501, true)
 	// However little it adds: coordinators that do not hear of each other do by it.
 	claimAt(t, e, 510, 1, 3, 1)
@@ -171,6 +173,30 @@ func TestLagHolds(t *testing.T) {
 		l.step, l.errors[3], l.errors[7] = 3, 1, better
 		if l.choose(); l.step != want {
 			t.Errorf("an error of %v of the former: shift %d, want %d", better, l.step, want)
+		}
+	}
+}
+
+// What a batch computed of prompts says something of the queue, whosever they
+// are; blocks that an answer fills do not.
+func TestStoresThatMoveTheQueue(t *testing.T) {
+	e := newLedgerEstimator(t)
+	claimAt(t, e, 0, 1, 1, 900)
+	for _, s := range []struct {
+		what  string
+		ms    float64
+		store Store
+		want  bool
+	}{
+		{"a prompt's beginning", 10, blocks("1/1", 0, 512), true},
+		{"its end", 20, blocks("1/1", 512, 896), true},
+		{"a block of its answer", 30, blocks("1/1", 896, 912), false},
+		{"a block of somebody's answer", 40, blocks("other", 64, 80), false},
+		{"a prompt of somebody", 50, blocks("other", 0, 64), true},
+		{"nothing", 60, Store{}, false},
+	} {
+		if got := e.Stores(atMs(s.ms), []Store{s.store}); got != s.want {
+			t.Errorf("%s: %v", s.what, got)
 		}
 	}
 }

@@ -34,6 +34,8 @@ type view struct {
 	waiting  ledger.Waiting
 	// foreignWait says that foreign requests still wait.
 	foreignWait bool
+	// paceMs is the time per token of a stream.
+	paceMs float64
 	streams
 }
 
@@ -69,6 +71,7 @@ func (e *Estimator) settle(nowMs float64) *view {
 		e.expect(v.sMs)
 	}
 	e.dropEnded(v)
+	e.survive(v)
 	for range 2 {
 		e.countStreams(v)
 		v.steps = e.stepsAt(v.decoding, v.context)
@@ -203,19 +206,31 @@ func (e *Estimator) paceMs() float64 {
 	return max(model.DecodeMs(requests, context, e.poolTokens()), 1)
 }
 
+// survive says of every claim how many of its sequences go on. The replay does
+// not change that, so that it is said once for all the times that it is run.
+func (e *Estimator) survive(v *view) {
+	v.paceMs = e.paceMs()
+	for _, c := range e.ledger.list {
+		n := float64(c.sequences)
+		c.alive = n * e.aliveAt(c, v.nowMs, v.nowMs, v.paceMs)
+		if !c.young {
+			c.ended = n*e.aliveAt(c, v.sMs, v.nowMs, v.paceMs) - c.alive
+		}
+	}
+}
+
 // countStreams counts requests by phase, from the claims and the counters.
 func (e *Estimator) countStreams(v *view) {
 	nan := math.NaN()
 	v.streams = streams{live: nan, decoding: nan, context: nan}
-	pace := e.paceMs()
+	pace := v.paceMs
 	young, ended := 0.0, 0.0
 	for _, c := range e.ledger.list {
-		n := float64(c.sequences)
-		alive := n * e.aliveAt(c, v.nowMs, v.nowMs, pace)
+		n, alive := float64(c.sequences), c.alive
 		if c.young {
 			young += alive
 		} else {
-			ended += n*e.aliveAt(c, v.sMs, v.nowMs, pace) - alive
+			ended += c.ended
 		}
 		if alive == 0 {
 			continue

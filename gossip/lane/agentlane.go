@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"strings"
 	"sync"
 	"time"
@@ -19,6 +20,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"waypost/gossip/identity"
+	"waypost/gossip/nonblock"
 	waypostv1 "waypost/proto/waypost/v1"
 )
 
@@ -171,7 +173,7 @@ func (d *Dialer) connect(address string) (*grpc.ClientConn, error) {
 		creds = credentials.NewTLS(d.opts.TLS)
 	}
 	options := []grpc.DialOption{
-		grpc.WithTransportCredentials(creds),
+		grpc.WithTransportCredentials(quiet{creds}),
 		grpc.WithNoProxy(),
 		grpc.WithDisableRetry(),
 		grpc.WithDisableServiceConfig(),
@@ -188,6 +190,20 @@ func (d *Dialer) connect(address string) (*grpc.ClientConn, error) {
 	}
 	return grpc.NewClient("passthrough:///"+address, options...)
 }
+
+// quiet makes the calls of a connection that gRPC has dialled and set up without
+// telling the scheduler: small frames come and go a hundred times a second.
+type quiet struct {
+	credentials.TransportCredentials
+}
+
+// ClientHandshake implements credentials.TransportCredentials.
+func (q quiet) ClientHandshake(ctx context.Context, authority string, c net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	return q.TransportCredentials.ClientHandshake(ctx, authority, nonblock.Conn(c))
+}
+
+// Clone implements credentials.TransportCredentials.
+func (q quiet) Clone() credentials.TransportCredentials { return quiet{q.TransportCredentials.Clone()} }
 
 // greet exchanges the hellos.
 func (l *Lane) greet(stream waypostv1.LaneService_ConnectClient) error {

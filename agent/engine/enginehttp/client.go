@@ -13,6 +13,8 @@ import (
 	"strings"
 	"sync/atomic"
 	"time"
+
+	"waypost/gossip/nonblock"
 )
 
 // The bounds of answers, in bytes, and of the time they may take.
@@ -107,7 +109,7 @@ func New(o Options) (*Client, error) {
 		base: u.String(), host: u.Hostname(), key: strings.TrimSpace(o.APIKey),
 		http: &http.Client{
 			Transport: &http.Transport{
-				DialContext:            (&net.Dialer{Timeout: o.DialTimeout}).DialContext,
+				DialContext:            nonblock.Dial(&net.Dialer{Timeout: o.DialTimeout}),
 				TLSHandshakeTimeout:    FactsTimeout,
 				DisableCompression:     true,
 				MaxConnsPerHost:        maxConnections,

@@ -111,16 +111,8 @@ func (p *page) startMark() uint64 {
 func (a *Adapter) Run(ctx context.Context, sink engine.Sink) error {
 	defer a.client.Close()
 	r := &reading{a: a, sink: sink}
-	tick := time.NewTicker(a.o.LoadEvery)
-	defer tick.Stop()
-	for {
-		r.poll(ctx)
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-tick.C:
-		}
-	}
+	engine.InStep(ctx, a.o.LoadEvery, func() { r.poll(ctx) })
+	return nil
 }
 
 // reading is one Run. It is used by one goroutine.

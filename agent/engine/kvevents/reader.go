@@ -18,6 +18,7 @@ import (
 	"waypost/agent/blocktable"
 	"waypost/agent/engine"
 	"waypost/agent/engine/zmtp"
+	"waypost/gossip/nonblock"
 )
 
 const (
@@ -295,7 +296,7 @@ func (r *Reader) open(ctx context.Context) (*zmtp.Sub, error) {
 			return nil, err
 		}
 	}
-	o := zmtp.Options{Endpoint: r.plan.Events, Topics: []string{""}, MaxFrameBytes: MaxBatchBytes, MaxMessageBytes: MaxBatchBytes + 64<<10}
+	o := zmtp.Options{Endpoint: r.plan.Events, Topics: []string{""}, MaxFrameBytes: MaxBatchBytes, MaxMessageBytes: MaxBatchBytes + 64<<10, Wrap: nonblock.Conn}
 	listen := r.plan.Listen
 	if r.plan.Either {
 		d := net.Dialer{Timeout: dialLimit}
@@ -439,7 +440,7 @@ func (r *Reader) replay(ctx context.Context, a ask) error {
 			return err
 		}
 	}
-	d, err := zmtp.DialDealer(zmtp.Options{Endpoint: r.plan.Replay, MaxFrameBytes: MaxBatchBytes, MaxMessageBytes: MaxBatchBytes + 64<<10})
+	d, err := zmtp.DialDealer(zmtp.Options{Endpoint: r.plan.Replay, MaxFrameBytes: MaxBatchBytes, MaxMessageBytes: MaxBatchBytes + 64<<10, Wrap: nonblock.Conn})
 	if err != nil {
 		return err
 	}

@@ -104,16 +104,8 @@ func (a *Adapter) Run(ctx context.Context, sink engine.Sink) error {
 	defer a.client.Close()
 	p := &reading{a: a, sink: sink}
 	p.mirrors, _ = sink.(engine.MirrorSink)
-	tick := time.NewTicker(a.o.LoadEvery)
-	defer tick.Stop()
-	for {
-		p.poll(ctx)
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-tick.C:
-		}
-	}
+	engine.InStep(ctx, a.o.LoadEvery, func() { p.poll(ctx) })
+	return nil
 }
 
 // reading is one Run. It is used by one goroutine. Slots and counters are read in

@@ -157,16 +157,8 @@ func (p *Poller) Run(ctx context.Context, sink engine.Sink) error {
 	p.lives++
 	p.mu.Unlock()
 
-	tick := time.NewTicker(p.o.LoadEvery)
-	defer tick.Stop()
-	for {
-		l.poll(ctx)
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-tick.C:
-		}
-	}
+	engine.InStep(ctx, p.o.LoadEvery, func() { l.poll(ctx) })
+	return nil
 }
 
 // life is one Run.

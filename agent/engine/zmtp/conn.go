@@ -45,6 +45,9 @@ type conn struct {
 }
 
 func newConn(id uint64, nc net.Conn, o *Options) *conn {
+	if o.Wrap != nil {
+		nc = o.Wrap(nc)
+	}
 	return &conn{id: id, nc: nc, peer: nc.RemoteAddr().String(), opts: o, dec: newDecoder(o)}
 }
 

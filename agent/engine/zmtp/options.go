@@ -58,6 +58,9 @@ type Options struct {
 	HeartbeatTimeout time.Duration
 	// Dial opens connections. Default: TCP by net.Dialer with KeepAlive.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
+	// Wrap is given every connection, dialled or accepted, before its first
+	// byte. Default: connections are used as they are.
+	Wrap func(net.Conn) net.Conn
 }
 
 const (
