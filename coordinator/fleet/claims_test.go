@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"waypost/coordinator/placement"
 	"waypost/gossip/ledger"
 	"waypost/gossip/prefix"
 )
@@ -319,6 +320,56 @@ func TestPredictedKeysLiveWithTheirClaim(t *testing.T) {
 	if book.count() != 0 || len(book.drops) != 1 {
 		t.Errorf("%d key sets after removal, dropped %v", book.count(), book.drops)
 	}
+}
+
+// What was computed for a request is told with the next changes of the cache:
+// until then it stays predicted, of a worker whose cache is seen.
+func TestPredictedKeysStayUntilTheViewTellsOfThem(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		views func(r *rig, id WorkerID)
+		mark  ledger.Mark
+		kept  bool // right after the end
+		gone  func(r *rig, id WorkerID)
+	}{
+		{"a newer view", setView(50, placement.ViewLive), ledger.MarkDone, true, setView(1000+viewLagMs, placement.ViewLive)},
+		{"no view comes", setView(50, placement.ViewLive), ledger.MarkDone, true, func(r *rig, _ WorkerID) { r.f.Tick(at(1000 + keyRestMs)) }},
+		{"the view is lost", setView(50, placement.ViewLive), ledger.MarkDone, true, setView(1500, placement.ViewStale)},
+		{"it failed", setView(50, placement.ViewLive), ledger.MarkFailed, false, nil},
+		{"nothing is seen", func(*rig, WorkerID) {}, ledger.MarkDone, false, nil},
+		{"its cache is inferred", setView(50, placement.ViewInferred), ledger.MarkDone, false, nil},
+	} {
+		book := newKeyBook(t)
+		r := newRig(t, 1, func(o *Options) { o.Predicted = book })
+		r.loadAll(0)
+		id, _, _ := r.f.LookupWorker(worker0)
+		c.views(r, id)
+		r.claim(100, "a", worker0, 700, func(n *NewClaim) { n.Keys, n.KeyDepths = []prefix.Key{5, 6}, []uint32{512, 700} })
+		if _, err := r.f.Mark(at(1000), "pl_a", c.mark, 1); err != nil || book.count() != bit(c.kept) {
+			t.Errorf("%s: %d key sets after the end, %v", c.name, book.count(), err)
+		}
+		if !c.kept {
+			continue
+		}
+		// A view that is no newer than the end tells nothing of it yet.
+		if setView(1000+viewLagMs-1, placement.ViewLive)(r, id); book.count() != 1 {
+			t.Errorf("%s: %d key sets after a view of before", c.name, book.count())
+		}
+		if c.gone(r, id); book.count() != 0 {
+			t.Errorf("%s: %d key sets are left", c.name, book.count())
+		}
+	}
+}
+
+func setView(ms float64, kind placement.ViewKind) func(*rig, WorkerID) {
+	return func(r *rig, id WorkerID) { r.f.SetView(at(ms), id, 1000, kind, 0) }
+}
+
+func bit(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
 }
 
 func TestClaimNamesBadFields(t *testing.T) {

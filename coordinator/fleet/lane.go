@@ -489,7 +489,7 @@ func (f *Fleet) HasHost(host string) bool {
 func (f *Fleet) removeWorker(w *worker, nowMs float64, changes *Changes) {
 	f.endAll(w, nowMs, changes)
 	f.dropPeers(w, func(*part) bool { return true })
-	w.peerKeys = nil
+	w.keptKeys = nil
 	f.dropFront(w)
 	f.leave(w)
 	f.options.Predicted.Drop(w.id)
@@ -572,7 +572,7 @@ func (f *Fleet) restart(w *worker, process uint64, nowMs float64, changes *Chang
 	// Claims that peers made for the old life are over; one that names a life
 	// not seen here yet stays, for a peer may know first.
 	f.dropPeers(w, func(p *part) bool { return w.isPast(p.EngineProcess) })
-	w.peerKeys = w.peerKeys[:0]
+	w.keptKeys = w.keptKeys[:0]
 	w.report, w.base = unknownReport(), ledger.Waiting{}
 	w.view = placement.View{AtMs: math.NaN(), Trust: math.NaN(), EvictionAgeMs: math.NaN()}
 	w.errorMs, w.judged = ewma{}, Judgement{}

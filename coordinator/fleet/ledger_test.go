@@ -439,10 +439,10 @@ func TestPredictedKeysOfPeers(t *testing.T) {
 	if book.count() != 0 {
 		t.Errorf("%d key sets after its time", book.count())
 	}
-	for i := range maxPeerKeys + 20 {
+	for i := range maxKeptKeys + 20 {
 		r.placed(5000, peer1, keyed(uint64(i+2)))
 	}
-	if book.count() != maxPeerKeys {
+	if book.count() != maxKeptKeys {
 		t.Errorf("%d key sets, want the bound", book.count())
 	}
 	r.remove(6000, "gpu-00")

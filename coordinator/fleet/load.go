@@ -223,6 +223,9 @@ func (f *Fleet) SetView(now time.Time, id WorkerID, process uint64, kind placeme
 	if kind == placement.ViewBlind {
 		w.view.AtMs = math.NaN()
 	}
+	f.dropKeys(w, func(k keptKeys) bool {
+		return !math.IsNaN(k.doneMs) && (kind != placement.ViewLive || w.view.AtMs >= k.doneMs+viewLagMs)
+	})
 	f.publish(w, nowMs, new(Changes))
 }
 

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"waypost/coordinator/placement"
 	"waypost/gossip/ledger"
 )
 
@@ -123,7 +124,11 @@ func (f *Fleet) end(c *claim, how EndReason, nowMs float64, changes *Changes) {
 	for _, p := range c.parts {
 		w := p.w
 		w.open = slices.DeleteFunc(w.open, func(other *part) bool { return other == p })
-		if len(p.Keys) > 0 || p.extended {
+		switch {
+		case len(p.Keys) == 0 && !p.extended:
+		case how == EndDone && w.view.Kind == placement.ViewLive:
+			f.keepKeys(w, keptKeys{c.Number, nowMs + keyRestMs, nowMs})
+		default:
 			f.options.Predicted.RemovePredicted(w.id, c.Number)
 		}
 		if p.waits() {

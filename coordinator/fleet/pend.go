@@ -165,7 +165,7 @@ func (f *Fleet) dropPeers(w *worker, drop func(*part) bool) (dropped bool) {
 }
 
 // expirePeers folds claims of peers that no report spoke of for a minute, and
-// takes predicted keys of peers back whose time is over.
+// takes kept keys back whose time is over.
 func (f *Fleet) expirePeers(w *worker, nowMs float64, changes *Changes) {
 	changed := false
 	for len(w.open) > 0 && nowMs-w.open[0].MadeMs >= offerableMs {
@@ -184,13 +184,5 @@ func (f *Fleet) expirePeers(w *worker, nowMs float64, changes *Changes) {
 		w.refold()
 		f.publish(w, nowMs, changes)
 	}
-	keep := w.peerKeys[:0]
-	for _, k := range w.peerKeys {
-		if nowMs < k.untilMs {
-			keep = append(keep, k)
-		} else {
-			f.options.Predicted.RemovePredicted(w.id, k.number)
-		}
-	}
-	w.peerKeys = keep
+	f.dropKeys(w, func(k keptKeys) bool { return nowMs >= k.untilMs })
 }

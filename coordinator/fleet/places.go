@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
@@ -11,20 +12,27 @@ import (
 // Bounds of what peers say.
 const (
 	maxCoordinators = ledger.MaxCoordinators
-	maxPeerKeys     = 1024 // claims per worker whose predicted keys are kept
+	maxKeptKeys     = 1024 // claims per worker whose predicted keys are kept
 	maxCounted      = 1000 // arrivals taken from one step of an echo
 	// Predicted keys of a peer's claim live until its predicted first token,
-	// times keyFactor, and keyRestMs: peers do not tell the end.
+	// times keyFactor, and keyRestMs: peers do not tell the end. Those of an own
+	// one that is done live for keyRestMs at most, and until the view is viewLagMs
+	// newer than its end.
 	keyFactor = 1.3
 	keyRestMs = 2_000
+	viewLagMs = 100
 	// maxParts is the number of claims of one placement.
 	maxParts = 2
 )
 
-// peerKeys are predicted keys of a peer's claim.
-type peerKeys struct {
+// keptKeys are predicted keys of a peer's claim, or of an own one that is done:
+// what was computed for it is told with the next changes of the cache only.
+type keptKeys struct {
 	number  uint64
 	untilMs float64
+	// doneMs is when an own claim ended: once the view is that new, it tells what
+	// became of them. NaN: a peer's.
+	doneMs float64
 }
 
 // counted is how far the claims of one coordinator were counted as arrivals.
@@ -133,13 +141,29 @@ func (f *Fleet) foldOldestPeer(w *worker) {
 
 // predictPeer predicts the keys of a peer's claim for a while.
 func (f *Fleet) predictPeer(w *worker, number uint64, c *ledger.Claim, nowMs float64) {
-	if len(w.peerKeys) >= maxPeerKeys {
-		f.options.Predicted.RemovePredicted(w.id, w.peerKeys[0].number)
-		w.peerKeys = slices.Delete(w.peerKeys, 0, 1)
-	}
 	wait := max(w.waiting.QueueMs(nowMs), w.steps.PrefillMs(c.ReusedTokens(), c.UncachedTokens))
-	w.peerKeys = append(w.peerKeys, peerKeys{number, nowMs + keyFactor*wait + keyRestMs})
+	f.keepKeys(w, keptKeys{number, nowMs + keyFactor*wait + keyRestMs, math.NaN()})
 	f.options.Predicted.AddPredicted(w.id, number, c.AfterKey, c.Keys, c.KeyDepths)
+}
+
+// keepKeys keeps predicted keys that no open claim has; the oldest make room.
+func (f *Fleet) keepKeys(w *worker, k keptKeys) {
+	if len(w.keptKeys) >= maxKeptKeys {
+		f.options.Predicted.RemovePredicted(w.id, w.keptKeys[0].number)
+		w.keptKeys = slices.Delete(w.keptKeys, 0, 1)
+	}
+	w.keptKeys = append(w.keptKeys, k)
+}
+
+// dropKeys takes kept keys back for which drop says so.
+func (f *Fleet) dropKeys(w *worker, drop func(keptKeys) bool) {
+	w.keptKeys = slices.DeleteFunc(w.keptKeys, func(k keptKeys) bool {
+		if !drop(k) {
+			return false
+		}
+		f.options.Predicted.RemovePredicted(w.id, k.number)
+		return true
+	})
 }
 
 // echoOf is the newest echo of a coordinator's claims.

@@ -243,7 +243,7 @@ func (x *chaos) check() string {
 					wrong("coordinator %d, worker %d: %d claims of %x on top", c.index, a.index, n, coordinator)
 				}
 			}
-			if len(w.counted) > maxCoordinators || len(w.peerKeys) > maxPeerKeys || len(w.offer.marks) > maxMarksWaiting {
+			if len(w.counted) > maxCoordinators || len(w.keptKeys) > maxKeptKeys || len(w.offer.marks) > maxMarksWaiting {
 				wrong("coordinator %d, worker %d: bounds", c.index, a.index)
 			}
 		}
@@ -332,7 +332,7 @@ func (x *chaos) quiesce() string {
 		}
 		for _, c := range x.coords {
 			w := c.f.byName[a.worker()]
-			if wait := c.wait(a); wait != 0 || w.snapshot.Live != 0 || len(w.open) != 0 || c.f.OpenClaims() != 0 || c.f.claims.peerParts != 0 || len(w.peerKeys) != 0 {
+			if wait := c.wait(a); wait != 0 || w.snapshot.Live != 0 || len(w.open) != 0 || c.f.OpenClaims() != 0 || c.f.claims.peerParts != 0 || len(w.keptKeys) != 0 {
 				wrong("coordinator %d believes in %v ms and %v live requests of worker %d; %d claims left, %d of its own", c.index, wait, w.snapshot.Live, a.index, len(w.open), c.f.OpenClaims())
 			}
 		}

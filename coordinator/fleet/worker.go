@@ -41,7 +41,7 @@ type worker struct {
 	echoing  bool          // its agents echo claims
 	group    *grouped      // nil: its engine is of one host
 	counted  []counted     // arrivals of peers' claims
-	peerKeys []peerKeys    // predicted keys of peers' claims
+	keptKeys []keptKeys    // predicted keys of peers' claims
 	offer    offering
 	ownModel ledger.StepModel // as its agent tells it; model is equalised
 	base     ledger.Waiting   // by the newest report that told a queue

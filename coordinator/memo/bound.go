@@ -15,6 +15,7 @@ type bound struct {
 	tokens float64
 	run    float64 // letters of the word so far, in tokens
 	lower  bool
+	words  int
 }
 
 // add counts text that stands for itself: the canonical form's escapes count as
@@ -52,6 +53,7 @@ func (b *bound) add(canonical []byte) {
 func (b *bound) word() {
 	if b.run > 0 {
 		b.tokens += max(1, b.run)
+		b.words++
 	}
 	b.run, b.lower = 0, false
 }

@@ -198,3 +198,60 @@ func TestLoweredEndStaysLowered(t *testing.T) {
 		t.Errorf("%d predicted, 150 were shared", predicted)
 	}
 }
+
+// Prompts that have not even the words of their messages show that a template
+// leaves out what it showed before, and open the breaker before anything is
+// promised. What templates that append cut or drop does not count.
+func TestPromptsWithoutTheWordsOfTheirMessages(t *testing.T) {
+	for _, c := range []struct {
+		name, body string
+		render     func(i int) string
+		opens      bool
+	}{
+		{"only the last message", `{"messages":[{"role":"user","content":"A"},{"role":"assistant","content":"B"},{"role":"user","content":"C"}]}`, func(int) string { return "C" }, true},
+		{"all of it", `{"messages":[{"role":"user","content":"A"},{"role":"assistant","content":"B"},{"role":"user","content":"C"}]}`, func(int) string { return "A B C" }, false},
+		{"a system text that is dropped", `{"messages":[{"role":"system","content":"A"},{"role":"system","content":"B"},{"role":"user","content":"C"}]}`, func(int) string { return "C" }, false},
+		{"reasoning that is cut", `{"messages":[{"role":"user","content":"C"},{"role":"assistant","content":"yes","reasoning":"A B"},{"role":"user","content":"C"}]}`, func(int) string { return "C yes C" }, false},
+		{"results that are dropped", `{"messages":[{"role":"user","content":"C"},{"role":"tool","content":"A B"},{"role":"user","content":"C"}]}`, func(int) string { return "C C" }, false},
+		{"the client wants it shortened", `{"truncate_prompt_tokens":90,"messages":[{"role":"user","content":"A"},{"role":"assistant","content":"B"},{"role":"user","content":"C"}]}`, func(int) string { return "C" }, false},
+	} {
+		m := newMemo(t)
+		for i := range 3 {
+			texts := strings.NewReplacer("A", someText(rng(uint64(i)), 400), "B", someText(rng(uint64(100+i)), 400), "C", someText(rng(uint64(200+i)), 90))
+			var rd Reader
+			r, err := rd.Chat(vectorKey, "p", m.Epoch(), []byte(texts.Replace(c.body)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			out := m.Learn(r, words(texts.Replace(c.render(i))), nil)
+			if open, _, _ := m.Breaker(); open != (c.opens && i == 2) || out.BreakerChanged != open {
+				t.Errorf("%s: after %d prompts: breaker open %v, changed %v", c.name, i+1, open, out.BreakerChanged)
+			}
+		}
+	}
+}
+
+// What goes on from the end of another prompt is promised at length only once one
+// such prediction was right; what has the same beginning is promised at once.
+func TestLongContinuationsAreProvenFirst(t *testing.T) {
+	m := newMemo(t)
+	ask := func(d *dialogue) (given int) {
+		given, _, _ = teach(t, m, d, words(appendOnly(d)))
+		return given
+	}
+	for i := range 3 {
+		first := talk("user:" + someText(rng(uint64(i)), 700))
+		ask(first)
+		if given := ask(first); given < 600 {
+			t.Errorf("conversation %d: the same prompt again: %d tokens given", i, given)
+		}
+		other := talk("user:"+someText(rng(uint64(50+i)), 700), "assistant:"+someText(rng(uint64(60+i)), 9), "tool:x")
+		ask(talk("user:" + someText(rng(uint64(50+i)), 700)))
+		if given := ask(other); (given > 600) != (i > 0) {
+			t.Errorf("conversation %d goes on: %d tokens given", i, given)
+		}
+	}
+	if s := m.Stats(); s.Withheld != 1 || s.Wrong != 0 {
+		t.Errorf("%+v", s)
+	}
+}

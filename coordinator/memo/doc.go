@@ -21,5 +21,7 @@
 // Templates that render a message differently once others follow are found by
 // feedback: classes of nodes that failed are not used, a pool in which
 // predictions given fail too often is switched off ([Memo.Breaker]), and two
-// failures in a row near the start of the prompt begin a new epoch.
+// failures in a row near the start of the prompt begin a new epoch. A prompt that
+// has not even the words of its messages counts as a failure. The first long
+// prediction for a prompt that goes on from the end of another is only compared.
 package memo

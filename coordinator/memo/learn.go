@@ -66,6 +66,11 @@ func (m *Memo) learn(r *Request, given *Prediction) (out Learnt) {
 	if r.epoch != m.epoch {
 		return out
 	}
+	if !out.Judged && m.lacksText(r) {
+		// What a template leaves out of one prompt it shows in another: a
+		// prediction would have been wrong.
+		out.BreakerChanged = m.breaker.note(0, 1)
+	}
 	m.raise(r, float64(m.tape.tokens))
 	out.KnownTokens = m.records.known(&m.tape)
 	rec := m.records.add(&m.tape, m.tape.tokens)
@@ -111,6 +116,7 @@ func (m *Memo) judge(given *Prediction, out *Learnt) {
 		m.stats.Wrong += uint64(bit(!right))
 	}
 	out.BreakerChanged = m.breaker.note(common, given.Tokens)
+	m.goesOn = m.goesOn || right && given.goesOn
 	if right || common >= earlyTokens {
 		m.early = 0
 		return
@@ -119,6 +125,12 @@ func (m *Memo) judge(given *Prediction, out *Learnt) {
 		m.newEpoch(m.epoch + 1)
 		out.NewEpoch = true
 	}
+}
+
+// lacksText says that a prompt has by far not the words of the messages that any
+// template shows which appends: no tokenizer has less than a token for a word.
+func (m *Memo) lacksText(r *Request) bool {
+	return m.tape.ids != nil && !r.cut && m.tape.tokens < r.shown/2
 }
 
 // raise lifts the bounds when a prompt has more tokens than they allow.
@@ -181,8 +193,7 @@ func (m *Memo) learnUnit(r *Request, j int, rec, before int32) (known int, sure 
 			}
 			if known >= int(o.tokens) && (shut == 0 || m.nodes[shut].record == o.record) {
 				// The new prompt stands for it as well, and the old one can go.
-				o.next = next
-				m.records.keepPoints(rec, &m.tape, int(o.tokens))
+				o.next, o.tokens = next, m.hold(rec, o.tokens)
 				m.move(open, rec)
 			}
 		}
@@ -210,7 +221,7 @@ func (m *Memo) learnUnit(r *Request, j int, rec, before int32) (known int, sure 
 		nd.tokens = floor(l)
 	case nd.next.path != 0 && next.path != 0 && nd.next.path != next.path:
 		nd.tokens = floor(min(l, max(float64(nd.tokens), fromEnd, l-m.alike(nd.next, next, &r.units[j+1]))))
-		m.records.keepPoints(rec, &m.tape, common)
+		m.records.keepPoints(rec, &m.tape, common, !m.breaker.open)
 		if !nd.branched {
 			// What waits as the end of a prompt goes before those now.
 			nd.branched, nd.queued = true, false
@@ -220,8 +231,7 @@ func (m *Memo) learnUnit(r *Request, j int, rec, before int32) (known int, sure 
 		nd.tokens = max(nd.tokens, m.place(rec, u.inner && !nd.branched, min(l, fromEnd)))
 	}
 	nd.tokens = max(nd.tokens, min(before, floor(l)))
-	nd.next = next
-	m.keepAt(rec, nd.tokens)
+	nd.next, nd.tokens = next, m.hold(rec, nd.tokens)
 	m.move(id, rec)
 	if m.trust.trusts(c) {
 		return known, nd.tokens
@@ -272,12 +282,11 @@ func (m *Memo) learnTools(r *Request, u *unit, k kind, rec int32) (sure int32) {
 		// The tools may be between.
 		behind := m.alike(nd.next, path, next) + r.toolBound*m.scale
 		nd.tokens = floor(min(l, max(float64(nd.tokens), fromEnd, l-behind)))
-		m.records.keepPoints(rec, &m.tape, common)
+		m.records.keepPoints(rec, &m.tape, common, !m.breaker.open)
 	default:
 		nd.tokens = max(nd.tokens, m.place(rec, false, min(l, fromEnd)))
 	}
-	nd.next, nd.tools = path, r.toolsMark
-	m.keepAt(rec, nd.tokens)
+	nd.next, nd.tools, nd.tokens = path, r.toolsMark, m.hold(rec, nd.tokens)
 	m.move(id, rec)
 	if m.trust.trusts(c) {
 		return nd.tokens
@@ -299,15 +308,18 @@ func (m *Memo) place(rec int32, coarse bool, tokens float64) int32 {
 	if coarse {
 		return n / prefix.ChunkTokens * prefix.ChunkTokens
 	}
-	m.keepAt(rec, n)
-	return n
+	return m.hold(rec, n)
 }
 
-// keepAt keeps what a record needs to be told up to a depth.
-func (m *Memo) keepAt(rec, tokens int32) {
-	if tokens%prefix.ChunkTokens != 0 {
-		m.records.keepPoints(rec, &m.tape, int(tokens))
+// hold keeps what a record needs to be told up to a depth, and says how deep that
+// is: while the breaker is open only checkpoints and ends are kept, which suffice
+// to compare.
+func (m *Memo) hold(rec, tokens int32) int32 {
+	o := tokens % prefix.ChunkTokens
+	if o == 0 || m.records.keepPoints(rec, &m.tape, int(tokens), !m.breaker.open) {
+		return tokens
 	}
+	return tokens - o
 }
 
 // note counts for or against a class. What fails at the start of the prompt is
@@ -353,7 +365,7 @@ func (m *Memo) alike(a, b follower, next *unit) float64 {
 // reasoning: clients send that back or not. Whether they are believed is decided
 // by what comes of them.
 func (m *Memo) Answer(r *Request, ids []uint32, message []byte) error {
-	if !r.chat || r.epoch != m.epoch || r.Opaque() || len(r.units) >= maxUnits {
+	if !r.chat || r.epoch != m.epoch || r.Opaque() || len(r.units) >= maxUnits || m.breaker.open {
 		return nil
 	}
 	var rd Reader
@@ -396,8 +408,7 @@ func (m *Memo) answerNode(r *Request, rd *Reader, rec int32, ids int, as kind) {
 		return
 	}
 	tokens := floor(float64(ids - 1))
-	m.records.keepPoints(rec, &m.tape, int(tokens))
-	m.queue(m.newNode(node{key: keyOf(u, false), record: rec, tokens: tokens, answer: as}))
+	m.queue(m.newNode(node{key: keyOf(u, false), record: rec, tokens: m.hold(rec, tokens), answer: as}))
 }
 
 // withoutReasoning is a message without the fields of reasoning.

@@ -26,6 +26,8 @@ type Memo struct {
 	breaker breaker
 	epoch   uint32
 	early   int
+	// goesOn: a prompt went on from the end of another as was predicted.
+	goesOn bool
 	// scale raises the bounds of tokens where they proved too low.
 	scale  float64
 	tape   tape
@@ -51,7 +53,7 @@ type node struct {
 // Stats counts since the start.
 type Stats struct {
 	// Lookups, of these those that were given an answer, and those that were not
-	// because the breaker was open.
+	// because the breaker was open or too little was proven yet.
 	Lookups, Hits, Withheld uint64
 	// Learnt prompts, their tokens, and of these those that a prompt learnt
 	// before had in common with them.
@@ -113,8 +115,11 @@ type Prediction struct {
 	// BehindTokens estimates the tokens of the text behind what was found, on the
 	// high side: two for three bytes.
 	BehindTokens int
-	// Withheld says that the breaker is open: it is only compared, not used.
+	// Withheld says that it is only compared, not used: the breaker is open, or
+	// it is long, of a prompt that goes on from the end of another, and none such of
+	// the pool has proved right so far.
 	Withheld bool
+	goesOn   bool // from the end of another
 	epoch    uint32
 }
 
@@ -171,12 +176,14 @@ func (m *Memo) Lookup(r *Request, p *Prediction) bool {
 			if whole := m.wholeEnd(n); whole > 0 && m.trust.trusts(u.classOf(ending, u.closed, r.tools)) {
 				tokens = whole
 			}
+			p.goesOn = m.ended(n) && j+1 < len(r.units)
 		}
 	}
 	if j < r.plainAt {
 		if k := m.plain(r); m.nodes[k].tokens > tokens {
 			n, tokens = k, m.nodes[k].tokens
 			p.BehindTokens = behindTokens(r.textBytes - r.plain.end + r.toolBytes)
+			p.goesOn = false
 		}
 	}
 	if n != 0 {
@@ -185,7 +192,8 @@ func (m *Memo) Lookup(r *Request, p *Prediction) bool {
 	if p.Tokens == 0 {
 		return false
 	}
-	p.Withheld, p.epoch = m.breaker.open, m.epoch
+	p.epoch = m.epoch
+	p.Withheld = m.breaker.open || p.goesOn && !m.goesOn && p.Tokens > unprovenTokens
 	if p.Withheld {
 		p.BehindTokens = behindTokens(r.textBytes)
 		m.stats.Withheld++
@@ -244,6 +252,13 @@ func (m *Memo) wholeEnd(id int32) int32 {
 		return 0
 	}
 	return floor(float64(whole))
+}
+
+// ended says that a node's unit was the last one of its prompt. Of what another
+// coordinator told of, that is not known.
+func (m *Memo) ended(id int32) bool {
+	n := &m.nodes[id]
+	return n.answer == same && n.next.path == 0 && !n.branched
 }
 
 // predict tells so much of a node's record.

@@ -123,6 +123,11 @@ func TestStateIsNotCrossedUntrusted(t *testing.T) {
 		crosses bool
 	}{{"append only", true}, {"empty think block in the last turn", false}} {
 		m, render := newMemo(t), rendererOf(c.render)
+		// Some prompt goes on from the end of another.
+		for _, more := range [][]string{nil, {"assistant:a", "tool:b"}} {
+			d := talk(append([]string{"user:" + someText(rng(1), 100)}, more...)...)
+			teach(t, m, d, words(render(d)))
+		}
 		// Closed nodes come from other conversations' ends only.
 		conversation := func(seed uint64) (deepOpen, predicted, right int) {
 			r := rng(seed)
@@ -446,8 +451,8 @@ func FuzzBody(f *testing.F) {
 			}
 			return
 		}
-		if len(r.units) < 2 || r.TokenBound() < 0 || r.TextBytes() <= 0 {
-			t.Fatalf("%d units, bound %d", len(r.units), r.TokenBound())
+		if len(r.units) < 2 || r.units[0].behind < 0 || r.TextBytes() <= 0 {
+			t.Fatalf("%d units, bound %v", len(r.units), r.units[0].behind)
 		}
 		// The canonical form of the canonical form is itself.
 		var s scanner

@@ -241,19 +241,20 @@ func (s *records) drop(id int32) {
 	s.live--
 }
 
-// keepPoints keeps the points of the chunk in which a depth of a record lies.
-func (s *records) keepPoints(id int32, t *tape, depth int) {
+// keepPoints keeps the points of the chunk in which a depth of a record lies, or
+// asks with more unset only whether they are kept.
+func (s *records) keepPoints(id int32, t *tape, depth int, more bool) (kept bool) {
 	i := depth / prefix.ChunkTokens
 	if i >= int(s.all[id].tokens)/prefix.ChunkTokens {
-		return // the tail has them
+		return true // the tail has them
 	}
 	c := &s.chunks[s.ancestor(s.all[id].tip, i+1)]
-	if c.points != nil {
-		return
+	if c.points == nil && more {
+		c.points = new([chunkPoints]prefix.Chain)
+		copy(c.points[:], t.pointsOf(i))
+		s.points++
 	}
-	c.points = new([chunkPoints]prefix.Chain)
-	copy(c.points[:], t.pointsOf(i))
-	s.points++
+	return c.points != nil
 }
 
 // ancestor is the chunk at a depth on the way to another.

@@ -104,14 +104,14 @@ type Request struct {
 	textBytes        int
 	toolBound        float64
 	rest             float64 // bound of what has no unit any more
+	// shown counts the words of messages that templates show as they are; cut says
+	// that the request wants its prompt shortened.
+	shown int
+	cut   bool
 }
 
 // TextBytes is the size of all messages in canonical form, in bytes.
 func (r *Request) TextBytes() int { return r.textBytes }
-
-// TokenBound is an upper bound of the prompt's tokens, without what a template
-// puts in front.
-func (r *Request) TokenBound() int { return int(r.units[0].behind) }
 
 // Opaque says that the prompt holds something else than text: behind that,
 // nothing is known of it.
@@ -331,6 +331,7 @@ func (rd *Reader) head(r *Request, tag byte, pool string) {
 	b = append(strconv.AppendUint(append(b, '/'), uint64(r.epoch), 10), 0, '{')
 	var bd bound
 	for i, f := range rd.fields {
+		r.cut = r.cut || f.name == "truncate_prompt_tokens"
 		if i > 0 {
 			b = append(b, ',')
 		}
@@ -400,6 +401,8 @@ func (rd *Reader) append(r *Request, m *message) {
 	if r.chat {
 		extra = messageTokens
 	}
+	// Thoughts and calls are cut out at times, system messages and results dropped.
+	shown := (m.role == roleUser || m.role == roleAssistant) && len(spans) == 1 && spans[0].from > m.from && rd.buf[spans[0].from-1] == '"' && !m.reasoning
 	tokens := func(from, to int) (n float64) {
 		var b bound
 		for _, s := range spans {
@@ -409,6 +412,9 @@ func (rd *Reader) append(r *Request, m *message) {
 			}
 		}
 		n, extra = b.total()+extra, 0
+		if shown {
+			r.shown += b.words
+		}
 		return n
 	}
 	from, start := m.from, rd.start(r.key, m, spans)

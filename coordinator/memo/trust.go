@@ -23,6 +23,11 @@ const (
 	breakerOpens  = .1
 	breakerCloses = .02
 	breakerQuiet  = 64
+	// unprovenTokens is how long predictions may be for prompts that go on from the
+	// end of another, before one was right: with the rule of three wrong ones alone,
+	// three documents could be promised in vain where the template shows nothing but
+	// the last message.
+	unprovenTokens = 256
 	// earlyTokens is how near the start a prediction must fail, epochFailures how
 	// often in a row, for a new epoch.
 	earlyTokens   = 64

@@ -27,6 +27,10 @@ const (
 	phaseFrontEnd = "after the API server's kill -9"
 )
 
+// keptMs is how much newer than a request's end a view must be to replace what
+// was predicted of it.
+const keptMs = 100
+
 // longest is the prompt from which on a chat is given up for another, tokens.
 const longest = 2800
 
@@ -123,24 +127,28 @@ func (r *rig) serve(phase string, c *engines.Chat, q *engines.Request, excuse st
 	return res
 }
 
-// expects is the reuse that would be expected of a request now; -1: unknown.
-func (r *rig) expects(q *engines.Request) int {
+// expects is the reuse that would be expected of a request now, and how old the
+// view is that this rests on, in ms; -1: unknown.
+func (r *rig) expects(q *engines.Request) (reuse int, viewAgeMs float64) {
 	resp, err := r.Client.Placement.Place(r.t.Context(), &waypostv1.PlaceRequest{
 		Input: &waypostv1.Input{TokenIds: q.Tokens}, Adapter: &q.Adapter, CacheSalt: &q.Salt, Reserve: proto.Bool(false),
 	})
 	if err != nil || resp.GetPlacement().GetExpected() == nil || resp.GetPlacement().GetExpected().ReuseTokens == nil {
-		return -1
+		return -1, -1
 	}
-	return int(resp.GetPlacement().GetExpected().GetReuseTokens())
+	return int(resp.GetPlacement().GetExpected().GetReuseTokens()), resp.GetPlacement().GetBasis().GetCacheViewAgeMs()
 }
 
 // settle waits until views have caught up with the latest request: what it left
-// is expected. Where it did not fit, that never comes, so this gives up.
+// is expected, by a view that is newer than its end. Where it did not fit, that
+// never comes, so this gives up.
 func (r *rig) settle(q *engines.Request) {
 	want := (len(q.Tokens) - 1) / blockTokens * blockTokens
+	end := time.Now()
 	for range 300 {
 		block, _ := r.mirror.match(q.Tokens, q.Adapter, q.Salt)
-		if block >= want && r.expects(q) >= want {
+		reuse, viewAgeMs := r.expects(q)
+		if block >= want && reuse >= want && viewAgeMs >= 0 && viewAgeMs+keptMs < float64(time.Since(end).Milliseconds()) {
 			return
 		}
 		time.Sleep(10 * time.Millisecond)

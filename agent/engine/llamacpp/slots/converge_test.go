@@ -301,6 +301,35 @@ func TestCallersAtOnceAreNotPromisedTooMuch(t *testing.T) {
 	}
 }
 
+// Without a host cache what a request overwrites is lost. With more callers than
+// slots those that wait take every slot that gets idle, so nothing is promised; with
+// fewer nearly all is. As many callers as slots are between: a request that reaches
+// the server between a promise and its request takes what was promised.
+func TestCallersAtOnceWithoutAHostCache(t *testing.T) {
+	if testing.Short() {
+		t.Skip("left out with -short: dozens of scenes")
+	}
+	for _, c := range []struct {
+		callers, lateMs int
+		least, most     float64
+	}{{2, 8, .95, .005}, {4, 8, .95, .02}, {6, 8, 0, .01}, {6, 100, 0, .01}} {
+		var sum scene
+		for seed := range uint64(10) {
+			s := newScene(t, seed, 4, 0, false)
+			s.fault = fault{lateMs: c.lateMs, viewMs: c.lateMs, settles: true}
+			s.look()
+			s.run(1, 60, 14)
+			s.measured = true
+			s.run(c.callers, 30, 6)
+			sum.prompts, sum.reused, sum.over, sum.kept = sum.prompts+s.prompts, sum.reused+s.reused, sum.over+s.over, sum.kept+s.kept
+		}
+		t.Logf("%d callers, %d ms late: %.2f %% of %d reused tokens found, %.2f %% of the prompts' tokens too many", c.callers, c.lateMs, 100*sum.recall(), sum.reused, 100*sum.tooMany())
+		if sum.recall() < c.least || sum.tooMany() > c.most {
+			t.Errorf("%d callers, %d ms late: %.2f %% of %d reused tokens found, %.2f %% of %d prompt tokens too many", c.callers, c.lateMs, 100*sum.recall(), sum.reused, 100*sum.tooMany(), sum.prompts)
+		}
+	}
+}
+
 // Requests whose ids never come are known by their lengths alone: less is found
 // the more of them there are, and next to nothing is promised in vain.
 func TestTextsWithoutIDs(t *testing.T) {

@@ -31,7 +31,8 @@
 // slot and in the host cache, and is never promised.
 //
 // Where requests come at once, what is promised is asked for after others that are
-// still on their way: then only what they leave is shown. An end and a beginning
+// still on their way: then only what they leave is shown, and nothing if there are
+// more than slots and no host cache. An end and a beginning
 // that are told in one order may have been in the other: what may be gone by that
 // is shown no more until the server's word says that it is there.
 //

@@ -370,6 +370,10 @@ func (r *Replay) Done(id ledger.ClaimID, outputTokens, cachedTokens int) {
 // is asked for after others that nobody has told of yet.
 func (r *Replay) crowded() bool { return slices.Max(r.crowds[:]) > 1 }
 
+// waiting says that of late requests had to wait for a slot, and that some are under
+// way: such callers come again.
+func (r *Replay) waiting() bool { return len(r.order) > 0 && slices.Max(r.crowds[:]) > len(r.slots) }
+
 // doubt notes what the host cache may have let go of because of the end of a
 // request: one that came later but was not seen at the server since may have
 // begun after that end, though it was told before. The server then copied what

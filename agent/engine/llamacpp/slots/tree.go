@@ -182,8 +182,10 @@ func (r *Replay) publish() {
 	if crowded {
 		sure = r.cache.stay(r.idle()...)
 	}
+	// Without a host cache what those that wait overwrite is lost.
+	lost := r.cache.limitTokens == 0 && r.waiting()
 	for i := range r.slots {
-		if s := &r.slots[i]; !s.busy() && len(s.held.keys) > 0 {
+		if s := &r.slots[i]; !s.busy() && len(s.held.keys) > 0 && !lost {
 			if want[s.held] = (shown{}); crowded && r.opt.Shared {
 				want[s.held] = shown{host: true, from: firstUsable(s.held, keptAtLeast)}
 			}
