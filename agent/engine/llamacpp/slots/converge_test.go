@@ -331,17 +331,18 @@ func TestCallersAtOnceWithoutAHostCache(t *testing.T) {
 }
 
 // Requests whose ids never come are known by their lengths alone: less is found
-// the more of them there are, and next to nothing is promised in vain.
+// the more of them there are, and next to nothing is promised in vain. The scenes
+// are drawn once and for all: nothing was, and a percent more was found.
 func TestTextsWithoutIDs(t *testing.T) {
 	for _, host := range []int{23_000, 1 << 20} {
-		for share, least := range map[float64]float64{.05: .9, .3: .8, 1: .5} {
+		for share, least := range map[float64]float64{.05: .95, .3: .86, 1: .6} {
 			s := newScene(t, 1, 4, host, false)
 			s.fault = fault{lateMs: 8, texts: share, noIDs: 1}
 			s.look()
 			s.run(3, 20, 3)
 			s.measured = true
 			s.run(3, 150, 3)
-			if s.recall() < least || s.tooMany() > .01 || s.reused == 0 {
+			if s.recall() < least || s.tooMany() > .001 || s.reused == 0 {
 				t.Errorf("host cache of %d tokens, %.0f %% texts: %.1f %% of %d reused tokens found, %.2f %% of the prompts' too many", host, 100*share, 100*s.recall(), s.reused, 100*s.tooMany())
 			}
 		}
