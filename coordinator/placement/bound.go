@@ -42,15 +42,6 @@ type block struct {
 	twinned bool
 }
 
-// holding is what the rows of a block hold of the prompt.
-type holding struct {
-	tokens int32 // the most
-	lower  int32 // of these in host memory
-	// some says that a row holds something, mixed that two hold different
-	// lengths or kinds, predicted that the match comes from a live claim.
-	some, mixed, predicted bool
-}
-
 // boundAll computes the lower bounds of all workers. It returns which facts of
 // placeable workers are unknown.
 func (s *search) boundAll(survey *Survey, firsts *[numReasons]int32) (unknown unknownFacts, farUnknown bool) {
@@ -67,8 +58,8 @@ func (s *search) boundAll(survey *Survey, firsts *[numReasons]int32) (unknown un
 	for k := range s.blocks {
 		if g := &b.groups[k]; fold && g.plain && tokens < g.maxTokens && now-g.seenMs <= p.policy.SilentMs {
 			line := &prices[g.class].own
-			if h := &s.held[k]; h.some {
-				line = &s.behind(g.class, g.block, h.tokens).price.own
+			if h := &s.held[k]; h.some() {
+				line = &s.behind(g.class, g.block, h.tokens()).price.own
 			}
 			total, own := line.at(g.endMs, g.decodeMs, g.live, g.gapMs, now, theta)
 			s.blocks[k] = block{total: int64(math.Float64bits(total)), own: int64(math.Float64bits(own)), plain: true, folded: true}
@@ -127,7 +118,7 @@ func (s *search) boundAll(survey *Survey, firsts *[numReasons]int32) (unknown un
 // blocks, which are not in the blocks' numbers. Those in others are bounded with
 // their blocks.
 func (s *search) boundHolders() {
-	rows, matches, matchOf, ways := s.board.rows, s.q.Matches, s.matchOf, s.q.Ways
+	rows, matches, matchOf := s.board.rows, s.q.Matches, s.matchOf
 	now, theta := s.p.sit.NowMs, s.p.policy.Theta
 	var price *classPrice
 	tokens, class, block := int32(-1), int32(0), int32(0)
@@ -145,27 +136,10 @@ func (s *search) boundHolders() {
 			}
 		}
 		total, own := price.own.at(r.endMs, r.decodeMs, r.live, r.gapMs, now, theta)
-		if int(r.id) < len(ways) {
-			if far := ways[r.id].RoundTripMs + ways[r.id].SurchargeMs; far > 0 {
-				total, own = total+far, own+far
-			}
-		}
-		s.totals[i], s.owns[i] = total, own
+		far := s.farMs(r.id)
+		s.totals[i], s.owns[i] = total+far, own+far
 	}
 	s.holders = kept
-}
-
-// boundHolder computes the bounds of a row of a plain group.
-func (s *search) boundHolder(i int, match *Match) (total, own float64) {
-	r := &s.board.rows[i]
-	total, own = s.matchPrice(r, match).own.at(r.endMs, r.decodeMs, r.live, r.gapMs, s.p.sit.NowMs, s.p.policy.Theta)
-	if int(r.id) < len(s.q.Ways) {
-		if far := s.q.Ways[r.id].RoundTripMs + s.q.Ways[r.id].SurchargeMs; far > 0 {
-			total, own = total+far, own+far
-		}
-	}
-	s.totals[i], s.owns[i] = total, own
-	return total, own
 }
 
 // at is the bound of a row, or of a group of rows: each number may only make it
@@ -177,40 +151,6 @@ func (l *linear) at(endMs, decodeMs, live, gapMs, nowMs, theta float64) (total, 
 	}
 	own = start + decodeMs*l.steps
 	return l.a*own + l.perLive*live + l.baseMs + theta*gapMs, own + l.ownMs
-}
-
-// unfold computes the bounds of a block's rows, but for those that were bounded
-// apart.
-func (s *search) unfold(k int) {
-	if !s.blocks[k].folded {
-		return
-	}
-	least := block{total: math.MaxInt64, own: math.MaxInt64, plain: true, twinned: s.blocks[k].twinned}
-	from := k * blockRows
-	to := min(from+blockRows, len(s.totals))
-	part, totals, owns, matchOf := s.board.rows[from:to], s.totals[from:to], s.owns[from:to], s.matchOf[from:to]
-	line, now, theta, ways := &s.prices[part[0].class].own, s.p.sit.NowMs, s.p.policy.Theta, s.q.Ways
-	for i := range part {
-		var total, own float64
-		switch m := matchOf[i]; {
-		case m == 0:
-			r := &part[i]
-			total, own = line.at(r.endMs, r.decodeMs, r.live, r.gapMs, now, theta)
-			if int(r.id) < len(ways) {
-				if far := ways[r.id].RoundTripMs + ways[r.id].SurchargeMs; far > 0 {
-					total, own = total+far, own+far
-				}
-			}
-			totals[i], owns[i] = total, own
-		case s.apart(m):
-			continue
-		default:
-			total, own = s.boundHolder(from+i, &s.q.Matches[m-1])
-		}
-		least.total = min(least.total, int64(math.Float64bits(total)))
-		least.own = min(least.own, int64(math.Float64bits(own)))
-	}
-	s.blocks[k] = least
 }
 
 // apart reports whether a match is one of the first.
@@ -295,7 +235,7 @@ func (s *search) leastOf(bounds []float64, k int) int {
 	}
 	if s.blockKeys(k) != nil {
 		kind := 0
-		if s.held[k].some {
+		if s.held[k].some() {
 			kind = 1
 		}
 		return s.firstOf(k, kind)

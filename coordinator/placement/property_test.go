@@ -236,7 +236,7 @@ func TestBetterNeverCostsMore(t *testing.T) {
 		w := *candidates[i].Worker
 		candidates[i].Worker = &w
 		if rapid.Bool().Draw(t, "reuse") && candidates[i].MatchedTokens != Unknown {
-			candidates[i].MatchedTokens = req.PromptTokens
+			candidates[i].MatchedTokens, candidates[i].LowerTokens = req.PromptTokens, 0
 		} else {
 			w.Waiting.Shift(-rapid.Float64Range(0, 6000).Draw(t, "less"))
 		}

@@ -31,11 +31,20 @@ func AppendMatches(dst []Match, m Match, firstWord int, words []uint64) []Match 
 	}
 	at := len(dst)
 	dst = slices.Grow(dst, n)[:at+n]
+	added := dst[at:]
+	// Copies of a length that doubles, and the workers afterwards, are cheaper
+	// than one copy for each.
+	for k := range added[:min(len(added), 1)] {
+		added[k] = m
+	}
+	for done := 1; done < len(added); done *= 2 {
+		copy(added[done:], added[:done])
+	}
+	k := 0
 	for i, word := range words {
-		for ; word != 0; word &= word - 1 {
-			m.Worker = WorkerID(64*(firstWord+i) + bits.TrailingZeros64(word))
-			dst[at] = m
-			at++
+		for first := WorkerID(64 * (firstWord + i)); word != 0; word &= word - 1 {
+			added[k].Worker = first + WorkerID(bits.TrailingZeros64(word))
+			k++
 		}
 	}
 	return dst
@@ -173,6 +182,8 @@ type search struct {
 	firstDeepest, endDeepest int
 	lastKeys                 blockKeys
 	lastView                 lastView
+	lastTwin                 lastTwin
+	lastGroup                *twinGroup
 	lastReuse                *reusePrice
 }
 
@@ -197,30 +208,35 @@ const apartMatches = 512
 // noteMatches says at every position what is held there and in every block what
 // is held beyond the first matches, and finds the two largest matches.
 func (s *search) noteMatches() {
-	deepest, second := int32(0), int32(0)
+	deepest, second, last := int32(0), int32(0), int32(0)
 	at, matchOf, held, holders := s.board.at, s.matchOf, s.held, s.holders[:0]
 	for m := range s.q.Matches {
 		match := &s.q.Matches[m]
-		if int(match.Worker) >= len(at) || at[match.Worker] == 0 {
+		if int(match.Worker) >= len(at) {
 			continue
 		}
-		i, tokens := at[match.Worker]-1, match.Tokens
+		i := at[match.Worker] - 1
+		if uint(i) >= uint(len(matchOf)) {
+			continue // nobody's slot
+		}
 		matchOf[i] = int32(m) + 1
 		if m < apartMatches {
 			holders = append(holders, i)
-		} else if h := &held[uint32(i)/blockRows]; !h.some {
-			*h = holding{tokens: tokens, lower: match.LowerTokens, some: true, predicted: match.Predicted}
-		} else if h.tokens != tokens || h.lower != match.LowerTokens || h.predicted != match.Predicted {
-			h.tokens, h.mixed = max(h.tokens, tokens), true
+		} else {
+			held[uint32(i)/blockRows].add(match)
 		}
-		switch {
-		case tokens == deepest:
+		tokens := match.Tokens
+		if tokens == deepest {
 			s.endDeepest = m + 1
-		case tokens > deepest:
-			deepest, second = tokens, deepest
-			s.firstDeepest, s.endDeepest = m, m+1
-		case tokens > second:
-			second = tokens
+		} else if tokens != last {
+			// Matches of one length stand side by side.
+			last = tokens
+			if tokens > deepest {
+				deepest, second = tokens, deepest
+				s.firstDeepest, s.endDeepest = m, m+1
+			} else if tokens > second {
+				second = tokens
+			}
 		}
 	}
 	s.deepest, s.second, s.holders = deepest, second, holders
@@ -390,11 +406,7 @@ func slack(ms float64) float64 { return ms + roundingSlack*(1+math.Abs(ms)) }
 func (s *search) findBestOwn() {
 	least := slack(s.bestOwn)
 	for _, i := range s.holders {
-		if s.owns[i] > least || s.owns[i]+s.doubtMs(int(i)) > least || !s.open(int(i)) {
-			continue
-		}
-		if key := s.twinKey(int(i)); key == 0 || !s.hasTwin(key) {
-			s.evaluate(int(i))
+		if s.owns[i] <= least && s.considerOwn(int(i), least) {
 			least = slack(s.bestOwn)
 		}
 	}
@@ -406,21 +418,16 @@ func (s *search) findBestOwn() {
 			least = slack(s.bestOwn)
 			continue
 		}
-		s.unfold(k)
+		if s.blocks[k].folded {
+			s.ownFolded(k)
+			least = slack(s.bestOwn)
+			continue
+		}
 		from := k * blockRows
 		for i, ms := range s.owns[from:min(from+blockRows, len(s.owns))] {
-			if ms > least {
-				continue
+			if ms <= least && s.considerOwn(from+i, least) {
+				least = slack(s.bestOwn)
 			}
-			i += from
-			if ms+s.doubtMs(i) > least || !s.open(i) {
-				continue
-			}
-			if key := s.twinKey(i); key != 0 && s.hasTwin(key) {
-				continue
-			}
-			s.evaluate(i)
-			least = slack(s.bestOwn)
 		}
 	}
 	s.limit, s.limitKnown = ownLimit(s.bestOwn, s.p.policy), true
@@ -430,6 +437,20 @@ func (s *search) findBestOwn() {
 		}
 	}
 	s.setBound()
+}
+
+// considerOwn prices a worker whose own time could be the least, unless the doubt
+// puts it beyond that or one that costs as much is priced. It reports whether it
+// did.
+func (s *search) considerOwn(i int, least float64) bool {
+	if !s.open(i) {
+		return false
+	}
+	if key := s.twinKey(i); key != 0 && s.hasTwin(key) || s.owns[i]+s.doubtMs(i) > least {
+		return false
+	}
+	s.evaluate(i)
+	return true
 }
 
 // open reports whether a position may be chosen and is not priced yet.
@@ -447,7 +468,10 @@ func (s *search) findTotals() {
 		if s.blocks[k].twinned || s.blocks[k].total > int64(math.Float64bits(s.bound)) || k < s.idleBlocks && s.twinBlock(k) {
 			continue
 		}
-		s.unfold(k)
+		if s.blocks[k].folded {
+			s.considerFolded(k)
+			continue
+		}
 		from := k * blockRows
 		for i, ms := range s.totals[from:min(from+blockRows, len(s.totals))] {
 			if ms <= s.bound {
@@ -461,12 +485,13 @@ func (s *search) findTotals() {
 // consider prices a worker within the bound, unless the doubt puts it beyond
 // that; one that has a twin is kept among them.
 func (s *search) consider(i int) {
-	if !s.open(i) || s.totals[i]+s.doubtMs(i) > s.bound {
+	if !s.open(i) {
 		return
 	}
-	if key := s.twinKey(i); key == 0 || !s.twin(key, i, nil) {
-		s.evaluate(i)
+	if key := s.twinKey(i); key != 0 && s.twin(key, i, nil) || s.totals[i]+s.doubtMs(i) > s.bound {
+		return
 	}
+	s.evaluate(i)
 }
 
 // findTwins prices those of workers that cost the same as one priced before that

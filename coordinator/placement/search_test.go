@@ -411,9 +411,9 @@ func TestTwinHoldersDecideAsRows(t *testing.T) {
 		}
 		priced, holders = priced+len(candidates), holders+len(w.query.Matches)
 		for k, h := range bounded.scratch.held {
-			if h.some && bounded.scratch.blocks[k].twinned {
+			if h.some() && bounded.scratch.blocks[k].twinned {
 				blocks++
-			} else if h.mixed {
+			} else if h.mixed() {
 				mixed++
 			}
 		}

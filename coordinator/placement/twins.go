@@ -25,12 +25,29 @@ func (s *search) twinKey(i int) uint64 {
 	if c.twin == 0 || !(s.p.sit.NowMs >= c.idleMs) || !(s.p.sit.NowMs-c.loadMs <= s.p.policy.FreshMs) {
 		return 0
 	}
-	key := s.wayKey(c.twin, s.board.rows[i].id)
+	of := lastTwin{twin: c.twin}
 	if m := s.matchOf[i]; m != 0 {
 		match := &s.q.Matches[m-1]
-		key = s.holderKey(key, c, match.Tokens, match.LowerTokens, match.Predicted)
+		of.view, of.tokens, of.lower, of.predicted = c.mark, match.Tokens, match.LowerTokens, match.Predicted
 	}
-	return key
+	if last := &s.lastTwin; last.twin == of.twin && last.view == of.view && last.tokens == of.tokens && last.lower == of.lower && last.predicted == of.predicted && !s.waysDiffer {
+		return last.key
+	}
+	of.key = s.wayKey(c.twin, s.board.rows[i].id)
+	if of.view != 0 {
+		of.key = s.holderKey(of.key, c, of.tokens, of.lower, of.predicted)
+	}
+	s.lastTwin = of
+	return of.key
+}
+
+// lastTwin is what the last key was made of, and the key: those who hold the
+// same stand side by side.
+type lastTwin struct {
+	twin, view    uint64 // view: of one that holds nothing 0
+	tokens, lower int32
+	predicted     bool
+	key           uint64
 }
 
 // wayKey adds the way to a worker to its key.
@@ -81,22 +98,22 @@ func (s *search) blockKeys(k int) *blockKeys {
 	if g.twin == 0 || !s.blocks[k].plain || s.waysDiffer || !(s.p.sit.NowMs >= g.idleMs) || !(s.p.sit.NowMs-g.loadMs <= s.p.policy.FreshMs) {
 		return nil
 	}
-	if !h.some && !b.of.held.some && g.twin == b.of.twin {
+	if !h.some() && !b.of.held.some() && g.twin == b.of.twin {
 		return b
 	}
-	if h.mixed || h.some && g.view == 0 {
+	if h.mixed() || h.some() && g.view == 0 {
 		return nil
 	}
 	of := keysOf{twin: g.twin, held: *h}
-	if h.some {
+	if h.some() {
 		of.view = g.view
 	}
 	if b.of != of {
 		from := k * blockRows
 		*b = blockKeys{of: of}
 		b.keys[0] = s.wayKey(g.twin, s.board.rows[from].id)
-		if h.some {
-			b.keys[1] = s.holderKey(b.keys[0], &s.board.cold[from], h.tokens, h.lower, h.predicted)
+		if h.some() {
+			b.keys[1] = s.holderKey(b.keys[0], &s.board.cold[from], h.tokens(), h.lower(), h.predicted())
 		}
 	}
 	return b
@@ -116,7 +133,7 @@ func (s *search) firstOf(k, kind int) int {
 
 // kindBound is a lower bound of the rows of a block of one kind.
 func (s *search) kindBound(k, kind int) (total, own float64) {
-	if kind == 0 && s.held[k].some {
+	if kind == 0 && s.held[k].some() {
 		g := &s.board.groups[k]
 		return s.prices[g.class].own.at(g.endMs, g.decodeMs, g.live, g.gapMs, s.p.sit.NowMs, s.p.policy.Theta)
 	}
@@ -159,7 +176,7 @@ func (s *search) twinBlock(k int) bool {
 	to := min(from+blockRows, len(s.matchOf))
 	names, matchOf := s.board.names[from:to], s.matchOf[from:to]
 	for kind, g := range b.groups {
-		if g == nil || kind == 1 && !s.held[k].some {
+		if g == nil || kind == 1 && !s.held[k].some() {
 			continue
 		}
 		key, limit := firstMix(s.tieKey), g.limit()
@@ -223,9 +240,13 @@ func (g *twinGroup) limit() uint64 {
 
 // twinGroup is the group of a key; nil: there is none.
 func (s *search) twinGroup(key uint64) *twinGroup {
+	if g := s.lastGroup; g != nil && g.key == key {
+		return g
+	}
 	for k := range s.twins {
 		if s.twins[k].key == key {
-			return &s.twins[k]
+			s.lastGroup = &s.twins[k]
+			return s.lastGroup
 		}
 	}
 	return nil
