@@ -59,6 +59,7 @@ type placed struct {
 	expected, tip *waypostv1.EvidencePoint
 	unsalted      []*waypostv1.EvidencePoint
 	lengthExact   bool
+	several       bool // answers: usage tells of one of them
 	dueAt         time.Time
 	// ended says that nobody reported the outcome: the agent's word is asked.
 	ended bool
@@ -76,7 +77,7 @@ func newCases(c *Coordinator, after time.Duration) *cases {
 func (k *cases) remember(w *work, req *waypostv1.PlaceRequest, e *explain.Entry, blockTokens int, now time.Time) {
 	p := &placed{
 		id: e.Placement, at: now, worker: e.Worker, process: e.Process, viewAgeMs: e.ViewAgeMs,
-		lengthExact: !w.prompt.estimated && w.prompt.source != "unknown",
+		lengthExact: !w.prompt.estimated && w.prompt.source != "unknown", several: w.text.several,
 	}
 	if w.prompt.keyed {
 		p.expected = w.prompt.point(max(e.ExpectedTokens, 0))
@@ -129,6 +130,14 @@ func (p *prompt) point(depthTokens int) *waypostv1.EvidencePoint {
 		return nil
 	}
 	return &waypostv1.EvidencePoint{Depth: proto.Uint32(uint32(depthTokens)), Key: proto.Uint64(uint64(key))}
+}
+
+// several says whether a placement asked for several answers.
+func (k *cases) several(id string) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	p := k.open[id]
+	return p != nil && p.several
 }
 
 // lost notes that frames of a worker's view were missing.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -104,7 +105,11 @@ type text struct {
 	// session says that the client names a session of its own, asked that the
 	// worker's agent was asked to tell what is stored.
 	session, asked bool
-	domain         prefix.Domain
+	// several says that several answers are asked for: usage tells the reuse of one
+	// of them. afresh says that the prompt's log probabilities are: engines compute
+	// all of it for them.
+	several, afresh bool
+	domain          prefix.Domain
 }
 
 func newMemos(c *Coordinator) *memos {
@@ -147,7 +152,9 @@ func (m *memos) all() map[string]*poolMemo {
 }
 
 // forget lets go of the text: what is kept of it are hashes.
-func (t *text) forget() { t.body, t.prompt, t.request, t.pool = "", "", nil, nil }
+func (t *text) forget() {
+	t.body, t.prompt, t.request, t.pool, t.several, t.afresh = "", "", nil, nil, false, false
+}
 
 // readText takes the text of an input in; ok is false if it is none.
 func (t *text) readText(in *waypostv1.Input) (ok bool, err error) {
@@ -203,6 +210,8 @@ func (t *text) readBody(body string) error {
 		Prompt   json.RawMessage `json:"prompt"`
 		Special  *bool           `json:"add_special_tokens"`
 		Session  json.RawMessage `json:"session_id"`
+		Answers  json.RawMessage `json:"n"`
+		Logprobs json.RawMessage `json:"prompt_logprobs"`
 	}
 	if err := json.Unmarshal([]byte(body), &top); err != nil {
 		return api.BadField("input.body_json", "not the JSON body of a request")
@@ -211,6 +220,9 @@ func (t *text) readBody(body string) error {
 	if top.Special != nil {
 		t.special = *top.Special
 	}
+	answers, err := strconv.ParseFloat(string(top.Answers), 64)
+	t.several = err == nil && answers > 1
+	t.afresh = len(top.Logprobs) > 0 && string(top.Logprobs) != "null"
 	switch {
 	case t.chat && top.Prompt != nil:
 		return api.BadField("input.body_json", "it has messages and a prompt; give one of them")

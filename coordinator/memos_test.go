@@ -470,3 +470,45 @@ func TestTextsStayInMemory(t *testing.T) {
 		t.Error("nothing is logged: the test shows nothing")
 	}
 }
+
+// An engine that is asked for log probabilities of the prompt computes all of it,
+// and one that is asked for several answers tells the reuse of the last: neither is
+// taken for a wrong prediction.
+func TestRequestsWhoseReuseSaysNothing(t *testing.T) {
+	o := startOne(t)
+	startText(t, o)
+	with := func(field string) string {
+		body := chatOf(message{"system", prose(1, 1500)}, message{"user", "hello there"})
+		return strings.TrimSuffix(body, "}") + field + "}"
+	}
+	first := o.place(t, noBudget(bodyInput(with(""))))
+	if r := o.learn(t, first.GetPlacementId(), rendered([]byte(with(""))), nil, ""); !r.GetLearnt() {
+		t.Fatalf("not learnt: %s", r.GetReason())
+	}
+	report := func(p *waypostv1.Placement, cached uint32) *waypostv1.PlacementRecord {
+		client := waypostv1.NewPlacementServiceClient(o.conn)
+		if _, err := client.ReportOutcome(t.Context(), &waypostv1.ReportOutcomeRequest{PlacementId: p.PlacementId, Result: new("done"), CachedTokens: &cached}); err != nil {
+			t.Fatal(err)
+		}
+		resp, err := client.GetPlacement(t.Context(), &waypostv1.GetPlacementRequest{PlacementId: p.PlacementId})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return resp.GetRecord()
+	}
+	for field, reported := range map[string]bool{``: true, `,"n":1`: true, `,"n":null`: true, `,"n":3`: false, `,"n":"3"`: true} {
+		p := o.place(t, noBudget(bodyInput(with(field))))
+		if n := p.GetExpected().GetReuseTokens(); n < 1400 {
+			t.Errorf("%q: %d tokens expected", field, n)
+		}
+		if r := report(p, 1); (r.GetOutcome().CachedTokens != nil) != reported || !reported && r.GetReuseClass() != "not_reported" {
+			t.Errorf("%q: outcome %v, class %s", field, r.GetOutcome(), r.GetReuseClass())
+		}
+	}
+	for field, afresh := range map[string]bool{`,"prompt_logprobs":1`: true, `,"prompt_logprobs":0`: true, `,"prompt_logprobs":null`: false} {
+		p := o.place(t, noBudget(bodyInput(with(field))))
+		if got := p.GetExpected(); (got.GetReuseTokens() == 0) != afresh {
+			t.Errorf("%q: %v expected", field, got)
+		}
+	}
+}

@@ -83,6 +83,10 @@ func (p *placements) ReportOutcome(ctx context.Context, req *waypostv1.ReportOut
 	if number != c.number.Load() {
 		return p.relayOutcome(ctx, number, req)
 	}
+	if c.cases.several(req.GetPlacementId()) {
+		// The last of the answers finds what the first one computed.
+		out.CachedTokens = placement.Unknown
+	}
 	now := time.Now()
 	mark := map[string]ledger.Mark{outcome.ResultDone: ledger.MarkDone, outcome.ResultFailed: ledger.MarkFailed, outcome.ResultCancelled: ledger.MarkGone}[req.GetResult()]
 	c.memos.follow(req.GetPlacementId(), req.GetPromptTokenIds())

@@ -194,9 +194,10 @@ func maxTransferMs(pool *registry.Pool) float64 {
 // match asks the index how much of the prompt each worker holds. It returns
 // the deepest prefix that any of them holds.
 func (p *placements) match(w *work) (deepest int) {
-	w.ask.MatchUnknown = !w.prompt.keyed
+	// Whoever holds a prompt that is to be computed afresh reuses nothing of it.
+	w.ask.MatchUnknown = !w.prompt.keyed && !w.text.afresh
 	w.ask.Matches = w.ask.Matches[:0]
-	if !w.prompt.keyed {
+	if !w.prompt.keyed || w.text.afresh {
 		return 0
 	}
 	p.c.index.Groups(&w.prompt.probe, func(g *prefixindex.Group) {

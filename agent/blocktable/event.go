@@ -18,7 +18,8 @@ const (
 // Medium is where a copy of a block is held.
 type Medium uint8
 
-// The media. Only copies in GPU memory make a block resident.
+// The media. Copies in GPU memory make a block resident, and those in host memory
+// where that is followed.
 const (
 	MediumGPU Medium = iota
 	MediumCPU

@@ -7,9 +7,12 @@ import "math"
 // that there must be no branch to guess.
 type holding struct{ most, least uint64 }
 
+// mostTokens is more than any match has.
+const mostTokens = 1<<30 - 1
+
 // add notes a match. Its number is never 0, and the larger the longer it is.
 func (h *holding) add(match *Match) {
-	number := uint64(uint32(match.Tokens))<<32 | uint64(uint32(match.LowerTokens)&(1<<30-1))<<2 | 1
+	number := uint64(match.Tokens&mostTokens)<<32 | uint64(match.LowerTokens&mostTokens)<<2 | 1
 	if match.Predicted {
 		number |= 2
 	}
@@ -25,8 +28,8 @@ func (h *holding) mixed() bool { return h.most != 0 && h.most != ^h.least }
 // tokens are the most that a row holds.
 func (h *holding) tokens() int32 { return int32(h.most >> 32) }
 
-// lower are those of the longest match that are in host memory.
-func (h *holding) lower() int32 { return int32(uint32(h.most) >> 2) }
+// lower is how much of the longest match is in host memory.
+func (h *holding) lower() int32 { return int32(h.most >> 2 & mostTokens) }
 
 // predicted says that the longest match comes from a live claim.
 func (h *holding) predicted() bool { return h.most&2 != 0 }

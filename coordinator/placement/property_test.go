@@ -247,7 +247,7 @@ func TestBetterNeverCostsMore(t *testing.T) {
 		candidates[i].Worker = &w
 		reuse := rapid.Bool().Draw(t, "reuse") && candidates[i].MatchedTokens != Unknown
 		if reuse {
-			candidates[i].MatchedTokens = max(candidates[i].MatchedTokens, req.PromptTokens)
+			candidates[i].MatchedTokens, candidates[i].LowerTokens = max(candidates[i].MatchedTokens, req.PromptTokens), 0
 		} else {
 			w.Waiting.Shift(-rapid.Float64Range(0, 6000).Draw(t, "less"))
 		}

@@ -361,8 +361,8 @@ func TestGroupsAreLower(t *testing.T) {
 }
 
 // Holders that cost the same are judged by their hashes alone, and only those:
-// how long a match is, whether a claim stands behind it, and how much it is
-// doubted set them apart.
+// how long a match is, whether a claim stands behind it, how much it is doubted and
+// what reading it from host memory takes set them apart.
 func TestTwinHoldersDecideAsRows(t *testing.T) {
 	priced, holders, blocks, mixed := 0, 0, 0, 0
 	for seed := range uint64(600) {
@@ -380,8 +380,17 @@ func TestTwinHoldersDecideAsRows(t *testing.T) {
 		for i := range w.query.Matches {
 			w.query.Matches[i].Tokens = lengths[r.IntN(len(lengths))]
 			w.query.Matches[i].Predicted = w.query.Matches[i].Predicted && seed%5 > 1
+			if seed%7 > 1 { // or in host memory
+				w.query.Matches[i].LowerTokens = []int32{0, w.query.Matches[i].Tokens}[r.IntN(2)]
+			}
 		}
 		for i, worker := range w.workers {
+			if seed%7 > 1 {
+				worker.Host = &HostTier{BytesPerToken: 262_144, BytesPerMs: 18e6}
+				if seed%7 > 4 && r.IntN(2) == 0 {
+					worker.Host = &HostTier{BytesPerToken: 131_072, BytesPerMs: 18e6}
+				}
+			}
 			// In some worlds the views differ, in trust or in age.
 			if seed%3 > 0 && r.IntN(2) == 0 {
 				worker.View.Trust = []float64{.5, .9}[r.IntN(2)]

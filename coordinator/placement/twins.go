@@ -44,11 +44,10 @@ func (s *search) twinKey(i int) uint64 {
 // lastTwin is what the last key was made of, and the key: those who hold the
 // same stand side by side.
 type lastTwin struct {
-	twin, view uint64 // view: of one that holds nothing 0
-	tokens     int32
-	lower      int32 // as in Match
-	predicted  bool
-	key        uint64
+	twin, view    uint64 // view: of one that holds nothing 0
+	tokens, lower int32
+	predicted     bool
+	key           uint64
 }
 
 // wayKey adds the way to a worker to its key.

@@ -1424,7 +1424,9 @@ type ReportOutcomeRequest struct {
 	FirstTokenMs *float64 `protobuf:"fixed64,4,opt,name=first_token_ms,json=firstTokenMs" json:"first_token_ms,omitempty"`
 	// Time from sending to the end, ms.
 	DurationMs *float64 `protobuf:"fixed64,5,opt,name=duration_ms,json=durationMs" json:"duration_ms,omitempty"`
-	// Prompt tokens the engine says it reused; unset: not told.
+	// Prompt tokens the engine says it reused; unset: not told. Leave it out of a
+	// request with several answers (n above 1): usage tells of the last of them,
+	// which finds what the first one computed.
 	CachedTokens *uint32 `protobuf:"varint,6,opt,name=cached_tokens,json=cachedTokens" json:"cached_tokens,omitempty"`
 	// Prompt tokens the engine counted.
 	PromptTokens *uint32 `protobuf:"varint,7,opt,name=prompt_tokens,json=promptTokens" json:"prompt_tokens,omitempty"`
