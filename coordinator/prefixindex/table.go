@@ -248,7 +248,7 @@ const aheadSpots = 32
 func (a *ahead) add(t *table, p spot) {
 	_, v, ok := t.dir[p.segment].steady()
 	if ok && v.slots > 0 && a.n < aheadSpots {
-		a.at[a.n] = v.home(p.tag)
+		a.at[a.n], _ = v.home(p.tag)
 		a.n++
 	}
 }

@@ -233,7 +233,7 @@ func growWords(w []uint16, more int) []uint16 {
 	if need <= cap(w) {
 		return w
 	}
-	return append(slices.Grow([]uint16(nil), need+need/32), w...) // the allocator rounds up
+	return append(slices.Grow([]uint16(nil), need+need/8), w...) // the allocator rounds up
 }
 
 // packRoom lends room to copy words to while they are packed.
@@ -253,8 +253,8 @@ func (t *tree) repack(without *run) {
 	*room = append((*room)[:0], t.words...)
 	live := len(t.words) - t.dead
 	packed := t.words[:0]
-	if cap(t.words) > live+live/5+64 {
-		packed = slices.Grow([]uint16(nil), live+live/16+16)
+	if cap(t.words) > live+live/2+64 {
+		packed = slices.Grow([]uint16(nil), live+live/8+16)
 	}
 	for i := range t.runs {
 		if r := &t.runs[i]; r.end() != 0 && r != without {
