@@ -46,7 +46,7 @@ const bucketSlots = 8
 const (
 	maxLoad  = 75 // percent
 	growLoad = 70
-	minLoad  = 55
+	minLoad  = 50
 	minSlots = bucketSlots
 )
 
