@@ -76,8 +76,8 @@ func (t *table) countAlone(s *segment, tag uint64, offset uint32, listed bool) (
 	at := &heads[bits.TrailingZeros32(same)%bucketSlots]
 	word := atomic.LoadUint64(at)
 	payload := uint32(word) & (1<<payloadBits - 1)
-	first, second := payload&offsetMask, payload>>offsetBits
-	if same == 0 || word&kindOf != kindCheckpoint || second > offsetMask {
+	first, second := payload&offsetMask, payload>>offsetBits // with the third, if that fits
+	if same == 0 || word&kindOf != kindCheckpoint {
 		return false
 	}
 	switch {

@@ -75,6 +75,7 @@ func New(o Options) *Index {
 	for _, t := range []*table{&x.held, &x.predicted, &x.partial} {
 		t.init(&x.sets, &x.points, &x.full)
 	}
+	x.held.begin()
 	x.root.stride = 1
 	x.root.resize()
 	x.rootWord = x.held.block(entry{})

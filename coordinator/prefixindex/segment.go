@@ -46,7 +46,7 @@ const bucketSlots = 8
 const (
 	maxLoad  = 75 // percent
 	growLoad = 70
-	minLoad  = 55
+	minLoad  = 50
 	minSlots = bucketSlots
 )
 
@@ -131,8 +131,12 @@ func (v view) rest(i int) []uint64 {
 	return v.words()[at : at+v.stride-1]
 }
 
-// home is the word at which the search for a head starts; there must be slots.
-func (v view) home(head uint64) *uint64 { return &v.heads(v.homeOf(head))[0] }
+// home returns a word of the bucket in which the search for a head starts, and one
+// of the bucket after it; there must be slots.
+func (v view) home(head uint64) (first, second *uint64) {
+	bucket := v.homeOf(head)
+	return &v.heads(bucket)[0], &v.heads(v.after(bucket))[0]
+}
 
 func (v view) load(i int) uint64 {
 	return atomic.LoadUint64(&v.heads(i - i%bucketSlots)[i%bucketSlots])

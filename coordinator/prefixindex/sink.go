@@ -184,7 +184,7 @@ func (x *Index) applyOne(w *worker, o *op, k *placed, e *summary.Extent) {
 // what changes take. Where to look is computed first: the processor has more loads
 // under way the less stands between them.
 func (x *Index) lookAhead(ops []op, order []uint32) {
-	var at [2 * callsAhead]*uint64
+	var at [3 * callsAhead]*uint64
 	n := 0
 	near := x.near[:min(callsAhead, len(order))]
 	for i := range near {
@@ -194,10 +194,10 @@ func (x *Index) lookAhead(ops []op, order []uint32) {
 		if v.slots == 0 {
 			continue
 		}
-		at[n] = v.home(k.at.tag)
-		n++
+		at[n], at[n+1] = v.home(k.at.tag) // the second is needed where the first is full
+		n += 2
 		if k.isPoint() && k.parent != 0 {
-			at[n] = v.home(k.up.tag)
+			at[n], _ = v.home(k.up.tag)
 			n++
 		}
 	}

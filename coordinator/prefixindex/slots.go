@@ -229,6 +229,9 @@ func (x *Index) freeSwept() {
 // sweepSegment takes the dead out of those sets of a segment whose info has some
 // bits.
 func (x *Index) sweepSegment(t *table, number int, having uint32) {
+	if t.dir == nil {
+		return
+	}
 	at := place{seg: &t.dir[number], v: t.dir[number].view()}
 	for at.i < at.v.slots {
 		e := x.full.entryOf(at.v.load(at.i))

@@ -74,7 +74,7 @@ func (b *entries) entryOf(word uint64) entry {
 
 // table maps keys to sets of worker slots.
 type table struct {
-	dir     [segments]segment
+	dir     *[segments]segment // nil while nothing was ever added
 	sets    *sets
 	points  *points
 	full    *entries
@@ -83,6 +83,12 @@ type table struct {
 
 func (t *table) init(s *sets, p *points, e *entries) {
 	t.sets, t.points, t.full = s, p, e
+}
+
+// begin makes the segments. Searches look into a table only where what they read
+// elsewhere says that something was added to it.
+func (t *table) begin() {
+	t.dir = new([segments]segment)
 	for i := range t.dir {
 		t.dir[i].stride = 1
 	}
@@ -97,6 +103,9 @@ type place struct {
 
 // at finds the entry of a key.
 func (t *table) at(p spot) (place, entry) {
+	if t.dir == nil {
+		return place{i: -1}, entry{}
+	}
 	at := place{seg: &t.dir[p.segment]}
 	at.v = at.seg.view()
 	var word uint64
@@ -135,6 +144,9 @@ func (b *entries) set(h handle, e entry) {
 // add puts a worker slot into the set of a key and sets bits of its info. It
 // reports whether the worker slot was not in it, and the info.
 func (t *table) add(p spot, id, info uint32) (added bool, now uint32) {
+	if t.dir == nil {
+		t.begin()
+	}
 	if t.addAlone(&t.dir[p.segment], p.tag, entry{one(id), info}) {
 		return true, info
 	}
@@ -173,6 +185,9 @@ func (t *table) create(s *segment, tag uint64, e entry) {
 // one. It reports whether the worker slot was in it, whether the key is gone, and
 // the info it had.
 func (t *table) remove(p spot, id uint32) (removed, gone bool, info uint32) {
+	if t.dir == nil {
+		return false, false, 0
+	}
 	if info, done := t.removeAlone(&t.dir[p.segment], p.tag, id); done {
 		return true, true, info
 	}
@@ -227,7 +242,10 @@ func (t *table) setInfo(at place, e entry, info uint32) {
 
 // bytes is the memory of a table without blocks.
 func (t *table) bytes() int {
-	n := int(unsafe.Sizeof(t.dir))
+	if t.dir == nil {
+		return 0
+	}
+	n := int(unsafe.Sizeof(*t.dir))
 	for i := range t.dir {
 		n += 8 * len(t.dir[i].view().words())
 	}
@@ -248,7 +266,7 @@ const aheadSpots = 32
 func (a *ahead) add(t *table, p spot) {
 	_, v, ok := t.dir[p.segment].steady()
 	if ok && v.slots > 0 && a.n < aheadSpots {
-		a.at[a.n] = v.home(p.tag)
+		a.at[a.n], _ = v.home(p.tag)
 		a.n++
 	}
 }

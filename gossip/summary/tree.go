@@ -233,28 +233,30 @@ func growWords(w []uint16, more int) []uint16 {
 	if need <= cap(w) {
 		return w
 	}
-	return append(slices.Grow([]uint16(nil), need+need/32), w...) // the allocator rounds up
+	return append(slices.Grow([]uint16(nil), need+need/8), w...) // the allocator rounds up
 }
 
 // packRoom lends room to copy words to while they are packed.
 var packRoom = sync.Pool{New: func() any { return new([]uint16) }}
 
-// pack drops dead words when they are a sixth of all.
+// pack drops dead words when they are a quarter of all.
 func (t *tree) pack() {
 	if t.dead > 32+len(t.words)/4 {
 		t.repack(nil)
 	}
 }
 
-// repack drops dead words, and those of a run that are about to be replaced.
+// repack drops dead words, and those of a run that are about to be replaced. It
+// keeps the memory unless a third of it would be free: with less room a tree in
+// steady use is moved with nearly each frame, a twelfth of what applying it takes.
 func (t *tree) repack(without *run) {
 	room := packRoom.Get().(*[]uint16)
 	defer packRoom.Put(room)
 	*room = append((*room)[:0], t.words...)
 	live := len(t.words) - t.dead
 	packed := t.words[:0]
-	if cap(t.words) > live+live/5+64 {
-		packed = slices.Grow([]uint16(nil), live+live/16+16)
+	if cap(t.words) > live+live/2+64 {
+		packed = slices.Grow([]uint16(nil), live+live/8+16)
 	}
 	for i := range t.runs {
 		if r := &t.runs[i]; r.end() != 0 && r != without {
