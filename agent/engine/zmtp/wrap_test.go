@@ -21,6 +21,16 @@ func TestWrap(t *testing.T) {
 	}}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
+	next := func() net.Conn {
+		t.Helper()
+		select {
+		case c := <-wrapped:
+			return c
+		case <-ctx.Done():
+			t.Fatal("a connection was not wrapped")
+			return nil
+		}
+	}
 
 	dialling := o
 	dialling.Endpoint = "tcp://" + l.Addr().String()
@@ -35,7 +45,7 @@ func TestWrap(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer accepted.Close()
-	if c := <-wrapped; c.RemoteAddr().String() != l.Addr().String() {
+	if c := next(); c.RemoteAddr().String() != l.Addr().String() {
 		t.Errorf("dialled %v", c.RemoteAddr())
 	}
 
@@ -52,7 +62,7 @@ func TestWrap(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer publisher.Close()
-	if c := <-wrapped; c.RemoteAddr().String() != publisher.LocalAddr().String() {
+	if c := next(); c.RemoteAddr().String() != publisher.LocalAddr().String() {
 		t.Errorf("accepted %v", c.RemoteAddr())
 	}
 }
