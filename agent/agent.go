@@ -197,7 +197,7 @@ func (a *Agent) watch(e EngineConfig) (*watched, error) {
 		config: &e, hostAddress: a.hostAddress(),
 		newRank: func(engineName string, number int) *rank { return a.newRank(e, engineName, number) },
 		changed: a.helloChanged,
-		dirty:   func() { a.dialer.Kick() },
+		dirty:   a.lanes.tellNews,
 	}
 	tokenizer, _ := adapter.(engine.Tokenizer)
 	w.prober = newProber(proberOptions{
@@ -301,7 +301,7 @@ func (a *Agent) watchedOf(index uint32) *watched {
 // wireGossip prepares lanes and mesh.
 func (a *Agent) wireGossip() error {
 	var source *identity.Source
-	dopt := lane.DialerOptions{Hello: a.lanes.hello, Load: a.lanes.load, Handler: a.lanes, Logger: a.log, Registerer: a.opt.Registerer}
+	dopt := lane.DialerOptions{Hello: a.lanes.hello, Load: a.lanes.load, News: a.lanes.loadNews, Handler: a.lanes, Logger: a.log, Registerer: a.opt.Registerer}
 	if a.cfg.TLS.set() {
 		var err error
 		source, err = identity.Open(identity.Options{Files: identity.Files{CA: a.cfg.TLS.CAFile, Cert: a.cfg.TLS.CertFile, Key: a.cfg.TLS.KeyFile}, Logger: a.log})

@@ -239,6 +239,6 @@ func (h *lanes) hand(l *lane.Lane, kind string, index uint32, coordinator uint64
 		return
 	}
 	if due {
-		h.a.dialer.Kick()
+		h.tellNews(r)
 	}
 }

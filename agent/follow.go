@@ -34,7 +34,7 @@ func (w *watched) Update(number int, change func()) {
 	due := r.followed(time.Now())
 	r.mu.Unlock()
 	if due {
-		w.dirty()
+		w.dirty(r)
 	}
 }
 

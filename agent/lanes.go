@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -36,6 +37,8 @@ type lanes struct {
 
 	mu   sync.Mutex
 	told map[*lane.Lane]map[uint32]position
+	// toldNews is the news of each rank that a lane has heard.
+	toldNews map[*lane.Lane]map[uint32]uint64
 	// toldAccuracy is what each lane was told of how right predictions were, and
 	// of transfers.
 	toldAccuracy map[*lane.Lane]map[uint32]toldAccuracy
@@ -60,7 +63,7 @@ type lanes struct {
 
 func newLanes(a *Agent) *lanes {
 	return &lanes{
-		a: a, told: map[*lane.Lane]map[uint32]position{}, toldAccuracy: map[*lane.Lane]map[uint32]toldAccuracy{}, up: map[*lane.Lane]uint64{}, fresh: map[*lane.Lane]*lane.Freshness{}, ahead: map[*lane.Lane]time.Duration{},
+		a: a, told: map[*lane.Lane]map[uint32]position{}, toldNews: map[*lane.Lane]map[uint32]uint64{}, toldAccuracy: map[*lane.Lane]map[uint32]toldAccuracy{}, up: map[*lane.Lane]uint64{}, fresh: map[*lane.Lane]*lane.Freshness{}, ahead: map[*lane.Lane]time.Duration{},
 		asks: make(chan struct{}, tokenizeAtOnce), pulls: map[*lane.Lane]chan *waypostv1.PrefixPull{}, began: time.Now(),
 	}
 }
@@ -74,7 +77,7 @@ func (h *lanes) LaneUp(l *lane.Lane) {
 		told[r.index] = position{epoch, seq}
 	}
 	h.mu.Lock()
-	h.told[l], h.toldAccuracy[l] = told, map[uint32]toldAccuracy{}
+	h.told[l], h.toldNews[l], h.toldAccuracy[l] = told, map[uint32]uint64{}, map[uint32]toldAccuracy{}
 	_, process := l.Coordinator()
 	h.up[l] = process
 	for _, r := range h.a.ranks() {
@@ -90,6 +93,7 @@ func (h *lanes) LaneUp(l *lane.Lane) {
 func (h *lanes) LaneDown(l *lane.Lane, cause error) {
 	h.mu.Lock()
 	delete(h.told, l)
+	delete(h.toldNews, l)
 	delete(h.toldAccuracy, l)
 	delete(h.fresh, l)
 	delete(h.up, l)
@@ -224,8 +228,49 @@ func noProgressAfter(p *waypostv1.PolicyPush) time.Duration {
 	return 0
 }
 
+// tellNews has coordinators hear at once of workers with news. The others wait
+// for the next period: a host where requests begin all the time does not tell of
+// each of its workers with every one.
+func (h *lanes) tellNews(ranks ...*rank) {
+	for _, r := range ranks {
+		r.news.Add(1)
+	}
+	h.a.dialer.KickNews()
+}
+
+// withNews are the workers that a LOAD for a lane is about: all, or those with
+// news that it has not heard. They count as heard, as what is built from here on
+// has the news in it.
+func (h *lanes) withNews(l *lane.Lane, all bool) []*rank {
+	ranks := h.a.ranks()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	heard := h.toldNews[l]
+	return slices.DeleteFunc(ranks, func(r *rank) bool {
+		news := r.news.Load()
+		if !all && news == heard[r.index] {
+			return true
+		}
+		if heard != nil { // else the lane is down
+			heard[r.index] = news
+		}
+		return false
+	})
+}
+
 // load builds a LOAD for one lane at the moment of writing.
-func (h *lanes) load(l *lane.Lane) *waypostv1.Load {
+func (h *lanes) load(l *lane.Lane) *waypostv1.Load { return h.loadOf(l, h.withNews(l, true)) }
+
+// loadNews is a LOAD of the workers with news; nil: there are none.
+func (h *lanes) loadNews(l *lane.Lane) *waypostv1.Load {
+	ranks := h.withNews(l, false)
+	if len(ranks) == 0 {
+		return nil
+	}
+	return h.loadOf(l, ranks)
+}
+
+func (h *lanes) loadOf(l *lane.Lane, ranks []*rank) *waypostv1.Load {
 	now := time.Now()
 	h.mu.Lock()
 	h.seq++
@@ -242,7 +287,7 @@ func (h *lanes) load(l *lane.Lane) *waypostv1.Load {
 	}
 	verdict := h.a.gpuVerdicts()
 	out.Shares = h.a.sharesLoad(verdict)
-	for _, r := range h.a.ranks() {
+	for _, r := range ranks {
 		rep := r.tellLoad(now)
 		cached := uint32(rep.cachedBlocks)
 		rep.load.Coverage = string(rep.coverage)

@@ -475,3 +475,39 @@ func TestLoadCarriesTheFramesOfAllWorkers(t *testing.T) {
 		}
 	}
 }
+
+// Between the LOADs of the period, a lane hears of those workers only that have
+// news which it has not heard.
+func TestLoadOfWorkersWithNews(t *testing.T) {
+	a := newAgent(t, newKey)
+	first, second := &lane.Lane{}, &lane.Lane{}
+	a.lanes.toldNews[first], a.lanes.toldNews[second] = map[uint32]uint64{}, map[uint32]uint64{}
+	for range 4 {
+		a.addRank()
+	}
+	told := func(load *waypostv1.Load) (out []uint32) {
+		for _, w := range load.GetWorkers() {
+			out = append(out, w.GetIndex())
+		}
+		return out
+	}
+	expect := func(what string, got *waypostv1.Load, want ...uint32) {
+		t.Helper()
+		if !slices.Equal(told(got), want) {
+			t.Errorf("%s: told of %v, want %v", what, told(got), want)
+		}
+	}
+	expect("nothing new", a.lanes.loadNews(first))
+	a.lanes.tellNews(a.rank(1), a.rank(3))
+	expect("two", a.lanes.loadNews(first), 1, 3)
+	expect("the same again", a.lanes.loadNews(first))
+	a.lanes.tellNews(a.rank(2))
+	expect("one more, to another lane", a.lanes.loadNews(second), 1, 2, 3)
+	expect("one more", a.lanes.loadNews(first), 2)
+	a.lanes.tellNews(a.rank(0))
+	expect("all", a.lanes.load(first), 0, 1, 2, 3)
+	expect("told with all", a.lanes.loadNews(first))
+	if a.lanes.loadNews(first) != nil {
+		t.Error("a LOAD of nobody")
+	}
+}

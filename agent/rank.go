@@ -6,6 +6,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"waypost/agent/blocktable"
@@ -38,6 +39,9 @@ type rank struct {
 	restoreAccuracy func(uint64) (accuracy.State, bool)
 	// restoreTransfers is what was kept of transfers to this worker.
 	restoreTransfers func() transferLog
+
+	// news counts what coordinators want to hear of at once.
+	news atomic.Uint64
 
 	mu  sync.Mutex
 	key prefix.ClusterKey

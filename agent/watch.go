@@ -31,9 +31,9 @@ type watched struct {
 	// selfTester tests it when it comes up; nil: it is not to be tested.
 	selfTester *selfTester
 	// changed tells that what the hello says has changed; dirty that a load
-	// report is worth sending at once.
+	// report of some ranks is worth sending at once.
 	changed func()
-	dirty   func()
+	dirty   func(...*rank)
 	// odd spaces the warnings of numbers that cannot be.
 	odd rarely
 
@@ -168,17 +168,18 @@ func (w *watched) Facts(f engine.Facts) {
 // Load implements engine.Sink.
 func (w *watched) Load(number int, l engine.Load) {
 	if r := w.rank(number); r != nil && r.setLoad(l) {
-		w.dirty()
+		w.dirty(r)
 	}
 }
 
 // Health implements engine.Sink.
 func (w *watched) Health(up bool, reason string) {
 	w.rank(0)
-	for _, r := range w.all() {
+	ranks := w.all()
+	for _, r := range ranks {
 		r.setHealth(up, reason)
 	}
-	w.dirty()
+	w.dirty(ranks...)
 }
 
 // Batch implements engine.Sink.
@@ -190,7 +191,7 @@ func (w *watched) Batch(number int, b engine.Batch) {
 	whole, due := r.apply(b)
 	w.tellStored(r)
 	if due {
-		w.dirty()
+		w.dirty(r)
 	}
 	if whole {
 		return
@@ -217,8 +218,8 @@ func (w *watched) Rebuilt(number int) {
 		w.log.Info("cache view rebuilt", "event", "view_resync", "engine", w.target.Name, "rank", number)
 		r.finishBeside()
 		r.tick(time.Now())
+		w.dirty(r)
 	}
-	w.dirty()
 }
 
 // Reset implements engine.Sink.
@@ -227,9 +228,9 @@ func (w *watched) Reset(number int, cause engine.ResetCause) {
 		w.log.Info("cache view reset", "event", "view_resync", "engine", w.target.Name, "rank", number, "cause", string(cause))
 		r.reset(cause)
 		r.tick(time.Now())
+		w.dirty(r)
 	}
 	w.changed()
-	w.dirty()
 }
 
 // Coverage implements engine.Sink.

@@ -17,9 +17,12 @@ type Recorder struct {
 	key              prefix.ClusterKey
 	blocks           summary.Blocks
 	keyers           map[prefix.Domain]*prefix.Keyer
-	stores           []Store
-	points           []Point // of all stores, one after the other
-	last             uint32  // the block recorded last
+	// domain and keyer are those of the block before, which most blocks share.
+	domain prefix.Domain
+	keyer  *prefix.Keyer
+	stores []Store
+	points []Point // of all stores, one after the other
+	last   uint32  // the block recorded last
 }
 
 // NewRecorder records what a table tells and passes it on to next.
@@ -48,7 +51,7 @@ func (r *tierRecorder) TierChanged(id uint32, tier summary.Tier) { r.next.TierCh
 // Attached implements summary.Listener.
 func (r *Recorder) Attached(b summary.Block) {
 	r.Listener.Attached(b)
-	keyer := r.keyer(b.Domain)
+	keyer := r.keyerOf(b.Domain)
 	if b.Parent == 0 || b.Parent != r.last || len(r.stores) == 0 {
 		s := Store{}
 		if b.Parent != 0 {
@@ -69,8 +72,11 @@ func (r *Recorder) Cleared() {
 	r.Take()
 }
 
-func (r *Recorder) keyer(domain uint16) *prefix.Keyer {
+func (r *Recorder) keyerOf(domain uint16) *prefix.Keyer {
 	d := r.blocks.DomainOf(domain)
+	if r.keyer != nil && d == r.domain {
+		return r.keyer
+	}
 	k := r.keyers[d]
 	if k == nil {
 		if len(r.keyers) >= maxKeyers {
@@ -79,6 +85,7 @@ func (r *Recorder) keyer(domain uint16) *prefix.Keyer {
 		k = prefix.NewKeyer(r.key, d)
 		r.keyers[d] = k
 	}
+	r.domain, r.keyer = d, k
 	return k
 }
 

@@ -46,6 +46,7 @@ type Lane struct {
 	track *tracker
 	out   *outbox[*waypostv1.ConnectRequest]
 	kicks chan struct{}
+	news  chan struct{}
 	wake  chan struct{}
 	// helloSent is the number of changes that the last hello sent was built
 	// after. Of the goroutine that sends.
@@ -62,7 +63,7 @@ func newLane(d *Dialer, address string, session uint64) *Lane {
 	return &Lane{
 		d: d, address: address, session: session,
 		track: newTracker(), out: newOutbox[*waypostv1.ConnectRequest](),
-		kicks: make(chan struct{}, 1), wake: make(chan struct{}, 1),
+		kicks: make(chan struct{}, 1), news: make(chan struct{}, 1), wake: make(chan struct{}, 1),
 		ending: make(chan struct{}), done: make(chan struct{}),
 	}
 }
@@ -86,6 +87,9 @@ func (l *Lane) Done() <-chan struct{} { return l.done }
 
 // Kick asks for a LOAD at once.
 func (l *Lane) Kick() { signal(l.kicks) }
+
+// KickNews asks at once for a LOAD of the workers with news.
+func (l *Lane) KickNews() { signal(l.news) }
 
 // Send queues a frame other than hello and LOAD. The frame must not be changed
 // afterwards. It returns ErrQueueFull, ErrTooBig or ErrLaneDown.
@@ -312,6 +316,11 @@ func (l *Lane) write(ctx context.Context, stream requestStream) error {
 			pace.kick()
 		default:
 		}
+		select {
+		case <-l.news:
+			pace.kickNews()
+		default:
+		}
 		if l.helloSent != l.d.helloChanges.Load() {
 			hello := l.buildHello()
 			hello.GetHello().OpenSessions = l.d.openBefore(l.session)
@@ -323,8 +332,14 @@ func (l *Lane) write(ctx context.Context, stream requestStream) error {
 		wait := time.Until(pace.due())
 		slotFree := !l.track.loadPending()
 		if wait <= 0 && slotFree {
-			pace.sent(time.Now())
-			if load := l.d.opts.Load(l); load != nil {
+			now := time.Now()
+			build := l.d.opts.Load
+			all := pace.tellsAll(now)
+			if !all && l.d.opts.News != nil {
+				build = l.d.opts.News
+			}
+			pace.sent(now, all || l.d.opts.News == nil)
+			if load := build(l); load != nil {
 				if err := l.send(stream, &waypostv1.ConnectRequest{Frame: &waypostv1.ConnectRequest_Load{Load: load}}); err != nil {
 					return plain(err)
 				}
@@ -345,6 +360,8 @@ func (l *Lane) write(ctx context.Context, stream requestStream) error {
 		case <-due:
 		case <-l.kicks:
 			pace.kick()
+		case <-l.news:
+			pace.kickNews()
 		case <-l.wake:
 		case <-l.out.ready:
 		case <-l.track.freed:

@@ -65,7 +65,10 @@ type DialerOptions struct {
 	Hello func() *waypostv1.AgentHello
 	// Load builds a new LOAD for a lane at the moment of writing. Nil: nothing
 	// is known yet, ask again in a period.
-	Load    func(*Lane) *waypostv1.Load
+	Load func(*Lane) *waypostv1.Load
+	// News builds a LOAD of those workers only of which the lane has not heard
+	// the news; nil, the result: there are none. Nil, the function: Load.
+	News    func(*Lane) *waypostv1.Load
 	Handler AgentHandler
 	// TLS is the client configuration; it must demand the coordinator role. Nil
 	// dials in clear, to loopback addresses only.
@@ -272,6 +275,14 @@ func (d *Dialer) Close() {
 func (d *Dialer) Kick() {
 	for _, l := range d.Lanes() {
 		l.Kick()
+	}
+}
+
+// KickNews asks for a LOAD of the workers with news on every lane at once, at
+// most one per 20 ms.
+func (d *Dialer) KickNews() {
+	for _, l := range d.Lanes() {
+		l.KickNews()
 	}
 }
 

@@ -96,6 +96,48 @@ func TestKickSendsAtOnceButNotMoreThanOncePer20ms(t *testing.T) {
 	})
 }
 
+// News of some workers goes out at once, no more often than any LOAD, and leaves
+// the period of the LOADs that tell of all as it is.
+func TestNewsBetweenLoads(t *testing.T) {
+	var news atomic.Int64
+	paced(t, someLoad, func(l *Lane, s *fakeStream) {
+		whole := func() int64 { return s.loads.Load() - news.Load() }
+		l.d.opts.News = func(*Lane) *waypostv1.Load { news.Add(1); return &waypostv1.Load{} }
+		synctest.Wait()
+		for range 2000 { // news every ms for two seconds
+			l.KickNews()
+			time.Sleep(time.Millisecond)
+		}
+		if n := whole(); n < 10 || n > 11 {
+			t.Errorf("%d LOADs of all workers in two seconds of news, want one each 200 ms", n)
+		}
+		if n := s.loads.Load(); n < 90 || n > 101 {
+			t.Errorf("%d LOADs in two seconds of news, want one each 20 ms", n)
+		}
+		time.Sleep(time.Second)
+		before, told := whole(), news.Load()
+		time.Sleep(time.Second)
+		if n := whole() - before; n != 5 || news.Load() != told {
+			t.Errorf("%d LOADs of all workers and %d of news in a second without any", n, news.Load()-told)
+		}
+		l.KickNews()
+		l.Kick()
+		synctest.Wait()
+		if n := whole() - before; n != 6 || news.Load() != told {
+			t.Errorf("a kick beside news: %d LOADs of all workers, %d of news", n-5, news.Load()-told)
+		}
+		// Nothing that was left out is told later, and nothing twice.
+		l.d.opts.News = func(*Lane) *waypostv1.Load { news.Add(1); return nil }
+		sent := s.loads.Load()
+		time.Sleep(50 * time.Millisecond)
+		l.KickNews()
+		synctest.Wait()
+		if s.loads.Load() != sent || news.Load() != told+1 {
+			t.Errorf("%d LOADs sent where there was no news, asked %d times", s.loads.Load()-sent, news.Load()-told)
+		}
+	})
+}
+
 func TestLoadIsNeverQueued(t *testing.T) {
 	var built atomic.Int64
 	load := func(*Lane) *waypostv1.Load { built.Add(1); return &waypostv1.Load{LoadSeq: new(uint64(built.Load()))} }

@@ -10,5 +10,6 @@
 // which cost an agent a fifth of its processor time. Calls made by a [Conn] are
 // raw, so that the monitor sleeps on.
 //
-// Elsewhere than on Linux connections stay as they are.
+// Elsewhere than on Linux, and under the race detector, connections stay as they
+// are.
 package nonblock

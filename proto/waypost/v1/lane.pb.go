@@ -1446,7 +1446,7 @@ type Load struct {
 	AgentProcess *uint64 `protobuf:"fixed64,1,opt,name=agent_process,json=agentProcess" json:"agent_process,omitempty"`
 	// Number of this report within the agent's life.
 	LoadSeq *uint64 `protobuf:"fixed64,2,opt,name=load_seq,json=loadSeq" json:"load_seq,omitempty"`
-	// Workers.
+	// Workers; one that is left out is as the last report told.
 	Workers []*WorkerLoad `protobuf:"bytes,3,rep,name=workers" json:"workers,omitempty"`
 	// Cordons obeyed, by selector.
 	Cordons []string `protobuf:"bytes,4,rep,name=cordons" json:"cordons,omitempty"`
