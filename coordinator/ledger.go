@@ -50,18 +50,23 @@ func (h *lanes) ship(f *fleet.HostFrames) {
 	if !open {
 		return
 	}
-	send := func(m *waypostv1.ConnectResponse) {
-		if err := s.Send(m); err != nil && !errors.Is(err, lane.ErrLaneDown) {
+	send := func(m *waypostv1.ConnectResponse) (sent bool) {
+		err := s.Send(m)
+		if err != nil && !errors.Is(err, lane.ErrLaneDown) {
 			h.c.metrics.framesUnsent.Inc()
 			h.c.log.Debug("frame of claims or marks not sent", "host", f.Host, "error", err)
 		}
+		return err == nil
 	}
 	for i := range f.Claims {
 		if slices.ContainsFunc(f.Claims[i].Offers, func(o ledger.Offer) bool { return len(o.Points) > 0 }) {
 			f.Claims[i].PointsKeyID = h.c.prefixKey.ID()
 		}
 		for _, frame := range lane.ClaimFramesOf(f.Claims[i].Index, &f.Claims[i].ClaimFrame) {
-			send(&waypostv1.ConnectResponse{Frame: &waypostv1.ConnectResponse_Claims{Claims: frame}})
+			if !send(&waypostv1.ConnectResponse{Frame: &waypostv1.ConnectResponse_Claims{Claims: frame}}) {
+				h.c.fleet.Unsent(f.Host, f.Lane, &f.Claims[i])
+				break
+			}
 		}
 	}
 	for i := range f.Marks {

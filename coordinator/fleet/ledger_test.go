@@ -66,6 +66,47 @@ func (r *rig) expectFrame(ms float64, want string) {
 	}
 }
 
+// More claims than a frame takes make more frames, and what comes after them is
+// offered as well.
+func TestOffersBeyondOneFrame(t *testing.T) {
+	r := newRig(t, 1)
+	const many = ledger.MaxOffers + 10
+	for i := range many {
+		r.claim(100, fmt.Sprint("r", i), worker0, 10)
+	}
+	r.load(110, "gpu-00", echoing(0))
+	claims, _, _ := r.frames(111)
+	if len(claims) != 2 || len(claims[0].Offers) != ledger.MaxOffers || claims[1].Prev != ledger.MaxOffers || len(claims[1].Offers) != 10 {
+		t.Fatalf("%d frames", len(claims))
+	}
+	r.claim(120, "next", worker0, 10)
+	r.expectFrame(121, fmt.Sprintf("prev %d: %d", many, many+1))
+}
+
+// What did not get onto the lane goes with the next, without a gap.
+func TestUnsentClaimsGoWithTheNext(t *testing.T) {
+	r := newRig(t, 1)
+	r.load(50, "gpu-00", echoing(0))
+	r.frames(51)
+	unsent := func(ms float64, want string) WorkerClaims {
+		t.Helper()
+		out := r.f.TakeOutgoing(at(ms))
+		if len(out.Hosts) != 1 || seqs(out.Hosts[0].Claims[0].ClaimFrame) != want {
+			t.Fatalf("at %v: %+v, want %q", ms, out.Hosts, want)
+		}
+		return out.Hosts[0].Claims[0]
+	}
+	r.claim(100, "a", worker0, 10)
+	first := unsent(101, "prev 0: 1")
+	r.f.Unsent("gpu-00", r.lanes["gpu-00"], &first)
+	r.claim(102, "b", worker0, 10)
+	second := unsent(103, "prev 0: 1 2")
+	r.f.Unsent("gpu-00", r.lanes["gpu-00"], &second)
+	r.expectFrame(104, "prev 0: 1 2") // of itself, too
+	r.f.Unsent("gpu-00", r.lanes["gpu-00"]+1, &second)
+	r.expectFrame(105, "") // another lane's word changes nothing
+}
+
 // What is offered on a lane, and when it is offered again.
 func TestOffers(t *testing.T) {
 	r := newRig(t, 1)

@@ -176,7 +176,7 @@ func (f *Fleet) TakeOutgoing(now time.Time) Outgoing {
 	for _, w := range f.outbox {
 		w.offer.queued = false
 		claims, marks := f.offer(w, nowMs), w.takeMarks(f.options.Process, nowMs)
-		if len(claims.Offers) == 0 && len(marks.Marks) == 0 && len(marks.Learnt) == 0 {
+		if len(claims) == 0 && len(marks.Marks) == 0 && len(marks.Learnt) == 0 {
 			continue
 		}
 		i, known := at[w.host]
@@ -185,8 +185,8 @@ func (f *Fleet) TakeOutgoing(now time.Time) Outgoing {
 			at[w.host] = i
 			out.Hosts = append(out.Hosts, HostFrames{Host: w.host.name, Lane: w.host.lane})
 		}
-		if len(claims.Offers) > 0 {
-			out.Hosts[i].Claims = append(out.Hosts[i].Claims, WorkerClaims{w.facts.Index, claims})
+		for _, frame := range claims {
+			out.Hosts[i].Claims = append(out.Hosts[i].Claims, WorkerClaims{w.facts.Index, frame})
 		}
 		if len(marks.Marks) > 0 || len(marks.Learnt) > 0 {
 			out.Hosts[i].Marks = append(out.Hosts[i].Marks, WorkerMarks{w.facts.Index, marks})
@@ -213,26 +213,42 @@ func (p *part) offer(nowMs float64) ledger.Offer {
 	return o
 }
 
-// offer is the frame of claims that are due, and notes them as offered. What
+// offer are the frames of claims that are due, and notes them as offered. What
 // ended meanwhile is given up: the agent passes over it.
-func (f *Fleet) offer(w *worker, nowMs float64) ledger.ClaimFrame {
+func (f *Fleet) offer(w *worker, nowMs float64) (frames []ledger.ClaimFrame) {
 	o := &w.offer
-	frame := ledger.ClaimFrame{Coordinator: f.options.Process, Agent: o.agent, Prev: o.seq}
 	if w.host.lane == 0 || o.lane != w.host.lane || !w.listed {
-		return frame
+		return nil
 	}
 	for _, p := range w.open {
-		if p.c == nil || p.echoed || p.Seq <= frame.Prev || nowMs-p.MadeMs > offerableMs {
+		if p.c == nil || p.echoed || p.Seq <= o.seq || nowMs-p.MadeMs > offerableMs {
 			continue
 		}
-		if len(frame.Offers) >= ledger.MaxOffers {
-			f.enqueue(w)
-			break
+		last := len(frames) - 1
+		if last < 0 || len(frames[last].Offers) >= ledger.MaxOffers {
+			frames = append(frames, ledger.ClaimFrame{Coordinator: f.options.Process, Agent: o.agent, Prev: o.seq})
+			last++
 		}
-		frame.Offers = append(frame.Offers, p.offer(nowMs))
+		frames[last].Offers = append(frames[last].Offers, p.offer(nowMs))
 		o.seq, p.offeredMs = p.Seq, nowMs
 	}
-	return frame
+	return frames
+}
+
+// Unsent tells that a frame of claims did not get onto its lane: they are offered
+// again with the next ones, of which the agent would else take none before it has
+// missed the former ones for a while.
+func (f *Fleet) Unsent(host string, lane Lane, c *WorkerClaims) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	h := f.hosts[host]
+	if h == nil || h.lane != lane || lane == 0 {
+		return
+	}
+	if w := h.byIndex[c.Index]; w != nil && w.offer.lane == lane && w.offer.agent == c.Agent && c.Prev < w.offer.seq {
+		w.offer.seq = c.Prev
+		f.enqueue(w)
+	}
 }
 
 // takeMarks is the frame of marks that wait.

@@ -65,6 +65,7 @@ var causes = []cause{
 		for i := range n {
 			a := ask{tokens: tokens(uint32(100+i), causePrompt)}
 			r.serve(0, a)
+			r.fresh(WorkerName(0, 0))
 			ids = append(ids, r.ask(a))
 		}
 		return ids

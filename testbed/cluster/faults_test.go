@@ -97,7 +97,7 @@ func TestLostEvents(t *testing.T) {
 			r.serve(0, ask{tokens: tokens(30, 100), output: 1})
 			r.noCredit(w, a)
 			r.eventually("the view does not come back", func() string { return notLive(r.worker(0, w)) })
-			r.fresh()
+			r.fresh(w)
 			if s := r.serve(0, a); s.expected > s.actual {
 				t.Errorf("expected %d tokens, the engine reused %d", s.expected, s.actual)
 			}
