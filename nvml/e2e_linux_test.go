@@ -528,7 +528,7 @@ func running(pid int) bool {
 // The plain build has the command, no cgo and no binding, and says so.
 func TestPlainBuild(t *testing.T) {
 	if _, err := exec.LookPath("go"); err != nil {
-		t.Skip(err)
+		t.Skipf("needs the go command: %v", err)
 	}
 	plain := filepath.Join(t.TempDir(), "child")
 	build := exec.Command("go", "build", "-o", plain, "./testdata/child")

@@ -110,25 +110,13 @@ func TestHelpersAreJoined(t *testing.T) {
 				}
 			}
 			tb.finish()
-			s := New(Options{Proc: tb})
-			for range 3 { // the same in each scan
-				r, err := s.Scan()
-				if err != nil {
-					t.Fatal(err)
+			sameInEachScan(t, New(Options{Proc: tb}), c.want, func(e *Engine) string {
+				text := fmt.Sprintf("%s pid=%d %s helpers=%v", e.Kind, e.PID, e.Place, e.Helpers)
+				if g := e.Group; g != nil {
+					text += fmt.Sprintf(" group=%s node %d of %d front=%v", g.Meeting, g.Node, g.Nodes, g.Front)
 				}
-				var got []string
-				for i := range r.Engines {
-					e := &r.Engines[i]
-					text := fmt.Sprintf("%s pid=%d %s helpers=%v", e.Kind, e.PID, e.Place, e.Helpers)
-					if g := e.Group; g != nil {
-						text += fmt.Sprintf(" group=%s node %d of %d front=%v", g.Meeting, g.Node, g.Nodes, g.Front)
-					}
-					got = append(got, text)
-				}
-				if diff := cmp.Diff(c.want, got); diff != "" {
-					t.Fatal(diff)
-				}
-			}
+				return text
+			})
 		})
 	}
 	if helperOf(strings.Fields("python3 -m tensorrt_llm.commands.serve m")) != nil || helperOf(nil) != nil {
@@ -206,28 +194,34 @@ func TestRayOverHosts(t *testing.T) {
 				tb.add(p)
 			}
 			tb.finish()
-			s := New(Options{Proc: tb})
-			for range 3 { // the same in each scan
-				r, err := s.Scan()
-				if err != nil {
-					t.Fatal(err)
-				}
-				var got []string
-				for i := range r.Engines {
-					e := &r.Engines[i]
-					text := fmt.Sprintf("pid=%d %s helpers=%v", e.PID, e.Place, e.Helpers)
-					if g := e.Group; g != nil {
-						text += fmt.Sprintf(" at %s front=%v", g.Meeting, g.Front)
-						if !g.Uncounted || g.Part() != "ray workers" {
-							t.Errorf("%+v", g)
-						}
+			sameInEachScan(t, New(Options{Proc: tb}), c.want, func(e *Engine) string {
+				text := fmt.Sprintf("pid=%d %s helpers=%v", e.PID, e.Place, e.Helpers)
+				if g := e.Group; g != nil {
+					text += fmt.Sprintf(" at %s front=%v", g.Meeting, g.Front)
+					if !g.Uncounted || g.Part() != "ray workers" {
+						t.Errorf("%+v", g)
 					}
-					got = append(got, text)
 				}
-				if diff := cmp.Diff(c.want, got); diff != "" {
-					t.Fatal(diff)
-				}
-			}
+				return text
+			})
 		})
+	}
+}
+
+// sameInEachScan scans a few times and compares the engines found, as shown.
+func sameInEachScan(t *testing.T, s *Scanner, want []string, show func(*Engine) string) {
+	t.Helper()
+	for scan := range 3 {
+		r, err := s.Scan()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for i := range r.Engines {
+			got = append(got, show(&r.Engines[i]))
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Fatalf("scan %d: %s", scan, diff)
+		}
 	}
 }

@@ -65,28 +65,17 @@ func TestPublishedPorts(t *testing.T) {
 	tb.add(fake{pid: 97, args: "docker-proxy -proto tcp -host-ip x -host-port 1 -container-ip 172.17.0.4 -container-port 8000"})
 	tb.finish()
 	s := New(Options{Proc: tb})
-	for scan := range 2 { // forwarders are no engines, and still known in the next scan
-		r, err := s.Scan()
-		if err != nil {
-			t.Fatal(err)
-		}
-		var got []string
-		for i := range r.Engines {
-			e := &r.Engines[i]
-			at, ok := e.Published()
-			live, replay, missing := e.PublishedEvents()
-			got = append(got, fmt.Sprint(e.PID, " ", e.Place, " ", ok, " ", at, " ", live, " ", replay, " ", missing))
-		}
-		want := []string{
-			"7713 elsewhere true 127.0.0.1:18000 tcp://127.0.0.1:15557 tcp://127.0.0.1:15657 []",
-			"7800 elsewhere true 10.0.0.5:18001   [5557 5657]",
-			"7900 elsewhere false invalid AddrPort   []", // nobody publishes it
-			"7950 elsewhere false invalid AddrPort   []", // its addresses cannot be read
-		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("scan %d: %s", scan, diff)
-		}
-	}
+	// Forwarders are no engines, and still known in the next scan.
+	sameInEachScan(t, s, []string{
+		"7713 elsewhere true 127.0.0.1:18000 tcp://127.0.0.1:15557 tcp://127.0.0.1:15657 []",
+		"7800 elsewhere true 10.0.0.5:18001   [5557 5657]",
+		"7900 elsewhere false invalid AddrPort   []", // nobody publishes it
+		"7950 elsewhere false invalid AddrPort   []", // its addresses cannot be read
+	}, func(e *Engine) string {
+		at, ok := e.Published()
+		live, replay, missing := e.PublishedEvents()
+		return fmt.Sprint(e.PID, " ", e.Place, " ", ok, " ", at, " ", live, " ", replay, " ", missing)
+	})
 	for name := range tb.MapFS {
 		if slices.Contains([]string{"91/cmdline", "90/cmdline"}, name) {
 			delete(tb.MapFS, name)

@@ -80,27 +80,36 @@ const (
 	shareLine = "/usr/local/bin/vllm serve Llama-3.1-8B --headless --nnodes 2 --node-rank 1 --master-addr 10.99.0.1"
 )
 
-func startGroup(t *testing.T, change func(i int, cfg *agent.Config)) *groupRig {
+// newGroupRig is three hosts whose agents, which are not started, look for engines
+// in process tables, empty so far. The second carries a part of an engine, and
+// serves nothing.
+func newGroupRig(t *testing.T, change func(i int, cfg *agent.Config)) (*groupRig, []*procTable) {
 	t.Helper()
 	g := &groupRig{second: &procTable{}}
 	tables := []*procTable{{}, g.second, {}}
 	for _, p := range tables {
 		p.set(nil)
 	}
-	g.second.set(map[int][2]string{sharePID: {shareLine, ""}})
 	g.rig = start(t, 3, 1, emulator.Options{BlockTokens: 16}, func(o *Options) {
 		o.LateAgents = true
 		o.Proc = func(i int) fs.FS { return tables[i] }
 		o.ChangeAgent = func(i int, cfg *agent.Config) {
 			cfg.Discover = agent.DiscoverConfig{Enabled: true, Every: daemon.Duration(time.Second)}
 			if i == 1 {
-				cfg.Engines = nil // it carries a share, and serves nothing
+				cfg.Engines = nil
 			}
 			if change != nil {
 				change(i, cfg)
 			}
 		}
 	})
+	return g, tables
+}
+
+func startGroup(t *testing.T, change func(i int, cfg *agent.Config)) *groupRig {
+	t.Helper()
+	g, tables := newGroupRig(t, change)
+	g.second.set(map[int][2]string{sharePID: {shareLine, ""}})
 	address := strings.TrimPrefix(g.Engines[0].URL(), "http://")
 	_, port, _ := strings.Cut(address, ":")
 	tables[0].set(map[int][2]string{4100: {"/usr/local/bin/vllm serve Llama-3.1-8B --nnodes 2 --master-addr 10.99.0.1 --port " + port, address}})
@@ -217,8 +226,7 @@ func TestEngineOverRayOnTwoHosts(t *testing.T) {
 		worker   = "ray::RayWorkerWrapper.execute_method"
 		rayletID = 4000
 	)
-	g := &groupRig{second: &procTable{}}
-	tables := []*procTable{{}, g.second, {}}
+	g, tables := newGroupRig(t, nil)
 	workers := func(p *procTable, on bool) {
 		procs := map[int][2]string{rayletID: {raylet, ""}}
 		if on {
@@ -230,18 +238,6 @@ func TestEngineOverRayOnTwoHosts(t *testing.T) {
 		}
 	}
 	workers(g.second, true)
-	tables[0].set(nil)
-	tables[2].set(nil)
-	g.rig = start(t, 3, 1, emulator.Options{BlockTokens: 16}, func(o *Options) {
-		o.LateAgents = true
-		o.Proc = func(i int) fs.FS { return tables[i] }
-		o.ChangeAgent = func(i int, cfg *agent.Config) {
-			cfg.Discover = agent.DiscoverConfig{Enabled: true, Every: daemon.Duration(time.Second)}
-			if i == 1 {
-				cfg.Engines = nil // it carries workers, and serves nothing
-			}
-		}
-	})
 	serve := func(i int) {
 		address := strings.TrimPrefix(g.Engines[i].URL(), "http://")
 		_, port, _ := strings.Cut(address, ":")
