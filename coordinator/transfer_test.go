@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/proto"
 
 	"waypost/coordinator/fleet"
 	"waypost/coordinator/placement"
@@ -76,6 +77,8 @@ func TestTransferPatches(t *testing.T) {
 	}{
 		{"nothing", placement.Terms{Partner: -1}, nil, map[string]any{}, map[string]any{}},
 		{"a pull", placement.Terms{Partner: -1, Pull: pull}, nil, params(map[string]any{"remote_kv_source": source}), map[string]any{}},
+		{"a spare source", placement.Terms{Partner: -1, Pull: placement.Pull{Note: placement.PullSpare}}, nil, params(map[string]any{"remote_kv_source": source}), map[string]any{}},
+		{"none asked for", placement.Terms{Partner: -1, Pull: placement.Pull{Note: placement.PullDearer}}, nil, map[string]any{}, map[string]any{}},
 		{"a pair", placement.Terms{}, nil, params(map[string]any{"remote_prefiller": prefiller}), params(map[string]any{"remote_decoder": decoder})},
 		{
 			"a pair that pulls",
@@ -110,6 +113,31 @@ func TestTransferPatches(t *testing.T) {
 	decode.Role = placement.RoleDecode
 	if tr.Path(0, from, whole, registry.StayInNone).Never || !tr.Path(0, prefill, whole, registry.StayInNone).Never || tr.Path(0, prefill, decode, registry.StayInNone).Never {
 		t.Error("who may read from whom")
+	}
+}
+
+// The answer and the record say in the same words what is pulled, and whether only
+// if the worker's own are gone.
+func TestPullPlan(t *testing.T) {
+	from := workerNamed(2, "gpu-02/v/0")
+	sit := placement.Situation{Sources: []placement.Source{{Worker: from}}}
+	for note, want := range map[placement.PullNote]*waypostv1.PullPlan{
+		placement.PullDearer: nil,
+		placement.PullTaken:  {Tokens: new(uint32(4080)), TransferMs: new(50.)},
+		placement.PullSpare:  {Tokens: new(uint32(4080)), TransferMs: new(50.), OnlyIfGone: new(true)},
+	} {
+		var p waypostv1.Placement
+		recordedWay(&p, &placement.Candidate{Worker: from}, &placement.Terms{Partner: -1, Pull: placement.Pull{Note: note, Tokens: 4080, TransferMs: 50}}, sit)
+		got := p.GetPull()
+		if got != nil {
+			if got.GetSource().GetName() != from.Name {
+				t.Errorf("%s: from %v", note, got.GetSource())
+			}
+			got.Source = nil
+		}
+		if !proto.Equal(got, want) {
+			t.Errorf("%s: %v, want %v", note, got, want)
+		}
 	}
 }
 

@@ -23,6 +23,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"waypost/coordinator/api"
+	rule "waypost/coordinator/placement"
 	waypostv1 "waypost/proto/waypost/v1"
 )
 
@@ -210,6 +211,14 @@ func (f fleet) GetPlacement(_ context.Context, r *waypostv1.GetPlacementRequest)
 		return &waypostv1.GetPlacementResponse{Record: load(f, "record-refused", &waypostv1.PlacementRecord{})}, nil
 	case "pl_c1_moved":
 		return &waypostv1.GetPlacementResponse{Record: load(f, "record-moved", &waypostv1.PlacementRecord{})}, nil
+	case "pl_c1_spare":
+		rec := load(f, "record", &waypostv1.PlacementRecord{})
+		rec.GetPlacement().Pull = &waypostv1.PullPlan{
+			Source: &waypostv1.WorkerRef{Name: proto.String("gpu-02/vllm-8000/0")}, Tokens: proto.Uint32(8176), TransferMs: proto.Float64(94), OnlyIfGone: proto.Bool(true),
+		}
+		chosen := rec.GetPlacement().GetTerms()[0]
+		chosen.PullMs, chosen.PullNote = proto.Float64(73), proto.String(rule.PullSpare.String())
+		return &waypostv1.GetPlacementResponse{Record: rec}, nil
 	}
 	return &waypostv1.GetPlacementResponse{Record: load(f, "record", &waypostv1.PlacementRecord{})}, nil
 }

@@ -35,17 +35,17 @@ func (h *HostTier) readMs(tokens int) float64 {
 }
 
 // load adds what reading back takes of that part of the reused tokens which is in
-// host memory: at most what it saves, for a match must not make a worker worse than
-// none, and all of that, as doubt, where the time is unknown. own is the offer
-// behind all that is reused. It gives the load time and the doubt.
+// host memory: at most the computing it saves, for a match must not make a worker
+// worse than none or a shorter one, and all of that, as doubt, where the time is
+// unknown. own is the offer behind all that is reused. It gives the load time and
+// the doubt.
 func (p *pricer) load(c *Candidate, t *Terms, own offer) (loadMs, doubtMs float64) {
 	inGPU := reusableTokens(max(c.MatchedTokens-max(c.LowerTokens, 0), 0), p.promptTokens, c.BlockTokens)
 	t.HostTokens = t.ReuseTokens - min(inGPU, t.ReuseTokens)
 	if t.HostTokens == 0 {
 		return 0, 0
 	}
-	without := p.offer(c.Worker, inGPU)
-	saved := max(without.startMs+without.computeMs-own.startMs-own.computeMs, 0)
+	saved := max(c.Worker.Steps.PrefillMs(inGPU, p.promptTokens-inGPU)-own.computeMs, 0)
 	t.LoadMs = min(c.Host.readMs(t.HostTokens), saved)
 	if math.IsNaN(t.LoadMs) {
 		return 0, saved
