@@ -1,0 +1,41 @@
+package agent
+
+import (
+	"bytes"
+	"log/slog"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"waypost/agent/engine"
+)
+
+// Numbers that cannot be are warned of at first and then once in a while, however
+// many an engine tells; all of them are counted.
+func TestWarningsOfOddNumbersAreSpaced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log bytes.Buffer
+		r := newTestedEngine().r
+		w := &watched{log: slog.New(slog.NewTextHandler(&log, nil)), newRank: func(string, int) *rank { return r }}
+		warned := func() int { return strings.Count(log.String(), "numbers that cannot be") }
+		for i, want := range []int{1, 1, 2, 3} {
+			for range 3 {
+				for _, what := range []string{engine.CountMetricFaults, engine.CountFactFaults, engine.CountSlotFaults} {
+					w.Counted(0, what, 1)
+				}
+			}
+			if got := warned(); got != want {
+				t.Errorf("%d warnings at the time %d, want %d", got, i, want)
+			}
+			if i == 0 {
+				time.Sleep(oddEvery - time.Second)
+			} else {
+				time.Sleep(oddEvery)
+			}
+		}
+		if n := r.faults[engine.CountMetricFaults]; n != 12 {
+			t.Errorf("%d faults are counted, want 12", n)
+		}
+	})
+}
