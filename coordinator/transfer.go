@@ -132,7 +132,7 @@ func hostTierOf(w *waypostv1.WorkerFacts) *placement.HostTier {
 	if h == nil {
 		return nil
 	}
-	out := &placement.HostTier{BytesPerToken: h.GetKvBytesPerToken(), BytesPerMs: h.GetLinkBytesPerSec() / bytesPerMsSec}
+	out := &placement.HostTier{BytesPerToken: h.GetKvBytesPerToken(), BytesPerMs: h.GetLinkBytesPerSec() / bytesPerMsSec, Link: h.GetLink()}
 	if h.GetLinkSource() == placement.FigureDeclared.String() {
 		out.Figure = placement.FigureDeclared
 	}
@@ -145,6 +145,9 @@ func hostTierProto(h *placement.HostTier) *waypostv1.HostTierFacts {
 		return nil
 	}
 	out := &waypostv1.HostTierFacts{LinkSource: proto.String(h.Figure.String())}
+	if h.Link != "" {
+		out.Link = &h.Link
+	}
 	if h.BytesPerToken > 0 {
 		out.KvBytesPerToken = &h.BytesPerToken
 	}

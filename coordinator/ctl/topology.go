@@ -245,7 +245,11 @@ func hostTierText(h *waypostv1.HostTierFacts) string {
 	if h.KvBytesPerToken != nil {
 		perToken = size(h.KvBytesPerToken)
 	}
-	return fmt.Sprintf("reused, %s per token at %s (%s)", perToken, rate(h.LinkBytesPerSec), orUnknown(h.GetLinkSource()))
+	source := orUnknown(h.GetLinkSource())
+	if h.GetLink() != "" {
+		source += "; " + h.GetLink() + " by NVML"
+	}
+	return fmt.Sprintf("reused, %s per token at %s (%s)", perToken, rate(h.LinkBytesPerSec), source)
 }
 
 func orUnknown(s string) string {
