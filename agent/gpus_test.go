@@ -167,7 +167,7 @@ func TestHostLinkIsOfTheEnginesOwnGPUs(t *testing.T) {
 	a, gpus := twoEngines(t)
 	told := func(w *watched) *waypostv1.HostTierFacts {
 		f := engine.Facts{Capabilities: engine.ReadsHostTier}
-		return hostTierOf(w.config, &f, a.truth.linkOf(w.target.Name))
+		return hostTierOf(w.config, &f, a.truth.linkOf(w.target.Name), false)
 	}
 	first, second := a.watching()[0], a.watching()[1]
 	if h := told(first); h.Link != nil {

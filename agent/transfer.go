@@ -54,12 +54,17 @@ const (
 )
 
 // hostTierOf is what it takes an engine to read saved KV back from host memory; nil:
-// it does not. A link that is known to carry less than what is assumed bounds it.
-func hostTierOf(e *EngineConfig, f *engine.Facts, link *nvml.PCIeLink) *waypostv1.HostTierFacts {
+// it does not. A link that is known to carry less than what is assumed bounds it. An
+// engine with windows does not tell which of their blocks are in host memory, so
+// that nothing there is counted.
+func hostTierOf(e *EngineConfig, f *engine.Facts, link *nvml.PCIeLink, windowed bool) *waypostv1.HostTierFacts {
 	if !f.Capabilities.Has(engine.ReadsHostTier) {
 		return nil
 	}
 	out := &waypostv1.HostTierFacts{LinkBytesPerSec: proto.Float64(assumedHostRate), LinkSource: proto.String("assumed")}
+	if windowed {
+		out.Uncounted = proto.String("hybrid model: the engine does not tell which blocks of its windows are there")
+	}
 	if link != nil {
 		out.Link = proto.String(link.String())
 		if usable := link.BytesPerSec() * usableLinkShare; usable > 0 && usable < assumedHostRate {

@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"waypost/agent/blocktable"
 	"waypost/agent/engine"
 )
 
@@ -38,4 +39,25 @@ func TestWarningsOfOddNumbersAreSpaced(t *testing.T) {
 			t.Errorf("%d faults are counted, want 12", n)
 		}
 	})
+}
+
+// That an engine's cache has windows is known from its events only: the hello is
+// sent anew when it turns out, once.
+func TestWindowsAreTold(t *testing.T) {
+	r := newTestedEngine().r
+	r.remodelled()
+	store := func(group int32, spec blocktable.Spec, window int32) {
+		r.apply(engine.Batch{Received: time.Now(), Events: []blocktable.Event{{
+			Op: blocktable.OpStore, Medium: blocktable.MediumGPU, Group: group, Spec: spec, WindowTokens: window,
+			BlockTokens: 16, Hashes: []uint64{uint64(group) + 1}, Tokens: make([]uint32, 16),
+		}}})
+	}
+	store(0, blocktable.SpecFull, 0)
+	if r.identity().windowed || r.remodelled() {
+		t.Error("windows are told that there are not")
+	}
+	store(1, blocktable.SpecSlidingWindow, 32)
+	if !r.identity().windowed || !r.remodelled() || r.remodelled() {
+		t.Error("windows are not told, or told again and again")
+	}
 }

@@ -190,6 +190,7 @@ func TestHostTierIsShownAsTold(t *testing.T) {
 		{LinkSource: new("assumed")},
 		{LinkSource: new("declared"), KvBytesPerToken: new(131072.), LinkBytesPerSec: new(5e10)},
 		{LinkSource: new("assumed"), KvBytesPerToken: new(131072.), LinkBytesPerSec: new(18e9), Link: new("PCIe 5.0 x16")},
+		{LinkSource: new("assumed"), Uncounted: new("hybrid model")},
 	} {
 		h := hostTierOf(&waypostv1.WorkerFacts{HostTier: told})
 		if diff := cmp.Diff(told, hostTierProto(h), protocmp.Transform()); diff != "" {

@@ -241,6 +241,9 @@ func transferText(t *waypostv1.TransferFacts) string {
 
 // hostTierText says what reading saved KV back from host memory takes.
 func hostTierText(h *waypostv1.HostTierFacts) string {
+	if h.GetUncounted() != "" {
+		return "not counted (" + h.GetUncounted() + ")"
+	}
 	perToken := unknown
 	if h.KvBytesPerToken != nil {
 		perToken = size(h.KvBytesPerToken)
