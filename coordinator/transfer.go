@@ -138,7 +138,7 @@ func hostTierOf(w *waypostv1.WorkerFacts) *placement.HostTier {
 	if h == nil {
 		return nil
 	}
-	out := &placement.HostTier{BytesPerToken: h.GetKvBytesPerToken(), BytesPerMs: h.GetLinkBytesPerSec() / bytesPerMsSec}
+	out := &placement.HostTier{BytesPerToken: h.GetKvBytesPerToken(), BytesPerMs: h.GetLinkBytesPerSec() / bytesPerMsSec, Link: h.GetLink(), Uncounted: h.GetUncounted()}
 	if h.GetLinkSource() == placement.FigureDeclared.String() {
 		out.Figure = placement.FigureDeclared
 	}
@@ -151,6 +151,12 @@ func hostTierProto(h *placement.HostTier) *waypostv1.HostTierFacts {
 		return nil
 	}
 	out := &waypostv1.HostTierFacts{LinkSource: proto.String(h.Figure.String())}
+	if h.Link != "" {
+		out.Link = &h.Link
+	}
+	if h.Uncounted != "" {
+		out.Uncounted = &h.Uncounted
+	}
 	if h.BytesPerToken > 0 {
 		out.KvBytesPerToken = &h.BytesPerToken
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/testing/protocmp"
 
 	"waypost/coordinator/fleet"
 	"waypost/coordinator/placement"
@@ -206,5 +207,29 @@ func TestTenantsAreJudged(t *testing.T) {
 		if r := judge(tenant, 500); r.TenantFull != "tenant default has 600 prompt tokens under way, max_inflight_tokens is 1000" {
 			t.Errorf("tenant %q with 600 of the default tenant's under way: %q", tenant, r.TenantFull)
 		}
+	}
+}
+
+// What an agent says of an engine's way to the host's memory is shown as it was
+// said, and refused where it cannot be.
+func TestHostTierIsShownAsTold(t *testing.T) {
+	for _, told := range []*waypostv1.HostTierFacts{
+		nil,
+		{LinkSource: new("assumed")},
+		{LinkSource: new("declared"), KvBytesPerToken: new(131072.), LinkBytesPerSec: new(5e10)},
+		{LinkSource: new("assumed"), KvBytesPerToken: new(131072.), LinkBytesPerSec: new(18e9), Link: new("PCIe 5.0 x16")},
+		{LinkSource: new("assumed"), Uncounted: new("hybrid model")},
+	} {
+		h := hostTierOf(&waypostv1.WorkerFacts{HostTier: told})
+		if diff := cmp.Diff(told, hostTierProto(h), protocmp.Transform()); diff != "" {
+			t.Errorf("%v: (-told +shown)\n%s", told, diff)
+		}
+		if h != nil && h.Fault() != "" {
+			t.Errorf("%v: %s", told, h.Fault())
+		}
+	}
+	h := hostTierOf(&waypostv1.WorkerFacts{HostTier: &waypostv1.HostTierFacts{Link: new(strings.Repeat("x", 33))}})
+	if fault := h.Fault(); fault != "link: has 33 bytes, at most 32" {
+		t.Errorf("a long name of a link: %q", fault)
 	}
 }

@@ -475,3 +475,17 @@ func TestTopologyPrintsTheAPIsJSON(t *testing.T) {
 		t.Errorf("completion: %s", stdout)
 	}
 }
+
+// Where the rate of reading from host memory comes from is shown: what is assumed,
+// and the link that the driver tells of.
+func TestHostTierText(t *testing.T) {
+	for want, h := range map[string]*waypostv1.HostTierFacts{
+		"reused, 131.1 kB per token at 18.0 GB/s (assumed; PCIe 5.0 x16 by NVML)": {KvBytesPerToken: proto.Float64(131072), LinkBytesPerSec: proto.Float64(18e9), LinkSource: proto.String("assumed"), Link: proto.String("PCIe 5.0 x16")},
+		"not counted (hybrid model)":                  {KvBytesPerToken: proto.Float64(131072), LinkSource: proto.String("assumed"), Uncounted: proto.String("hybrid model")},
+		"reused, ? per token at 50.0 GB/s (declared)": {LinkBytesPerSec: proto.Float64(5e10), LinkSource: proto.String("declared")},
+	} {
+		if got := hostTierText(h); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}

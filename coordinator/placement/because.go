@@ -83,7 +83,11 @@ func (d *Decision) appendBecause(b []byte, candidates []Candidate) []byte {
 	if t.LoadMs > 0 {
 		b = appendThousands(append(b, "; reading "...), t.HostTokens)
 		b = appendNumber(append(b, " tokens from host memory takes "...), t.LoadMs)
-		b = appendAll(b, " ms (", c.Host.Figure.String(), " bandwidth)")
+		b = appendAll(b, " ms (", c.Host.Figure.String(), " bandwidth")
+		if c.Host.Link != "" {
+			b = appendAll(b, " of ", c.Host.Link)
+		}
+		b = append(b, ')')
 	}
 	switch t.Pull.Note {
 	case PullTaken:

@@ -13,7 +13,15 @@ type HostTier struct {
 	BytesPerToken, BytesPerMs float64
 	// Figure says where the bandwidth comes from.
 	Figure Figure
+	// Link is the GPU's link to the host as its driver tells it, "PCIe 5.0 x16";
+	// empty: not known.
+	Link string
+	// Uncounted says why nothing in host memory is counted as reusable; empty: it is.
+	Uncounted string
 }
+
+// maxLinkName and maxReason bound the name of a link and a reason, bytes.
+const maxLinkName, maxReason = 32, 200
 
 // Fault says what is out of range, by its wire name; empty: nothing is.
 func (h *HostTier) Fault() string {
@@ -22,6 +30,10 @@ func (h *HostTier) Fault() string {
 		return fmt.Sprintf("kvBytesPerToken: %v is not in 0 to %g", h.BytesPerToken, float64(maxBytesPerToken))
 	case !(h.BytesPerMs >= 0 && h.BytesPerMs <= maxRate):
 		return fmt.Sprintf("linkBytesPerSec: %v is not in 0 to %g", 1000*h.BytesPerMs, 1000*float64(maxRate))
+	case len(h.Uncounted) > maxReason:
+		return fmt.Sprintf("uncounted: has %d bytes, at most %d", len(h.Uncounted), maxReason)
+	case len(h.Link) > maxLinkName:
+		return fmt.Sprintf("link: has %d bytes, at most %d", len(h.Link), maxLinkName)
 	}
 	return ""
 }

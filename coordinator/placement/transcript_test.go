@@ -259,6 +259,9 @@ func parseCandidate(t *testing.T, line string, id int, now float64) (c Candidate
 		case "outside":
 			c.Outside = true
 			continue
+		case "hostpcie":
+			host.Link = strings.ReplaceAll(value, "_", " ")
+			continue
 		case "adapters":
 			w.Served = strings.Split(value, ",")
 			continue
