@@ -145,7 +145,7 @@ func (d *Dialer) runLane(t *target) (wasUp bool, err error) {
 		cancel()
 	})
 	defer helloTimer.Stop()
-	stream, err := waypostv1.NewLaneServiceClient(conn).Connect(ctx, grpc.ForceCodecV2(codec{l.track}))
+	stream, err := waypostv1.NewLaneServiceClient(conn).Connect(ctx, grpc.ForceCodecV2(codec{l.track, d.metrics.bytes}))
 	if err == nil {
 		err = l.greet(stream)
 	}
@@ -187,7 +187,6 @@ func (d *Dialer) connect(address string) (*grpc.ClientConn, error) {
 		grpc.WithStaticStreamWindowSize(streamWindow),
 		grpc.WithStaticConnWindowSize(connWindow),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: keepaliveTime, Timeout: d.opts.StallAfter}),
-		grpc.WithStatsHandler(byteCounter{d.metrics.bytes}),
 	}
 	if d.dial != nil {
 		options = append(options, grpc.WithContextDialer(d.dial))
