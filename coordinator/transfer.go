@@ -208,7 +208,7 @@ func maxTransferMs(pool *registry.Pool) float64 {
 func (p *placements) match(w *work) (deepest int) {
 	// Whoever holds a prompt that is to be computed afresh reuses nothing of it.
 	w.ask.MatchUnknown = !w.prompt.keyed && !w.text.afresh
-	w.ask.Matches = w.ask.Matches[:0]
+	w.ask.Matches.Reset()
 	if !w.prompt.keyed || w.text.afresh {
 		return 0
 	}
@@ -218,19 +218,17 @@ func (p *placements) match(w *work) (deepest int) {
 		}
 		// What lies behind what is known of a text belongs to another prompt.
 		sure := int32(min(w.prompt.sure, placement.MaxPromptTokens))
-		m := placement.Match{Tokens: min(int32(g.Tokens), sure), GPUTokens: min(int32(g.GPUTokens), sure), HostTokens: min(int32(g.HostTokens), sure), Predicted: g.Predicted}
+		held := placement.Held{Tokens: min(int32(g.Tokens), sure), GPUTokens: min(int32(g.GPUTokens), sure), HostTokens: min(int32(g.HostTokens), sure), Predicted: g.Predicted}
 		// What is on disk is not credited: nobody says what reading it takes.
-		m.Tokens = min(m.Tokens, m.HostTokens)
-		m.LowerTokens = m.Tokens - min(m.GPUTokens, m.Tokens)
+		held.Tokens = min(held.Tokens, held.HostTokens)
+		held.LowerTokens = held.Tokens - min(held.GPUTokens, held.Tokens)
 		first, words := g.Workers.Bitmap()
-		w.ask.Matches = placement.AppendMatches(w.ask.Matches, m, first, words)
+		w.ask.Matches.AddSet(held, first, words)
 	})
-	w.ask.Matches = p.c.views.Credit(&w.prompt.probe, w.ask.Matches)
-	p.c.fleet.Reusable(w.ask.Matches, w.prompt.tokens, w.prompt.probe.At)
-	for i := range w.ask.Matches {
-		deepest = max(deepest, int(w.ask.Matches[i].Tokens))
-	}
-	p.c.judges.debit(w.ask.Matches)
+	p.c.views.Credit(&w.prompt.probe, &w.ask.Matches)
+	p.c.fleet.Reusable(&w.ask.Matches, w.prompt.tokens, w.prompt.probe.At)
+	deepest = w.ask.Matches.DeepestTokens()
+	p.c.judges.debit(&w.ask.Matches)
 	return deepest
 }
 

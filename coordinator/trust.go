@@ -164,17 +164,18 @@ func (j *judges) bias(id fleet.WorkerID) int {
 
 // debit takes from the matches what workers' engines constantly reuse less than
 // is listed.
-func (j *judges) debit(matches []placement.Match) {
+func (j *judges) debit(matches *placement.Matches) {
 	biases := *j.biases.Load()
 	if len(biases) == 0 {
 		return
 	}
-	for i := range matches {
-		if m := &matches[i]; m.Tokens > 0 && int(m.Worker) < len(biases) {
-			m.Tokens = max(0, m.Tokens+min(biases[m.Worker], 0))
-			m.LowerTokens = min(m.LowerTokens, m.Tokens)
+	matches.Adjust(func(id placement.WorkerID, h placement.Held) placement.Held {
+		if h.Tokens > 0 && int(id) < len(biases) {
+			h.Tokens = max(0, h.Tokens+min(biases[id], 0))
+			h.LowerTokens = min(h.LowerTokens, h.Tokens)
 		}
-	}
+		return h
+	})
 }
 
 // takeProbe asks whether a placement may go to a chosen worker.

@@ -82,7 +82,7 @@ func (c *Coordinator) presentPrice(now time.Time, worker, pool string) *waypostv
 		w.ask.MatchUnknown = w.ask.MatchUnknown && r.MatchedTokens == placement.Unknown
 		// What another engine life held says nothing.
 		if id, process, ok := c.fleet.LookupWorker(r.Name); ok && process == r.Process && r.MatchedTokens > 0 {
-			w.ask.Matches = append(w.ask.Matches, placement.Match{Worker: id, Tokens: int32(min(r.MatchedTokens, placement.MaxPromptTokens)), Predicted: r.Predicted})
+			w.ask.Matches.Add(id, placement.Held{Tokens: int32(min(r.MatchedTokens, placement.MaxPromptTokens)), Predicted: r.Predicted})
 		}
 	}
 	c.ask(w, now, &request, "", true)

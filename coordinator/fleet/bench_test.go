@@ -80,7 +80,9 @@ func BenchmarkDecide(b *testing.B) {
 				}
 				policy := placement.DefaultPolicy()
 				req := placement.Request{ID: "r", PromptTokens: 8192}
-				ask := &Ask{Request: &req, Policy: &policy, Matches: []placement.Match{{Worker: 5, Tokens: 4096}, {Worker: 17, Tokens: 1024}}}
+				ask := &Ask{Request: &req, Policy: &policy}
+				ask.Matches.Add(5, placement.Held{Tokens: 4096})
+				ask.Matches.Add(17, placement.Held{Tokens: 1024})
 				var d placement.Decision
 				var candidates []placement.Candidate
 				b.ReportAllocs()

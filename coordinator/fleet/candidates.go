@@ -80,7 +80,7 @@ type Ask struct {
 	PolicyAgeMs   float64
 	PolicyVersion uint32
 	// Matches and MatchUnknown are as in placement.Query.
-	Matches      []placement.Match
+	Matches      placement.Matches
 	MatchUnknown bool
 	// Path is the way of saved KV from one worker to another; nil: nothing is
 	// pulled. Sending counts the transfers that a worker is sending. They are
@@ -109,7 +109,7 @@ func (f *Fleet) Decide(now time.Time, ask *Ask, dst []placement.Candidate, d *pl
 	*q = placement.Query{Matches: ask.Matches, MatchUnknown: ask.MatchUnknown, Ways: ways.list, WaysOpen: ways.open, WaysAlike: ways.alike, FastestBytesPerMs: ask.FastestBytesPerMs, Whole: ask.Whole}
 	q.Way = ask.Path
 	if ask.Path != nil && !ask.MatchUnknown {
-		sit.Sources = p.board.AppendSources(nil, ask.Request, ask.Matches, ask.Sending)
+		sit.Sources = p.board.AppendSources(nil, ask.Request, &ask.Matches, ask.Sending)
 		q.Paths = func(to *placement.Worker, paths []placement.Path) []placement.Path {
 			for i := range sit.Sources {
 				paths = append(paths, ask.Path(sit.Sources[i].Worker, to))

@@ -58,10 +58,10 @@ func TestDecideSearchesTheFleet(t *testing.T) {
 			}
 		}
 		req := placement.Request{ID: fmt.Sprint("r", i), Pool: "m", PromptTokens: 1 + random.IntN(9000)}
-		var matches []placement.Match
+		var matches placement.Matches
 		for id := range WorkerID(hosts) {
 			if random.IntN(5) == 0 {
-				matches = append(matches, placement.Match{Worker: id, Tokens: random.Int32N(9000), Predicted: true})
+				matches.Add(id, placement.Held{Tokens: random.Int32N(9000), Predicted: true})
 			}
 		}
 		policy := placement.DefaultPolicy()
@@ -75,9 +75,9 @@ func TestDecideSearchesTheFleet(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, m := range matches {
-			i := slices.IndexFunc(all, func(c placement.Candidate) bool { return c.ID == m.Worker })
-			all[i].MatchedTokens, all[i].Predicted = int(m.Tokens), m.Predicted
+		for id, held := range matches.All() {
+			i := slices.IndexFunc(all, func(c placement.Candidate) bool { return c.ID == id })
+			all[i].MatchedTokens, all[i].Predicted = int(held.Tokens), held.Predicted
 		}
 		if err := placement.Decide(&req, all, &policy, sit, &full); err != nil {
 			t.Fatal(err)
@@ -122,7 +122,7 @@ func TestDecidePulls(t *testing.T) {
 	policy := placement.DefaultPolicy()
 	req := placement.Request{ID: "r", PromptTokens: 8192}
 	ask := &Ask{
-		Request: &req, Policy: &policy, Matches: []placement.Match{{Worker: 1, Tokens: 8192, GPUTokens: 8192, Predicted: true}},
+		Request: &req, Policy: &policy,
 		Path: func(from, to *placement.Worker) placement.Path {
 			if from.Name != "gpu-01/vllm-8000/0" {
 				t.Errorf("asked for the way from %s", from.Name)
@@ -131,6 +131,7 @@ func TestDecidePulls(t *testing.T) {
 		},
 		Sending: func(*placement.Worker) int { return 0 },
 	}
+	ask.Matches.Add(1, placement.Held{Tokens: 8192, GPUTokens: 8192, Predicted: true})
 	var d placement.Decision
 	candidates, _, err := r.f.Decide(at(3), ask, nil, &d)
 	if err != nil {

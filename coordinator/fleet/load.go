@@ -262,20 +262,20 @@ func (f *Fleet) NamesSessions(id WorkerID) bool {
 // too small a share of the prompt was found, or what was found has just been
 // given to another request that the worker's report does not tell of yet. keyAt
 // names the prompt's prefix of a depth.
-func (f *Fleet) Reusable(matches []placement.Match, promptTokens int, keyAt func(depthTokens int) (prefix.Key, bool)) {
+func (f *Fleet) Reusable(matches *placement.Matches, promptTokens int, keyAt func(depthTokens int) (prefix.Key, bool)) {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
-	for i := range matches {
-		m := &matches[i]
-		w := f.worker(m.Worker)
-		if w == nil || m.Tokens <= 0 {
-			continue
+	matches.Adjust(func(id WorkerID, h placement.Held) placement.Held {
+		w := f.worker(id)
+		if w == nil || h.Tokens <= 0 {
+			return h
 		}
-		few := w.facts.LeastReuseRatio > 0 && float64(m.Tokens) <= w.facts.LeastReuseRatio*float64(promptTokens)
-		if few || w.followed && w.taken(int(m.Tokens), keyAt) {
-			m.Tokens, m.GPUTokens, m.HostTokens, m.LowerTokens = 0, 0, 0, 0
+		few := w.facts.LeastReuseRatio > 0 && float64(h.Tokens) <= w.facts.LeastReuseRatio*float64(promptTokens)
+		if few || w.followed && w.taken(int(h.Tokens), keyAt) {
+			return placement.Held{Predicted: h.Predicted}
 		}
-	}
+		return h
+	})
 }
 
 // taken says whether an open claim that the worker has not echoed begins with the

@@ -14,7 +14,11 @@ import (
 // It is not safe for concurrent use, except that any number of Decide calls
 // may run while nothing changes it.
 type Board struct {
-	rows    []row
+	rows []row
+	// ends, less now, are at most the starts of a prefill, less the decode part of
+	// the worker's own steps. They alone put most rows beyond a bound, and stand
+	// apart so that few lines of memory are read for that.
+	ends    []float64
 	cold    []coldRow
 	workers []*Worker
 	at      []int32 // by slot: position + 1; 0: not here
@@ -25,8 +29,10 @@ type Board struct {
 	pulling int // rows with a connector
 	outputs outputSum
 	roles   int // workers that serve a part of a request only
-	// groups are the rows taken blockRows at a time.
+	// groups are the rows taken blockRows at a time, alike what makes twins of
+	// them.
 	groups []rowGroup
+	alike  []alikeRows
 	// names are the hashes of the names after firstMix. Rows that have twins stand before the
 	// others, so that whole groups of them are alike: idle counts them.
 	names []uint64
@@ -38,9 +44,6 @@ type Board struct {
 // row is what the first pass over all workers reads: times are on the
 // coordinator's clock, sums are lower bounds.
 type row struct {
-	// endMs less now is at most the start of a prefill, less the decode part
-	// of its own steps.
-	endMs float64
 	// decodeMs is the decode part of a step.
 	decodeMs float64
 	// live is a lower bound of the live requests.
@@ -68,6 +71,12 @@ type rowGroup struct {
 	// plain says that all rows are of the class, heard of, without a reason
 	// against them and with all facts known.
 	plain bool
+	// even says that the rows' KV blocks are of one size and no cache is unseen.
+	even bool
+}
+
+// alikeRows is what the rows of a group have in common.
+type alikeRows struct {
 	// twin is that of all rows, 0: they are not alike; view marks what is known
 	// of their caches, 0: that differs. idleMs and loadMs are from when on nothing
 	// waits anywhere, and the oldest load report.
@@ -80,34 +89,36 @@ func (b *Board) regroup(i int) {
 	k := i / blockRows
 	from := k * blockRows
 	if from >= len(b.rows) {
-		b.groups = b.groups[:k]
+		b.groups, b.alike = b.groups[:k], b.alike[:k]
 		return
 	}
 	if k == len(b.groups) {
-		b.groups = append(b.groups, rowGroup{})
+		b.groups, b.alike = append(b.groups, rowGroup{}), append(b.alike, alikeRows{})
 	}
 	part := b.rows[from:min(from+blockRows, len(b.rows))]
 	r := &part[0]
 	c := &b.cold[from]
-	g := rowGroup{r.endMs, r.decodeMs, r.live, r.gapMs, r.seenMs, r.class, r.maxTokens, r.block, true, c.twin, c.mark, c.idleMs, c.loadMs}
+	g := rowGroup{b.ends[from], r.decodeMs, r.live, r.gapMs, r.seenMs, r.class, r.maxTokens, r.block, true, true}
+	a := alikeRows{c.twin, c.mark, c.idleMs, c.loadMs}
 	for i := range part {
 		r := &part[i]
-		g.endMs, g.decodeMs, g.live = min(g.endMs, r.endMs), min(g.decodeMs, r.decodeMs), min(g.live, r.live)
+		g.endMs, g.decodeMs, g.live = min(g.endMs, b.ends[from+i]), min(g.decodeMs, r.decodeMs), min(g.live, r.live)
 		g.gapMs, g.seenMs, g.maxTokens = min(g.gapMs, r.gapMs), min(g.seenMs, r.seenMs), min(g.maxTokens, r.maxTokens)
 		g.plain = g.plain && r.class == g.class && r.reason == ReasonNone && r.unknown == 0 && r.flags&rowAway == 0
 		c := &b.cold[from+i]
-		if c.twin != g.twin || math.IsNaN(c.idleMs) || math.IsNaN(c.loadMs) {
-			g.twin = 0
+		if c.twin != a.twin || math.IsNaN(c.idleMs) || math.IsNaN(c.loadMs) {
+			a.twin = 0
 		}
-		if c.mark != g.view {
-			g.view = 0
+		if c.mark != a.view {
+			a.view = 0
 		}
 		if r.block != g.block {
-			g.block = 1
+			g.block, g.even = 1, false
 		}
-		g.idleMs, g.loadMs = max(g.idleMs, c.idleMs), min(g.loadMs, c.loadMs)
+		g.even = g.even && r.flags&rowBlind == 0
+		a.idleMs, a.loadMs = max(a.idleMs, c.idleMs), min(a.loadMs, c.loadMs)
 	}
-	b.groups[k] = g
+	b.groups[k], b.alike[k] = g, a
 }
 
 // coldRow is read for few workers only.
@@ -236,6 +247,7 @@ func (b *Board) Set(w *Worker) {
 		i = len(b.workers)
 		b.at[w.ID] = int32(i) + 1
 		b.rows, b.cold, b.workers, b.names = append(b.rows, row{}), append(b.cold, coldRow{}), append(b.workers, w), append(b.names, 0)
+		b.ends = append(b.ends, 0)
 		b.rows[i].class = b.classOf(&w.Steps)
 	} else {
 		b.forget(i)
@@ -262,6 +274,7 @@ func (b *Board) Set(w *Worker) {
 func (b *Board) swap(i, j int) {
 	if i != j {
 		b.rows[i], b.rows[j] = b.rows[j], b.rows[i]
+		b.ends[i], b.ends[j] = b.ends[j], b.ends[i]
 		b.cold[i], b.cold[j] = b.cold[j], b.cold[i]
 		b.workers[i], b.workers[j] = b.workers[j], b.workers[i]
 		b.names[i], b.names[j] = b.names[j], b.names[i]
@@ -291,6 +304,7 @@ func (b *Board) Remove(id WorkerID) {
 	b.at[id] = 0
 	b.workers[last] = nil
 	b.rows, b.cold, b.workers, b.names = b.rows[:last], b.cold[:last], b.workers[:last], b.names[:last]
+	b.ends = b.ends[:last]
 	b.regroup(last)
 }
 
@@ -314,9 +328,9 @@ func (b *Board) fill(i int, w *Worker) {
 		class: b.rows[i].class, id: w.ID, block: int32(max(w.BlockTokens, 1)), unknown: unknowns(w),
 	}
 	// A request that joins the open step saves that step's base and decode part.
-	r.endMs = w.Waiting.F
+	b.ends[i] = w.Waiting.F
 	if w.Waiting.K > 0 {
-		r.endMs -= m.P0Ms + r.decodeMs
+		b.ends[i] -= m.P0Ms + r.decodeMs
 	}
 	if !math.IsNaN(w.Live) {
 		r.live = w.Live

@@ -20,9 +20,12 @@ type reusePrice struct {
 	savedMs      float64
 }
 
-// reusePrices is the number of reusePrice that are kept: those of the few
-// lengths that the matches of a prompt have.
-const reusePrices = 32
+// reusePrices is the number of reusePrice that are kept: several times the number
+// of lengths that the matches of a prompt have, so that these rarely share a place.
+const (
+	reuseBits   = 8
+	reusePrices = 1 << reuseBits
+)
 
 // blockRows is the number of rows whose least bounds are kept, so that later
 // passes look at few rows.
@@ -47,7 +50,7 @@ type block struct {
 func (s *search) boundAll(survey *Survey, firsts *[numReasons]int32) (unknown unknownFacts, farUnknown bool) {
 	p, b := s.p, s.board
 	req, now, theta := p.req, p.sit.NowMs, p.policy.Theta
-	ways, matches, pulls := s.q.Ways, s.q.Matches, s.pulls
+	ways, pulls := s.q.Ways, s.pulls
 	anyWays := len(ways) > 0
 	special := req.TenantBarred != "" || len(req.ExcludeWorkers) > 0 || len(req.ExcludeProcesses) > 0 || req.Adapter != ""
 	bounds := [2]float64{p.policy.SilentMs, p.policy.AwayBoundMs}
@@ -62,13 +65,14 @@ func (s *search) boundAll(survey *Survey, firsts *[numReasons]int32) (unknown un
 				line = &s.behind(g.class, g.block, h.tokens()).price.own
 			}
 			total, own := line.at(g.endMs, g.decodeMs, g.live, g.gapMs, now, theta)
-			s.blocks[k] = block{total: int64(math.Float64bits(total)), own: int64(math.Float64bits(own)), plain: true, folded: true}
+			s.blocks[k] = block{total: int64(math.Float64bits(total + s.alikeFarMs)), own: int64(math.Float64bits(own + s.alikeFarMs)), plain: true, folded: true}
 			continue
 		}
 		least := block{total: math.MaxInt64, own: math.MaxInt64}
 		from := k * blockRows
 		to := min(from+blockRows, len(rows))
-		part, totals, owns, matchOf := rows[from:to], s.totals[from:to], s.owns[from:to], s.matchOf[from:to]
+		part, totals, owns, ends := rows[from:to], s.totals[from:to], s.owns[from:to], b.ends[from:to]
+		holders := s.held[k].rows
 		for i := range part {
 			r := &part[i]
 			if r.reason != ReasonNone || tokens >= r.maxTokens || now-r.seenMs > bounds[r.flags&rowAway] || special ||
@@ -85,12 +89,12 @@ func (s *search) boundAll(survey *Survey, firsts *[numReasons]int32) (unknown un
 			}
 			unknown |= r.unknown
 			price := &prices[r.class]
-			if m := matchOf[i]; m != 0 {
-				price = s.matchPrice(r, &matches[m-1])
+			if holders>>i&1 != 0 {
+				price = s.matchPrice(r, s.heldAt(from+i))
 			}
-			total, own := price.own.at(r.endMs, r.decodeMs, r.live, r.gapMs, now, theta)
+			total, own := price.own.at(ends[i], r.decodeMs, r.live, r.gapMs, now, theta)
 			if pulls && r.flags&rowPulls != 0 {
-				start := max(r.endMs-now, r.decodeMs/2)
+				start := max(ends[i]-now, r.decodeMs/2)
 				total, own = price.pulled.under(start, r, theta, total, own)
 			}
 			if anyWays {
@@ -114,28 +118,27 @@ func (s *search) boundAll(survey *Survey, firsts *[numReasons]int32) (unknown un
 	return unknown, farUnknown
 }
 
-// boundHolders computes the bounds of the workers of the first matches in folded
-// blocks, which are not in the blocks' numbers. Those in others are bounded with
-// their blocks.
+// boundHolders computes the bounds of the workers that are looked at apart, which
+// are not in the blocks' numbers. Those in blocks that are not folded are bounded
+// with these.
 func (s *search) boundHolders() {
-	rows, matches, matchOf := s.board.rows, s.q.Matches, s.matchOf
-	now, theta := s.p.sit.NowMs, s.p.policy.Theta
+	b, groups := s.board, s.q.Matches.groups
 	var price *classPrice
-	tokens, class, block := int32(-1), int32(0), int32(0)
+	set, class, block := int32(-1), int32(0), int32(0)
 	kept := s.holders[:0]
 	for _, i := range s.holders {
 		if !s.blocks[i/blockRows].folded {
 			continue
 		}
 		kept = append(kept, i)
-		r, match := &rows[i], &matches[matchOf[i]-1]
-		if match.Tokens != tokens || r.class != class || r.block != block || r.flags&rowBlind != 0 {
-			price = s.matchPrice(r, match)
-			if tokens, class, block = match.Tokens, r.class, r.block; r.flags&rowBlind != 0 {
-				tokens = -1
+		r := &b.rows[i]
+		if s.setOf[i] != set || r.class != class || r.block != block || r.flags&rowBlind != 0 {
+			price = s.matchPrice(r, &groups[s.setOf[i]].Held)
+			if set, class, block = s.setOf[i], r.class, r.block; r.flags&rowBlind != 0 {
+				set = -1
 			}
 		}
-		total, own := price.own.at(r.endMs, r.decodeMs, r.live, r.gapMs, now, theta)
+		total, own := price.own.at(b.ends[i], r.decodeMs, r.live, r.gapMs, s.p.sit.NowMs, s.p.policy.Theta)
 		far := s.farMs(r.id)
 		s.totals[i], s.owns[i] = total+far, own+far
 	}
@@ -153,8 +156,8 @@ func (l *linear) at(endMs, decodeMs, live, gapMs, nowMs, theta float64) (total, 
 	return l.a*own + l.perLive*live + l.baseMs + theta*gapMs, own + l.ownMs
 }
 
-// apart reports whether a match is one of the first.
-func (s *search) apart(match int32) bool { return uint32(match-1) < apartMatches }
+// apart reports whether a position is looked at apart.
+func (s *search) apart(i int) bool { return s.held[i/blockRows].apart>>(i%blockRows)&1 != 0 }
 
 // nearest are a few positions or blocks with the least bounds, least first.
 type nearest struct {
@@ -243,7 +246,7 @@ func (s *search) leastOf(bounds []float64, k int) int {
 	s.unfold(k)
 	at := -1
 	for i := from; i < to; i++ {
-		if !s.apart(s.matchOf[i]) && (at < 0 || bounds[i] < bounds[at]) {
+		if !s.apart(i) && (at < 0 || bounds[i] < bounds[at]) {
 			at = i
 		}
 	}
@@ -342,7 +345,7 @@ func (s *search) behind(class, block, tokens int32) *reusePrice {
 	if r := s.lastReuse; r != nil && r.tokens == tokens && r.class == class && r.block == block {
 		return r
 	}
-	at := (uint32(tokens)*0x9e3779b1 ^ uint32(class)*0x85ebca6b ^ uint32(block)) >> 16 % reusePrices
+	at := (uint32(tokens) ^ uint32(class)*0x85ebca6b ^ uint32(block)<<16) * 0x9e3779b1 >> (32 - reuseBits)
 	r := &s.reuse[at]
 	if r.search != s.searches || r.block != block || r.class != class || r.tokens != tokens {
 		r.search, r.class, r.block, r.tokens = s.searches, class, block, tokens
@@ -354,25 +357,25 @@ func (s *search) behind(class, block, tokens int32) *reusePrice {
 }
 
 // matchPrice is the price of a worker's class behind what it holds.
-func (s *search) matchPrice(r *row, match *Match) *classPrice {
-	if r.flags&rowBlind != 0 && !match.Predicted {
+func (s *search) matchPrice(r *row, held *Held) *classPrice {
+	if r.flags&rowBlind != 0 && !held.Predicted {
 		return &s.prices[r.class]
 	}
-	return &s.behind(r.class, r.block, match.Tokens).price
+	return &s.behind(r.class, r.block, held.Tokens).price
 }
 
 // doubtMs is the doubt whether what a worker holds is still there, which its
 // bounds leave out: few workers are within these.
 func (s *search) doubtMs(i int) float64 {
-	m := s.matchOf[i]
-	if m == 0 {
+	held := s.heldAt(i)
+	if held == nil {
 		return 0
 	}
-	r, match := &s.board.rows[i], &s.q.Matches[m-1]
-	if s.pulls && r.flags&rowPulls != 0 || r.flags&rowBlind != 0 && !match.Predicted {
+	r := &s.board.rows[i]
+	if s.pulls && r.flags&rowPulls != 0 || r.flags&rowBlind != 0 && !held.Predicted {
 		return 0
 	}
-	return (1 - s.stillThere(&s.board.cold[i], match.Predicted)) * s.behind(r.class, r.block, match.Tokens).savedMs
+	return (1 - s.stillThere(&s.board.cold[i], held.Predicted)) * s.behind(r.class, r.block, held.Tokens).savedMs
 }
 
 // lastView is the view that was asked last how likely what it shows is there.
@@ -388,33 +391,4 @@ func (s *search) stillThere(c *coldRow, predicted bool) float64 {
 		s.lastView = lastView{c.mark, predicted, s.p.stillThere(&c.view, predicted)}
 	}
 	return s.lastView.there
-}
-
-// mostReuse is the position of the worker that holds most; -1: nobody does.
-func (s *search) mostReuse() (most int) {
-	most = -1
-	mostTokens := 0
-	visit := func(match *Match) {
-		i := s.board.position(match.Worker)
-		if i < 0 || s.board.rows[i].flags&rowBlind != 0 && !match.Predicted {
-			return
-		}
-		reused := reusableTokens(int(match.Tokens), s.p.promptTokens, int(s.board.rows[i].block))
-		if reused > mostTokens || reused == mostTokens && most >= 0 && s.outholds(i, most) {
-			most, mostTokens = i, reused
-		}
-	}
-	// The deepest first: no engine reuses more than its match, so that most
-	// of the others need no look.
-	for m := s.firstDeepest; m < s.endDeepest; m++ {
-		if s.q.Matches[m].Tokens == s.deepest {
-			visit(&s.q.Matches[m])
-		}
-	}
-	for m := 0; m < len(s.q.Matches) && int(s.second) >= mostTokens; m++ {
-		if tokens := s.q.Matches[m].Tokens; tokens != s.deepest && int(tokens) >= mostTokens {
-			visit(&s.q.Matches[m])
-		}
-	}
-	return most
 }

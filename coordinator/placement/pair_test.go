@@ -138,7 +138,7 @@ func TestBoardPairsUp(t *testing.T) {
 	for i := range candidates {
 		board.Set(candidates[i].Worker)
 		q.Ways = append(q.Ways, Way{RoundTripMs: candidates[i].DistanceMs})
-		q.Matches = append(q.Matches, Match{Worker: candidates[i].ID, Tokens: int32(candidates[i].MatchedTokens)})
+		q.Matches.Add(candidates[i].ID, Held{Tokens: int32(candidates[i].MatchedTokens)})
 	}
 	var a, b Decision
 	got, err := board.Decide(&req, &policy, sit, &q, nil, &a)
@@ -158,13 +158,13 @@ func TestBoardPairsUp(t *testing.T) {
 func TestSourcesSpread(t *testing.T) {
 	const holders, requests = 9, 900
 	var board Board
-	var matches []Match
+	var matches Matches
 	for i := range holders + 1 {
 		w := testWorker(i, fmt.Sprintf("gpu-%02d/vllm-8000/0", i), 1e6)
 		w.Transfer = &Transfer{Connector: "nixl", SideChannel: "h:1", Fingerprint: "f", ExportedTier: TierGPU, BytesPerToken: 70_000}
 		if i > 0 {
 			w.Waiting.F = 1e6 + 5000
-			matches = append(matches, Match{Worker: w.ID, Tokens: 8192, GPUTokens: 8192})
+			matches.Add(w.ID, Held{Tokens: 8192, GPUTokens: 8192})
 		}
 		board.Set(&w)
 	}
@@ -179,7 +179,7 @@ func TestSourcesSpread(t *testing.T) {
 	for i := range requests {
 		req := Request{ID: fmt.Sprint("req-", i), PromptTokens: 8192}
 		sit := Situation{NowMs: 1e6, MeanOutputTokens: 64}
-		sit.Sources = board.AppendSources(nil, &req, matches, func(*Worker) int { return 0 })
+		sit.Sources = board.AppendSources(nil, &req, &matches, func(*Worker) int { return 0 })
 		var d Decision
 		candidates, err := board.Decide(&req, &policy, sit, &q, nil, &d)
 		if err != nil {
@@ -199,14 +199,14 @@ func TestSourcesSpread(t *testing.T) {
 	// Whoever sends already comes after those that do not.
 	sending := map[WorkerID]int{3: 1, 5: 2}
 	req := Request{ID: "r", PromptTokens: 8192}
-	for _, s := range board.AppendSources(nil, &req, matches, func(w *Worker) int { return sending[w.ID] }) {
+	for _, s := range board.AppendSources(nil, &req, &matches, func(w *Worker) int { return sending[w.ID] }) {
 		if sending[s.ID] > 0 {
 			t.Errorf("%s sends %d already and was preferred", s.Name, s.Sending)
 		}
 	}
-	deeper := append([]Match(nil), matches...)
-	deeper[4].GPUTokens = 8100
-	s := board.AppendSources(nil, &req, deeper[4:5], func(*Worker) int { return 0 })
+	var deeper Matches
+	deeper.Add(5, Held{Tokens: 8192, GPUTokens: 8100})
+	s := board.AppendSources(nil, &req, &deeper, func(*Worker) int { return 0 })
 	if len(s) != 1 || s[0].Tokens != 8100 {
 		t.Fatalf("sources %+v", s)
 	}
@@ -214,7 +214,7 @@ func TestSourcesSpread(t *testing.T) {
 	cordoned := *s[0].Worker
 	cordoned.Barred = ReasonCordoned
 	board.Set(&cordoned)
-	if s := board.AppendSources(nil, &req, deeper[4:5], func(*Worker) int { return 0 }); len(s) != 0 {
+	if s := board.AppendSources(nil, &req, &deeper, func(*Worker) int { return 0 }); len(s) != 0 {
 		t.Errorf("a cordoned worker is to send: %+v", s)
 	}
 }

@@ -393,7 +393,7 @@ func (p *pricer) offer(w *Worker, reused int) offer {
 // most of the prompt in the tier they export, of equal ones those that send
 // least, then by the hash of request and worker, so that one holder does not
 // send to all. sending counts the transfers a worker is sending.
-func (b *Board) AppendSources(dst []Source, req *Request, matches []Match, sending func(*Worker) int) []Source {
+func (b *Board) AppendSources(dst []Source, req *Request, matches *Matches, sending func(*Worker) int) []Source {
 	if b.pulling == 0 {
 		return dst
 	}
@@ -408,9 +408,8 @@ func (b *Board) AppendSources(dst []Source, req *Request, matches []Match, sendi
 		}
 		return rendezvous(key, a.hash()) > rendezvous(key, b.hash())
 	}
-	for i := range matches {
-		m := &matches[i]
-		at := b.position(m.Worker)
+	for id, m := range matches.All() {
+		at := b.position(id)
 		if at < 0 || b.rows[at].flags&rowPulls == 0 {
 			continue
 		}

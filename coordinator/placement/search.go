@@ -2,53 +2,8 @@ package placement
 
 import (
 	"math"
-	"math/bits"
 	"slices"
 )
-
-// Match is what one worker is known to hold of a prompt.
-type Match struct {
-	// Worker holds it.
-	Worker WorkerID
-	// Tokens is the deepest prefix it is known to hold.
-	Tokens int32
-	// GPUTokens is how much of that is in GPU memory, HostTokens how much is
-	// there or in host memory. They say what may be pulled from it.
-	GPUTokens, HostTokens int32
-	// LowerTokens is how many of Tokens, from the end, are not in GPU memory but
-	// in the host's: they are read back at a price.
-	LowerTokens int32
-	// Predicted says that the match comes from the prompt of a live claim.
-	Predicted bool
-}
-
-// AppendMatches appends the match m of each worker of a bitmap: the bits of words
-// stand for the workers from 64·firstWord on.
-func AppendMatches(dst []Match, m Match, firstWord int, words []uint64) []Match {
-	n := 0
-	for _, word := range words {
-		n += bits.OnesCount64(word)
-	}
-	at := len(dst)
-	dst = slices.Grow(dst, n)[:at+n]
-	added := dst[at:]
-	// Copies of a length that doubles, and the workers afterwards, are cheaper
-	// than one copy for each.
-	for k := range added[:min(len(added), 1)] {
-		added[k] = m
-	}
-	for done := 1; done < len(added); done *= 2 {
-		copy(added[done:], added[:done])
-	}
-	k := 0
-	for i, word := range words {
-		for first := WorkerID(64 * (firstWord + i)); word != 0; word &= word - 1 {
-			added[k].Worker = first + WorkerID(bits.TrailingZeros64(word))
-			k++
-		}
-	}
-	return dst
-}
 
 // Way is the price of the way between caller and worker.
 type Way struct {
@@ -62,9 +17,8 @@ type Way struct {
 
 // Query is what a Board is asked beside the request.
 type Query struct {
-	// Matches says who holds something of the prompt, each worker once; the
-	// others hold nothing.
-	Matches []Match
+	// Matches says who holds something of the prompt; the others hold nothing.
+	Matches Matches
 	// MatchUnknown says that nobody can say what is held.
 	MatchUnknown bool
 	// Ways are the ways from the caller by slot; what lies beyond is unknown.
@@ -125,14 +79,14 @@ type scratch struct {
 	totals, owns []float64 // lower bounds by position
 	blocks       []block
 	reasons      []Reason
-	matchOf      []int32 // by position: index in Query.Matches + 1
+	setOf        []int32 // by position of a holder: its set in Query.Matches
 	prices       []classPrice
 	held         []holding // by block
 	reuse        [reusePrices]reusePrice
 	searches     uint32
 	paths        []Path
 	twins        []twinGroup
-	holders      []int32 // positions in plain blocks that are looked at apart
+	holders      []int32 // positions in folded blocks that are looked at apart
 	pricer       pricer
 	texts        texts
 }
@@ -141,15 +95,14 @@ func (s *scratch) begin(rows, classes int) {
 	if cap(s.totals) < rows {
 		room := rows + rows/4
 		s.totals, s.owns = make([]float64, room), make([]float64, room)
-		s.reasons, s.matchOf = make([]Reason, room), make([]int32, room)
+		s.reasons, s.setOf = make([]Reason, room), make([]int32, room)
 	}
 	n := (rows + blockRows - 1) / blockRows
 	s.blocks = slices.Grow(s.blocks[:0], n)[:n]
 	s.held = slices.Grow(s.held[:0], n)[:n]
 	clear(s.held)
 	clear(s.reasons[:rows])
-	clear(s.matchOf[:rows])
-	s.totals, s.owns, s.reasons, s.matchOf = s.totals[:rows], s.owns[:rows], s.reasons[:rows], s.matchOf[:rows]
+	s.totals, s.owns, s.reasons, s.setOf = s.totals[:rows], s.owns[:rows], s.reasons[:rows], s.setOf[:rows]
 	s.prices = slices.Grow(s.prices[:0], classes)[:classes]
 	s.searches++
 	// Groups are pointed to: they must not move.
@@ -167,8 +120,9 @@ type search struct {
 
 	lambda, perLive float64 // weights of the queue and stall terms
 	pulls           bool
-	waysDiffer      bool // or are not known to be alike
-	idleBlocks      int  // blocks with rows that have twins
+	waysDiffer      bool    // or are not known to be alike
+	alikeFarMs      float64 // what every way costs if they do not differ
+	idleBlocks      int     // blocks with rows that have twins
 	tieKey          uint64
 	bestOwn         float64
 	limit           float64
@@ -177,14 +131,11 @@ type search struct {
 	least           float64                   // smallest total that is allowed
 	bound           float64                   // total beyond which nobody matters
 	priced          int
-	deepest, second int32 // largest matches, in tokens
-	// All matches of the largest are from firstDeepest on, before endDeepest.
-	firstDeepest, endDeepest int
-	lastKeys                 blockKeys
-	lastView                 lastView
-	lastTwin                 lastTwin
-	lastGroup                *twinGroup
-	lastReuse                *reusePrice
+	lastKeys        blockKeys
+	lastView        lastView
+	lastTwin        lastTwin
+	lastGroup       *twinGroup
+	lastReuse       *reusePrice
 }
 
 // whole prices all workers.
@@ -201,53 +152,11 @@ func (s *search) whole() {
 	s.d.priceAll(s.p, s.dst)
 }
 
-// apartMatches is the number of matches, the first and thus the longest, whose
-// workers are bounded one by one, while the others are bounded by blocks.
-const apartMatches = 512
-
-// noteMatches says at every position what is held there and in every block what
-// is held beyond the first matches, and finds the two largest matches.
-func (s *search) noteMatches() {
-	deepest, second, last := int32(0), int32(0), int32(0)
-	at, matchOf, held, holders := s.board.at, s.matchOf, s.held, s.holders[:0]
-	for m := range s.q.Matches {
-		match := &s.q.Matches[m]
-		if int(match.Worker) >= len(at) {
-			continue
-		}
-		i := at[match.Worker] - 1
-		if uint(i) >= uint(len(matchOf)) {
-			continue // nobody's slot
-		}
-		matchOf[i] = int32(m) + 1
-		if m < apartMatches {
-			holders = append(holders, i)
-		} else {
-			held[uint32(i)/blockRows].add(match)
-		}
-		tokens := match.Tokens
-		if tokens == deepest {
-			s.endDeepest = m + 1
-		} else if tokens != last {
-			// Matches of one length stand side by side.
-			last = tokens
-			if tokens > deepest {
-				deepest, second = tokens, deepest
-				s.firstDeepest, s.endDeepest = m, m+1
-			} else if tokens > second {
-				second = tokens
-			}
-		}
-	}
-	s.deepest, s.second, s.holders = deepest, second, holders
-}
-
 // candidate is the worker at a position as the request meets it.
 func (s *search) candidate(i int) Candidate {
 	c := Candidate{Worker: s.board.workers[i], DistanceMs: math.NaN()}
-	if m := s.matchOf[i]; m > 0 {
-		match := &s.q.Matches[m-1]
-		c.MatchedTokens, c.LowerTokens, c.Predicted = int(match.Tokens), int(match.LowerTokens), match.Predicted
+	if held := s.heldAt(i); held != nil {
+		c.MatchedTokens, c.LowerTokens, c.Predicted = int(held.Tokens), int(held.LowerTokens), held.Predicted
 	}
 	if s.q.MatchUnknown {
 		c.MatchedTokens, c.LowerTokens, c.Predicted = Unknown, 0, false
@@ -272,6 +181,9 @@ func (s *search) run() bool {
 	s.perLive = p.policy.Theta / p.meanOutputTokens
 	s.pulls = len(p.sit.Sources) > 0 && b.pulling > 0
 	s.waysDiffer = len(s.q.Ways) > 0 && !s.q.WaysAlike
+	if !s.waysDiffer {
+		s.alikeFarMs = s.wayMs(b.rows[0].id)
+	}
 	s.idleBlocks = (b.idle + blockRows - 1) / blockRows
 	s.tieKey = p.tieKey()
 	s.bestOwn, s.least, s.bound = math.Inf(1), math.Inf(1), math.Inf(1)

@@ -3,6 +3,7 @@ package placement
 import (
 	"fmt"
 	"math"
+	"math/bits"
 	"math/rand/v2"
 	"strings"
 	"testing"
@@ -20,6 +21,21 @@ type boardWorld struct {
 	sit     Situation
 	query   Query
 	workers []*Worker
+	matches []match // what query.Matches is made of
+}
+
+// match is what one worker holds.
+type match struct {
+	Worker WorkerID
+	Held
+}
+
+// noteMatches makes the query's matches those of the list.
+func (w *boardWorld) noteMatches() {
+	w.query.Matches.Reset()
+	for _, m := range w.matches {
+		w.query.Matches.Add(m.Worker, m.Held)
+	}
 }
 
 const worldNowMs = 5e5
@@ -125,18 +141,18 @@ func newBoardWorld(r *rand.Rand, n int, m mix) *boardWorld {
 			if chance(.3) {
 				tokens = r.IntN(w.req.PromptTokens + 50)
 			}
-			match := Match{Worker: worker.ID, Tokens: int32(tokens), Predicted: chance(.2)}
+			held := match{worker.ID, Held{Tokens: int32(tokens), Predicted: chance(.2)}}
 			if chance(m.lower) {
-				match.LowerTokens = int32(tokens / (1 + r.IntN(2)))
+				held.LowerTokens = int32(tokens / (1 + r.IntN(2)))
 				worker.Host = []*HostTier{nil, {BytesPerToken: 262_144, BytesPerMs: 18e6}, {BytesPerToken: 262_144, BytesPerMs: 2e6}}[r.IntN(3)]
 			}
-			w.query.Matches = append(w.query.Matches, match)
+			w.matches = append(w.matches, held)
 		}
 		w.workers = append(w.workers, &worker)
 		w.board.Set(&worker)
 	}
 	if m.pulling > 0 {
-		for _, match := range w.query.Matches[:min(len(w.query.Matches), MaxSources)] {
+		for _, match := range w.matches[:min(len(w.matches), MaxSources)] {
 			w.sit.Sources = append(w.sit.Sources, Source{Worker: w.workers[match.Worker], Tokens: int(match.Tokens), Sending: r.IntN(3)})
 		}
 		speeds := []float64{1.2e5, 3e6, 12.5e6}
@@ -151,9 +167,8 @@ func newBoardWorld(r *rand.Rand, n int, m mix) *boardWorld {
 		w.query.FastestBytesPerMs = []float64{0, 12.5e6}[r.IntN(2)]
 	}
 	w.query.MatchUnknown = chance(m.unknown / 4)
-	r.Shuffle(len(w.query.Matches), func(i, j int) {
-		w.query.Matches[i], w.query.Matches[j] = w.query.Matches[j], w.query.Matches[i]
-	})
+	r.Shuffle(len(w.matches), func(i, j int) { w.matches[i], w.matches[j] = w.matches[j], w.matches[i] })
+	w.noteMatches()
 	return w
 }
 
@@ -174,7 +189,7 @@ func (w *boardWorld) all() []Candidate {
 			way := w.query.Ways[worker.ID]
 			c.DistanceMs, c.SurchargeMs, c.Outside = way.RoundTripMs, way.SurchargeMs, way.Outside
 		}
-		for _, m := range w.query.Matches {
+		for _, m := range w.matches {
 			if m.Worker == worker.ID {
 				c.MatchedTokens, c.LowerTokens, c.Predicted = int(m.Tokens), int(m.LowerTokens), m.Predicted
 			}
@@ -343,9 +358,7 @@ func TestGroupsAreLower(t *testing.T) {
 			group := s.blocks[k]
 			if group.folded {
 				folded++
-				for _, m := range s.matchOf[k*blockRows : min((k+1)*blockRows, len(s.matchOf))] {
-					holders += min(int(m), 1)
-				}
+				holders += bits.OnesCount16(s.held[k].rows)
 			}
 			s.unfold(k)
 			if exact := s.blocks[k]; group.total > exact.total || group.own > exact.own {
@@ -366,8 +379,8 @@ func TestTwinHoldersDecideAsRows(t *testing.T) {
 	for seed := range uint64(600) {
 		r := rand.New(rand.NewPCG(seed, 21))
 		n := 80 + r.IntN(120)
-		if seed%10 == 1 || seed%10 == 5 { // more matches than are looked at one by one
-			n += 2 * apartMatches
+		if seed%10 == 1 || seed%10 == 5 {
+			n += 1000
 		}
 		w := newBoardWorld(r, n, mix{alike: 1, same: true, idle: []float64{.7, 1}[seed%2], matched: []float64{.3, 1}[seed/2%2], far: float64(seed / 4 % 2)})
 		w.policy.TieMs = 0
@@ -375,13 +388,14 @@ func TestTwinHoldersDecideAsRows(t *testing.T) {
 		if seed%5 == 0 {
 			lengths = lengths[:1]
 		}
-		for i := range w.query.Matches {
-			w.query.Matches[i].Tokens = lengths[r.IntN(len(lengths))]
-			w.query.Matches[i].Predicted = w.query.Matches[i].Predicted && seed%5 > 1
+		for i := range w.matches {
+			w.matches[i].Tokens = lengths[r.IntN(len(lengths))]
+			w.matches[i].Predicted = w.matches[i].Predicted && seed%5 > 1
 			if seed%7 > 1 { // or in host memory
-				w.query.Matches[i].LowerTokens = []int32{0, w.query.Matches[i].Tokens}[r.IntN(2)]
+				w.matches[i].LowerTokens = []int32{0, w.matches[i].Tokens}[r.IntN(2)]
 			}
 		}
+		w.noteMatches()
 		for i, worker := range w.workers {
 			if seed%7 > 1 {
 				worker.Host = &HostTier{BytesPerToken: 262_144, BytesPerMs: 18e6}
@@ -407,7 +421,7 @@ func TestTwinHoldersDecideAsRows(t *testing.T) {
 		if got, want := verdict(&bounded, candidates), verdict(&full, all); got != want {
 			t.Fatalf("seed %d: of %d workers, %d priced:\n got %s\nwant %s", seed, len(all), len(candidates), got, want)
 		}
-		priced, holders = priced+len(candidates), holders+len(w.query.Matches)
+		priced, holders = priced+len(candidates), holders+len(w.matches)
 		for k, h := range bounded.scratch.held {
 			if h.some() && bounded.scratch.blocks[k].twinned {
 				blocks++
@@ -474,10 +488,10 @@ func TestBoardFollowsChanges(t *testing.T) {
 // groupsOf writes a board's groups; classes have no numbers of their own.
 func groupsOf(b *Board) string {
 	var out strings.Builder
-	for _, g := range b.groups {
+	for k, g := range b.groups {
 		budget := b.classes[g.class].steps.BudgetTokens()
 		g.class = 0
-		fmt.Fprintln(&out, budget, g)
+		fmt.Fprintln(&out, budget, g, b.alike[k])
 	}
 	return out.String()
 }

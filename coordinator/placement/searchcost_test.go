@@ -20,6 +20,7 @@ func fleetForFigures(n int, m mix) *boardWorld {
 	w.sit = Situation{NowMs: worldNowMs, ArrivalsPerMs: .002, MeanOutputTokens: 200, PolicyAgeMs: 10}
 	w.query = Query{}
 	r := rand.New(rand.NewPCG(3, 4))
+	var shallow Matches
 	for i, worker := range w.workers {
 		c := *worker
 		c.LoadAtMs = worldNowMs - r.Float64()*250
@@ -38,11 +39,14 @@ func fleetForFigures(n int, m mix) *boardWorld {
 		switch {
 		case m.matched < 0: // nobody holds anything
 		case i%100 == 7:
-			w.query.Matches = append(w.query.Matches, Match{Worker: c.ID, Tokens: 4096})
+			w.query.Matches.Add(c.ID, Held{Tokens: 4096})
 		case r.Float64() < m.matched:
-			w.query.Matches = append(w.query.Matches, Match{Worker: c.ID, Tokens: 1024})
+			shallow.Add(c.ID, Held{Tokens: 1024})
 		}
 		w.board.Set(&c)
+	}
+	for id, held := range shallow.All() {
+		w.query.Matches.Add(id, held)
 	}
 	return w
 }

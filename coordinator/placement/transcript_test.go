@@ -76,15 +76,15 @@ func parseScene(t *testing.T, d *datadriven.TestData) *scene {
 		return p
 	}
 	var board Board
-	var matches []Match
+	var matches Matches
 	for i := range s.candidates {
 		c := &s.candidates[i]
 		board.Set(c.Worker)
 		if c.MatchedTokens > 0 {
-			matches = append(matches, Match{Worker: c.ID, Tokens: int32(c.MatchedTokens), GPUTokens: int32(c.MatchedTokens), Predicted: c.Predicted})
+			matches.Add(c.ID, Held{Tokens: int32(c.MatchedTokens), GPUTokens: int32(c.MatchedTokens), Predicted: c.Predicted})
 		}
 	}
-	s.sit.Sources = board.AppendSources(nil, &s.req, matches, func(w *Worker) int { return sending[w.ID] })
+	s.sit.Sources = board.AppendSources(nil, &s.req, &matches, func(w *Worker) int { return sending[w.ID] })
 	for i := range s.candidates {
 		for k := range s.sit.Sources {
 			s.candidates[i].Paths = append(s.candidates[i].Paths, way(s.sit.Sources[k].Worker, s.candidates[i].Worker))

@@ -1,6 +1,9 @@
 package placement
 
-import "math"
+import (
+	"math"
+	"math/bits"
+)
 
 // maxTwinGroups bounds the groups of workers that cost the same.
 const maxTwinGroups = 16
@@ -21,21 +24,24 @@ type twinGroup struct {
 
 // twinKey is equal for positions that cost the same; 0: it has no twin.
 func (s *search) twinKey(i int) uint64 {
+	if i >= s.board.idle {
+		return 0
+	}
 	c := &s.board.cold[i]
-	if c.twin == 0 || !(s.p.sit.NowMs >= c.idleMs) || !(s.p.sit.NowMs-c.loadMs <= s.p.policy.FreshMs) {
+	if !(s.p.sit.NowMs >= c.idleMs) || !(s.p.sit.NowMs-c.loadMs <= s.p.policy.FreshMs) {
 		return 0
 	}
 	of := lastTwin{twin: c.twin}
-	if m := s.matchOf[i]; m != 0 {
-		match := &s.q.Matches[m-1]
-		of.view, of.tokens, of.lower, of.predicted = c.mark, match.Tokens, match.LowerTokens, match.Predicted
+	held := s.heldAt(i)
+	if held != nil {
+		of.view, of.held = c.mark, held.number()
 	}
-	if last := &s.lastTwin; last.twin == of.twin && last.view == of.view && last.tokens == of.tokens && last.lower == of.lower && last.predicted == of.predicted && !s.waysDiffer {
+	if last := &s.lastTwin; last.twin == of.twin && last.view == of.view && last.held == of.held && !s.waysDiffer {
 		return last.key
 	}
 	of.key = s.wayKey(c.twin, s.board.rows[i].id)
-	if of.view != 0 {
-		of.key = s.holderKey(of.key, c, of.tokens, of.lower, of.predicted)
+	if held != nil {
+		of.key = s.holderKey(of.key, c, held.Tokens, held.LowerTokens, held.Predicted)
 	}
 	s.lastTwin = of
 	return of.key
@@ -44,10 +50,10 @@ func (s *search) twinKey(i int) uint64 {
 // lastTwin is what the last key was made of, and the key: those who hold the
 // same stand side by side.
 type lastTwin struct {
-	twin, view    uint64 // view: of one that holds nothing 0
-	tokens, lower int32
-	predicted     bool
-	key           uint64
+	twin uint64
+	// view and held are 0 for one that holds nothing.
+	view, held uint64
+	key        uint64
 }
 
 // wayKey adds the way to a worker to its key.
@@ -89,22 +95,22 @@ type blockKeys struct {
 // keysOf is what the keys of a block depend on.
 type keysOf struct {
 	twin, view uint64
-	held       holding
+	most       uint64 // as in holding
 }
 
 // blockKeys finds the keys of a block; nil: its rows are not alike.
 func (s *search) blockKeys(k int) *blockKeys {
-	g, h, b := &s.board.groups[k], &s.held[k], &s.lastKeys
+	g, h, b := &s.board.alike[k], &s.held[k], &s.lastKeys
 	if g.twin == 0 || !s.blocks[k].plain || s.waysDiffer || !(s.p.sit.NowMs >= g.idleMs) || !(s.p.sit.NowMs-g.loadMs <= s.p.policy.FreshMs) {
 		return nil
 	}
-	if !h.some() && !b.of.held.some() && g.twin == b.of.twin {
+	if !h.some() && b.of.most == 0 && g.twin == b.of.twin {
 		return b
 	}
 	if h.mixed() || h.some() && g.view == 0 {
 		return nil
 	}
-	of := keysOf{twin: g.twin, held: *h}
+	of := keysOf{twin: g.twin, most: h.most}
 	if h.some() {
 		of.view = g.view
 	}
@@ -119,23 +125,22 @@ func (s *search) blockKeys(k int) *blockKeys {
 	return b
 }
 
-// firstOf is the first position of a block, but for those looked at apart, whose
-// row holds nothing (0) or something (1) of the prompt; -1: there is none.
+// firstOf is the first position of a block whose row is of a kind; -1: there is
+// none.
 func (s *search) firstOf(k, kind int) int {
-	from := k * blockRows
-	for i, m := range s.matchOf[from:min(from+blockRows, len(s.matchOf))] {
-		if (m != 0) == (kind == 1) && !s.apart(m) {
-			return from + i
-		}
+	rows := s.rowsOf(k, kind)
+	if rows == 0 {
+		return -1
 	}
-	return -1
+	return k*blockRows + bits.TrailingZeros16(rows)
 }
 
 // kindBound is a lower bound of the rows of a block of one kind.
 func (s *search) kindBound(k, kind int) (total, own float64) {
 	if kind == 0 && s.held[k].some() {
 		g := &s.board.groups[k]
-		return s.prices[g.class].own.at(g.endMs, g.decodeMs, g.live, g.gapMs, s.p.sit.NowMs, s.p.policy.Theta)
+		total, own = s.prices[g.class].own.at(g.endMs, g.decodeMs, g.live, g.gapMs, s.p.sit.NowMs, s.p.policy.Theta)
+		return total + s.alikeFarMs, own + s.alikeFarMs
 	}
 	return math.Float64frombits(uint64(s.blocks[k].total)), math.Float64frombits(uint64(s.blocks[k].own))
 }
@@ -173,15 +178,15 @@ func (s *search) twinBlock(k int) bool {
 	}
 	s.blocks[k].twinned = true
 	from := k * blockRows
-	to := min(from+blockRows, len(s.matchOf))
-	names, matchOf := s.board.names[from:to], s.matchOf[from:to]
+	names := s.board.names[from:min(from+blockRows, len(s.setOf))]
 	for kind, g := range b.groups {
-		if g == nil || kind == 1 && !s.held[k].some() {
+		rows := s.rowsOf(k, kind)
+		if g == nil || rows == 0 {
 			continue
 		}
 		key, limit := firstMix(s.tieKey), g.limit()
 		for i := nextHigh(names, 0, key, limit); i < len(names); i = nextHigh(names, i+1, key, limit) {
-			if hash := lastMix(middleMix(key ^ names[i])); hash >= limit && (matchOf[i] != 0) == (kind == 1) && !s.apart(matchOf[i]) {
+			if hash := lastMix(middleMix(key ^ names[i])); hash >= limit && rows>>i&1 != 0 {
 				s.keep(g, hash, from+i)
 				limit = g.limit()
 			}

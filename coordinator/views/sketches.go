@@ -2,7 +2,6 @@ package views
 
 import (
 	"math"
-	"slices"
 	"time"
 
 	"waypost/coordinator/fleet"
@@ -58,16 +57,16 @@ func (vs *Views) TakeSketches(now time.Time, of []mesh.Sketch) {
 // Credit replaces the matches of workers of whose cache only a sketch is known
 // by the deepest of its roots that the prompt begins with. Where none fits, that
 // is unknown: a sketch names the hottest prefixes only.
-func (vs *Views) Credit(p *prefix.Probe, matches []placement.Match) []placement.Match {
+func (vs *Views) Credit(p *prefix.Probe, matches *placement.Matches) {
 	now := vs.sketches.Load()
 	if now == nil {
-		return matches
+		return
 	}
 	for id, sk := range *now {
 		if kind, process, ok := vs.fleet.ViewOf(id); !ok || process != sk.process || kind != placement.ViewInferred {
 			continue
 		}
-		matches = slices.DeleteFunc(matches, func(m placement.Match) bool { return m.Worker == id })
+		matches.Remove(id)
 		deepest := placement.Unknown
 		for _, r := range sk.roots {
 			if depth := int(r.DepthTokens); depth > deepest {
@@ -76,9 +75,8 @@ func (vs *Views) Credit(p *prefix.Probe, matches []placement.Match) []placement.
 				}
 			}
 		}
-		matches = append(matches, placement.Match{Worker: id, Tokens: int32(deepest)})
+		matches.Add(id, placement.Held{Tokens: int32(deepest)})
 	}
-	return matches
 }
 
 // oldestSketchSec is the age of the oldest sketch in use; NaN: none is.

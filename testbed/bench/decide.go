@@ -172,7 +172,7 @@ func benchDecide(x *indexBench, load Load, claims int) (Decided, error) {
 	for i := range x.long {
 		d.lookup(i)
 		d.rule(i)
-		matches, priced = matches+len(d.ask.Matches), priced+len(d.candidates)
+		matches, priced = matches+d.ask.Matches.Len(), priced+len(d.candidates)
 		if d.err != nil {
 			return out, d.err
 		}
@@ -212,14 +212,14 @@ func benchDecide(x *indexBench, load Load, claims int) (Decided, error) {
 
 // lookup asks the index, as a coordinator does.
 func (d *decider) lookup(i int) {
-	d.ask.Matches = d.ask.Matches[:0]
+	d.ask.Matches.Reset()
 	d.x.index.Groups(&d.x.long[i%len(d.x.long)].probe, func(g *prefixindex.Group) {
 		if g.Unverified {
 			return
 		}
-		m := placement.Match{Tokens: int32(g.Tokens), GPUTokens: int32(g.GPUTokens), HostTokens: int32(g.HostTokens), Predicted: g.Predicted}
+		held := placement.Held{Tokens: int32(g.Tokens), GPUTokens: int32(g.GPUTokens), HostTokens: int32(g.HostTokens), Predicted: g.Predicted}
 		first, words := g.Workers.Bitmap()
-		d.ask.Matches = placement.AppendMatches(d.ask.Matches, m, first, words)
+		d.ask.Matches.AddSet(held, first, words)
 	})
 }
 

@@ -1,0 +1,115 @@
+package placement
+
+import (
+	"maps"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+)
+
+// Matches are a map from workers to what they hold, however these are grouped.
+func TestMatchesAreAMap(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		r := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 3))
+		few := rapid.SampledFrom([]int32{2, 40, 4000}).Draw(t, "lengths") // more than a set falls apart into
+		var m Matches
+		want := map[WorkerID]Held{}
+		held := func() Held { return Held{Tokens: 1 + r.Int32N(few), GPUTokens: r.Int32N(3), Predicted: r.IntN(2) == 0} }
+		for range rapid.IntRange(1, 40).Draw(t, "steps") {
+			switch r.IntN(6) {
+			case 0:
+				m.Reset()
+				clear(want)
+			case 1:
+				h, first := held(), r.IntN(5)
+				words := make([]uint64, r.IntN(4))
+				for i := range words {
+					words[i] = r.Uint64() & r.Uint64()
+					for bit := range 64 {
+						id := WorkerID(64*(first+i) + bit)
+						if _, there := want[id]; there {
+							words[i] &^= 1 << bit
+						} else if words[i]>>bit&1 != 0 {
+							want[id] = h
+						}
+					}
+				}
+				m.AddSet(h, first, words)
+				clear(words) // they belong to the caller
+			case 2:
+				h := held()
+				for id := WorkerID(r.IntN(300)); id < 320; id += WorkerID(1 + r.IntN(100)) {
+					if _, there := want[id]; !there {
+						m.Add(id, h)
+						want[id] = h
+					}
+				}
+			case 3:
+				id := WorkerID(r.IntN(500))
+				m.Remove(id)
+				delete(want, id)
+			default:
+				by := make([]int32, 600)
+				for i := range by {
+					by[i] = r.Int32N(few) * r.Int32N(2)
+				}
+				change := func(id WorkerID, h Held) Held {
+					h.Tokens = max(0, h.Tokens-by[id])
+					return h
+				}
+				seen := 0
+				m.Adjust(func(id WorkerID, h Held) Held {
+					seen++
+					return change(id, h)
+				})
+				if seen != len(want) {
+					t.Fatalf("%d of %d workers adjusted", seen, len(want))
+				}
+				for id, h := range want {
+					want[id] = change(id, h)
+				}
+			}
+			got := map[WorkerID]Held{}
+			for id, h := range m.All() {
+				if _, twice := got[id]; twice {
+					t.Fatalf("worker %d is there twice", id)
+				}
+				got[id] = h
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Fatalf("(-want +got)\n%s", diff)
+			}
+			deepest := 0
+			for h := range maps.Values(want) {
+				deepest = max(deepest, int(h.Tokens))
+			}
+			if m.Len() != len(want) || m.DeepestTokens() != deepest {
+				t.Fatalf("%d workers, deepest %d: want %d, %d", m.Len(), m.DeepestTokens(), len(want), deepest)
+			}
+		}
+	})
+}
+
+// Sets that workers leave one by one stay few where they still hold the same, and
+// memory is used again.
+func TestMatchesStayGrouped(t *testing.T) {
+	words := []uint64{^uint64(0), ^uint64(0)}
+	var m Matches
+	fill := func() {
+		m.Reset()
+		m.AddSet(Held{Tokens: 100}, 0, words)
+		m.Adjust(func(id WorkerID, h Held) Held {
+			h.Tokens -= int32(id % 3)
+			return h
+		})
+	}
+	fill()
+	if len(m.groups) != 3 {
+		t.Errorf("%d sets, want 3", len(m.groups))
+	}
+	if n := testing.AllocsPerRun(10, fill); n > 0 {
+		t.Errorf("%v allocations, want none", n)
+	}
+}
