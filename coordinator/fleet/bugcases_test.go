@@ -79,9 +79,11 @@ func TestDSC02ChangedAddressIsGivenOut(t *testing.T) {
 	if err != nil || len(changes.Removed) != 0 {
 		t.Fatalf("%v, removed %v", err, changes.Removed)
 	}
-	w, err := r.f.Worker(at(2000), worker0)
-	if now, _, _ := r.f.LookupWorker(worker0); err != nil || now != id || w.Facts.URL != "http://10.0.0.9:9000" {
-		t.Errorf("worker %d at %s, was %d: %v", now, w.Facts.URL, id, err)
+	if now, _, _ := r.f.LookupWorker(worker0); now != id {
+		t.Errorf("it is worker %d, was %d", now, id)
+	}
+	if to, ok := r.f.Endpoint(id); !ok || to.URL != "http://10.0.0.9:9000" {
+		t.Errorf("callers are sent to %v, %v", to, ok)
 	}
 	candidates, _, err := r.f.Candidates(at(2000), Query{}, nil)
 	if err != nil || len(candidates) != 1 {
