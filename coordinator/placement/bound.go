@@ -60,11 +60,15 @@ func (s *search) boundAll(survey *Survey, firsts *[numReasons]int32) (unknown un
 	fold := !special && !pulls && (!anyWays || s.q.WaysOpen)
 	for k := range s.blocks {
 		if g := &b.groups[k]; fold && g.plain && tokens < g.maxTokens && now-g.seenMs <= p.policy.SilentMs {
-			line := &prices[g.class].own
-			if h := &s.held[k]; h.some() {
-				line = &s.behind(g.class, g.block, h.tokens()).price.own
+			total, own := math.Inf(1), math.Inf(1)
+			h := &s.held[k]
+			if s.rowsOf(k, bare) != 0 {
+				total, own = prices[g.class].own.at(g.endMs, g.decodeMs, g.live, g.gapMs, now, theta)
 			}
-			total, own := line.at(g.endMs, g.decodeMs, g.live, g.gapMs, now, theta)
+			if h.some() {
+				t, o := s.behind(g.class, g.block, h.tokens()).price.own.at(h.endMs, g.decodeMs, g.live, g.gapMs, now, theta)
+				total, own = min(total, t), min(own, o)
+			}
 			s.blocks[k] = block{total: int64(math.Float64bits(total + s.alikeFarMs)), own: int64(math.Float64bits(own + s.alikeFarMs)), plain: true, folded: true}
 			continue
 		}

@@ -40,13 +40,13 @@ func (s *search) boundOn(line *linear, i int) (total, own float64) {
 }
 
 // kindLine is the line of the rows of a folded block of one kind, or if they have
-// not one, what is below all of these.
-func (s *search) kindLine(k, kind int) (line linear, one bool) {
+// not one, what is below all of these, and the least of their ends.
+func (s *search) kindLine(k, kind int) (line linear, endMs float64, one bool) {
 	g, h := &s.board.groups[k], &s.held[k]
 	if kind == bare {
-		return s.prices[g.class].own, true
+		return s.prices[g.class].own, g.endMs, true
 	}
-	return s.behind(g.class, g.block, h.tokens()).price.own, g.even && !h.mixed()
+	return s.behind(g.class, g.block, h.tokens()).price.own, h.endMs, g.even && !h.mixed()
 }
 
 // considerFolded is consider for the rows of a folded block.
@@ -59,9 +59,9 @@ func (s *search) considerFolded(k int) {
 			continue
 		}
 		// The start puts most of them beyond the bound, with the least of all else.
-		line, one := s.kindLine(k, kind)
+		line, endMs, one := s.kindLine(k, kind)
 		rest := line.a*g.decodeMs*line.steps + line.perLive*g.live + line.baseMs + theta*g.gapMs + s.alikeFarMs
-		if line.a*(g.endMs-now)+rest > s.bound {
+		if line.a*(endMs-now)+rest > s.bound {
 			continue
 		}
 		for ; rows != 0; rows &= rows - 1 {
@@ -91,9 +91,9 @@ func (s *search) ownFolded(k int) {
 		if rows == 0 {
 			continue
 		}
-		line, one := s.kindLine(k, kind)
+		line, endMs, one := s.kindLine(k, kind)
 		rest := g.decodeMs*line.steps + line.ownMs + s.alikeFarMs
-		if g.endMs-now+rest > least {
+		if endMs-now+rest > least {
 			continue
 		}
 		for ; rows != 0; rows &= rows - 1 {

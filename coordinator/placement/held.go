@@ -7,6 +7,8 @@ import "math/bits"
 // of the least. So many matches are noted that there must be no branch to guess.
 type holding struct {
 	most, least uint64
+	// endMs is the least of Board.ends of these, +Inf if there are none.
+	endMs float64
 	// rows are those that hold something, apart those of them that are looked at
 	// apart: a bit for each.
 	rows, apart uint16
@@ -30,12 +32,12 @@ func (h *holding) predicted() bool { return h.most&2 != 0 }
 // apartMatches is how many holders are bounded one by one, while the others are
 // bounded by blocks: those of small sets, which would set the bounds of blocks that
 // hold little else.
-const apartMatches = 256
+const apartMatches = 512
 
 // noteMatches says at every position what is held there and in every block what
 // is held but for small sets.
 func (s *search) noteMatches() {
-	at, setOf, held, holders := s.board.at, s.setOf, s.held, s.holders[:0]
+	at, ends, setOf, held, holders := s.board.at, s.board.ends, s.setOf, s.held, s.holders[:0]
 	m := &s.q.Matches
 	for set := range m.groups {
 		g := &m.groups[set]
@@ -59,7 +61,9 @@ func (s *search) noteMatches() {
 				}
 				setOf[i] = int32(set)
 				h := &held[i/blockRows]
-				h.most, h.least = max(h.most, number), max(h.least, least)
+				if h.most, h.least = max(h.most, number), max(h.least, least); apart == 0 {
+					h.endMs = min(h.endMs, ends[i])
+				}
 				h.rows |= 1 << (i % blockRows)
 				h.apart |= apart << (i % blockRows)
 				if apart != 0 {

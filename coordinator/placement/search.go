@@ -100,7 +100,9 @@ func (s *scratch) begin(rows, classes int) {
 	n := (rows + blockRows - 1) / blockRows
 	s.blocks = slices.Grow(s.blocks[:0], n)[:n]
 	s.held = slices.Grow(s.held[:0], n)[:n]
-	clear(s.held)
+	for k := range s.held {
+		s.held[k] = holding{endMs: math.Inf(1)}
+	}
 	clear(s.reasons[:rows])
 	s.totals, s.owns, s.reasons, s.setOf = s.totals[:rows], s.owns[:rows], s.reasons[:rows], s.setOf[:rows]
 	s.prices = slices.Grow(s.prices[:0], classes)[:classes]

@@ -47,18 +47,42 @@ func (b *bitset) trim() {
 	}
 }
 
+// overlap are the words where another set may have members as well.
+func (b *bitset) overlap(other *bitset) (lo, hi int) {
+	lo = max(b.lo, other.lo)
+	return lo, max(lo, min(b.hi, other.hi))
+}
+
 // subtract takes out the members of another set.
 func (b *bitset) subtract(other *bitset) {
-	for i := max(b.lo, other.lo); i < min(b.hi, other.hi); i++ {
-		b.words[i] &^= other.words[i]
+	lo, hi := b.overlap(other)
+	words := other.words[lo:hi]
+	for i, w := range b.words[lo:hi][:len(words)] {
+		b.words[lo+i] = w &^ words[i]
 	}
+}
+
+// within reports whether all members are in another set.
+func (b *bitset) within(other *bitset) bool {
+	lo, hi := b.overlap(other)
+	var out uint64
+	words := other.words[lo:hi]
+	for i, w := range b.words[lo:hi][:len(words)] {
+		out |= w &^ words[i]
+	}
+	for _, w := range b.words[b.lo:min(lo, b.hi)] {
+		out |= w
+	}
+	for _, w := range b.words[min(hi, b.hi):b.hi] {
+		out |= w
+	}
+	return out == 0
 }
 
 // intersect takes out all but the members of another set and returns how many
 // are left.
 func (b *bitset) intersect(other *bitset) (n int) {
-	b.lo = max(b.lo, other.lo)
-	b.hi = max(b.lo, min(b.hi, other.hi))
+	b.lo, b.hi = b.overlap(other)
 	for i := b.lo; i < b.hi; i++ {
 		b.words[i] &= other.words[i]
 		n += bits.OnesCount64(b.words[i])
@@ -68,8 +92,16 @@ func (b *bitset) intersect(other *bitset) (n int) {
 
 // difference makes b the members of one set that are not in another.
 func (b *bitset) difference(of, without *bitset) {
-	b.copyOf(of)
-	b.subtract(without)
+	lo, hi := of.overlap(without)
+	b.lo, b.hi = of.lo, of.hi
+	copy(b.words[b.lo:], of.words[b.lo:min(lo, b.hi)])
+	to, words := b.words[lo:hi], without.words[lo:hi]
+	for i, w := range of.words[lo:hi][:len(to)] {
+		to[i] = w &^ words[i]
+	}
+	if hi < b.hi {
+		copy(b.words[hi:b.hi], of.words[hi:b.hi])
+	}
 	b.trim()
 }
 
@@ -100,22 +132,37 @@ func (b *bitset) and(from *bitset, m members, blocks *slab) int {
 		words := blocks.words(m.handle())
 		b.lo = from.lo
 		b.hi = max(b.lo, min(from.hi, len(words)))
-		for i := b.lo; i < b.hi; i++ {
-			w := atomic.LoadUint64(&words[i]) & from.words[i]
-			b.words[i] = w
+		to := b.words[b.lo:b.hi]
+		words = words[b.lo:b.hi]
+		for i, w := range from.words[b.lo:b.hi][:len(to)] {
+			w &= atomic.LoadUint64(&words[i])
+			to[i] = w
 			n += bits.OnesCount64(w)
 		}
 		b.trim()
 	default:
-		words := blocks.words(m.handle())
-		for i := range words {
-			for w := atomic.LoadUint64(&words[i]); w != 0; w >>= 16 {
-				if a := uint32(w&0xffff) - 1; from.has(a) {
-					b.put(a)
-					n++
-				}
+		n = b.andList(from, blocks.words(m.handle()))
+	}
+	return n
+}
+
+// andList is and for a list. So many members in no order are looked for that there
+// must be no branch to guess.
+func (b *bitset) andList(from *bitset, list []uint64) (n int) {
+	b.lo, b.hi = from.lo, from.hi
+	in := from.words[from.lo:from.hi]
+	out := b.words[from.lo:from.hi][:len(in)]
+	clear(out)
+	for i := range list {
+		for w := atomic.LoadUint64(&list[i]); w != 0; w >>= 16 {
+			a := uint32(w&0xffff) - 1
+			if at := uint(a/64) - uint(from.lo); at < uint(len(in)) {
+				bit := in[at] >> (a % 64) & 1
+				out[at] |= bit << (a % 64)
+				n += int(bit)
 			}
 		}
 	}
+	b.trim()
 	return n
 }

@@ -218,6 +218,11 @@ func (s *Searcher) group(r Reuse, set *bitset) {
 		return
 	}
 	out := s.newSet()
+	if !s.strangers {
+		out.copyOf(set)
+		s.groups = append(s.groups, Group{r, Workers{out.lo, out.words[out.lo:out.hi]}})
+		return
+	}
 	others := false
 	out.lo, out.hi = set.lo, set.hi
 	for i := set.lo; i < set.hi; i++ {

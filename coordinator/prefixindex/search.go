@@ -38,6 +38,7 @@ type Searcher struct {
 	groups     []Group
 	outOfOrder bool
 	again      bool // what was read does not belong together
+	strangers  bool // there are slots that are not of their worker's number
 	ahead      ahead
 }
 
@@ -129,7 +130,7 @@ func (s *Searcher) reset(p *prefix.Probe) {
 	s.width = int(s.x.slots.width.Load())
 	s.arena = s.arena[:0]
 	s.levels, s.order, s.groups = s.levels[:0], s.order[:0], s.groups[:0]
-	s.outOfOrder, s.again = false, false
+	s.outOfOrder, s.again, s.strangers = false, false, false
 	s.left, s.hit, s.part = s.newSet(), s.newSet(), s.newSet()
 }
 
@@ -208,6 +209,7 @@ func (s *Searcher) ends() {
 	top.set.hi = s.width
 	for i := range s.width {
 		w := s.x.slots.alive[i].Load()
+		s.strangers = s.strangers || w&^s.x.slots.natural[i].Load() != 0
 		top.set.words[i] = w
 		top.n += bits.OnesCount64(w)
 	}
@@ -280,10 +282,11 @@ func (s *Searcher) gap(i int) (a, b int, ok bool) {
 // during the search can cause, and reports whether there was anybody.
 func (s *Searcher) nest() (any bool) {
 	for i := 1; i < len(s.order); i++ {
-		l := &s.levels[s.order[i]]
-		n := l.set.intersect(&s.levels[s.order[i-1]].set)
-		any = any || n != l.n
-		l.n = n
+		l, before := &s.levels[s.order[i]], &s.levels[s.order[i-1]].set
+		if !l.set.within(before) {
+			l.n = l.set.intersect(before)
+			any = true
+		}
 	}
 	return any
 }
