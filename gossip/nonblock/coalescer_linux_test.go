@@ -76,16 +76,35 @@ func waits(k *Coalescer) (n int) {
 // lowAt is how many bytes wake who reads a connection.
 func lowAt(t *testing.T, c *coalesced) (bytes int) {
 	t.Helper()
+	return option(t, c, syscall.SOL_SOCKET, syscall.SO_RCVLOWAT)
+}
+
+func option(t *testing.T, c *coalesced, level, name int) (value int) {
+	t.Helper()
 	err := c.raw.Control(func(fd uintptr) {
 		var err error
-		if bytes, err = syscall.GetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_RCVLOWAT); err != nil {
+		if value, err = syscall.GetsockoptInt(int(fd), level, name); err != nil {
 			t.Error(err)
 		}
 	})
 	if err != nil {
 		t.Error(err)
 	}
-	return bytes
+	return value
+}
+
+// What is read on ticks is not acknowledged with each read.
+func TestTicksDelayAcks(t *testing.T) {
+	t.Parallel()
+	k, _ := coalescing(t, CoalescerOptions{BeginReadsPerSec: always})
+	c, peer := coalescedPair(t, k)
+	begin(t, k, c, peer)
+	for until := time.Now().Add(time.Minute); option(t, c, syscall.IPPROTO_TCP, syscall.TCP_QUICKACK) != 0; {
+		if time.Now().After(until) {
+			t.Fatal("each read is acknowledged")
+		}
+		message(t, c, peer)
+	}
 }
 
 // Whatever is sent arrives whole and in order, of each of several connections:
