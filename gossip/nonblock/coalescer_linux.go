@@ -230,8 +230,8 @@ func (k *Coalescer) enlist(c *coalesced) bool {
 	return k.on
 }
 
-// isOn says whether connections wait for ticks.
-func (k *Coalescer) isOn() bool {
+// Ticking says whether connections wait for ticks now.
+func (k *Coalescer) Ticking() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.on
@@ -283,7 +283,7 @@ func (c *coalesced) Read(p []byte) (int, error) {
 			return c.done(n, len(p), err)
 		}
 	}
-	if c.k.isOn() {
+	if c.k.Ticking() {
 		if err := c.setQuiet(true); err != nil {
 			return 0, err
 		}

@@ -48,7 +48,7 @@ func coalescedPair(t testing.TB, k *Coalescer) (c *coalesced, peer *net.TCPConn)
 // begin has the coalescer tick, by reads of one connection.
 func begin(t testing.TB, k *Coalescer, c net.Conn, peer net.Conn) {
 	t.Helper()
-	for until := time.Now().Add(time.Minute); !k.isOn(); {
+	for until := time.Now().Add(time.Minute); !k.Ticking(); {
 		if time.Now().After(until) {
 			t.Fatal("reads wait for no ticks")
 		}
@@ -248,7 +248,7 @@ func TestTicksLeaveIdleConnections(t *testing.T) {
 	if err := <-got; err != nil {
 		t.Error(err)
 	}
-	if !k.isOn() {
+	if !k.Ticking() {
 		t.Error("the ticks ended")
 	}
 	message(t, c, peer)
@@ -283,7 +283,7 @@ func TestTicksEnd(t *testing.T) {
 				}
 				stop()
 			}
-			for until := time.Now().Add(time.Minute); k.isOn() || lowAt(t, c) != 1; time.Sleep(time.Millisecond) {
+			for until := time.Now().Add(time.Minute); k.Ticking() || lowAt(t, c) != 1; time.Sleep(time.Millisecond) {
 				if time.Now().After(until) {
 					t.Fatal("the ticks go on")
 				}
@@ -318,7 +318,7 @@ func TestTicksNeedMessages(t *testing.T) {
 		for until := time.Now().Add(2 * rateWindow); time.Now().Before(until); {
 			message(t, c, peer)
 		}
-		if k.isOn() {
+		if k.Ticking() {
 			t.Error("reads wait for ticks")
 		}
 	}
