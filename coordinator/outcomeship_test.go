@@ -2,6 +2,7 @@ package coordinator
 
 import (
 	"context"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -46,11 +47,16 @@ func TestOutcomesAreToldTogether(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, end := context.WithCancel(t.Context())
 		o := newOutcomes()
+		var mu sync.Mutex
 		var lots []int
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			o.run(ctx, func(_ string, list []lane.Observed) { lots = append(lots, len(list)) })
+			o.run(ctx, func(_ string, list []lane.Observed) {
+				mu.Lock()
+				defer mu.Unlock()
+				lots = append(lots, len(list))
+			})
 		}()
 		at := func(n int, want ...int) {
 			t.Helper()
@@ -58,6 +64,8 @@ func TestOutcomesAreToldTogether(t *testing.T) {
 				o.add("a", &lane.Observed{})
 			}
 			synctest.Wait()
+			mu.Lock()
+			defer mu.Unlock()
 			if len(lots) != len(want) {
 				t.Fatalf("told %v, want %v", lots, want)
 			}
