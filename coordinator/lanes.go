@@ -21,6 +21,8 @@ type lanes struct {
 
 	mu    sync.Mutex
 	hosts map[string]*hostLane
+
+	outcomes *outcomes
 }
 
 // hostLane is what a coordinator keeps per host beside the fleet and the views:
@@ -41,7 +43,9 @@ type hostLane struct {
 	ahead    time.Duration
 }
 
-func newLanes(c *Coordinator) *lanes { return &lanes{c: c, hosts: map[string]*hostLane{}} }
+func newLanes(c *Coordinator) *lanes {
+	return &lanes{c: c, hosts: map[string]*hostLane{}, outcomes: newOutcomes()}
+}
 
 func (h *lanes) host(name string) *hostLane {
 	h.mu.Lock()

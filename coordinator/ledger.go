@@ -79,19 +79,6 @@ func (h *lanes) ship(f *fleet.HostFrames) {
 	}
 }
 
-// report tells a worker's agent of an outcome, once: one that does not get
-// through teaches nothing.
-func (h *lanes) report(worker string, o *lane.Observed) {
-	host, index, ok := h.where(worker)
-	if !ok {
-		return
-	}
-	frame := lane.OutcomeFrameOf(h.c.process, index, o)
-	if !h.send(host, &waypostv1.ConnectResponse{Frame: &waypostv1.ConnectResponse_Outcomes{Outcomes: frame}}) {
-		h.c.metrics.framesUnsent.Inc()
-	}
-}
-
 // takeLearnt takes what a worker's agent folded of outcomes and transfers.
 func (h *lanes) takeLearnt(hl *hostLane, s *lane.Session, w *waypostv1.WorkerLoad) {
 	hl.mu.Lock()

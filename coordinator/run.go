@@ -38,6 +38,7 @@ func (c *Coordinator) Start() error {
 	c.tasks.Go(c.cases.run)
 	c.tasks.Go(c.memos.ask.run)
 	c.tasks.Go(c.shipping)
+	c.tasks.Go(func() { c.lanes.outcomes.run(c.ctx, c.lanes.tellOutcomes) })
 	c.tasks.Go(func() { c.views.Run(c.ctx) })
 	c.tasks.Go(func() { c.join(c.ctx) })
 	c.log.Info("coordinator started", "api", c.APIAddress(), "cluster", c.ClusterAddress(), "mesh", c.MeshAddress())

@@ -10,6 +10,10 @@ import (
 // answers at once.
 const maxHeads = 64
 
+// headTokens is for how many tokens a head has room from the start: those up to the
+// next checkpoint, with the block that reaches it.
+const headTokens = prefix.ChunkTokens + 64
+
 // head remembers the tokens from the last checkpoint to the end of one attached
 // node. Blocks of a prompt are asked about one after the other, forward when they
 // are stored and backward when they are removed, and each is named by a hash over
@@ -163,7 +167,7 @@ func (t *Table) gather(dst []uint32, id uint32, from uint32) (tokens []uint32, r
 	left := int(t.nodes.at(id).end - from)
 	at := len(dst)
 	if cap(dst) < at+left {
-		dst = append(make([]uint32, 0, at+left+prefix.ChunkTokens), dst...)
+		dst = append(make([]uint32, 0, max(at+left, headTokens)), dst...)
 	}
 	dst = dst[:at+left]
 	for out := dst[at:]; left > 0; {

@@ -11,8 +11,8 @@ import (
 	waypostv1 "waypost/proto/waypost/v1"
 )
 
-// maxOutcomes bounds the outcomes of one frame.
-const maxOutcomes = 256
+// MaxOutcomes bounds the outcomes of one frame.
+const MaxOutcomes = 256
 
 // ErrOutcomes is wrapped by every error of ObservationsOf.
 var ErrOutcomes = errors.New("bad frame of outcomes")
@@ -23,12 +23,17 @@ type Observed struct {
 	accuracy.Observation
 }
 
-// OutcomeFrameOf turns an outcome into its wire form.
-func OutcomeFrameOf(coordinator uint64, index uint32, o *Observed) *waypostv1.OutcomeFrame {
-	return &waypostv1.OutcomeFrame{Coordinator: &coordinator, Index: &index, Outcomes: []*waypostv1.ObservedOutcome{{
-		EngineProcess: &o.EngineProcess, ExpectedTokens: tokensOf(o.ExpectedTokens), ActualTokens: tokensOf(o.ActualTokens),
-		ReuseMs: msOf(o.ReuseMs), WaitMs: msOf(o.WaitMs), FirstTokenMs: msOf(o.FirstTokenMs), GapMs: msOf(o.GapMs),
-	}}}
+// OutcomeFrameOf turns outcomes, at most MaxOutcomes, into their wire form.
+func OutcomeFrameOf(coordinator uint64, index uint32, list []Observed) *waypostv1.OutcomeFrame {
+	f := &waypostv1.OutcomeFrame{Coordinator: &coordinator, Index: &index}
+	for i := range list {
+		o := &list[i]
+		f.Outcomes = append(f.Outcomes, &waypostv1.ObservedOutcome{
+			EngineProcess: &o.EngineProcess, ExpectedTokens: tokensOf(o.ExpectedTokens), ActualTokens: tokensOf(o.ActualTokens),
+			ReuseMs: msOf(o.ReuseMs), WaitMs: msOf(o.WaitMs), FirstTokenMs: msOf(o.FirstTokenMs), GapMs: msOf(o.GapMs),
+		})
+	}
+	return f
 }
 
 func tokensOf(n int) *uint32 {
@@ -48,8 +53,8 @@ func msOf(v float64) *float64 {
 // ObservationsOf turns the wire form back and checks it: a frame with a field
 // beyond its bounds is refused whole.
 func ObservationsOf(f *waypostv1.OutcomeFrame) ([]Observed, error) {
-	if n := len(f.GetOutcomes()); n > maxOutcomes {
-		return nil, fmt.Errorf("%w: outcomes: %d are more than %d", ErrOutcomes, n, maxOutcomes)
+	if n := len(f.GetOutcomes()); n > MaxOutcomes {
+		return nil, fmt.Errorf("%w: outcomes: %d are more than %d", ErrOutcomes, n, MaxOutcomes)
 	}
 	out := make([]Observed, 0, len(f.GetOutcomes()))
 	for i, m := range f.GetOutcomes() {
@@ -95,8 +100,8 @@ func TermErrorsOf(errs []accuracy.TermError) (out []*waypostv1.TermError) {
 // known here are left out.
 func AccuracyReportOf(m *waypostv1.WorkerAccuracy) (accuracy.Report, error) {
 	r := accuracy.Report{Outcomes: m.GetOutcomes(), FoundRatio: m.GetFoundRatio(), BiasTokens: int(m.GetBiasTokens())}
-	if n := len(m.GetErrors()); n > maxOutcomes {
-		return accuracy.Report{}, fmt.Errorf("%w: errors: %d are more than %d", accuracy.ErrReport, n, maxOutcomes)
+	if n := len(m.GetErrors()); n > MaxOutcomes {
+		return accuracy.Report{}, fmt.Errorf("%w: errors: %d are more than %d", accuracy.ErrReport, n, MaxOutcomes)
 	}
 	for _, e := range m.GetErrors() {
 		if t, known := accuracy.TermOf(e.GetTerm()); known {

@@ -18,19 +18,19 @@ import (
 func TestOutcomesOverTheWire(t *testing.T) {
 	nothing := Observed{EngineProcess: 7, Observation: accuracy.NewObservation()}
 	all := Observed{EngineProcess: 7, Observation: accuracy.Observation{ExpectedTokens: 512, ActualTokens: 0, ReuseMs: 25, WaitMs: -3, FirstTokenMs: 22, GapMs: .5}}
-	for _, o := range []Observed{nothing, all} {
-		f := OutcomeFrameOf(0xc1, 3, &o)
+	for _, list := range [][]Observed{{nothing}, {all}, {all, nothing, all}} {
+		f := OutcomeFrameOf(0xc1, 3, list)
 		back, err := ObservationsOf(f)
 		if err != nil || f.GetCoordinator() != 0xc1 || f.GetIndex() != 3 {
 			t.Fatalf("%v: %v", f, err)
 		}
-		if diff := cmp.Diff([]Observed{o}, back, cmpopts.EquateNaNs()); diff != "" {
+		if diff := cmp.Diff(list, back, cmpopts.EquateNaNs()); diff != "" {
 			t.Error(diff)
 		}
 	}
 	beyond := all
 	beyond.WaitMs = 1e300
-	if back, err := ObservationsOf(OutcomeFrameOf(1, 0, &beyond)); err != nil || back[0].WaitMs != accuracy.MostErrorMs {
+	if back, err := ObservationsOf(OutcomeFrameOf(1, 0, []Observed{beyond})); err != nil || back[0].WaitMs != accuracy.MostErrorMs {
 		t.Errorf("an error of years is told as %v, %v", back, err)
 	}
 	for name, m := range map[string]*waypostv1.ObservedOutcome{
@@ -43,7 +43,7 @@ func TestOutcomesOverTheWire(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if _, err := ObservationsOf(&waypostv1.OutcomeFrame{Outcomes: make([]*waypostv1.ObservedOutcome, maxOutcomes+1)}); !errors.Is(err, ErrOutcomes) {
+	if _, err := ObservationsOf(&waypostv1.OutcomeFrame{Outcomes: make([]*waypostv1.ObservedOutcome, MaxOutcomes+1)}); !errors.Is(err, ErrOutcomes) {
 		t.Errorf("too many outcomes: %v", err)
 	}
 

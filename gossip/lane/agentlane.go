@@ -358,11 +358,19 @@ func (l *Lane) write(ctx context.Context, stream requestStream) error {
 			timer.Reset(max(0, wait))
 			due = timer.C
 		}
+		// A LOAD that was asked for answers all that ask until it is built.
+		kicks, news := l.kicks, l.news
+		if pace.kicked {
+			kicks = nil
+		}
+		if pace.kicked || pace.news {
+			news = nil
+		}
 		select {
 		case <-due:
-		case <-l.kicks:
+		case <-kicks:
 			pace.kick()
-		case <-l.news:
+		case <-news:
 			pace.kickNews()
 		case <-l.wake:
 		case <-l.out.ready:

@@ -26,6 +26,8 @@ const (
 	// windowTicks and rateWindow are over how long the rate of reads is counted.
 	windowTicks = 40
 	rateWindow  = 200 * time.Millisecond
+	// ackDelay is the least time after which the kernel acknowledges by itself.
+	ackDelay = 40 * time.Millisecond
 )
 
 // Coalescer reads many connections together, as network cards coalesce
@@ -47,6 +49,7 @@ type Coalescer struct {
 	// the others.
 	waiting [2][]*coalesced
 	timers  map[*Timer]struct{}
+	tick    uint64
 }
 
 const (
@@ -138,7 +141,10 @@ func (k *Coalescer) ticks(timer *kernelTimer) error {
 		if err := timer.wait(); err != nil {
 			return err
 		}
-		k.with(func() { k.readAll(first) })
+		k.with(func() {
+			k.tick++
+			k.readAll(first)
+		})
 		runtime.Gosched() // until what they brought is dealt with
 		ended := false
 		k.with(func() {
@@ -165,7 +171,13 @@ func (k *Coalescer) ticks(timer *kernelTimer) error {
 func (k *Coalescer) readAll(turn int) {
 	list := k.waiting[turn]
 	still := list[:0]
+	// What is acknowledged next came at most a tick before acknowledgements were
+	// delayed last.
+	holds := uint64(max(0, ackDelay/k.o.Period-1))
 	for _, c := range list {
+		if k.tick-c.delayed >= holds {
+			c.in.delayAcks, c.delayed = true, k.tick
+		}
 		n, ok, err := c.conn.try(c.p)
 		switch {
 		case ok:
@@ -218,8 +230,8 @@ func (k *Coalescer) enlist(c *coalesced) bool {
 	return k.on
 }
 
-// isOn says whether connections wait for ticks.
-func (k *Coalescer) isOn() bool {
+// Ticking says whether connections wait for ticks now.
+func (k *Coalescer) Ticking() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.on
@@ -236,10 +248,11 @@ type coalesced struct {
 	more  bool       // the last read may have left some
 
 	// Of a read that waits for a tick; the coalescer's while it does.
-	p     []byte
-	empty int // ticks in a row without a byte
-	got   result
-	woken chan struct{}
+	p       []byte
+	delayed uint64 // the tick on which acknowledgements were delayed last
+	empty   int    // ticks in a row without a byte
+	got     result
+	woken   chan struct{}
 }
 
 // result is how a read ended that waited for a tick.
@@ -270,7 +283,7 @@ func (c *coalesced) Read(p []byte) (int, error) {
 			return c.done(n, len(p), err)
 		}
 	}
-	if c.k.isOn() {
+	if c.k.Ticking() {
 		if err := c.setQuiet(true); err != nil {
 			return 0, err
 		}

@@ -48,7 +48,7 @@ func coalescedPair(t testing.TB, k *Coalescer) (c *coalesced, peer *net.TCPConn)
 // begin has the coalescer tick, by reads of one connection.
 func begin(t testing.TB, k *Coalescer, c net.Conn, peer net.Conn) {
 	t.Helper()
-	for until := time.Now().Add(time.Minute); !k.isOn(); {
+	for until := time.Now().Add(time.Minute); !k.Ticking(); {
 		if time.Now().After(until) {
 			t.Fatal("reads wait for no ticks")
 		}
@@ -76,16 +76,35 @@ func waits(k *Coalescer) (n int) {
 // lowAt is how many bytes wake who reads a connection.
 func lowAt(t *testing.T, c *coalesced) (bytes int) {
 	t.Helper()
+	return option(t, c, syscall.SOL_SOCKET, syscall.SO_RCVLOWAT)
+}
+
+func option(t *testing.T, c *coalesced, level, name int) (value int) {
+	t.Helper()
 	err := c.raw.Control(func(fd uintptr) {
 		var err error
-		if bytes, err = syscall.GetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_RCVLOWAT); err != nil {
+		if value, err = syscall.GetsockoptInt(int(fd), level, name); err != nil {
 			t.Error(err)
 		}
 	})
 	if err != nil {
 		t.Error(err)
 	}
-	return bytes
+	return value
+}
+
+// What is read on ticks is not acknowledged with each read.
+func TestTicksDelayAcks(t *testing.T) {
+	t.Parallel()
+	k, _ := coalescing(t, CoalescerOptions{BeginReadsPerSec: always})
+	c, peer := coalescedPair(t, k)
+	begin(t, k, c, peer)
+	for until := time.Now().Add(time.Minute); option(t, c, syscall.IPPROTO_TCP, syscall.TCP_QUICKACK) != 0; {
+		if time.Now().After(until) {
+			t.Fatal("each read is acknowledged")
+		}
+		message(t, c, peer)
+	}
 }
 
 // Whatever is sent arrives whole and in order, of each of several connections:
@@ -229,7 +248,7 @@ func TestTicksLeaveIdleConnections(t *testing.T) {
 	if err := <-got; err != nil {
 		t.Error(err)
 	}
-	if !k.isOn() {
+	if !k.Ticking() {
 		t.Error("the ticks ended")
 	}
 	message(t, c, peer)
@@ -264,7 +283,7 @@ func TestTicksEnd(t *testing.T) {
 				}
 				stop()
 			}
-			for until := time.Now().Add(time.Minute); k.isOn() || lowAt(t, c) != 1; time.Sleep(time.Millisecond) {
+			for until := time.Now().Add(time.Minute); k.Ticking() || lowAt(t, c) != 1; time.Sleep(time.Millisecond) {
 				if time.Now().After(until) {
 					t.Fatal("the ticks go on")
 				}
@@ -299,7 +318,7 @@ func TestTicksNeedMessages(t *testing.T) {
 		for until := time.Now().Add(2 * rateWindow); time.Now().Before(until); {
 			message(t, c, peer)
 		}
-		if k.isOn() {
+		if k.Ticking() {
 			t.Error("reads wait for ticks")
 		}
 	}

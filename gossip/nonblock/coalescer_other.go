@@ -27,6 +27,9 @@ func (k *Coalescer) Conn(c net.Conn) net.Conn { return Conn(c) }
 // ConnFirst returns c.
 func (k *Coalescer) ConnFirst(c net.Conn) net.Conn { return Conn(c) }
 
+// Ticking says that connections wait for no ticks.
+func (k *Coalescer) Ticking() bool { return false }
+
 func (k *Coalescer) with(f func()) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
