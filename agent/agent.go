@@ -24,6 +24,7 @@ import (
 	"waypost/gossip/identity"
 	"waypost/gossip/lane"
 	"waypost/gossip/mesh"
+	"waypost/gossip/nonblock"
 	"waypost/gossip/prefix"
 	waypostv1 "waypost/proto/waypost/v1"
 	"waypost/systemd/daemon"
@@ -89,6 +90,8 @@ type Agent struct {
 	metrics  *metricsServer
 	learnt   *learnt
 	wish     *drainWish
+	// events reads the event sockets of all engines together.
+	events *nonblock.Coalescer
 	// framesRefused counts frames of coordinators that were refused.
 	framesRefused *prometheus.CounterVec
 
@@ -135,6 +138,10 @@ func New(opt Options) (*Agent, error) {
 	}
 	a.ctx, a.cancel = context.WithCancel(context.Background())
 	a.lanes, a.learnt, a.truth = newLanes(a), newLearnt(opt.Config.StateDir), newGPUTruth("")
+	var err error
+	if a.events, err = nonblock.NewCoalescer(nonblock.CoalescerOptions{}); err != nil {
+		return nil, err
+	}
 	a.wish = newDrainWish(opt.Config.StateDir, a.log, func() { a.dialer.Kick() })
 	a.framesRefused = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "waypost_lane_frames_refused_total", Help: "Frames from coordinators that were refused."}, []string{"kind"})
 	if err := a.readKeys(); err != nil {
@@ -188,7 +195,7 @@ func (a *Agent) watch(e EngineConfig) (*watched, error) {
 		}
 		target.APIKey = strings.TrimSpace(string(b))
 	}
-	adapter, err := newAdapter(e.Kind, engine.Options{Target: target, Logger: a.log, PageTimeout: a.opt.PageTimeout})
+	adapter, err := newAdapter(e.Kind, engine.Options{Target: target, Logger: a.log, PageTimeout: a.opt.PageTimeout, WrapEvents: a.events.Conn})
 	if err != nil {
 		return nil, fmt.Errorf("engine %s: %w", e.Name, err)
 	}
@@ -301,7 +308,7 @@ func (a *Agent) watchedOf(index uint32) *watched {
 // wireGossip prepares lanes and mesh.
 func (a *Agent) wireGossip() error {
 	var source *identity.Source
-	dopt := lane.DialerOptions{Hello: a.lanes.hello, Load: a.lanes.load, News: a.lanes.loadNews, Handler: a.lanes, Logger: a.log, Registerer: a.opt.Registerer}
+	dopt := lane.DialerOptions{Hello: a.lanes.hello, Load: a.lanes.load, News: a.lanes.loadNews, Handler: a.lanes, Coalescer: a.events, Logger: a.log, Registerer: a.opt.Registerer}
 	if a.cfg.TLS.set() {
 		var err error
 		source, err = identity.Open(identity.Options{Files: identity.Files{CA: a.cfg.TLS.CAFile, Cert: a.cfg.TLS.CertFile, Key: a.cfg.TLS.KeyFile}, Logger: a.log})
@@ -375,6 +382,11 @@ func (a *Agent) Start() error {
 		w.start(a.ctx, &a.tasks)
 	}
 	a.startFacts()
+	a.tasks.Go(func() {
+		if err := a.events.Run(a.ctx); err != nil {
+			a.log.Warn("events are read one by one, which takes more processor time", "error", err)
+		}
+	})
 	a.tasks.Go(a.discovery.run)
 	a.tasks.Go(a.tick)
 	a.tasks.Go(a.keepLearnt)

@@ -76,17 +76,21 @@ func (r *rank) stepModel() ledger.StepModel {
 }
 
 // remodelled reports once that the step model in force is another one than the
-// one asked about last.
+// one asked about last, or that the engine turned out to have windows, or none.
 func (r *rank) remodelled() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	model := r.stepModel()
-	if !r.known || model == r.toldModel {
+	if !r.known || model == r.toldModel && r.windowed() == r.toldWindowed {
 		return false
 	}
-	r.toldModel = model
+	r.toldModel, r.toldWindowed = model, r.windowed()
 	return true
 }
+
+// windowed says that groups of the engine's cache hold only the last blocks of a
+// prefix, as its events tell.
+func (r *rank) windowed() bool { return r.table != nil && r.table.Windowed() }
 
 // laneUp and laneDown tell of a lane; how far a coordinator's claims were taken
 // in is remembered while it has one.

@@ -120,7 +120,7 @@ type EngineConfig struct {
 	KVFingerprint string          `toml:"kv_fingerprint" help:"equal on engines that can read each other's KV: same weights, KV type, layout, parallelism, connector; empty: from what the engine says"`
 	KVExported    Tier            `toml:"kv_exported_tier" help:"memory that the connector reads for others, gpu or host; empty: the engine is asked"`
 	KVBytes       float64         `toml:"kv_bytes_per_token" help:"KV of one token, bytes; 0: the engine is asked"`
-	KVHostRate    float64         `toml:"kv_host_bytes_per_sec" help:"how fast the engine reads KV back from host memory, bytes per second; 0: 18e9 is assumed"`
+	KVHostRate    float64         `toml:"kv_host_bytes_per_sec" help:"how fast the engine reads KV back from host memory, bytes per second; 0: 18e9 is assumed, less where the GPU's link carries less"`
 }
 
 // Role is a part of a request.

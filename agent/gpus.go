@@ -38,6 +38,9 @@ type gpuTruth struct {
 	policy *nvml.Policy
 	// uses are the GPUs of each engine by UUID, as seen last.
 	uses map[string][]string
+	// links are the links to the host's memory of each engine's GPUs, the least of
+	// them; missing: unknown.
+	links map[string]nvml.PCIeLink
 	// held is what the processes of an engine hold, bytes; missing: unknown.
 	held map[string]uint64
 	// complete says that all processes on GPUs were told and all engines found:
@@ -105,7 +108,7 @@ func (g *gpuTruth) engineProcesses(urls map[string]string) (engines map[int]stri
 
 // look finds out anew which engine uses which GPU: those that listen, and
 // processes that listen nowhere, with the engine or share of each. It says whether
-// the GPUs of an engine have changed.
+// the GPUs of an engine, or their links to the host, have changed.
 func (g *gpuTruth) look(view *nvml.View, urls map[string]string, carried map[int]string) (changed bool) {
 	engines, all := g.engineProcesses(urls)
 	maps.Copy(engines, carried)
@@ -137,7 +140,14 @@ func (g *gpuTruth) look(view *nvml.View, urls map[string]string, carried map[int
 			all = false // its processes may be any of those on GPUs
 		}
 	}
-	changed = !maps.EqualFunc(uses, g.uses, slices.Equal)
+	links := map[string]nvml.PCIeLink{}
+	for name, uuids := range uses {
+		if l, ok := hostLink(view, uuids); ok {
+			links[name] = l
+		}
+	}
+	changed = !maps.EqualFunc(uses, g.uses, slices.Equal) || !maps.Equal(links, g.links)
+	g.links = links
 	g.uses, g.held, g.complete = uses, held, all && m.Complete
 	g.owners, g.foreign = map[uint32]string{}, map[string]uint64{}
 	for pid, engine := range m.Owner {
@@ -185,6 +195,35 @@ func (g *gpuTruth) gpusOf(engine string) []string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return slices.Clone(g.uses[engine])
+}
+
+// hostLink is the least of the links of some GPUs to the memory of their host;
+// false: that of one is not known.
+func hostLink(view *nvml.View, uuids []string) (least nvml.PCIeLink, ok bool) {
+	for i := range view.Devices {
+		if !slices.Contains(uuids, view.Devices[i].UUID) {
+			continue
+		}
+		l, known := view.Devices[i].HostLink()
+		if !known {
+			return nvml.PCIeLink{}, false
+		}
+		if !ok || l.BytesPerSec() < least.BytesPerSec() {
+			least, ok = l, true
+		}
+	}
+	return least, ok
+}
+
+// linkOf is the least link of an engine's GPUs to the memory of their host; nil:
+// unknown.
+func (g *gpuTruth) linkOf(engine string) *nvml.PCIeLink {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if l, ok := g.links[engine]; ok {
+		return &l
+	}
+	return nil
 }
 
 // judge is the verdict on an engine's GPUs; empty: unknown, or it uses none. An

@@ -147,6 +147,48 @@ func TestVerdictIsOfTheEnginesOwnGPUs(t *testing.T) {
 	}
 }
 
+// What bounds reading back from host memory is the least link of the engine's own
+// GPUs, as far as all of them are known.
+func TestHostLinkIsOfTheEnginesOwnGPUs(t *testing.T) {
+	view := nvml.View{Devices: []nvml.Device{
+		{GPU: nvml.GPU{UUID: "GPU-a", PCIe: &nvml.PCIeLink{Generation: 5, Lanes: 16}}},
+		{GPU: nvml.GPU{UUID: "GPU-b", PCIe: &nvml.PCIeLink{Generation: 4, Lanes: 8}}},
+		{GPU: nvml.GPU{UUID: "GPU-c"}},
+	}}
+	for _, c := range []struct {
+		uuids []string
+		want  string
+	}{{nil, ""}, {[]string{"GPU-a"}, "PCIe 5.0 x16"}, {[]string{"GPU-a", "GPU-b"}, "PCIe 4.0 x8"}, {[]string{"GPU-a", "GPU-c"}, ""}, {[]string{"GPU-z"}, ""}} {
+		if l, ok := hostLink(&view, c.uuids); ok != (c.want != "") || ok && l.String() != c.want {
+			t.Errorf("%v: %v, %v; want %q", c.uuids, l, ok, c.want)
+		}
+	}
+	// The hello tells it, and a change of it alone is worth a new hello.
+	a, gpus := twoEngines(t)
+	told := func(w *watched) *waypostv1.HostTierFacts {
+		f := engine.Facts{Capabilities: engine.ReadsHostTier}
+		return hostTierOf(w.config, &f, a.truth.linkOf(w.target.Name), false)
+	}
+	first, second := a.watching()[0], a.watching()[1]
+	if h := told(first); h.Link != nil {
+		t.Errorf("before it is known: %v", h)
+	}
+	gpus.set("GPU-a", func(d *nvml.Device) { d.PCIe = &nvml.PCIeLink{Generation: 3, Lanes: 4} })
+	now := gpus.View()
+	if !a.truth.look(&now, a.urls(), nil) {
+		t.Error("its link changed unnoticed")
+	}
+	if h := told(first); h.GetLink() != "PCIe 3.0 x4" || h.GetLinkBytesPerSec() >= 4e9 {
+		t.Errorf("first engine: %v", h)
+	}
+	if h := told(second); h.Link != nil {
+		t.Errorf("second engine, whose GPUs are not known: %v", h)
+	}
+	if a.truth.look(&now, a.urls(), nil) {
+		t.Error("the same again counts as a change")
+	}
+}
+
 // What processes of no engine hold is told only where no engine's process can be
 // among them, and a claim about KV that does not fit is shown.
 func TestForeignMemoryAndHeadroom(t *testing.T) {

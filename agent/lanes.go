@@ -374,6 +374,7 @@ func (h *lanes) hello() *waypostv1.AgentHello {
 		for _, r := range w.all() {
 			if id := r.identity(); id.known {
 				facts := workerFacts(w, id)
+				facts.HostTier = hostTierOf(w.config, &id.facts, a.truth.linkOf(w.target.Name), id.windowed)
 				facts.Boundary, told = name, true
 				if id.facts.Ranks <= 1 { // which rank uses which of an engine's GPUs nobody tells
 					if seen := a.truth.gpusOf(w.target.Name); len(seen) > 0 {
@@ -402,7 +403,6 @@ func workerFacts(w *watched, id rankFacts) *waypostv1.WorkerFacts {
 	}
 	transfer, role := transferOf(w.config, &f, w.hostAddress, id.number)
 	out.Transfer, out.Role = transfer, optionalText(role)
-	out.HostTier = hostTierOf(w.config, &f)
 	if f.StepTokens == 0 {
 		out.StepTokens = known(prior.StepTokens)
 	}

@@ -65,8 +65,10 @@ type rank struct {
 	recorder *queue.Recorder
 	// lanes are those that are up, with their coordinator's process mark.
 	lanes map[*lane.Lane]uint64
-	// toldModel is the step model of the newest hello.
-	toldModel ledger.StepModel
+	// toldModel is the step model of the newest hello, toldWindowed whether it said
+	// that there are windows.
+	toldModel    ledger.StepModel
+	toldWindowed bool
 	// beside is a mirror under construction that replaces table when it is
 	// complete; nil: none.
 	beside *blocktable.Table
@@ -438,6 +440,8 @@ type rankFacts struct {
 	hint     string
 	// model is the step model in force.
 	model ledger.StepModel
+	// windowed says that groups of its cache hold only the last blocks of a prefix.
+	windowed bool
 }
 
 func (r *rank) identity() rankFacts {
@@ -447,5 +451,5 @@ func (r *rank) identity() rankFacts {
 	if r.selfTestOf == r.process {
 		facts.Capabilities |= r.selfTest
 	}
-	return rankFacts{r.index, r.engine, r.number, facts, r.known, r.process, r.coverage, r.hint, r.stepModel()}
+	return rankFacts{r.index, r.engine, r.number, facts, r.known, r.process, r.coverage, r.hint, r.stepModel(), r.windowed()}
 }

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"waypost/agent/engine"
+	"waypost/nvml"
 	waypostv1 "waypost/proto/waypost/v1"
 )
 
@@ -43,17 +44,33 @@ func transferOf(e *EngineConfig, f *engine.Facts, hostAddress string, rank int) 
 	return out, t.Role
 }
 
-// assumedHostRate is what the way between host and GPU is taken to carry, bytes per
-// second: what a published measurement of a CPU tier over PCIe reached.
-const assumedHostRate = 18e9
+const (
+	// assumedHostRate is what the way between host and GPU is taken to carry, bytes
+	// per second: what a published measurement of a CPU tier over PCIe reached.
+	assumedHostRate = 18e9
+	// usableLinkShare is how much of a link copies get: published ones of vLLM got 50
+	// of the 64 GB/s of PCIe 5.0 x16.
+	usableLinkShare = 50. / 64
+)
 
 // hostTierOf is what it takes an engine to read saved KV back from host memory; nil:
-// it does not.
-func hostTierOf(e *EngineConfig, f *engine.Facts) *waypostv1.HostTierFacts {
+// it does not. A link that is known to carry less than what is assumed bounds it. An
+// engine with windows does not tell which of their blocks are in host memory, so
+// that nothing there is counted.
+func hostTierOf(e *EngineConfig, f *engine.Facts, link *nvml.PCIeLink, windowed bool) *waypostv1.HostTierFacts {
 	if !f.Capabilities.Has(engine.ReadsHostTier) {
 		return nil
 	}
 	out := &waypostv1.HostTierFacts{LinkBytesPerSec: proto.Float64(assumedHostRate), LinkSource: proto.String("assumed")}
+	if windowed {
+		out.Uncounted = proto.String("hybrid model: the engine does not tell which blocks of its windows are there")
+	}
+	if link != nil {
+		out.Link = proto.String(link.String())
+		if usable := link.BytesPerSec() * usableLinkShare; usable > 0 && usable < assumedHostRate {
+			out.LinkBytesPerSec = &usable
+		}
+	}
 	if e.KVHostRate > 0 {
 		out.LinkBytesPerSec, out.LinkSource = &e.KVHostRate, proto.String("declared")
 	}

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 
 	"waypost/agent/engine"
+	"waypost/nvml"
 	waypostv1 "waypost/proto/waypost/v1"
 	"waypost/systemd/daemon"
 )
@@ -83,16 +84,24 @@ func TestTransferConfigIsChecked(t *testing.T) {
 func TestHostTierFacts(t *testing.T) {
 	reads := engine.Facts{Capabilities: engine.ReadsHostTier, Transfer: engine.Transfer{BytesPerToken: 131072}}
 	for name, c := range map[string]struct {
-		config EngineConfig
-		facts  engine.Facts
-		want   *waypostv1.HostTierFacts
+		config  EngineConfig
+		facts   engine.Facts
+		link    *nvml.PCIeLink
+		windows bool
+		want    *waypostv1.HostTierFacts
 	}{
-		"it does not":     {config: EngineConfig{KVBytes: 7, KVHostRate: 1e9}, facts: engine.Facts{Transfer: reads.Transfer}},
-		"assumed":         {facts: reads, want: &waypostv1.HostTierFacts{KvBytesPerToken: proto.Float64(131072), LinkBytesPerSec: proto.Float64(18e9), LinkSource: proto.String("assumed")}},
-		"configured":      {config: EngineConfig{KVBytes: 7, KVHostRate: 5e10}, facts: reads, want: &waypostv1.HostTierFacts{KvBytesPerToken: proto.Float64(7), LinkBytesPerSec: proto.Float64(5e10), LinkSource: proto.String("declared")}},
-		"no size of a KV": {facts: engine.Facts{Capabilities: engine.ReadsHostTier}, want: &waypostv1.HostTierFacts{LinkBytesPerSec: proto.Float64(18e9), LinkSource: proto.String("assumed")}},
+		"windows":     {facts: reads, windows: true, want: &waypostv1.HostTierFacts{KvBytesPerToken: proto.Float64(131072), LinkBytesPerSec: proto.Float64(18e9), LinkSource: proto.String("assumed"), Uncounted: proto.String("hybrid model: the engine does not tell which blocks of its windows are there")}},
+		"a wide link": {facts: reads, link: &nvml.PCIeLink{Generation: 5, Lanes: 16}, want: &waypostv1.HostTierFacts{KvBytesPerToken: proto.Float64(131072), LinkBytesPerSec: proto.Float64(18e9), LinkSource: proto.String("assumed"), Link: proto.String("PCIe 5.0 x16")}},
+		// Of 128 of 130 bits at 8 GT/s on 8 lanes 50/64 are reached.
+		"a narrow link":           {facts: reads, link: &nvml.PCIeLink{Generation: 3, Lanes: 8}, want: &waypostv1.HostTierFacts{KvBytesPerToken: proto.Float64(131072), LinkBytesPerSec: proto.Float64(6.153846153846153e9), LinkSource: proto.String("assumed"), Link: proto.String("PCIe 3.0 x8")}},
+		"of a later generation":   {facts: reads, link: &nvml.PCIeLink{Generation: 9, Lanes: 1}, want: &waypostv1.HostTierFacts{KvBytesPerToken: proto.Float64(131072), LinkBytesPerSec: proto.Float64(18e9), LinkSource: proto.String("assumed"), Link: proto.String("PCIe 9.0 x1")}},
+		"configured, with a link": {config: EngineConfig{KVHostRate: 5e10}, facts: reads, link: &nvml.PCIeLink{Generation: 3, Lanes: 8}, want: &waypostv1.HostTierFacts{KvBytesPerToken: proto.Float64(131072), LinkBytesPerSec: proto.Float64(5e10), LinkSource: proto.String("declared"), Link: proto.String("PCIe 3.0 x8")}},
+		"it does not":             {config: EngineConfig{KVBytes: 7, KVHostRate: 1e9}, facts: engine.Facts{Transfer: reads.Transfer}},
+		"assumed":                 {facts: reads, want: &waypostv1.HostTierFacts{KvBytesPerToken: proto.Float64(131072), LinkBytesPerSec: proto.Float64(18e9), LinkSource: proto.String("assumed")}},
+		"configured":              {config: EngineConfig{KVBytes: 7, KVHostRate: 5e10}, facts: reads, want: &waypostv1.HostTierFacts{KvBytesPerToken: proto.Float64(7), LinkBytesPerSec: proto.Float64(5e10), LinkSource: proto.String("declared")}},
+		"no size of a KV":         {facts: engine.Facts{Capabilities: engine.ReadsHostTier}, want: &waypostv1.HostTierFacts{LinkBytesPerSec: proto.Float64(18e9), LinkSource: proto.String("assumed")}},
 	} {
-		if diff := cmp.Diff(c.want, hostTierOf(&c.config, &c.facts), protocmp.Transform()); diff != "" {
+		if diff := cmp.Diff(c.want, hostTierOf(&c.config, &c.facts, c.link, c.windows), protocmp.Transform()); diff != "" {
 			t.Errorf("%s:\n%s", name, diff)
 		}
 	}

@@ -455,8 +455,8 @@ func recordedWay(p *waypostv1.Placement, chosen *placement.Candidate, t *placeme
 	named := func(w *placement.Worker) *waypostv1.WorkerRef {
 		return &waypostv1.WorkerRef{Name: &w.Name, Incarnation: proto.String(markHex(w.Process))}
 	}
-	if t.Pull.Note == placement.PullTaken {
-		p.Pull = &waypostv1.PullPlan{Source: named(sit.Sources[t.Pull.Source].Worker), Tokens: counted(t.Pull.Tokens), TransferMs: finite(t.Pull.TransferMs)}
+	if t.Pull.Asked() {
+		p.Pull = plannedPull(&t.Pull, named(sit.Sources[t.Pull.Source].Worker))
 	}
 	if t.Partner >= 0 {
 		p.PrefillWorker, p.Worker = named(chosen.Worker), named(decodes(chosen, t))

@@ -23,12 +23,18 @@ import (
 // pulled.
 func (c *Coordinator) pullPlan(d *placement.Decision, sit placement.Situation) *waypostv1.PullPlan {
 	pull := &d.Terms[d.Chosen].Pull
-	if pull.Note != placement.PullTaken {
+	if !pull.Asked() {
 		return nil
 	}
-	return &waypostv1.PullPlan{
-		Source: c.reach(sit.Sources[pull.Source].ID), Tokens: counted(pull.Tokens), TransferMs: finite(pull.TransferMs),
+	return plannedPull(pull, c.reach(sit.Sources[pull.Source].ID))
+}
+
+func plannedPull(pull *placement.Pull, source *waypostv1.WorkerRef) *waypostv1.PullPlan {
+	plan := &waypostv1.PullPlan{Source: source, Tokens: counted(pull.Tokens), TransferMs: finite(pull.TransferMs)}
+	if pull.Note == placement.PullSpare {
+		plan.OnlyIfGone = proto.Bool(true)
 	}
+	return plan
 }
 
 // nixlConnector reads what a prefill worker left for its partner.
@@ -80,7 +86,7 @@ func patched(answer *waypostv1.Placement, chosen *placement.Candidate, t *placem
 		computes = answer.GetPrefillWorker()
 		pairParams(id, computes, answer.GetWorker(), chosen.Worker)
 	}
-	if t.Pull.Note == placement.PullTaken {
+	if t.Pull.Asked() {
 		addParam(computes, "remote_kv_source", sourceParams(id, sit.Sources[t.Pull.Source].Worker))
 	}
 }
@@ -132,7 +138,7 @@ func hostTierOf(w *waypostv1.WorkerFacts) *placement.HostTier {
 	if h == nil {
 		return nil
 	}
-	out := &placement.HostTier{BytesPerToken: h.GetKvBytesPerToken(), BytesPerMs: h.GetLinkBytesPerSec() / bytesPerMsSec}
+	out := &placement.HostTier{BytesPerToken: h.GetKvBytesPerToken(), BytesPerMs: h.GetLinkBytesPerSec() / bytesPerMsSec, Link: h.GetLink(), Uncounted: h.GetUncounted()}
 	if h.GetLinkSource() == placement.FigureDeclared.String() {
 		out.Figure = placement.FigureDeclared
 	}
@@ -145,6 +151,12 @@ func hostTierProto(h *placement.HostTier) *waypostv1.HostTierFacts {
 		return nil
 	}
 	out := &waypostv1.HostTierFacts{LinkSource: proto.String(h.Figure.String())}
+	if h.Link != "" {
+		out.Link = &h.Link
+	}
+	if h.Uncounted != "" {
+		out.Uncounted = &h.Uncounted
+	}
 	if h.BytesPerToken > 0 {
 		out.KvBytesPerToken = &h.BytesPerToken
 	}

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/testing/protocmp"
 
 	"waypost/coordinator/fleet"
 	"waypost/coordinator/placement"
@@ -76,6 +78,8 @@ func TestTransferPatches(t *testing.T) {
 	}{
 		{"nothing", placement.Terms{Partner: -1}, nil, map[string]any{}, map[string]any{}},
 		{"a pull", placement.Terms{Partner: -1, Pull: pull}, nil, params(map[string]any{"remote_kv_source": source}), map[string]any{}},
+		{"a spare source", placement.Terms{Partner: -1, Pull: placement.Pull{Note: placement.PullSpare}}, nil, params(map[string]any{"remote_kv_source": source}), map[string]any{}},
+		{"none asked for", placement.Terms{Partner: -1, Pull: placement.Pull{Note: placement.PullDearer}}, nil, map[string]any{}, map[string]any{}},
 		{"a pair", placement.Terms{}, nil, params(map[string]any{"remote_prefiller": prefiller}), params(map[string]any{"remote_decoder": decoder})},
 		{
 			"a pair that pulls",
@@ -110,6 +114,31 @@ func TestTransferPatches(t *testing.T) {
 	decode.Role = placement.RoleDecode
 	if tr.Path(0, from, whole, registry.StayInNone).Never || !tr.Path(0, prefill, whole, registry.StayInNone).Never || tr.Path(0, prefill, decode, registry.StayInNone).Never {
 		t.Error("who may read from whom")
+	}
+}
+
+// The answer and the record say in the same words what is pulled, and whether only
+// if the worker's own are gone.
+func TestPullPlan(t *testing.T) {
+	from := workerNamed(2, "gpu-02/v/0")
+	sit := placement.Situation{Sources: []placement.Source{{Worker: from}}}
+	for note, want := range map[placement.PullNote]*waypostv1.PullPlan{
+		placement.PullDearer: nil,
+		placement.PullTaken:  {Tokens: new(uint32(4080)), TransferMs: new(50.)},
+		placement.PullSpare:  {Tokens: new(uint32(4080)), TransferMs: new(50.), OnlyIfGone: new(true)},
+	} {
+		var p waypostv1.Placement
+		recordedWay(&p, &placement.Candidate{Worker: from}, &placement.Terms{Partner: -1, Pull: placement.Pull{Note: note, Tokens: 4080, TransferMs: 50}}, sit)
+		got := p.GetPull()
+		if got != nil {
+			if got.GetSource().GetName() != from.Name {
+				t.Errorf("%s: from %v", note, got.GetSource())
+			}
+			got.Source = nil
+		}
+		if !proto.Equal(got, want) {
+			t.Errorf("%s: %v, want %v", note, got, want)
+		}
 	}
 }
 
@@ -178,5 +207,29 @@ func TestTenantsAreJudged(t *testing.T) {
 		if r := judge(tenant, 500); r.TenantFull != "tenant default has 600 prompt tokens under way, max_inflight_tokens is 1000" {
 			t.Errorf("tenant %q with 600 of the default tenant's under way: %q", tenant, r.TenantFull)
 		}
+	}
+}
+
+// What an agent says of an engine's way to the host's memory is shown as it was
+// said, and refused where it cannot be.
+func TestHostTierIsShownAsTold(t *testing.T) {
+	for _, told := range []*waypostv1.HostTierFacts{
+		nil,
+		{LinkSource: new("assumed")},
+		{LinkSource: new("declared"), KvBytesPerToken: new(131072.), LinkBytesPerSec: new(5e10)},
+		{LinkSource: new("assumed"), KvBytesPerToken: new(131072.), LinkBytesPerSec: new(18e9), Link: new("PCIe 5.0 x16")},
+		{LinkSource: new("assumed"), Uncounted: new("hybrid model")},
+	} {
+		h := hostTierOf(&waypostv1.WorkerFacts{HostTier: told})
+		if diff := cmp.Diff(told, hostTierProto(h), protocmp.Transform()); diff != "" {
+			t.Errorf("%v: (-told +shown)\n%s", told, diff)
+		}
+		if h != nil && h.Fault() != "" {
+			t.Errorf("%v: %s", told, h.Fault())
+		}
+	}
+	h := hostTierOf(&waypostv1.WorkerFacts{HostTier: &waypostv1.HostTierFacts{Link: new(strings.Repeat("x", 33))}})
+	if fault := h.Fault(); fault != "link: has 33 bytes, at most 32" {
+		t.Errorf("a long name of a link: %q", fault)
 	}
 }

@@ -157,6 +157,9 @@ func (g *GPU) keepFixed(old *GPU) {
 	if g.NVLinkTotal == nil {
 		g.NVLinkTotal = old.NVLinkTotal
 	}
+	if g.PCIe == nil {
+		g.PCIe = old.PCIe
+	}
 	if g.Paths == nil {
 		g.Paths = old.Paths
 	}

@@ -221,7 +221,7 @@ func TestRealBindingReads(t *testing.T) {
 	b := needTools(t)
 	d := startDriver(t, b.child, b.library, twoGPUs, Options{})
 	v := d.until("readings", inState(StateOK))
-	notTold := map[string]string{"fabric": "not supported", "nvlinkPeers": "not supported", "paths": "not supported"}
+	notTold := map[string]string{"fabric": "not supported", "nvlinkPeers": "not supported", "paths": "not supported", "pcie": "not supported"}
 	want := []Device{{
 		GPU: GPU{
 			Index: 0, UUID: uuid(0), Name: "Fake H200", PCIBusID: "00000000:1B:00.0", MIG: new(false),
@@ -293,7 +293,7 @@ func TestGPU11OldDriver(t *testing.T) {
 		Processes: []Process{{PID: 4242, MemoryBytes: new(uint64(60000000000))}, {PID: 4243}},
 		Missing: map[string]string{
 			"rowRemapPending": "not in this driver", "rowRemapFailed": "not in this driver", "mig": "not in this driver",
-			"fabric": "not in this driver", "nvlinkPeers": "not in this driver", "paths": "not in this driver",
+			"fabric": "not in this driver", "nvlinkPeers": "not in this driver", "paths": "not in this driver", "pcie": "not supported",
 		},
 	}
 	if diff := cmp.Diff(want, g); diff != "" {
@@ -315,7 +315,7 @@ func TestRealBindingNotSupported(t *testing.T) {
 			"temperatureCelsius": "not supported", "smClockMHz": "not supported", "smClockMaxMHz": "not supported",
 			"powerWatts": "not supported", "eccCorrected": "not supported", "eccUncorrected": "not supported",
 			"rowRemapPending": "not supported", "rowRemapFailed": "not supported", "mig": "not supported",
-			"nvlinkTotal": "not supported", "fabric": "not supported", "processes": "no permission", "xids": "not supported",
+			"nvlinkTotal": "not supported", "pcie": "not supported", "fabric": "not supported", "processes": "no permission", "xids": "not supported",
 		},
 	}
 	if diff := cmp.Diff(want, v.Devices[0].GPU); diff != "" {

@@ -22,7 +22,9 @@ const (
 	maxTextBytes    = 512
 	maxIndex        = 4096
 	maxLinks        = 256
-	maxInstances    = 16
+	// Beyond what exists, so that a later driver is not taken for broken.
+	maxPCIeGeneration, maxPCIeLanes = 64, 64
+	maxInstances                    = 16
 	// maxThrottleReasons is the number of bits in the library's mask.
 	maxThrottleReasons = 64
 )
@@ -192,6 +194,9 @@ func (g *GPU) check() error {
 	}
 	for _, p := range g.Paths {
 		err = errors.Join(err, checkRange("paths.to", float64(p.To), maxIndex), checkText("paths.ancestor", p.Ancestor))
+	}
+	if l := g.PCIe; l != nil {
+		err = errors.Join(err, checkRange("pcie.generation", float64(l.Generation), maxPCIeGeneration), checkRange("pcie.lanes", float64(l.Lanes), maxPCIeLanes))
 	}
 	if f := g.Fabric; f != nil {
 		err = errors.Join(err, checkText("fabric.state", f.State), checkText("fabric.failure", f.Failure), checkText("fabric.clusterUuid", f.ClusterUUID))

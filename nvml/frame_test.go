@@ -22,6 +22,7 @@ func full() *Snapshot {
 	g.Processes = []Process{{PID: 7}, {PID: 9, MemoryBytes: new(uint64(1 << 34))}}
 	g.Instances = []Instance{{Index: 2, UUID: "MIG-a", Name: "1g", MemoryTotalBytes: new(uint64(1 << 33)), Processes: []Process{}, Missing: map[string]string{"memory": "no"}}}
 	g.NVLinkPeers, g.Paths = []LinkPeer{{PeerSwitch, "0:7", 18}}, []Path{{4, new(true), AncestorSystem}}
+	g.PCIe = &PCIeLink{5, 16}
 	g.Fabric = &Fabric{FabricCompleted, "timeout", "00", new(uint32(0)), new(false)}
 	g.Missing = map[string]string{"rowRemapPending": "not supported"}
 	return &Snapshot{
@@ -135,6 +136,8 @@ func TestFrameErrors(t *testing.T) {
 		{"peer", gpus(func(g *GPU) { g.NVLinkPeers[0].Links = -1 }), "nvlinkPeers.links is -1"},
 		{"path", gpus(func(g *GPU) { g.Paths[0].To = 1 << 20 }), "paths.to is"},
 		{"many paths", gpus(func(g *GPU) { g.Paths = make([]Path, 65) }), "number of paths is 65"},
+		{"lanes", gpus(func(g *GPU) { g.PCIe.Lanes = 129 }), "pcie.lanes is 129, allowed is 0 to 64"},
+		{"generation", gpus(func(g *GPU) { g.PCIe.Generation = -1 }), "pcie.generation is -1"},
 		{"fabric", gpus(func(g *GPU) { g.Fabric.Failure = strings.Repeat("x", 513) }), "fabric.failure has 513 bytes"},
 		{"links", gpus(func(g *GPU) { g.NVLinkUp = new(999) }), "nvlinkUp is 999"},
 	} {

@@ -33,6 +33,32 @@ func peersOf(counts map[LinkPeer]int) []LinkPeer {
 	return peers
 }
 
+// laneBytesPerSec is what one lane carries one way by generation, after the coding
+// of the line (PCI Express Base Specification): 8 of 10 bits up to generation 2,
+// 128 of 130 up to 5, 242 of 256 bytes from 6 on.
+var laneBytesPerSec = [...]float64{0, 2.5e9 * .8 / 8, 5e9 * .8 / 8, 8e9 * 128 / 130 / 8, 16e9 * 128 / 130 / 8, 32e9 * 128 / 130 / 8, 64e9 * 242 / 256 / 8, 128e9 * 242 / 256 / 8}
+
+// BytesPerSec is what a link carries one way at most; 0: a generation that is not
+// known here.
+func (l PCIeLink) BytesPerSec() float64 {
+	if l.Generation < 1 || l.Generation >= len(laneBytesPerSec) {
+		return 0
+	}
+	return laneBytesPerSec[l.Generation] * float64(l.Lanes)
+}
+
+// String is "PCIe 4.0 x16" for example.
+func (l PCIeLink) String() string { return fmt.Sprintf("PCIe %d.0 x%d", l.Generation, l.Lanes) }
+
+// HostLink is a GPU's link to the memory of its host; false: it is not known, or
+// the GPU is linked to a CPU by NVLink too, which carries more.
+func (g *GPU) HostLink() (PCIeLink, bool) {
+	if g.PCIe == nil || slices.ContainsFunc(g.NVLinkPeers, func(p LinkPeer) bool { return p.Kind == PeerCPU }) {
+		return PCIeLink{}, false
+	}
+	return *g.PCIe, true
+}
+
 // ancestorWord is a topology level of the library; empty for one of a later
 // driver.
 func ancestorWord(level int) string {

@@ -1,6 +1,7 @@
 package nvml
 
 import (
+	"math"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -62,6 +63,28 @@ func TestSetFabric(t *testing.T) {
 	for mask, want := range map[uint32]*bool{0: nil, 1: new(true), 2: new(false), 3: nil, 5: new(true)} {
 		if got := degraded(mask); !cmp.Equal(want, got) {
 			t.Errorf("health mask %d: %v", mask, got)
+		}
+	}
+}
+
+// What a link to the host carries, and when it is the way there.
+func TestHostLinks(t *testing.T) {
+	for l, want := range map[PCIeLink]float64{{1, 16}: 4, {2, 1}: .5, {3, 16}: 15.75, {4, 16}: 31.51, {4, 4}: 7.88, {5, 16}: 63.02, {6, 16}: 121, {0, 16}: 0, {-1, 1}: 0, {60, 16}: 0} {
+		if got := l.BytesPerSec() / 1e9; math.Abs(got-want) > .006 {
+			t.Errorf("%v carries %.3f GB/s, want %.3f", l, got, want)
+		}
+	}
+	link := &PCIeLink{4, 16}
+	for name, c := range map[string]struct {
+		gpu  GPU
+		want string
+	}{
+		"known":           {GPU{PCIe: link, NVLinkPeers: []LinkPeer{{Kind: PeerSwitch, Links: 18}}}, "PCIe 4.0 x16"},
+		"unknown":         {GPU{}, ""},
+		"NVLink to a CPU": {GPU{PCIe: link, NVLinkPeers: []LinkPeer{{Kind: PeerCPU, Links: 10}}}, ""},
+	} {
+		if l, ok := c.gpu.HostLink(); ok != (c.want != "") || ok && l.String() != c.want {
+			t.Errorf("%s: %v, %v", name, l, ok)
 		}
 	}
 }

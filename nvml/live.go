@@ -153,6 +153,7 @@ func (s *librarySession) open(i int) *libraryDevice {
 		g.note("pciBusId", code)
 	}
 	g.SMClockMaxMHz = s.clock(d, g, "smClockMaxMHz", "nvmlDeviceGetMaxClockInfo", handle.GetMaxClockInfo)
+	s.findHostLink(d)
 	s.findLinks(d)
 	return d
 }
@@ -173,6 +174,26 @@ func cString(b []int8) string {
 		s = append(s, byte(c))
 	}
 	return string(s)
+}
+
+// findHostLink finds the link to the host. A link that has fewer lanes than it could
+// have stays so, while its generation rises when it is used.
+func (s *librarySession) findHostLink(d *libraryDevice) {
+	var l PCIeLink
+	code := s.call(d.fixed.Index, func() (r gonvml.Return) { l.Generation, r = d.handle.GetMaxPcieLinkGeneration(); return r },
+		"nvmlDeviceGetMaxPcieLinkGeneration")
+	if code == codeSuccess {
+		code = s.call(d.fixed.Index, func() (r gonvml.Return) { l.Lanes, r = d.handle.GetCurrPcieLinkWidth(); return r },
+			"nvmlDeviceGetCurrPcieLinkWidth")
+	}
+	switch {
+	case code != codeSuccess:
+		d.fixed.note("pcie", code)
+	case l.Generation < 1 || l.Lanes < 1:
+		d.fixed.miss("pcie", fmt.Sprintf("generation %d with %d lanes", l.Generation, l.Lanes))
+	default:
+		d.fixed.PCIe = &l
+	}
 }
 
 // findLinks finds the NVLink links that the GPU has.

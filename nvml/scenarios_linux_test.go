@@ -204,7 +204,7 @@ func TestGPU07VirtualMachine(t *testing.T) {
 	v := play(t, "virtual-machine", Options{}).untilGives("ok ok ok")
 	for i := range v.Devices {
 		g := v.Devices[i].GPU
-		if g.PCIBusID != "" || g.NVLinkTotal != nil || g.NVLinkPeers != nil || g.Paths != nil || g.Fabric != nil {
+		if g.PCIBusID != "" || g.NVLinkTotal != nil || g.NVLinkPeers != nil || g.Paths != nil || g.PCIe != nil || g.Fabric != nil {
 			t.Errorf("GPU %d: %+v", i, g)
 		}
 		for _, field := range []string{"pciBusId", "nvlinkTotal", "paths", "fabric"} {
@@ -229,6 +229,9 @@ func TestTopologyFacts(t *testing.T) {
 	}
 	if want := []Path{{To: 1, NVLink: new(true), Ancestor: AncestorSystem}}; !cmp.Equal(want, g.Paths) {
 		t.Errorf("paths %+v", g.Paths)
+	}
+	if l, ok := g.HostLink(); !ok || l != (PCIeLink{5, 16}) || v.Devices[1].PCIe.Lanes != 8 {
+		t.Errorf("links to the host %v and %v", l, v.Devices[1].PCIe)
 	}
 	want := &Fabric{State: FabricCompleted, ClusterUUID: "0102030405060708090a0b0c0d0e0f10", Clique: new(uint32(1)), DegradedBandwidth: new(false)}
 	if diff := cmp.Diff(want, g.Fabric); diff != "" {

@@ -110,6 +110,8 @@ type GPU struct {
 	RowRemapFailed *bool `json:"rowRemapFailed,omitempty"`
 	NVLinkUp       *int  `json:"nvlinkUp,omitempty"`
 	NVLinkTotal    *int  `json:"nvlinkTotal,omitempty"`
+	// PCIe is the link to the host; nil: unknown.
+	PCIe *PCIeLink `json:"pcie,omitempty"`
 	// NVLinkPeers are what the links lead to; nil: unknown.
 	NVLinkPeers []LinkPeer `json:"nvlinkPeers,omitempty"`
 	// Fabric is the state of the switches between GPUs; nil: there are none, or
@@ -208,6 +210,13 @@ type Path struct {
 	NVLink *bool `json:"nvlink,omitempty"`
 	// Ancestor is the nearest common ancestor on PCIe; empty: unknown.
 	Ancestor string `json:"ancestor,omitempty"`
+}
+
+// PCIeLink is a link to the host: the highest generation that the GPU and its slot
+// can do, which it lowers while it is idle, and its lanes.
+type PCIeLink struct {
+	Generation int `json:"generation"`
+	Lanes      int `json:"lanes"`
 }
 
 // XidEvent is one GPU error as the driver reports it.

@@ -21,7 +21,7 @@ func (t *Table) wipe() {
 	t.byHash.reset()
 	t.byContent.reset()
 	clear(t.chains)
-	t.head.forget()
+	t.heads.forgetAll()
 	for i := range t.slabs {
 		t.slabs[i].reset()
 	}

@@ -240,7 +240,7 @@ func (t *Table) standIn(g *group) {
 func (t *Table) dropStructure() {
 	told := t.attached > 0
 	clear(t.chains)
-	t.head.forget()
+	t.heads.forgetAll()
 	for id := uint32(1); id <= t.nodes.made; id++ {
 		n := t.nodes.at(id)
 		if n.flags&flagLinked != 0 {

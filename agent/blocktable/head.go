@@ -1,6 +1,14 @@
 package blocktable
 
-import "waypost/gossip/prefix"
+import (
+	"slices"
+
+	"waypost/gossip/prefix"
+)
+
+// maxHeads is for how many prompts heads are remembered: about as many as an engine
+// answers at once.
+const maxHeads = 64
 
 // head remembers the tokens from the last checkpoint to the end of one attached
 // node. Blocks of a prompt are asked about one after the other, forward when they
@@ -8,54 +16,125 @@ import "waypost/gossip/prefix"
 // all tokens since the checkpoint: those of the former are nearly those of the
 // next.
 type head struct {
-	id     uint32 // 0: none
 	from   uint32 // depth in tokens of the checkpoint
+	grew   bool   // since a place was last looked for
 	chain  prefix.Chain
 	tokens []uint32
 }
 
-// forget is for when the node it knows may become another one.
-func (h *head) forget() { h.id = 0 }
+// heads are the heads of the prompts that were asked about last. An engine stores
+// the blocks of many answers in turn.
+type heads struct {
+	ids  [maxHeads]uint32 // 0: none
+	list [maxHeads]head
+	near [256]uint8 // how many ids there are with the low byte
+	last int        // the place that was used last
+	hand int        // the place that is looked at next for a new one
+}
+
+// find gives the place of the head that ends with a node; -1: there is none.
+func (h *heads) find(id uint32) int {
+	switch {
+	case h.near[uint8(id)] == 0 || id == 0:
+		return -1
+	case h.ids[h.last] == id:
+		return h.last
+	}
+	return slices.Index(h.ids[:], id)
+}
+
+// move has the head at a place end with another node; 0: with none. No two end with
+// one.
+func (h *heads) move(place int, id uint32) {
+	if other := h.find(id); other >= 0 {
+		h.near[uint8(id)]--
+		h.ids[other] = 0
+	}
+	if old := h.ids[place]; old != 0 {
+		h.near[uint8(old)]--
+	}
+	if h.ids[place] = id; id != 0 {
+		h.near[uint8(id)]++
+	}
+}
+
+// forget is for when the node that a head ends with may become another one.
+func (h *heads) forget(id uint32) {
+	if place := h.find(id); place >= 0 {
+		h.move(place, 0)
+	}
+}
+
+// forgetAll is for when all nodes may.
+func (h *heads) forgetAll() {
+	h.ids, h.near = [maxHeads]uint32{}, [256]uint8{}
+}
+
+// room gives the place for another head: that of one that did not grow, as those
+// of answers do.
+func (h *heads) room() int {
+	for {
+		h.hand = (h.hand + 1) % maxHeads
+		switch kept := &h.list[h.hand]; {
+		case h.ids[h.hand] != 0 && kept.grew:
+			kept.grew = false
+		case h.hand != h.last:
+			return h.hand
+		}
+	}
+}
 
 func checkpointBefore(depth uint32) uint32 { return depth / prefix.ChunkTokens * prefix.ChunkTokens }
 
 // headTo gives the head that ends with an attached node: without tokens if that is
 // a checkpoint. It is valid until the next call.
 func (t *Table) headTo(id uint32) *head {
-	h := &t.head
-	if h.id == id {
-		return h
+	s := &t.heads
+	if place := s.find(id); place >= 0 {
+		s.last = place
+		return &s.list[place]
 	}
 	n := t.nodes.at(id)
 	from := checkpointBefore(n.end)
-	switch {
-	case h.id != 0 && t.nodes.at(h.id).parent == id && h.from == from:
+	if place := s.find(n.parent); place >= 0 && s.list[place].from == from {
+		h := &s.list[place]
+		h.tokens, h.grew = append(h.tokens, t.tokensOf(n)...), true
+		s.move(place, id)
+		s.last = place
+		return h
+	}
+	h := &s.list[s.last]
+	if below := s.ids[s.last]; below != 0 && t.nodes.at(below).parent == id && h.from == from {
 		h.tokens = h.tokens[:n.end-from]
-	case h.id != 0 && n.parent == h.id && h.from == from:
-		h.tokens = append(h.tokens, t.tokensOf(n)...)
-	default:
+	} else {
+		s.last = s.room()
+		h = &s.list[s.last]
 		var reaches uint32
 		h.tokens, reaches = t.gather(h.tokens[:0], id, from)
 		h.chain = t.chains[reaches] // that of a root is 0
 	}
-	h.id, h.from = id, from
+	h.from = from
+	s.move(s.last, id)
 	return h
 }
 
 // headUp is for a node that is about to lose its tokens: the one above is likely
 // to be asked about next.
 func (t *Table) headUp(id uint32) {
-	h := &t.head
-	if h.id != id {
+	s := &t.heads
+	place := s.find(id)
+	if place < 0 {
 		return
 	}
+	h := &s.list[place]
 	above := t.nodes.at(id).parent
 	end := t.nodes.at(above).end
 	if end < h.from {
-		h.forget()
+		s.move(place, 0)
 		return
 	}
-	h.id, h.tokens = above, h.tokens[:end-h.from]
+	h.tokens, s.last = h.tokens[:end-h.from], place
+	s.move(place, above)
 }
 
 // walkCheckpoints calls do with the chain value at each checkpoint in a node, at
@@ -71,8 +150,9 @@ func (t *Table) walkCheckpoints(id uint32, do func(depth uint32, c prefix.Chain)
 		left = left[prefix.ChunkTokens:]
 		do(depth, c)
 	}
-	h.id, h.from, h.chain = id, checkpointBefore(n.end), c
+	h.from, h.chain, h.grew = checkpointBefore(n.end), c, true
 	h.tokens = append(tokens[:0], left...)
+	t.heads.move(t.heads.last, id)
 }
 
 func nextCheckpoint(depth uint32) uint32 { return checkpointBefore(depth) + prefix.ChunkTokens }

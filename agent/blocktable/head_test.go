@@ -3,6 +3,7 @@ package blocktable
 import (
 	"maps"
 	"math/bits"
+	"math/rand/v2"
 	"slices"
 	"testing"
 
@@ -189,8 +190,8 @@ func TestNamesOfBlocks(t *testing.T) {
 		for len(held) > 0 {
 			remove(len(held) - 1)
 		}
-		if kept := len(table.chains); kept != 0 || table.Held() != 0 || table.head.id != 0 || siblingsInUse(table) != 0 {
-			t.Fatalf("of nothing: %d chain values, %d nodes, the head of %d", kept, table.Held(), table.head.id)
+		if kept := len(table.chains); kept != 0 || table.Held() != 0 || table.heads.ids != [maxHeads]uint32{} || siblingsInUse(table) != 0 {
+			t.Fatalf("of nothing: %d chain values, %d nodes, heads of %d", kept, table.Held(), table.heads.ids)
 		}
 	})
 }
@@ -280,5 +281,88 @@ func TestMomentsOfAHistory(t *testing.T) {
 	h.attached(6)
 	if got := h.listedAt(6); got > start+9*week-halfSpanMs {
 		t.Errorf("before the span: %v", got)
+	}
+}
+
+// Answers that grow in turn are each named right, more of them than are
+// remembered, beside prompts that come and go, and those that are remembered are
+// not read again.
+func TestHeadsOfManyAnswers(t *testing.T) {
+	const answers, size, blocks = 3 * maxHeads, 16, 70
+	rng := rand.New(rand.NewPCG(1, 2))
+	table := New(Options{})
+	type answer struct {
+		tokens []uint32
+		last   uint64 // hash of its last block
+	}
+	var next uint64
+	all := make([]answer, answers)
+	var gone []uint64
+	grow := func(a *answer) {
+		if id := table.findHash(a.last); id == 0 || table.nodes.at(id).flags&flagAttached == 0 {
+			*a = answer{} // removed with another one that it went on from
+		}
+		e := Event{Op: OpStore, Spec: SpecFull, BlockTokens: size, Parent: a.last, HasParent: a.last != 0, Hashes: []uint64{next + 1}}
+		for range size {
+			e.Tokens = append(e.Tokens, rng.Uint32N(1000))
+		}
+		next++
+		a.tokens, a.last = append(a.tokens, e.Tokens...), next
+		table.Apply(&e)
+	}
+	check := func(a *answer) {
+		t.Helper()
+		var want prefix.Chain
+		rest := a.tokens
+		for ; len(rest) >= prefix.ChunkTokens; rest = rest[prefix.ChunkTokens:] {
+			want = prefix.Next(want, rest[:prefix.ChunkTokens])
+		}
+		if len(rest) > 0 {
+			want = prefix.Point(want, rest)
+		}
+		if got := table.PointOf(table.findHash(a.last)); got != want {
+			t.Fatalf("the block %d tokens deep is named %x, want %x", len(a.tokens), got, want)
+		}
+	}
+	for range blocks {
+		for i := range all {
+			grow(&all[i])
+			if rng.IntN(4) > 0 {
+				check(&all[i])
+			}
+			switch rng.IntN(40) {
+			case 0: // begins anew; what it had goes, tail first
+				for id := table.findHash(all[i].last); id != 0; id, _ = table.PlaceOf(id) {
+					gone = append(gone, table.nodes.at(id).hash)
+				}
+				all[i] = answer{}
+			case 1: // goes on from where another one is
+				j := rng.IntN(i + 1)
+				all[i] = answer{slices.Clone(all[j].tokens), all[j].last}
+			}
+			for n := min(len(gone), rng.IntN(3)); n > 0; n-- {
+				table.Apply(&Event{Op: OpRemove, Hashes: gone[:1]})
+				gone = gone[1:]
+			}
+		}
+	}
+	// Others are asked about in between, as removals do.
+	few, others := all[:maxHeads/2], all[maxHeads/2:]
+	for round := range 4 {
+		for i := range few {
+			grow(&few[i])
+			check(&few[i])
+		}
+		for range maxHeads / 4 {
+			a := &others[rng.IntN(len(others))]
+			if id := table.findHash(a.last); id != 0 && table.nodes.at(id).flags&flagAttached != 0 {
+				check(a)
+			}
+		}
+		for i := range few {
+			if table.heads.find(table.findHash(few[i].last)) < 0 {
+				t.Fatalf("round %d: answer %d of %d is not remembered", round, i, len(few))
+			}
+		}
 	}
 }

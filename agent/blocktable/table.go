@@ -92,7 +92,7 @@ type Table struct {
 	resident        int
 	attached        int
 
-	head     head
+	heads    heads
 	unpacked []uint32 // of one block, see tokensOf
 	asked    uint64   // keeps the loads of askNames and askRemoved from being left out
 	stats    Stats
@@ -479,9 +479,7 @@ func (t *Table) free(id uint32) {
 		delete(t.domainOf, *d.name)
 		*d = domain{}
 		t.freeDomain = append(t.freeDomain, n.domain)
-		if t.head.id == id {
-			t.head.forget()
-		}
+		t.heads.forget(id)
 		t.nodes.give(id)
 		return
 	}

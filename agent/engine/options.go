@@ -3,7 +3,10 @@ package engine
 import (
 	"errors"
 	"log/slog"
+	"net"
 	"time"
+
+	"waypost/gossip/nonblock"
 )
 
 // The bounds of the rhythm of an adapter: four questions a second about load
@@ -30,6 +33,9 @@ type Options struct {
 	FactsEvery time.Duration
 	// PageTimeout bounds one reading of the counters and one dial. 1 s.
 	PageTimeout time.Duration
+	// WrapEvents is given every connection that events come by, before its first
+	// byte. Default: nonblock.Conn.
+	WrapEvents func(net.Conn) net.Conn
 }
 
 // ErrNoLogger means that Options has no Logger.
@@ -48,6 +54,9 @@ func (o Options) WithDefaults() (Options, error) {
 	}
 	if o.PageTimeout <= 0 {
 		o.PageTimeout = DefaultPageTimeout
+	}
+	if o.WrapEvents == nil {
+		o.WrapEvents = nonblock.Conn
 	}
 	return o, nil
 }

@@ -23,6 +23,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"waypost/coordinator/api"
+	rule "waypost/coordinator/placement"
 	waypostv1 "waypost/proto/waypost/v1"
 )
 
@@ -210,6 +211,14 @@ func (f fleet) GetPlacement(_ context.Context, r *waypostv1.GetPlacementRequest)
 		return &waypostv1.GetPlacementResponse{Record: load(f, "record-refused", &waypostv1.PlacementRecord{})}, nil
 	case "pl_c1_moved":
 		return &waypostv1.GetPlacementResponse{Record: load(f, "record-moved", &waypostv1.PlacementRecord{})}, nil
+	case "pl_c1_spare":
+		rec := load(f, "record", &waypostv1.PlacementRecord{})
+		rec.GetPlacement().Pull = &waypostv1.PullPlan{
+			Source: &waypostv1.WorkerRef{Name: proto.String("gpu-02/vllm-8000/0")}, Tokens: proto.Uint32(8176), TransferMs: proto.Float64(94), OnlyIfGone: proto.Bool(true),
+		}
+		chosen := rec.GetPlacement().GetTerms()[0]
+		chosen.PullMs, chosen.PullNote = proto.Float64(73), proto.String(rule.PullSpare.String())
+		return &waypostv1.GetPlacementResponse{Record: rec}, nil
 	}
 	return &waypostv1.GetPlacementResponse{Record: load(f, "record", &waypostv1.PlacementRecord{})}, nil
 }
@@ -464,5 +473,19 @@ func TestTopologyPrintsTheAPIsJSON(t *testing.T) {
 	stdout, _, _ = run(t, nil, "__complete", "--addr", addr, "topology", "--from", "")
 	if !strings.Contains(stdout, "gpu-02/vllm-8000/0\n") {
 		t.Errorf("completion: %s", stdout)
+	}
+}
+
+// Where the rate of reading from host memory comes from is shown: what is assumed,
+// and the link that the driver tells of.
+func TestHostTierText(t *testing.T) {
+	for want, h := range map[string]*waypostv1.HostTierFacts{
+		"reused, 131.1 kB per token at 18.0 GB/s (assumed; PCIe 5.0 x16 by NVML)": {KvBytesPerToken: proto.Float64(131072), LinkBytesPerSec: proto.Float64(18e9), LinkSource: proto.String("assumed"), Link: proto.String("PCIe 5.0 x16")},
+		"not counted (hybrid model)":                  {KvBytesPerToken: proto.Float64(131072), LinkSource: proto.String("assumed"), Uncounted: proto.String("hybrid model")},
+		"reused, ? per token at 50.0 GB/s (declared)": {LinkBytesPerSec: proto.Float64(5e10), LinkSource: proto.String("declared")},
+	} {
+		if got := hostTierText(h); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
 	}
 }

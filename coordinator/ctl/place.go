@@ -233,12 +233,12 @@ func termTable(out io.Writer, p *waypostv1.Placement, raw bool) {
 
 // pullCell is the PULL column: what counts in OWN in the place of PREFILL, "-"
 // where computing is cheaper or nobody holds more, "n/a" where nothing can be
-// pulled. Raw it is the price of the best pull, made or not.
+// pulled. Raw it is the price of the best pull, asked for or not.
 func pullCell(t *waypostv1.Terms, raw bool) string {
 	switch note := t.GetPullNote(); {
 	case note == "" || note == rule.PullNoMore.String() || note == rule.PullDearer.String() && !raw:
 		return "-"
-	case note == rule.PullDearer.String() || note == rule.PullTaken.String():
+	case note == rule.PullDearer.String() || note == rule.PullTaken.String() || note == rule.PullSpare.String():
 		return number(t.PullMs)
 	}
 	return "n/a"
@@ -265,7 +265,7 @@ func printPulls(out io.Writer, p *waypostv1.Placement) {
 	dearer := false
 	for _, t := range p.GetTerms() {
 		switch note := t.GetPullNote(); note {
-		case "", rule.PullNoMore.String(), rule.PullTaken.String():
+		case "", rule.PullNoMore.String(), rule.PullTaken.String(), rule.PullSpare.String():
 		case rule.PullDearer.String():
 			dearer = true
 		default:
@@ -292,7 +292,11 @@ func printPulls(out io.Writer, p *waypostv1.Placement) {
 		fmt.Fprintln(out, strings.TrimRight(line, " "))
 	}
 	if pull := p.GetPull(); pull != nil {
-		fmt.Fprintf(out, "Pulls %s tokens from %s in %s.\n", count(pull.Tokens), pull.GetSource().GetName(), millis(pull.TransferMs))
+		ifGone := ""
+		if pull.GetOnlyIfGone() {
+			ifGone = " if its own are gone"
+		}
+		fmt.Fprintf(out, "Pulls %s tokens from %s in %s%s.\n", count(pull.Tokens), pull.GetSource().GetName(), millis(pull.TransferMs), ifGone)
 	}
 	if len(hands) > 0 {
 		fmt.Fprintf(out, "OWN holds the hand-over to a decode worker: %s.\n", strings.Join(hands, " · "))

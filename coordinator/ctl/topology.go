@@ -241,11 +241,18 @@ func transferText(t *waypostv1.TransferFacts) string {
 
 // hostTierText says what reading saved KV back from host memory takes.
 func hostTierText(h *waypostv1.HostTierFacts) string {
+	if h.GetUncounted() != "" {
+		return "not counted (" + h.GetUncounted() + ")"
+	}
 	perToken := unknown
 	if h.KvBytesPerToken != nil {
 		perToken = size(h.KvBytesPerToken)
 	}
-	return fmt.Sprintf("reused, %s per token at %s (%s)", perToken, rate(h.LinkBytesPerSec), orUnknown(h.GetLinkSource()))
+	source := orUnknown(h.GetLinkSource())
+	if h.GetLink() != "" {
+		source += "; " + h.GetLink() + " by NVML"
+	}
+	return fmt.Sprintf("reused, %s per token at %s (%s)", perToken, rate(h.LinkBytesPerSec), source)
 }
 
 func orUnknown(s string) string {

@@ -497,6 +497,9 @@ func sizeOfWorker(w *placement.Worker) int64 {
 	if t := w.Transfer; t != nil {
 		size += int64(len(t.Connector) + len(t.SideChannel) + len(t.Fingerprint) + len(t.ExportedTier))
 	}
+	if h := w.Host; h != nil {
+		size += int64(len(h.Link) + len(h.Uncounted))
+	}
 	return size
 }
 

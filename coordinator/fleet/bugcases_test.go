@@ -66,3 +66,25 @@ func TestHOT02CoordinatorsDoNotHerd(t *testing.T) {
 		}
 	}
 }
+
+// DSC-02: a worker whose address changes is the same worker, and the old address is
+// never given out after the word of the new one.
+func TestDSC02ChangedAddressIsGivenOut(t *testing.T) {
+	r := newRig(t, 1)
+	r.load(1000, "gpu-00", idle(1000))
+	id, _, _ := r.f.LookupWorker(worker0)
+	moved := hello("gpu-00", 1)
+	moved.Workers[0].URL = "http://10.0.0.9:9000"
+	changes, err := r.f.UpdateHello(at(2000), r.lanes["gpu-00"], moved)
+	if err != nil || len(changes.Removed) != 0 {
+		t.Fatalf("%v, removed %v", err, changes.Removed)
+	}
+	w, err := r.f.Worker(at(2000), worker0)
+	if now, _, _ := r.f.LookupWorker(worker0); err != nil || now != id || w.Facts.URL != "http://10.0.0.9:9000" {
+		t.Errorf("worker %d at %s, was %d: %v", now, w.Facts.URL, id, err)
+	}
+	candidates, _, err := r.f.Candidates(at(2000), Query{}, nil)
+	if err != nil || len(candidates) != 1 {
+		t.Fatalf("%d candidates: %v", len(candidates), err)
+	}
+}

@@ -255,3 +255,43 @@ func TestLongContinuationsAreProvenFirst(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 }
+
+// What a class that was often wrong says of a prompt's beginning is not believed
+// by way of the next message either.
+func TestDistrustIsNotHandedOn(t *testing.T) {
+	for _, wrong := range []int{0, 4} {
+		m := newMemo(t)
+		learn := func(ids []uint32, contents ...string) {
+			var rd Reader
+			q, err := rd.Chat(vectorKey, "p", m.Epoch(), talk(contents...).body())
+			if err != nil {
+				t.Fatal(err)
+			}
+			m.Learn(q, ids, nil)
+		}
+		render := func(contents ...string) []uint32 { return words(appendOnly(talk(contents...))) }
+		// System texts whose tokens are others each time.
+		for i := range wrong {
+			contents := []string{"system:" + someText(rng(uint64(10+i)), 300), "user:hello"}
+			learn(render(contents...), contents...)
+			other := render(contents...)
+			other[200]++
+			learn(other, contents...)
+		}
+		// The bound of a message of few tokens for its letters reaches to the start.
+		system, long := "system:"+someText(rng(1), 300), "user:"+strings.Repeat("letters", 400)
+		for _, last := range []string{"user:hello", "user:hello", long} {
+			learn(render(system, last), system, last)
+		}
+		for _, c := range []struct {
+			last  string
+			knows bool
+		}{{"user:new", wrong == 0}, {long, wrong == 0}} {
+			next := []string{system, c.last, "assistant:yes", "user:more"}
+			predicted, right, _ := teach(t, m, talk(next...), render(next...))
+			if predicted != right || predicted > 200 != c.knows {
+				t.Errorf("%d wrong texts: %d tokens are predicted behind %.10s, %d so", wrong, predicted, c.last, right)
+			}
+		}
+	}
+}

@@ -83,14 +83,27 @@ func (d *Decision) appendBecause(b []byte, candidates []Candidate) []byte {
 	if t.LoadMs > 0 {
 		b = appendThousands(append(b, "; reading "...), t.HostTokens)
 		b = appendNumber(append(b, " tokens from host memory takes "...), t.LoadMs)
-		b = appendAll(b, " ms (", c.Host.Figure.String(), " bandwidth)")
+		b = appendAll(b, " ms (", c.Host.Figure.String(), " bandwidth")
+		if c.Host.Link != "" {
+			b = appendAll(b, " of ", c.Host.Link)
+		}
+		b = append(b, ')')
 	}
-	if t.Pull.Note == PullTaken {
-		b = appendThousands(append(b, "; pulling "...), t.Pull.Tokens)
-		b = appendNumber(append(b, " tokens ("...), t.Pull.TransferMs)
-		b = appendNumber(append(b, " ms at "...), t.Pull.BytesPerMs/1000)
-		b = appendAll(b, " MB/s, ", t.Pull.Figure.String(), ") costs less than computing them (")
-		b = append(appendNumber(b, t.PrefillMs-t.ComputeMs), " ms)"...)
+	switch t.Pull.Note {
+	case PullTaken:
+		b = append(appendThousands(append(b, "; pulling "...), t.Pull.Tokens), " tokens"...)
+		b = t.Pull.appendWay(b)
+		switch spares := t.PrefillMs - t.ComputeMs; {
+		case spares <= 0:
+			b = append(b, " costs less than reading back what is in host memory"...)
+		case t.Pull.TransferMs < spares:
+			b = append(appendNumber(append(b, " costs less than computing them ("...), spares), " ms)"...)
+		default:
+			b = append(appendNumber(append(b, " costs less than computing them ("...), spares), " ms), doubt and the streams beside them counted"...)
+		}
+	case PullSpare:
+		b = append(appendNumber(append(b, "; its own are still there with "...), 100*t.StillThere), " %, else "...)
+		b = append(t.Pull.appendWay(append(appendThousands(b, t.Pull.Tokens), " tokens are pulled"...)), " and not computed"...)
 	}
 	if t.Partner >= 0 {
 		b = appendAll(b, "; decoded by ", c.Partners[t.Partner].Worker.Name, " (hand-over ")
@@ -100,6 +113,13 @@ func (d *Decision) appendBecause(b []byte, candidates []Candidate) []byte {
 		b = append(b, "; queue unknown, counted by own claims"...)
 	}
 	return b
+}
+
+// appendWay says what moving takes, and by what.
+func (p *Pull) appendWay(b []byte) []byte {
+	b = appendNumber(append(b, " ("...), p.TransferMs)
+	b = appendNumber(append(b, " ms at "...), p.BytesPerMs/1000)
+	return appendAll(b, " MB/s, ", p.Figure.String(), ")")
 }
 
 // appendPassedOver says what kept the holder of the longest prefix from
@@ -195,7 +215,7 @@ func (d *Decision) largestBut(worse, better *Terms, but string) (string, float64
 
 // reachName is the term that reachMs is compared under.
 func (t *Terms) reachName(better *Terms) string {
-	if t.Pull.Note == PullTaken || better.Pull.Note == PullTaken {
+	if t.Pull.Asked() || better.Pull.Asked() {
 		return "pull"
 	}
 	return "prefill"

@@ -402,3 +402,18 @@ func TestTOK03ShorterThanABlock(t *testing.T) {
 		}
 	}
 }
+
+// IDN-01: workers are compared in tokens: 8 blocks of 16 are less than 4 of 64,
+// whichever is listed first.
+func TestIDN01MoreTokensInFewerBlocksWin(t *testing.T) {
+	for _, first := range []int{0, 1} {
+		candidates := idleFleet(2)
+		small, large := &candidates[first], &candidates[1-first]
+		small.Worker.BlockTokens, small.MatchedTokens = 16, 8*16
+		large.Worker.BlockTokens, large.MatchedTokens = 64, 4*64
+		d := place(t, Request{ID: "r", PromptTokens: 2000}, candidates)
+		if d.Chosen != 1-first || d.Terms[first].ReuseTokens != 128 || d.Terms[1-first].ReuseTokens != 256 {
+			t.Errorf("worker %d is chosen, reuse %d and %d", d.Chosen, d.Terms[0].ReuseTokens, d.Terms[1].ReuseTokens)
+		}
+	}
+}

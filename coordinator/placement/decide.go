@@ -157,6 +157,13 @@ func (d *Decision) priceAll(p *pricer, candidates []Candidate) {
 		p.price(&candidates[i], &d.Terms[i])
 	}
 	d.Survey = survey(candidates, d.Terms, p.sit.NowMs)
+	p.meanLive = d.Survey.MeanLive
+	for i := range candidates {
+		if math.IsNaN(candidates[i].Live) && len(p.sit.Sources) > 0 {
+			// Whether a pull pays depends on how many it spares the wait.
+			p.price(&candidates[i], &d.Terms[i])
+		}
+	}
 	d.decide(p, candidates)
 }
 
@@ -328,8 +335,7 @@ func (p *pricer) complete(w *Worker, t *Terms, s *Survey) {
 		t.TotalMs += theta * t.GapMs
 	}
 	if math.IsNaN(t.StallMs) {
-		live := max(w.OpenClaims, positive(s.MeanLive))
-		t.AssumedMs += theta * t.ComputeMs * live / p.meanOutputTokens
+		t.AssumedMs += theta * p.stallMs(w, t.ComputeMs, p.assumedLive(w))
 	} else {
 		t.TotalMs += theta * t.StallMs
 	}
@@ -338,7 +344,7 @@ func (p *pricer) complete(w *Worker, t *Terms, s *Survey) {
 
 // reachMs is the cheaper of computing the prompt and pulling a part of it.
 func (t *Terms) reachMs() float64 {
-	if t.Pull.Note == PullTaken {
+	if t.Pull.Asked() {
 		return t.PullMs
 	}
 	return t.PrefillMs

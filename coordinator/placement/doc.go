@@ -12,12 +12,13 @@
 //	load      reading back what of the reuse is in host memory: its bytes over
 //	          the way to the GPU, never more than it saves
 //	pull      transfer of saved KV from the best source over its share of the
-//	          link, then the prefill of the rest
+//	          link, then the prefill of the rest; on average, for an engine with
+//	          a source moves what of its own turns out to be gone as well
 //	room      wait for KV blocks or a batch slot when the pool or batch is full
 //	doubt     allowance for age, loss and past error, see Policy
 //	distance  network round trip and operator surcharge
 //	hand-over of a prefilled prompt to the decode worker of a pair
-//	own       = start + min(prefill, pull) + load + room + doubt + distance + hand-over
+//	own       = start + prefill or pull + load + room + doubt + distance + hand-over
 //	queue     λ · prefill · max(backlog, prefill/2): delay of those who arrive
 //	          while the backlog drains
 //	gap       this request's own token gap after admission

@@ -13,7 +13,15 @@ type HostTier struct {
 	BytesPerToken, BytesPerMs float64
 	// Figure says where the bandwidth comes from.
 	Figure Figure
+	// Link is the GPU's link to the host as its driver tells it, "PCIe 5.0 x16";
+	// empty: not known.
+	Link string
+	// Uncounted says why nothing in host memory is counted as reusable; empty: it is.
+	Uncounted string
 }
+
+// maxLinkName and maxReason bound the name of a link and a reason, bytes.
+const maxLinkName, maxReason = 32, 200
 
 // Fault says what is out of range, by its wire name; empty: nothing is.
 func (h *HostTier) Fault() string {
@@ -22,6 +30,10 @@ func (h *HostTier) Fault() string {
 		return fmt.Sprintf("kvBytesPerToken: %v is not in 0 to %g", h.BytesPerToken, float64(maxBytesPerToken))
 	case !(h.BytesPerMs >= 0 && h.BytesPerMs <= maxRate):
 		return fmt.Sprintf("linkBytesPerSec: %v is not in 0 to %g", 1000*h.BytesPerMs, 1000*float64(maxRate))
+	case len(h.Uncounted) > maxReason:
+		return fmt.Sprintf("uncounted: has %d bytes, at most %d", len(h.Uncounted), maxReason)
+	case len(h.Link) > maxLinkName:
+		return fmt.Sprintf("link: has %d bytes, at most %d", len(h.Link), maxLinkName)
 	}
 	return ""
 }
@@ -35,17 +47,17 @@ func (h *HostTier) readMs(tokens int) float64 {
 }
 
 // load adds what reading back takes of that part of the reused tokens which is in
-// host memory: at most what it saves, for a match must not make a worker worse than
-// none, and all of that, as doubt, where the time is unknown. own is the offer
-// behind all that is reused. It gives the load time and the doubt.
+// host memory: at most the computing it saves, for a match must not make a worker
+// worse than none or a shorter one, and all of that, as doubt, where the time is
+// unknown. own is the offer behind all that is reused. It gives the load time and
+// the doubt.
 func (p *pricer) load(c *Candidate, t *Terms, own offer) (loadMs, doubtMs float64) {
 	inGPU := reusableTokens(max(c.MatchedTokens-max(c.LowerTokens, 0), 0), p.promptTokens, c.BlockTokens)
 	t.HostTokens = t.ReuseTokens - min(inGPU, t.ReuseTokens)
 	if t.HostTokens == 0 {
 		return 0, 0
 	}
-	without := p.offer(c.Worker, inGPU)
-	saved := max(without.startMs+without.computeMs-own.startMs-own.computeMs, 0)
+	saved := max(c.Worker.Steps.PrefillMs(inGPU, p.promptTokens-inGPU)-own.computeMs, 0)
 	t.LoadMs = min(c.Host.readMs(t.HostTokens), saved)
 	if math.IsNaN(t.LoadMs) {
 		return 0, saved

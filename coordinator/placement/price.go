@@ -17,10 +17,13 @@ type pricer struct {
 	// of the pool's requests.
 	outputTokens, meanOutputTokens float64
 	marks                          Marks
+	// meanLive is the mean of live requests where they are known; NaN: no survey
+	// was taken, or needed.
+	meanLive float64
 }
 
 func newPricer(req *Request, policy *Policy, sit Situation) pricer {
-	p := pricer{req: req, policy: policy, sit: sit, promptTokens: req.PromptTokens + req.GeneratedTokens}
+	p := pricer{req: req, policy: policy, sit: sit, promptTokens: req.PromptTokens + req.GeneratedTokens, meanLive: math.NaN()}
 	learnt := sit.MeanOutputTokens >= 1
 	p.meanOutputTokens = policy.PriorOutputTokens
 	if learnt {
@@ -82,9 +85,9 @@ func (p *pricer) price(c *Candidate, t *Terms) {
 	t.PrefillMs = own.computeMs
 	if reused > 0 {
 		t.StillThere = p.stillThere(&w.View, c.Predicted)
-		load, unknown := p.load(c, t, own)
+		own.loadMs, own.unknownMs = p.load(c, t, own)
 		// What is gone is not read back either.
-		own.doubtMs = unknown + (1-t.StillThere)*max(w.Steps.PrefillMs(0, p.promptTokens)-t.PrefillMs-load-unknown, 0)
+		own.doubtMs = own.unknownMs + (1-t.StillThere)*max(w.Steps.PrefillMs(0, p.promptTokens)-t.PrefillMs-own.loadMs-own.unknownMs, 0)
 	}
 	if len(p.sit.Sources) > 0 {
 		own = p.pull(c, t, own)
@@ -93,16 +96,11 @@ func (p *pricer) price(c *Candidate, t *Terms) {
 	t.DoubtMs = p.ageDoubtMs(w) + own.doubtMs
 	t.DistanceMs = c.DistanceMs + c.SurchargeMs
 	t.RoomMs = p.roomMs(w, p.promptTokens-reused)
-	if !math.IsNaN(p.sit.ArrivalsPerMs) {
-		// The rule's max(backlog, prefill/2): start is never negative.
-		backlog := t.StartMs + t.ComputeMs/2
-		t.QueueMs = p.policy.QueueWeight * p.sit.ArrivalsPerMs * t.ComputeMs * backlog
-	}
+	t.QueueMs = p.queueMs(t.StartMs, t.ComputeMs)
 	t.GapMs = p.gapMs(w)
-	t.StallMs = t.ComputeMs * w.Live / p.meanOutputTokens
+	t.StallMs = p.stallMs(w, t.ComputeMs, w.Live)
 	if w.Role == RolePrefill {
-		// Nothing decodes beside a prefill there.
-		t.GapMs, t.StallMs = math.NaN(), 0
+		t.GapMs = math.NaN()
 		if distanceMs, paired := p.partner(c, t); paired {
 			t.DistanceMs += distanceMs
 		} else if t.Reason == ReasonNone {
@@ -112,6 +110,25 @@ func (p *pricer) price(c *Candidate, t *Terms) {
 		t.Reason = ReasonDecodes
 	}
 }
+
+// queueMs is the delay of those who arrive while the backlog drains; NaN: how
+// many do is not known. It is the rule's max(backlog, prefill/2), since start is
+// never negative.
+func (p *pricer) queueMs(startMs, computeMs float64) float64 {
+	return p.policy.QueueWeight * p.sit.ArrivalsPerMs * computeMs * (startMs + computeMs/2)
+}
+
+// stallMs is what a prefill does to the gaps of live requests.
+func (p *pricer) stallMs(w *Worker, computeMs, live float64) float64 {
+	if w.Role == RolePrefill {
+		return 0 // nothing decodes beside a prefill there
+	}
+	return computeMs * live / p.meanOutputTokens
+}
+
+// assumedLive is what a worker's live requests are taken as when it does not tell
+// of them.
+func (p *pricer) assumedLive(w *Worker) float64 { return max(w.OpenClaims, positive(p.meanLive)) }
 
 // reuse is what a candidate's engine can reuse of its match.
 func (p *pricer) reuse(c *Candidate) int {

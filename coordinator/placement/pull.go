@@ -123,12 +123,13 @@ const (
 	PullTooLong
 	PullDearer
 	PullTaken
+	PullSpare
 )
 
 var pullWords = [...]string{
 	"", "no connector", "connectors differ", "no side channel known", "transfer fingerprints differ", "tier is not exported", "source holds no more",
 	"pair is off: pulls were not confirmed", "transfers are forbidden on the link", "link or KV size unknown", "over the pool's max_transfer",
-	"recomputing is cheaper", "pulled",
+	"recomputing is cheaper", "pulled", "pulled if its own are gone",
 }
 
 // String is the note for a person.
@@ -136,14 +137,17 @@ func (n PullNote) String() string { return pullWords[min(int(n), len(pullWords)-
 
 // Pull is the best transfer found for a candidate.
 type Pull struct {
-	// Note says whether it is made, or why not.
+	// Note says whether it is asked for, or why not.
 	Note PullNote
 	// Source is the source's index in Situation.Sources; meaningful from
 	// PullDearer on.
 	Source int
-	// Tokens are moved, the rest of the prompt is computed behind them.
-	Tokens int
-	// TransferMs is the time on the way.
+	// Tokens are moved, behind the Behind that the worker holds itself; the rest of
+	// the prompt is computed. Of PullSpare all that the source holds are, and only
+	// if the worker's own turn out to be gone.
+	Tokens, Behind int
+	// TransferMs is the time on the way. What stands in PullMs is its mean, for its
+	// own may be gone.
 	TransferMs float64
 	// BytesPerMs is the share of the link that was reckoned with.
 	BytesPerMs float64
@@ -155,6 +159,9 @@ type Pull struct {
 	// StillThere is the probability that the source still holds them.
 	StillThere float64
 }
+
+// Asked reports whether the engine is given the source.
+func (p *Pull) Asked() bool { return p.Note >= PullTaken }
 
 // eligible says whether w may pull from s over the path; PullNone: it may.
 func eligible(w, s *Worker, path *Path) PullNote {
@@ -191,61 +198,185 @@ func (p *pricer) transferMs(s *Source, path *Path, tokens int) (ms, bytesPerMs f
 
 // offer is one way to have the prompt computed at a worker.
 type offer struct {
-	startMs, computeMs float64
-	tokens             int // to compute
-	doubtMs            float64
+	startMs, moveMs, loadMs, computeMs float64
+	tokens                             int // to compute
+	// unknownMs is the part of doubtMs that reading back may take.
+	doubtMs, unknownMs float64
 }
 
-// pull finds the cheapest source for a candidate whose own way costs own, and
+// worthMs is what the offer adds to a worker's total: its own time and what its
+// prefill costs others.
+func (p *pricer) worthMs(w *Worker, o *offer) float64 {
+	live := w.Live
+	if math.IsNaN(live) {
+		live = p.assumedLive(w)
+	}
+	return o.startMs + o.moveMs + o.loadMs + o.computeMs + o.doubtMs + positive(p.queueMs(o.startMs, o.computeMs)) +
+		p.policy.Theta*p.stallMs(w, o.computeMs, live)
+}
+
+// ownReuse is what a candidate has of the prompt, and how likely it is there.
+type ownReuse struct {
+	// reused tokens, of them inGPU need not be read back.
+	reused, inGPU int
+	there         float64
+	// way is computing the rest, nothingMs computing all.
+	way       offer
+	nothingMs float64
+}
+
+// sourceReuse is what a candidate could have of a source.
+type sourceReuse struct {
+	*Source
+	path *Path
+	// held tokens, there with a probability, take wholeMs to move.
+	held    int
+	there   float64
+	wholeMs float64
+}
+
+// way is a pull priced.
+type way struct {
+	offer
+	note           PullNote
+	tokens, behind int
+	transferMs     float64
+	// movedTokens is what is moved on average.
+	movedTokens float64
+}
+
+// pull finds the cheapest source for a candidate whose own way is own, and
 // returns the better of both. Among sources closer than the policy's tie the
 // hash of request and source decides, so that one holder does not send to all.
+//
+// An engine that is given a source moves what it lacks when the request gets
+// there, so that a way is priced over four cases: its own are there or gone,
+// with the probability of its view, and the source's likewise. That is why more
+// reuse never makes it dearer, however little of it is believed: beside a source
+// what is gone is moved and not computed.
 func (p *pricer) pull(c *Candidate, t *Terms, own offer) offer {
-	best, bestMs := own, math.Inf(1)
+	best, bestMs := way{offer: own}, math.Inf(1)
 	var bestHash uint64
-	ownMs := own.startMs + own.computeMs + own.doubtMs
+	ownMs := p.worthMs(c.Worker, &own)
+	have := ownReuse{reused: max(t.ReuseTokens, 0), there: 1, way: own, nothingMs: math.NaN()}
+	if have.reused > 0 {
+		have.there = t.StillThere
+	}
+	have.inGPU = have.reused - t.HostTokens
+	note := PullNone
 	for i := range p.sit.Sources {
-		s := &p.sit.Sources[i]
+		s := sourceReuse{Source: &p.sit.Sources[i]}
 		if s.Worker == nil || s.Worker.ID == c.Worker.ID || s.Worker.Name == c.Worker.Name || i >= len(c.Paths) {
 			continue
 		}
-		path := &c.Paths[i]
-		note := eligible(c.Worker, s.Worker, path)
-		held := reusableTokens(s.Tokens, p.promptTokens, c.Worker.BlockTokens)
-		if note == PullNone && held <= max(t.ReuseTokens, 0) {
-			note = PullNoMore
-		}
-		if note != PullNone {
-			t.Pull.Note = max(t.Pull.Note, note)
+		s.path = &c.Paths[i]
+		if no := eligible(c.Worker, s.Worker, s.path); no != PullNone {
+			note = max(note, no)
 			continue
 		}
-		moved := held - max(t.ReuseTokens, 0)
-		transfer, share := p.transferMs(s, path, moved)
-		if limit := p.req.MaxTransferMs; limit > 0 && transfer > limit {
-			t.Pull.Note = max(t.Pull.Note, PullTooLong)
+		s.held = reusableTokens(s.Tokens, p.promptTokens, c.Worker.BlockTokens)
+		if s.held <= 0 {
+			note = max(note, PullNoMore)
 			continue
 		}
-		o := p.offer(c.Worker, held)
-		there := p.stillThere(&s.View, s.Predicted)
-		o.doubtMs = own.doubtMs + (1-there)*positive(own.computeMs-o.computeMs)
-		total := o.startMs + transfer + o.computeMs + o.doubtMs
+		if math.IsNaN(have.nothingMs) {
+			have.nothingMs = p.prefillMs(c.Worker, 0)
+		}
+		s.there = p.stillThere(&s.View, s.Predicted)
+		s.wholeMs, _ = p.transferMs(s.Source, s.path, s.held)
+		w, totalMs := p.wayFrom(c, &s, &have, ownMs)
+		if w.note < PullDearer {
+			note = max(note, w.note)
+			continue
+		}
 		hash := rendezvous(p.tieKey(), s.hash())
-		if total > bestMs+p.policy.TieMs || total >= bestMs-p.policy.TieMs && hash < bestHash {
+		if totalMs > bestMs+p.policy.TieMs || totalMs >= bestMs-p.policy.TieMs && hash < bestHash {
 			continue
 		}
-		bestMs, bestHash = total, hash
-		t.Pull = Pull{Note: PullDearer, Source: i, Tokens: moved, TransferMs: transfer, BytesPerMs: share, Figure: path.Figure, StillThere: there, PaysFromBytesPerMs: math.Inf(1)}
-		bytes := float64(moved) * s.Transfer.BytesPerToken
-		if spare := ownMs - (total - bytes/share); spare > 0 {
+		best, bestMs, bestHash = w, totalMs, hash
+		_, share := p.transferMs(s.Source, s.path, 0)
+		t.Pull = Pull{
+			Note: PullDearer, Source: i, Tokens: w.tokens, Behind: w.behind, TransferMs: w.transferMs, BytesPerMs: share,
+			Figure: s.path.Figure, StillThere: s.there, PaysFromBytesPerMs: math.Inf(1),
+		}
+		bytes := w.movedTokens * s.Transfer.BytesPerToken
+		if spare := ownMs - (totalMs - bytes/share); spare > 0 {
 			t.Pull.PaysFromBytesPerMs = bytes / spare
 		}
-		t.PullMs = transfer + o.computeMs
-		best = own
-		if total < ownMs {
-			t.Pull.Note = PullTaken
-			best = o
+		t.PullMs = w.moveMs + w.computeMs
+	}
+	if !(bestMs < ownMs) {
+		t.Pull.Note = max(t.Pull.Note, note)
+		return own
+	}
+	t.Pull.Note = best.note
+	if best.note == PullTaken && best.behind == have.inGPU {
+		t.HostTokens, t.LoadMs = 0, math.NaN()
+	} else if !math.IsNaN(t.LoadMs) {
+		t.LoadMs = best.loadMs
+	}
+	return best.offer
+}
+
+// wayFrom is the cheapest way to use a source, and what it is worth in ms. Its
+// note is below PullDearer if there is none.
+func (p *pricer) wayFrom(c *Candidate, s *sourceReuse, have *ownReuse, ownMs float64) (best way, bestMs float64) {
+	bestMs = math.Inf(1)
+	consider := func(w way) {
+		if ms := p.worthMs(c.Worker, &w.offer); ms < bestMs {
+			best, bestMs = w, ms
 		}
 	}
-	return best
+	// What moves on average is held against the operator's limit.
+	leastMs, _ := p.transferMs(s.Source, s.path, max(s.held-have.reused, 0))
+	if limit := p.req.MaxTransferMs; limit > 0 && have.there*leastMs+(1-have.there)*s.wholeMs > limit {
+		best.note = PullTooLong
+		return best, bestMs
+	}
+	best.note = PullNoMore
+	if s.held > have.inGPU {
+		consider(p.moved(c, s, have, have.inGPU, 0))
+	}
+	if s.held > have.reused && have.reused > have.inGPU {
+		// Reading back what is in its host memory first may be the better way.
+		if loadMs := c.Host.readMs(have.reused - have.inGPU); !math.IsNaN(loadMs) {
+			consider(p.moved(c, s, have, have.reused, loadMs))
+		}
+	}
+	if s.held <= have.reused {
+		if w := p.spare(c, s, have); p.worthMs(c.Worker, &w.offer) < ownMs {
+			consider(w)
+		}
+	}
+	return best, bestMs
+}
+
+// moved is the way that moves what the worker does not hold, behind tokens of its
+// own that take loadMs to read back.
+func (p *pricer) moved(c *Candidate, s *sourceReuse, have *ownReuse, behind int, loadMs float64) way {
+	w := way{offer: p.offer(c.Worker, s.held), note: PullTaken, tokens: s.held - behind, behind: behind}
+	w.transferMs, _ = p.transferMs(s.Source, s.path, w.tokens)
+	w.movedTokens = have.there*float64(w.tokens) + (1-have.there)*float64(s.held)
+	w.moveMs, w.loadMs = have.there*w.transferMs+(1-have.there)*s.wholeMs, have.there*loadMs
+	lostMs := have.there*p.prefillMs(c.Worker, behind) + (1-have.there)*have.nothingMs
+	w.doubtMs = (1 - s.there) * positive(lostMs-w.computeMs)
+	return w
+}
+
+// spare is the own way with a source that is asked only for what is gone, which
+// takes setting up in any case.
+func (p *pricer) spare(c *Candidate, s *sourceReuse, have *ownReuse) way {
+	w := way{offer: have.way, note: PullSpare, tokens: s.held, transferMs: s.wholeMs, movedTokens: (1 - have.there) * float64(s.held)}
+	setupMs, _ := p.transferMs(s.Source, s.path, 0)
+	w.moveMs, w.loadMs = have.there*setupMs+(1-have.there)*s.wholeMs, have.there*w.loadMs
+	goneMs := s.there*p.prefillMs(c.Worker, s.held) + (1-s.there)*have.nothingMs
+	w.doubtMs = have.there*w.unknownMs + (1-have.there)*positive(goneMs-w.computeMs)
+	return w
+}
+
+// prefillMs is computing what is behind held tokens.
+func (p *pricer) prefillMs(w *Worker, held int) float64 {
+	return w.Steps.PrefillMs(held, p.promptTokens-held)
 }
 
 // offer prices computing what is behind reused tokens on a worker.

@@ -148,6 +148,7 @@ func (r *Record) Redecide(d *Decision) error {
 		return err
 	}
 	p := newPricer(&r.Request, &r.Policy, r.Situation)
+	p.meanLive = r.Survey.MeanLive
 	d.reset(len(r.Candidates))
 	for i := range r.Candidates {
 		p.price(&r.Candidates[i], &d.Terms[i])

@@ -216,6 +216,7 @@ func (s *search) run() bool {
 		return false
 	}
 	s.means(survey, unknown, farUnknown)
+	s.p.meanLive = survey.MeanLive
 	s.seed()
 	if !s.q.MatchUnknown {
 		s.evaluate(s.mostReuse())

@@ -76,6 +76,7 @@ func chosenWithout(t *testing.T, s scene, i int) string {
 	}
 	if of := deletions[i].of; of != nil {
 		p := newPricer(&s.req, &s.policy, s.sit)
+		p.meanLive = d.Survey.MeanLive
 		for k := range d.Terms {
 			own, total := of(&s.policy, &d.Terms[k])
 			d.Terms[k].OwnMs, d.Terms[k].TotalMs = d.Terms[k].OwnMs-own, d.Terms[k].TotalMs-total

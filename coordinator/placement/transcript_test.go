@@ -259,6 +259,9 @@ func parseCandidate(t *testing.T, line string, id int, now float64) (c Candidate
 		case "outside":
 			c.Outside = true
 			continue
+		case "hostpcie":
+			host.Link = strings.ReplaceAll(value, "_", " ")
+			continue
 		case "adapters":
 			w.Served = strings.Split(value, ",")
 			continue
@@ -388,7 +391,7 @@ func transcript(req *Request, candidates []Candidate, policy *Policy, sit Situat
 		pull := "-"
 		switch t.Pull.Note {
 		case PullNone, PullNoMore:
-		case PullDearer, PullTaken:
+		case PullDearer, PullTaken, PullSpare:
 			pull = cell(t.PullMs)
 		default:
 			pull = "n/a"
@@ -410,7 +413,7 @@ func transcript(req *Request, candidates []Candidate, policy *Policy, sit Situat
 	}
 	for i := range d.Terms {
 		switch t := &d.Terms[i]; {
-		case t.Pull.Note == PullTaken || t.Pull.Note == PullDearer:
+		case t.Pull.Note >= PullDearer:
 			fmt.Fprintf(&b, "pull: %s from %s: %s, %s tokens in %s ms at %s (%s)\n", candidates[i].Name, sit.Sources[t.Pull.Source].Name,
 				t.Pull.Note, thousands(t.Pull.Tokens), number(t.Pull.TransferMs), perSec(t.Pull.BytesPerMs), t.Pull.Figure)
 			if t.Pull.Note == PullDearer && !math.IsInf(t.Pull.PaysFromBytesPerMs, 1) {

@@ -272,8 +272,8 @@ type Terms struct {
 	StillThere float64
 	// HostTokens is how many of the reused tokens are read back from host memory.
 	HostTokens int
-	// LoadMs is what that takes; NaN: it is unknown and counts as doubt, or
-	// nothing is read back.
+	// LoadMs is what that takes, beside a source on average; NaN: it is unknown and
+	// counts as doubt, or nothing is read back.
 	LoadMs float64
 	// Pull is the best transfer that was found.
 	Pull Pull
@@ -297,10 +297,12 @@ type Terms struct {
 // ExpectedReuseTokens is the prediction that outcomes are compared with: the
 // likelier of all or nothing. It is Unknown if the match is.
 func (t *Terms) ExpectedReuseTokens() int {
-	if t.Pull.Note == PullTaken && t.Pull.StillThere >= .5 {
-		return max(t.ReuseTokens, 0) + t.Pull.Tokens
+	gone := t.ReuseTokens > 0 && t.StillThere < .5
+	// What is gone of its own is moved as well.
+	if t.Pull.StillThere >= .5 && (t.Pull.Note == PullTaken || t.Pull.Note == PullSpare && gone) {
+		return t.Pull.Behind + t.Pull.Tokens
 	}
-	if t.ReuseTokens > 0 && t.StillThere < .5 {
+	if gone {
 		return 0
 	}
 	return t.ReuseTokens

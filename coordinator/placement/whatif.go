@@ -185,7 +185,7 @@ const maxBytesPerMs = 1e9
 // in steps of a tenth.
 func (r *Record) pullsFaster(d *Decision, i int) (WhatIf, bool) {
 	c, pull := &r.Candidates[i], &d.Terms[i].Pull
-	if pull.Note != PullDearer && pull.Note != PullTaken {
+	if pull.Note < PullDearer {
 		return WhatIf{}, false
 	}
 	path := &c.Paths[pull.Source]

@@ -158,9 +158,10 @@ func (t *Book) Begin(now time.Time, id string, d *placement.Decision, candidates
 		a.least = (promptTokens + 1) / 2
 		startMs, transferMs = terms.StartMs+terms.PrefillMs, terms.HandMs
 	case terms.Pull.Note == placement.PullTaken:
+		// A spare source says nothing of the pair: most likely it is not asked.
 		from := sit.Sources[terms.Pull.Source].Worker
 		a.pair, path = placement.Pair{From: from.Name, To: to.Name}, &to.Paths[terms.Pull.Source]
-		a.least = max(terms.ReuseTokens, 0) + (terms.Pull.Tokens+1)/2
+		a.least = terms.Pull.Behind + (terms.Pull.Tokens+1)/2
 		startMs, transferMs = terms.StartMs, terms.Pull.TransferMs
 		a.bytes = float64(terms.Pull.Tokens) * from.Transfer.BytesPerToken
 		a.wireMs = a.bytes / terms.Pull.BytesPerMs

@@ -69,8 +69,15 @@ func TestPullsAreFollowed(t *testing.T) {
 	sit := placement.Situation{Sources: []placement.Source{{Worker: from, Tokens: 4096}}}
 	candidates := []placement.Candidate{{Worker: to, Paths: []placement.Path{tr.Path(0, from, to, registry.StayInNone)}}}
 	policy := placement.DefaultPolicy()
-	d := &placement.Decision{FirstTokenMs: 120, Terms: []placement.Terms{{ReuseTokens: 512, Partner: -1, Pull: placement.Pull{Note: placement.PullTaken, Tokens: 3584, TransferMs: 80, BytesPerMs: 12_500_000}}}}
+	d := &placement.Decision{FirstTokenMs: 120, Terms: []placement.Terms{{ReuseTokens: 512, Partner: -1, Pull: placement.Pull{Note: placement.PullTaken, Tokens: 3584, Behind: 512, TransferMs: 80, BytesPerMs: 12_500_000}}}}
 	at := func(ms int) time.Time { return started.Add(time.Duration(ms) * time.Millisecond) }
+	// A spare source is asked only if the worker's own are gone: no transfer is
+	// expected, and what the engine reuses judges nobody.
+	spare := &placement.Decision{FirstTokenMs: 40, Terms: []placement.Terms{{ReuseTokens: 4096, StillThere: .6, Partner: -1, Pull: placement.Pull{Note: placement.PullSpare, Tokens: 4096, TransferMs: 80, BytesPerMs: 12_500_000}}}}
+	tr.Begin(at(0), "spare", spare, candidates, &policy, 4100, sit)
+	if tr.Sending(1, from) != 0 || tr.Outcome("spare", true, 0, math.NaN()) != nil {
+		t.Error("a spare source was followed like a pull")
+	}
 	for i, id := range []string{"a", "b", "c"} {
 		tr.Begin(at(0), id, d, candidates, &policy, 4096, sit)
 		if p := tr.Path(1, from, to, registry.StayInNone); p.UnderWay != i+1 || tr.Sending(1, from) != i+1 {

@@ -145,7 +145,7 @@ func (d *Dialer) runLane(t *target) (wasUp bool, err error) {
 		cancel()
 	})
 	defer helloTimer.Stop()
-	stream, err := waypostv1.NewLaneServiceClient(conn).Connect(ctx, grpc.ForceCodecV2(codec{l.track}))
+	stream, err := waypostv1.NewLaneServiceClient(conn).Connect(ctx, grpc.ForceCodecV2(codec{l.track, d.metrics.bytes}))
 	if err == nil {
 		err = l.greet(stream)
 	}
@@ -177,7 +177,7 @@ func (d *Dialer) connect(address string) (*grpc.ClientConn, error) {
 		creds = credentials.NewTLS(d.opts.TLS)
 	}
 	options := []grpc.DialOption{
-		grpc.WithTransportCredentials(quiet{creds}),
+		grpc.WithTransportCredentials(quiet{creds, d.opts.Coalescer}),
 		grpc.WithNoProxy(),
 		grpc.WithDisableRetry(),
 		grpc.WithDisableServiceConfig(),
@@ -187,7 +187,6 @@ func (d *Dialer) connect(address string) (*grpc.ClientConn, error) {
 		grpc.WithStaticStreamWindowSize(streamWindow),
 		grpc.WithStaticConnWindowSize(connWindow),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: keepaliveTime, Timeout: d.opts.StallAfter}),
-		grpc.WithStatsHandler(byteCounter{d.metrics.bytes}),
 	}
 	if d.dial != nil {
 		options = append(options, grpc.WithContextDialer(d.dial))
@@ -199,15 +198,18 @@ func (d *Dialer) connect(address string) (*grpc.ClientConn, error) {
 // telling the scheduler: small frames come and go a hundred times a second.
 type quiet struct {
 	credentials.TransportCredentials
+	coalescer *nonblock.Coalescer
 }
 
 // ClientHandshake implements credentials.TransportCredentials.
 func (q quiet) ClientHandshake(ctx context.Context, authority string, c net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	return q.TransportCredentials.ClientHandshake(ctx, authority, nonblock.Conn(c))
+	return q.TransportCredentials.ClientHandshake(ctx, authority, q.coalescer.ConnFirst(c))
 }
 
 // Clone implements credentials.TransportCredentials.
-func (q quiet) Clone() credentials.TransportCredentials { return quiet{q.TransportCredentials.Clone()} }
+func (q quiet) Clone() credentials.TransportCredentials {
+	return quiet{q.TransportCredentials.Clone(), q.coalescer}
+}
 
 // greet exchanges the hellos.
 func (l *Lane) greet(stream waypostv1.LaneService_ConnectClient) error {
@@ -308,7 +310,7 @@ func (l *Lane) read(stream waypostv1.LaneService_ConnectClient) error {
 // due, then the queue; a LOAD is not built while the last one is under way.
 func (l *Lane) write(ctx context.Context, stream requestStream) error {
 	pace := pacer{every: l.d.opts.LoadEvery, gap: l.d.opts.LoadGap}
-	timer := time.NewTimer(0)
+	timer := l.d.opts.Coalescer.NewTimer()
 	defer timer.Stop()
 	for {
 		select {
@@ -351,7 +353,7 @@ func (l *Lane) write(ctx context.Context, stream requestStream) error {
 			}
 			continue
 		}
-		var due <-chan time.Time
+		var due <-chan struct{}
 		if wait := time.Until(pace.due()); slotFree || !l.track.loadPending() {
 			timer.Reset(max(0, wait))
 			due = timer.C

@@ -77,8 +77,12 @@ func (t *tracker) stalledFor(now time.Time) time.Duration {
 	return max(0, now.Sub(t.progress)-granted)
 }
 
-// codec is gRPC's protobuf codec for one stream of requests, with a tracker.
-type codec struct{ track *tracker }
+// codec is gRPC's protobuf codec for one stream of requests, with a tracker. It
+// counts frames itself: a stats handler makes gRPC tell of each step of a frame.
+type codec struct {
+	track *tracker
+	bytes *kindBytes
+}
 
 var _ encoding.CodecV2 = codec{}
 
@@ -103,18 +107,23 @@ func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 	}
 	_, isLoad := msg.GetFrame().(*waypostv1.ConnectRequest_Load)
 	c.track.begin(len(buf), isLoad)
-	return mem.BufferSlice{mem.NewBuffer(&buf, writtenPool(c))}, nil
+	c.bytes.add(msg, len(buf))
+	return mem.BufferSlice{mem.NewBuffer(&buf, writtenPool{c.track})}, nil
 }
 
 // Unmarshal implements encoding.CodecV2.
-func (codec) Unmarshal(data mem.BufferSlice, v any) error {
+func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	msg, ok := v.(*waypostv1.ConnectResponse)
 	if !ok {
 		return fmt.Errorf("lane codec: cannot decode %T", v)
 	}
 	buf := data.MaterializeToBuffer(mem.DefaultBufferPool())
 	defer buf.Free()
-	return proto.Unmarshal(buf.ReadOnlyData(), msg)
+	if err := proto.Unmarshal(buf.ReadOnlyData(), msg); err != nil {
+		return err
+	}
+	c.bytes.add(msg, buf.Len())
+	return nil
 }
 
 // framePool keeps buffers of ordinary frames; larger ones are left to the

@@ -16,6 +16,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"waypost/gossip/nonblock"
 	waypostv1 "waypost/proto/waypost/v1"
 )
 
@@ -73,6 +74,9 @@ type DialerOptions struct {
 	// TLS is the client configuration; it must demand the coordinator role. Nil
 	// dials in clear, to loopback addresses only.
 	TLS *tls.Config
+	// Coalescer reads lanes, and its ticks are when LOADs are written; nil: neither
+	// waits for ticks.
+	Coalescer *nonblock.Coalescer
 
 	LoadEvery    time.Duration // period of LOAD; zero means 200 ms
 	LoadGap      time.Duration // least distance of two LOADs; zero means 20 ms

@@ -357,11 +357,11 @@ func TestLaneOverTLS(t *testing.T) {
 		t.Errorf("waypost_lane_connected %v", n)
 	}
 	for _, kind := range []string{"load", "host", "policy", "agent_hello", "coordinator_hello"} {
-		sent := testutil.ToFloat64(a.d.metrics.bytes.WithLabelValues(kind))
+		sent := testutil.ToFloat64(a.d.metrics.bytes.vec.WithLabelValues(kind))
 		if sent == 0 {
 			t.Errorf("no bytes of kind %s counted at the agent", kind)
 		}
-		eventually(t, "bytes of "+kind+" at the coordinator", func() bool { return testutil.ToFloat64(c.srv.metrics.bytes.WithLabelValues(kind)) >= sent })
+		eventually(t, "bytes of "+kind+" at the coordinator", func() bool { return testutil.ToFloat64(c.srv.metrics.bytes.vec.WithLabelValues(kind)) >= sent })
 	}
 	a.d.Close()
 	eventually(t, "lane down at the coordinator", func() bool { return c.events() == "up gpu-01, down gpu-01" })

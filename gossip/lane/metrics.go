@@ -11,7 +11,7 @@ import (
 // agentMetrics are those of a dialer.
 type agentMetrics struct {
 	connected  *prometheus.GaugeVec
-	bytes      *prometheus.CounterVec
+	bytes      *kindBytes
 	reconnects prometheus.Counter
 	refused    prometheus.Counter
 	stalled    prometheus.Counter
@@ -20,11 +20,11 @@ type agentMetrics struct {
 	known map[string]bool // coordinators that were up once
 }
 
-func newBytes() *prometheus.CounterVec {
-	return prometheus.NewCounterVec(prometheus.CounterOpts{
+func newBytes() *kindBytes {
+	return &kindBytes{vec: prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "waypost_lane_bytes_total",
 		Help: "Bytes of lane frames, sent and received, by kind of frame.",
-	}, []string{"kind"})
+	}, []string{"kind"})}
 }
 
 func newAgentMetrics(reg prometheus.Registerer) (*agentMetrics, error) {
@@ -48,7 +48,7 @@ func newAgentMetrics(reg prometheus.Registerer) (*agentMetrics, error) {
 		}),
 		known: map[string]bool{},
 	}
-	return m, register(reg, m.connected, m.bytes, m.reconnects, m.refused, m.stalled)
+	return m, register(reg, m.connected, m.bytes.vec, m.reconnects, m.refused, m.stalled)
 }
 
 func (m *agentMetrics) up(coordinator string) {
@@ -79,7 +79,7 @@ func (m *agentMetrics) down(coordinator string) {
 // serverMetrics are those of a server.
 type serverMetrics struct {
 	connected prometheus.Gauge
-	bytes     *prometheus.CounterVec
+	bytes     *kindBytes
 	refused   *prometheus.CounterVec
 	replaced  prometheus.Counter
 	stalled   prometheus.Counter
@@ -110,7 +110,7 @@ func newServerMetrics(reg prometheus.Registerer) (*serverMetrics, error) {
 			Help: "How much later than the fastest frame of its lane a LOAD arrived.", Buckets: []float64{.001, .003, .01, .03, .1, .3, 1, 3, 10},
 		}),
 	}
-	return m, register(reg, m.connected, m.bytes, m.refused, m.replaced, m.stalled, m.lateness)
+	return m, register(reg, m.connected, m.bytes.vec, m.refused, m.replaced, m.stalled, m.lateness)
 }
 
 func register(reg prometheus.Registerer, cs ...prometheus.Collector) error {
@@ -125,9 +125,32 @@ func register(reg prometheus.Registerer, cs ...prometheus.Collector) error {
 	return nil
 }
 
+// kindBytes counts the bytes of lane frames by kind, and keeps the counters of the
+// kinds that it has met.
+type kindBytes struct {
+	vec  *prometheus.CounterVec
+	kept sync.Map // kind → prometheus.Counter
+}
+
+// frameHeaderBytes is what gRPC puts before a message.
+const frameHeaderBytes = 5
+
+// add counts a frame of so many bytes.
+func (b *kindBytes) add(frame any, bytes int) {
+	kind := kindOf(frame)
+	if kind == "" {
+		return
+	}
+	counter, ok := b.kept.Load(kind)
+	if !ok {
+		counter, _ = b.kept.LoadOrStore(kind, b.vec.WithLabelValues(kind))
+	}
+	counter.(prometheus.Counter).Add(float64(bytes + frameHeaderBytes))
+}
+
 // byteCounter counts the bytes of lane frames; other calls on the same
 // connection are not its business.
-type byteCounter struct{ bytes *prometheus.CounterVec }
+type byteCounter struct{ bytes *kindBytes }
 
 var _ stats.Handler = byteCounter{}
 
@@ -138,13 +161,9 @@ func (byteCounter) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Cont
 func (b byteCounter) HandleRPC(_ context.Context, s stats.RPCStats) {
 	switch p := s.(type) {
 	case *stats.InPayload:
-		if kind := kindOf(p.Payload); kind != "" {
-			b.bytes.WithLabelValues(kind).Add(float64(p.WireLength))
-		}
+		b.bytes.add(p.Payload, p.WireLength-frameHeaderBytes)
 	case *stats.OutPayload:
-		if kind := kindOf(p.Payload); kind != "" {
-			b.bytes.WithLabelValues(kind).Add(float64(p.WireLength))
-		}
+		b.bytes.add(p.Payload, p.WireLength-frameHeaderBytes)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"waypost/gossip/nonblock"
 	waypostv1 "waypost/proto/waypost/v1"
 )
 
@@ -298,5 +299,46 @@ func TestBackoffGrowsWithJitterAndBound(t *testing.T) {
 	b.reset()
 	if p := b.pause(rng); p > 100*time.Millisecond {
 		t.Errorf("pause after a reset is %v", p)
+	}
+}
+
+// A lane that is read on ticks loses no frame and keeps their order, its LOADs go
+// on, and its end is seen.
+func TestLaneOnTicks(t *testing.T) {
+	k, err := nonblock.NewCoalescer(nonblock.CoalescerOptions{BeginReadsPerSec: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- k.Run(ctx) }()
+	p := newPKI(t)
+	c := startCoordinator(t, coordinatorOptions{tls: p.server("coordinator-c-1")})
+	a := startAgent(t, agentOptions{tls: p.client("agent-gpu-01"), edit: func(o *DialerOptions) { o.Coalescer = k }}, c.addr)
+	a.lane()
+	eventually(t, "the coordinator's lane", func() bool { _, ok := c.srv.Session("gpu-01"); return ok })
+	s, _ := c.srv.Session("gpu-01")
+	const frames = 500
+	for n := range frames {
+		for s.Send(&waypostv1.ConnectResponse{Frame: &waypostv1.ConnectResponse_Tokenize{Tokenize: &waypostv1.TokenizeAsk{AskId: new(uint32(n))}}}) != nil {
+			time.Sleep(time.Millisecond) // the queue is full
+		}
+		if n%10 == 0 {
+			time.Sleep(10 * time.Millisecond) // so that there are reads to wait with
+		}
+	}
+	eventually(t, "all frames", func() bool { a.mu.Lock(); defer a.mu.Unlock(); return len(a.frames) == frames })
+	for n, f := range a.frames {
+		if got := f.GetTokenize().GetAskId(); got != uint32(n) {
+			t.Fatalf("frame %d is number %d", n, got)
+		}
+	}
+	loads := c.count("gpu-01 load")
+	eventually(t, "more LOADs", func() bool { return c.count("gpu-01 load") >= loads+10 })
+	c.stop()
+	eventually(t, "the end", func() bool { a.mu.Lock(); defer a.mu.Unlock(); return len(a.downs) == 1 })
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
 	}
 }

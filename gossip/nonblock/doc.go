@@ -10,6 +10,8 @@
 // which cost an agent a fifth of its processor time. Calls made by a [Conn] are
 // raw, so that the monitor sleeps on.
 //
-// Elsewhere than on Linux, and under the race detector, connections stay as they
-// are.
+// A [Coalescer] goes on from there: while many connections have many messages, it
+// reads all of them on the ticks of one timer.
+//
+// Elsewhere than on Linux connections stay as they are.
 package nonblock

@@ -25,6 +25,7 @@
 //   fabric G STATE STATUS CLIQUE MASK CLUSTER   STATE: 0 none, 1 not started, 2 in progress, 3 completed; CLUSTER: 32 hex digits
 //   p2p G H STATUS            NVLink from G to H; STATUS: 0 yes, 5 no, 6 unknown
 //   ancestor G H LEVEL        0 board, 10 switch, 20 switches, 30 host bridge, 40 NUMA node, 50 system
+//   pcie G GENERATION LANES   the link to the host: the highest generation, the lanes of now
 //   process G PID BYTES (-1: unknown)
 //   xid G CODE                a line that begins to hold fires once in a set that exists, in the
 //                             file's order; G = -1: no GPU named
@@ -238,6 +239,16 @@ API nvmlReturn_t nvmlDeviceGetMaxClockInfo(nvmlDevice_t d, nvmlClockType_t type,
   if (type != NVML_CLOCK_SM) return NVML_ERROR_INVALID_ARGUMENT;
   ROW("clock");
   SCAN(1, "%*u %u", mhz);
+}
+API nvmlReturn_t nvmlDeviceGetMaxPcieLinkGeneration(nvmlDevice_t d, unsigned *generation) {
+  DEVICE(d);
+  ROW("pcie");
+  SCAN(1, "%u", generation);
+}
+API nvmlReturn_t nvmlDeviceGetCurrPcieLinkWidth(nvmlDevice_t d, unsigned *lanes) {
+  DEVICE(d);
+  ROW("pcie");
+  SCAN(1, "%*u %u", lanes);
 }
 API nvmlReturn_t nvmlDeviceGetPowerUsage(nvmlDevice_t d, unsigned *mw) {
   DEVICE(d);

@@ -3,6 +3,7 @@ package cluster
 import (
 	"fmt"
 	"maps"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -208,4 +209,82 @@ func TestIDN07HostMemoryHasItsPrice(t *testing.T) {
 		}
 		return ""
 	})
+}
+
+// TRU-01: an engine that sleeps gets nothing, whatever it held, and nothing that it
+// held is expected once it is awake.
+func TestTRU01SleepingEngineGetsNothing(t *testing.T) {
+	t.Parallel()
+	r := start(t, 2, 1, emulator.Options{BlockTokens: 16})
+	asleep, awake := WorkerName(0, 0), WorkerName(1, 0)
+	a := ask{tokens: tokens(900, 3000), output: 1}
+	r.direct(0, a)
+	r.settled(asleep, a, len(a.tokens), 16)
+	call := func(path string) {
+		resp, err := r.client.Post(r.Engines[0].URL()+path, "application/json", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _ = resp.Body.Close(); resp.StatusCode != http.StatusOK {
+			t.Fatalf("%s: status %d", path, resp.StatusCode)
+		}
+	}
+	call("/sleep?level=1")
+	r.eventually("the sleep is not seen", func() string {
+		if x := r.worker(0, asleep); x.GetState() != "sleeping" {
+			return x.GetState()
+		}
+		return ""
+	})
+	for i := range 5 {
+		p, err := r.place(0, a)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if p.GetWorker().GetName() != awake {
+			t.Errorf("placement %d goes to %s, which sleeps", i, p.GetWorker().GetName())
+		}
+	}
+	call("/wake_up")
+	r.eventually("it does not wake", func() string { return notLive(r.worker(0, asleep)) })
+	if n := r.expects(0, asleep, a); n != 0 {
+		t.Errorf("%d tokens are expected of what was dropped", n)
+	}
+	r.direct(0, a)
+	r.settled(asleep, a, len(a.tokens), 16)
+}
+
+// DSC-04: coordinators that all lost their memory are told of all workers again,
+// and of what these hold, with nothing done by hand.
+func TestDSC04AllCoordinatorsRestart(t *testing.T) {
+	t.Parallel()
+	r := start(t, 2, 3, emulator.Options{BlockTokens: 16})
+	prompts := []ask{{tokens: tokens(900, 1500), output: 1}, {tokens: tokens(901, 1500), output: 1}}
+	for i, a := range prompts {
+		r.direct(i, a)
+		r.settled(WorkerName(i, 0), a, len(a.tokens), 16)
+	}
+	for i := range 3 {
+		if err := r.StopCoordinator(i); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range 3 {
+		if err := r.StartCoordinator(i); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for c := range 3 {
+		for i, a := range prompts {
+			r.eventually(fmt.Sprintf("%s does not know %s again", CoordinatorName(c), WorkerName(i, 0)), func() string {
+				if state := notLive(r.worker(c, WorkerName(i, 0))); state != "" {
+					return state
+				}
+				if n := r.expectsNow(c, WorkerName(i, 0), a); n < 1400 {
+					return fmt.Sprintf("%d tokens are expected", n)
+				}
+				return ""
+			})
+		}
+	}
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"testing"
 	"time"
 
@@ -225,6 +226,9 @@ func TestEVT06JumpWithoutReplay(t *testing.T) {
 	if p.counts[CountMissing] != 100 || p.counts[CountGaps] != 1 || p.coverage != engine.CoveragePartial {
 		t.Errorf("%v, %s (%s)", p.counts, p.coverage, p.hint)
 	}
+	if p.counts[CountLost] != 100 || !strings.Contains(p.hint, "could not be replayed") {
+		t.Errorf("%v, and the hint is %q", p.counts, p.hint)
+	}
 	if p.table.Len() != 100 {
 		t.Errorf("%d blocks: what is known must stay", p.table.Len())
 	}
@@ -250,6 +254,21 @@ func TestEVT07LongHistory(t *testing.T) {
 	}
 	if n := len(p.hints); n < 20 || n > 60 {
 		t.Errorf("%d signs of progress for 20 thousand batches: %q", n, p.hints)
+	}
+	percents := 0
+	for last, i := 0, 0; i < len(p.hints); i++ {
+		_, after, _ := strings.Cut(p.hints[i], "batches, ")
+		var percent int
+		if _, err := fmt.Sscanf(after, "%d %%", &percent); err != nil {
+			continue
+		}
+		if percents++; percent < last || percent > 100 {
+			t.Errorf("%d %% read after %d %%", percent, last)
+		}
+		last = percent
+	}
+	if percents < 15 {
+		t.Errorf("only %d signs tell how far it is: %q", percents, p.hints)
 	}
 }
 
@@ -392,6 +411,37 @@ func TestPagesOfOneToken(t *testing.T) {
 	p.live(p.publish([]any{"BlockRemoved", hashes[250:], "GPU"}))
 	if got := p.table.Match(whole, "", ""); got != 250 {
 		t.Errorf("%d tokens", got)
+	}
+}
+
+// TEN-03: of two prompts with the same text and other pictures the second reuses
+// what comes before the picture, whatever tells which picture it is; one that nobody
+// tells apart, or asks for without a picture, reuses no more either.
+func TestTEN03PicturesAreNotShared(t *testing.T) {
+	for name, picture := range map[string]func(id string) any{
+		"of an old release": func(id string) any { return id },
+		"with its offset":   func(id string) any { return []any{id, 1} },
+		"that says so":      func(id string) any { return []any{"mm", id, 1} },
+	} {
+		p := newPlayer(t, StreamOptions{Replay: true})
+		p.stream.Connected(p.now)
+		p.answer()
+		whole := prompt(1, 2, 3)
+		p.live(p.publish(map[string]any{
+			"type": "BlockStored", "block_hashes": []any{1, 2, 3}, "parent_block_hash": nil, "token_ids": []any{2, 3, 4, 5, 6, 7}, "block_size": 2, "medium": "GPU",
+			"extra_keys": []any{nil, []any{picture("ab12")}, []any{picture("ab12")}},
+		}))
+		if got := p.table.Match(whole, "", ""); got != 2 {
+			t.Errorf("a picture %s: %d tokens of the same text are reused, want the 2 before it", name, got)
+		}
+		// The other picture's blocks have other hashes, and do no harm.
+		p.live(p.publish(map[string]any{
+			"type": "BlockStored", "block_hashes": []any{1, 12, 13}, "parent_block_hash": nil, "token_ids": []any{2, 3, 4, 5, 6, 7}, "block_size": 2, "medium": "GPU",
+			"extra_keys": []any{nil, []any{picture("cd34")}, []any{picture("cd34")}},
+		}))
+		if got := p.table.Match(whole, "", ""); got != 2 || p.table.Len() != 5 {
+			t.Errorf("two pictures %s: %d tokens are reused of %d blocks", name, got, p.table.Len())
+		}
 	}
 }
 

@@ -62,6 +62,8 @@ type ReaderOptions struct {
 	Stream StreamOptions
 	// Decoder decodes the payloads; nil: a Decoder.
 	Decoder BatchDecoder
+	// Wrap is given every connection that events come by; nil: nonblock.Conn.
+	Wrap func(net.Conn) net.Conn
 	// Logger and Sink take what is learnt. Required.
 	Logger *slog.Logger
 	Sink   engine.Sink
@@ -114,6 +116,9 @@ func NewReader(o ReaderOptions) *Reader {
 			d.TellsMedium()
 		}
 		o.Decoder = d
+	}
+	if o.Wrap == nil {
+		o.Wrap = nonblock.Conn
 	}
 	r := &Reader{
 		o: o, n: o.Rank, plan: o.Plan, log: o.Logger.With("rank", o.Rank), sink: o.Sink,
@@ -295,7 +300,7 @@ func (r *Reader) open(ctx context.Context) (*zmtp.Sub, error) {
 			return nil, err
 		}
 	}
-	o := zmtp.Options{Endpoint: r.plan.Events, Topics: []string{""}, MaxFrameBytes: MaxBatchBytes, MaxMessageBytes: MaxBatchBytes + 64<<10, Wrap: nonblock.Conn}
+	o := zmtp.Options{Endpoint: r.plan.Events, Topics: []string{""}, MaxFrameBytes: MaxBatchBytes, MaxMessageBytes: MaxBatchBytes + 64<<10, Wrap: r.o.Wrap}
 	listen := r.plan.Listen
 	if r.plan.Either {
 		d := net.Dialer{Timeout: dialLimit}

@@ -9,11 +9,13 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"waypost/agent/engine"
 	"waypost/agent/engine/enginetest"
+	"waypost/gossip/nonblock"
 
 	"go.uber.org/goleak"
 )
@@ -25,8 +27,14 @@ var testDialect = Dialect{Setting: "--kv-events-config", Enable: "--kv-events-co
 // follow reads a rank by a plan until the test ends.
 func follow(t *testing.T, plan Plan, sink engine.Sink) *Reader {
 	t.Helper()
+	return followBy(t, plan, sink, nil)
+}
+
+// followBy does so by connections that are wrapped.
+func followBy(t *testing.T, plan Plan, sink engine.Sink, wrap func(net.Conn) net.Conn) *Reader {
+	t.Helper()
 	r := NewReader(ReaderOptions{
-		Plan: plan, Host: enginetest.Host, Dialect: &testDialect, Stream: StreamOptions{RetryMin: 50 * time.Millisecond}, Logger: slog.New(slog.DiscardHandler), Sink: sink,
+		Plan: plan, Wrap: wrap, Host: enginetest.Host, Dialect: &testDialect, Stream: StreamOptions{RetryMin: 50 * time.Millisecond}, Logger: slog.New(slog.DiscardHandler), Sink: sink,
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
@@ -75,6 +83,63 @@ func TestSecondPublisherIsIgnored(t *testing.T) {
 	second.SetNext(0)
 	second.Publish(false, enginetest.Stored(0, 6))
 	m.Await("the second", func() bool { r := m.Of(0); return r.Match(6) == 2 && r.Match(1) == 0 })
+}
+
+// Events are read by the connections that the agent has for them, here one that is
+// read on ticks, whichever side opens it: none is lost, and the end of one is seen.
+func TestEventsComeByTheWrappedConnection(t *testing.T) {
+	k, err := nonblock.NewCoalescer(nonblock.CoalescerOptions{BeginReadsPerSec: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- k.Run(ctx) }()
+	for _, listens := range []bool{false, true} {
+		p, m := publisherFor(t), enginetest.NewMirror(t)
+		plan, address := dialled(p), enginetest.FreeAddress(t)
+		if listens {
+			plan = Plan{Events: "tcp://" + address, Listen: true}
+		}
+		var wrapped atomic.Int32
+		followBy(t, plan, m, func(c net.Conn) net.Conn {
+			wrapped.Add(1)
+			return k.Conn(c)
+		})
+		end := p.Cut
+		if listens {
+			c := p.Dial(address)
+			end = func() { c.Close() }
+		}
+		p.AwaitSubscriber()
+		const batches = 300
+		for n := range batches {
+			p.Publish(false, enginetest.Stored(0, 1000+n))
+			if n%10 == 0 {
+				time.Sleep(10 * time.Millisecond) // so that there are reads to wait with
+			}
+		}
+		m.Await("all batches", func() bool {
+			for n := range batches {
+				if m.Of(0).Match(1000+n) == 0 {
+					return false
+				}
+			}
+			return true
+		})
+		if n := wrapped.Load(); n != 1 {
+			t.Errorf("%d connections were wrapped, want 1", n)
+		}
+		if r := m.Of(0); r.Counts[CountLost]+r.Counts[CountMissing] > 0 {
+			t.Errorf("counted %v", r.Counts)
+		}
+		end()
+		m.Await("seen to end", func() bool { return m.Of(0).Hint == hintDisconnected })
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
 }
 
 // An engine that lies about where it publishes sends the agent nowhere.

@@ -252,6 +252,7 @@ type view struct {
 	asks    []ask // the latest, if not answered yet
 	rebuild bool
 	cover   engine.Coverage
+	hint    string
 }
 
 func (v *view) Apply(m Message) {
@@ -265,7 +266,7 @@ func (v *view) AskReplay(run, from uint64)           { v.asks = []ask{{run, from
 func (v *view) Reset(engine.ResetCause)              { v.batches, v.beside, v.rebuild = nil, nil, false }
 func (v *view) Rebuild(engine.ResetCause)            { v.beside, v.rebuild = nil, true }
 func (v *view) Rebuilt()                             { v.batches, v.beside, v.rebuild = v.beside, nil, false }
-func (v *view) Coverage(c engine.Coverage, _ string) { v.cover = c }
+func (v *view) Coverage(c engine.Coverage, h string) { v.cover, v.hint = c, h }
 func (v *view) Counted(string, int)                  {}
 
 // Whatever is lost, repeated or restarted: once things are quiet the view is
@@ -405,7 +406,17 @@ func TestReplayRequestsAreBounded(t *testing.T) {
 		next++
 		s.Tick(now, true)
 	}
-	if asked >= 10 || v.cover != engine.CoveragePartial {
-		t.Errorf("%d replays asked for in a minute, coverage %s", asked, v.cover)
+	if asked >= 10 || v.cover != engine.CoveragePartial || !strings.Contains(v.hint, "behind its own event stream") {
+		t.Errorf("%d replays asked for in a minute, coverage %s (%s)", asked, v.cover, v.hint)
+	}
+	// What came live was taken, each batch once: the cursor never went back.
+	seen := map[string]int{}
+	for _, b := range v.batches {
+		if seen[b]++; seen[b] > 1 {
+			t.Fatalf("batch %s was taken twice", b)
+		}
+	}
+	if seen["54"]+seen["40"] > 1 || seen[fmt.Sprint(next-1)] != 1 {
+		t.Errorf("%d batches were taken, the latest %d times", len(seen), seen[fmt.Sprint(next-1)])
 	}
 }

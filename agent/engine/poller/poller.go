@@ -367,7 +367,7 @@ func (l *life) follow(ctx context.Context, n int, plan kvevents.Plan) {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	r := &rank{plan: plan, cancel: cancel, done: make(chan struct{}), Reader: kvevents.NewReader(kvevents.ReaderOptions{
-		Rank: n, Plan: plan, Host: l.p.o.Host, Dialect: l.p.o.Dialect, Stream: l.p.o.Stream, Decoder: decoder, Logger: l.p.o.Logger, Sink: l.sink,
+		Rank: n, Plan: plan, Host: l.p.o.Host, Dialect: l.p.o.Dialect, Stream: l.p.o.Stream, Decoder: decoder, Wrap: l.p.o.WrapEvents, Logger: l.p.o.Logger, Sink: l.sink,
 	})}
 	l.p.mu.Lock()
 	if anew {

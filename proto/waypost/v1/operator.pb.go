@@ -1090,7 +1090,12 @@ type HostTierFacts struct {
 	// known.
 	LinkBytesPerSec *float64 `protobuf:"fixed64,2,opt,name=link_bytes_per_sec,json=linkBytesPerSec" json:"link_bytes_per_sec,omitempty"`
 	// Where the bandwidth comes from: assumed or declared.
-	LinkSource    *string `protobuf:"bytes,3,opt,name=link_source,json=linkSource" json:"link_source,omitempty"`
+	LinkSource *string `protobuf:"bytes,3,opt,name=link_source,json=linkSource" json:"link_source,omitempty"`
+	// The link between GPU and host as the driver tells it, "PCIe 5.0 x16"; the least
+	// of several GPUs; unset: not known.
+	Link *string `protobuf:"bytes,4,opt,name=link" json:"link,omitempty"`
+	// Why what is in host memory is not counted as reusable; unset: it is.
+	Uncounted     *string `protobuf:"bytes,5,opt,name=uncounted" json:"uncounted,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1142,6 +1147,20 @@ func (x *HostTierFacts) GetLinkBytesPerSec() float64 {
 func (x *HostTierFacts) GetLinkSource() string {
 	if x != nil && x.LinkSource != nil {
 		return *x.LinkSource
+	}
+	return ""
+}
+
+func (x *HostTierFacts) GetLink() string {
+	if x != nil && x.Link != nil {
+		return *x.Link
+	}
+	return ""
+}
+
+func (x *HostTierFacts) GetUncounted() string {
+	if x != nil && x.Uncounted != nil {
+		return *x.Uncounted
 	}
 	return ""
 }
@@ -6993,12 +7012,14 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"\fside_channel\x18\x02 \x01(\tR\vsideChannel\x12 \n" +
 	"\vfingerprint\x18\x03 \x01(\tR\vfingerprint\x12#\n" +
 	"\rexported_tier\x18\x04 \x01(\tR\fexportedTier\x12+\n" +
-	"\x12kv_bytes_per_token\x18\x05 \x01(\x01R\x0fkvBytesPerToken\"\x8a\x01\n" +
+	"\x12kv_bytes_per_token\x18\x05 \x01(\x01R\x0fkvBytesPerToken\"\xbc\x01\n" +
 	"\rHostTierFacts\x12+\n" +
 	"\x12kv_bytes_per_token\x18\x01 \x01(\x01R\x0fkvBytesPerToken\x12+\n" +
 	"\x12link_bytes_per_sec\x18\x02 \x01(\x01R\x0flinkBytesPerSec\x12\x1f\n" +
 	"\vlink_source\x18\x03 \x01(\tR\n" +
-	"linkSource\"\xeb\x01\n" +
+	"linkSource\x12\x12\n" +
+	"\x04link\x18\x04 \x01(\tR\x04link\x12\x1c\n" +
+	"\tuncounted\x18\x05 \x01(\tR\tuncounted\"\xeb\x01\n" +
 	"\x06Learnt\x12\x1a\n" +
 	"\boutcomes\x18\x01 \x01(\x01R\boutcomes\x12\x1f\n" +
 	"\vbias_tokens\x18\x02 \x01(\x11R\n" +

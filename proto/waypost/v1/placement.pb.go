@@ -839,7 +839,10 @@ type PullPlan struct {
 	// Tokens pulled.
 	Tokens *uint32 `protobuf:"varint,2,opt,name=tokens" json:"tokens,omitempty"`
 	// Expected time of the transfer, ms.
-	TransferMs    *float64 `protobuf:"fixed64,3,opt,name=transfer_ms,json=transferMs" json:"transfer_ms,omitempty"`
+	TransferMs *float64 `protobuf:"fixed64,3,opt,name=transfer_ms,json=transferMs" json:"transfer_ms,omitempty"`
+	// Tokens are pulled only if those that the worker holds itself turn out to be
+	// gone; it is not expected.
+	OnlyIfGone    *bool `protobuf:"varint,4,opt,name=only_if_gone,json=onlyIfGone" json:"only_if_gone,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -893,6 +896,13 @@ func (x *PullPlan) GetTransferMs() float64 {
 		return *x.TransferMs
 	}
 	return 0
+}
+
+func (x *PullPlan) GetOnlyIfGone() bool {
+	if x != nil && x.OnlyIfGone != nil {
+		return *x.OnlyIfGone
+	}
+	return false
 }
 
 // Basis says how old and how certain the facts behind a decision were.
@@ -2855,12 +2865,14 @@ const file_waypost_v1_placement_proto_rawDesc = "" +
 	"\bExpected\x12!\n" +
 	"\freuse_tokens\x18\x01 \x01(\rR\vreuseTokens\x12$\n" +
 	"\x0efirst_token_ms\x18\x02 \x01(\x01R\ffirstTokenMs\x12+\n" +
-	"\x12first_token_p90_ms\x18\x03 \x01(\x01R\x0ffirstTokenP90Ms\"r\n" +
+	"\x12first_token_p90_ms\x18\x03 \x01(\x01R\x0ffirstTokenP90Ms\"\x94\x01\n" +
 	"\bPullPlan\x12-\n" +
 	"\x06source\x18\x01 \x01(\v2\x15.waypost.v1.WorkerRefR\x06source\x12\x16\n" +
 	"\x06tokens\x18\x02 \x01(\rR\x06tokens\x12\x1f\n" +
 	"\vtransfer_ms\x18\x03 \x01(\x01R\n" +
-	"transferMs\"\xcf\x03\n" +
+	"transferMs\x12 \n" +
+	"\fonly_if_gone\x18\x04 \x01(\bR\n" +
+	"onlyIfGone\"\xcf\x03\n" +
 	"\x05Basis\x12%\n" +
 	"\x0epolicy_version\x18\x01 \x01(\rR\rpolicyVersion\x12\"\n" +
 	"\rpolicy_age_ms\x18\x02 \x01(\x01R\vpolicyAgeMs\x12 \n" +

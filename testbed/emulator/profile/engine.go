@@ -144,7 +144,7 @@ func (e *Engine) Restart() error {
 }
 
 // Clear empties the cache, as a flush does. It reports false while requests
-// run.
+// run, and for TensorRT-LLM whose events are polled: they have none of that.
 func (e *Engine) Clear() bool {
 	l := e.current()
 	return l != nil && l.clear()
@@ -303,7 +303,7 @@ func single(events []event) (out []event) {
 func (l *life) clear() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.running > 0 || l.waiting > 0 || l.pages == nil {
+	if l.running > 0 || l.waiting > 0 || l.pages == nil || l.polled != nil {
 		return false
 	}
 	l.pages.tree.clear(false)

@@ -332,3 +332,30 @@ func reuse(t *testing.T, flags []string) {
 		t.Errorf("only %d of %d tokens were reused: the test proves little", all.Actual, all.Prompt)
 	}
 }
+
+// Without a host cache what a request overwrites is lost, and which slot that is the
+// server decides by tokens between two points and by the order of ends that are told
+// late: what it may be is not promised.
+func TestCallersWithoutAHostCache(t *testing.T) {
+	t.Parallel()
+	r := start(t, "--parallel", "4", "-c", "16384", "--cache-ram", "0")
+	r.startAgent()
+	for n := 1; n <= 4; n++ {
+		var callers sync.WaitGroup
+		for k := range n {
+			own := &rig{t: t, server: r.server, Cluster: r.Cluster, Client: r.Client, table: r.table, writer: engines.NewWriter(uint64(100*n+k), 3, 45), name: fmt.Sprintf("caller-%d-%d-", n, k)}
+			callers.Go(func() { own.chats(fmt.Sprintf("callers at once: %d", n), own.begin(3), 80/n) })
+		}
+		callers.Wait()
+	}
+	var b strings.Builder
+	r.table.Print(&b)
+	t.Logf("llama.cpp without a host cache\n%s", b.String())
+	all := r.table.Row("")
+	if all.OverRatio() > .01 {
+		t.Errorf("%.2f %% of the prompts' tokens were expected in vain, want at most 1 %%", 100*all.OverRatio())
+	}
+	if one := r.table.Row("callers at once: 1"); one.Recall() < .8 || all.Recall() < .7 {
+		t.Errorf("%.2f %% of what was reused was expected, of one caller %.2f %%", 100*all.Recall(), 100*one.Recall())
+	}
+}

@@ -44,7 +44,12 @@ type scene struct {
 	streams [2]int // when what a coordinator told last arrives
 	chats   map[int][]uint32
 
-	measured             bool
+	measured bool
+	// loose says that system texts end between two points, are common to all
+	// callers, and what follows them may begin alike; quick divides what requests
+	// and callers take.
+	loose                bool
+	quick                int
 	prompts, reused      int
 	promised, over, kept int
 }
@@ -97,7 +102,9 @@ func (s *scene) look() {
 func (s *scene) request(chat int, then func()) {
 	prompt := s.chats[chat]
 	if len(prompt) == 0 || len(prompt) > 2400 {
-		prompt = text(fmt.Sprintf("sys%d", chat%3), 256)
+		if prompt = text(fmt.Sprintf("sys%d", chat%3), 256); s.loose {
+			prompt = append(text(fmt.Sprintf("sys%d", (chat+chat/3)%3), 266), text("first words", s.rng.IntN(12))...)
+		}
 		prompt = append(prompt, s.words(300+s.rng.IntN(900))...)
 	} else {
 		prompt = append(prompt[:len(prompt):len(prompt)], s.words(20+s.rng.IntN(200))...)
@@ -138,12 +145,12 @@ func (s *scene) send(chat int, prompt, output []uint32, promised int, then func(
 				s.after(5, run)
 				return
 			}
-			ms := 20 + (len(prompt)-t.reused)/8
+			ms := (20 + (len(prompt)-t.reused)/8) / s.quick
 			s.after(ms, func() {
 				s.server.generate(t, 1)
-				s.after(5*len(output), func() {
+				s.after(5*len(output)/s.quick, func() {
 					s.server.finish(t)
-					next := func() { s.after(5+s.rng.IntN(120), then) }
+					next := func() { s.after(5+s.rng.IntN(120/s.quick), then) }
 					if !untold && s.rng.Float64() >= s.fault.noEnd {
 						s.tell(chat%2, func() {
 							s.replay.Done(id, len(output), t.reused)
@@ -231,7 +238,7 @@ func (s *scene) calm() {
 // newScene makes a server and a replay that follows it, which does not know
 // whether the slots share a buffer.
 func newScene(t interface{ Fatalf(string, ...any) }, seed uint64, slots, hostTokens int, shared bool) *scene {
-	s := &scene{t: t, rng: rand.New(rand.NewPCG(5, seed)), server: newServer(slots, hostTokens, shared), chats: map[int][]uint32{}}
+	s := &scene{t: t, rng: rand.New(rand.NewPCG(5, seed)), server: newServer(slots, hostTokens, shared), quick: 1, chats: map[int][]uint32{}}
 	s.told = newMirror(t)
 	s.replay = New(Options{Slots: slots, HostTokens: hostTokens, HostKnown: true, Listener: s.told})
 	s.told.replay = s.replay
@@ -264,7 +271,11 @@ func TestViewComesBack(t *testing.T) {
 		s.touch(12)
 		s.measured = true
 		s.run(1, 200, 12)
-		if s.recall() < .95 || s.tooMany() > .01 || s.reused == 0 {
+		least, most := .95, .01
+		if host == 0 {
+			least, most = .88, .015 // which slot was overwritten is often known only by the next page
+		}
+		if s.recall() < least || s.tooMany() > most || s.reused == 0 {
 			t.Fatalf("%.2f %% of %d reused tokens found, %.2f %% of %d prompt tokens too many", 100*s.recall(), s.reused, 100*s.tooMany(), s.prompts)
 		}
 	})
@@ -303,7 +314,7 @@ func TestCallersAtOnceAreNotPromisedTooMuch(t *testing.T) {
 
 // Without a host cache what a request overwrites is lost. With more callers than
 // slots those that wait take every slot that gets idle, so nothing is promised; with
-// fewer nearly all is. As many callers as slots are between: a request that reaches
+// fewer most is. As many callers as slots are between: a request that reaches
 // the server between a promise and its request takes what was promised.
 func TestCallersAtOnceWithoutAHostCache(t *testing.T) {
 	if testing.Short() {
@@ -312,7 +323,7 @@ func TestCallersAtOnceWithoutAHostCache(t *testing.T) {
 	for _, c := range []struct {
 		callers, lateMs int
 		least, most     float64
-	}{{2, 8, .95, .005}, {4, 8, .95, .02}, {6, 8, 0, .01}, {6, 100, 0, .01}} {
+	}{{2, 8, .9, .005}, {4, 8, .7, .0125}, {6, 8, 0, .01}, {6, 100, 0, .01}} {
 		var sum scene
 		for seed := range uint64(10) {
 			s := newScene(t, seed, 4, 0, false)
@@ -326,6 +337,35 @@ func TestCallersAtOnceWithoutAHostCache(t *testing.T) {
 		t.Logf("%d callers, %d ms late: %.2f %% of %d reused tokens found, %.2f %% of the prompts' tokens too many", c.callers, c.lateMs, 100*sum.recall(), sum.reused, 100*sum.tooMany())
 		if sum.recall() < c.least || sum.tooMany() > c.most {
 			t.Errorf("%d callers, %d ms late: %.2f %% of %d reused tokens found, %.2f %% of %d prompt tokens too many", c.callers, c.lateMs, 100*sum.recall(), sum.reused, 100*sum.tooMany(), sum.prompts)
+		}
+	}
+}
+
+// Where what lies between two points decides which slot a request goes to, or which
+// of two slots became idle first, what either held is promised no more until the
+// server's word tells which it was, or what the request reused does.
+func TestSlotsThatMayBeTaken(t *testing.T) {
+	if testing.Short() {
+		t.Skip("left out with -short: dozens of scenes")
+	}
+	for _, c := range []struct {
+		callers, quick int
+		least, most    float64
+	}{{1, 1, .95, .001}, {1, 3, .95, .001}, {2, 1, .9, .01}, {3, 1, .7, .01}, {4, 1, .7, .01}} {
+		var sum scene
+		for seed := range uint64(10) {
+			s := newScene(t, seed, 4, 0, false)
+			s.loose, s.quick = true, c.quick
+			s.fault = fault{lateMs: 8, viewMs: 8, settles: true}
+			s.look()
+			s.run(1, 60, 14)
+			s.measured = true
+			s.run(c.callers, 30, 6)
+			sum.prompts, sum.reused, sum.over, sum.kept = sum.prompts+s.prompts, sum.reused+s.reused, sum.over+s.over, sum.kept+s.kept
+		}
+		t.Logf("%d callers, %d times as quick: %.2f %% of %d reused tokens found, %.2f %% of the prompts' tokens too many", c.callers, c.quick, 100*sum.recall(), sum.reused, 100*sum.tooMany())
+		if sum.recall() < c.least || sum.tooMany() > c.most {
+			t.Errorf("%d callers, %d times as quick: %.2f %% of %d reused tokens found, %.2f %% of %d prompt tokens too many", c.callers, c.quick, 100*sum.recall(), sum.reused, 100*sum.tooMany(), sum.prompts)
 		}
 	}
 }

@@ -36,6 +36,12 @@
 // that are told in one order may have been in the other: what may be gone by that
 // is shown no more until the server's word says that it is there.
 //
+// Without a host cache what a request overwrites is lost, and what it overwrites may
+// depend on tokens between two points, or on which of two requests ended first. What
+// it may be is shown no more until the server's page tells, or what the request
+// reused. Where requests come at a fast pace, neither are as many of the slots least
+// recently used as requests may be on their way.
+//
 // How much the host cache holds is not told over HTTP. Where it is not known from
 // elsewhere it is learnt from reuse that was missing or not expected; where it
 // is, from reuse that is missing again and again. Of generated tokens only the

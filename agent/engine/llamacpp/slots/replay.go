@@ -73,6 +73,11 @@ type request struct {
 	least bool
 	// maybe is what the host cache has no more if it was taken for this request.
 	maybe *sequence
+	// others are the slots that the server may have chosen for it instead of its
+	// own, and the reuse there. end is what it left; nil: it has not ended.
+	own    reuse
+	others []otherSlot
+	end    *sequence
 	// unexpected is the reuse that an entry believed to be gone would give, and
 	// what had to fit for it to be there.
 	unexpected, needTokens int
@@ -89,6 +94,13 @@ type slot struct {
 	// its length was last seen to be as taken.
 	look      look
 	confirmed *sequence
+	// doubts are the requests that may have overwritten what the slot holds,
+	// though they are taken to be in others.
+	doubts []*request
+	// latest is the latest request that ended here, endLook and endNth the
+	// observations and requests that were told before its end.
+	latest          *request
+	endLook, endNth uint64
 }
 
 func (s *slot) busy() bool { return s.by != nil || s.foreign }
@@ -122,6 +134,9 @@ type Replay struct {
 	looks  uint64
 	passed bool
 	own    bool
+	// begun is how many requests were told since the latest observation, begunBefore
+	// how many between that and the one before.
+	begun, begunBefore int
 	// crowds is how many requests were under way at each of the latest beginnings.
 	crowds [crowdRequests]int
 	// lost are requests that left their slot before their end was told, ended
@@ -153,7 +168,7 @@ func (r *Replay) empty() {
 	r.cache.entries, r.cache.ghosts = nil, nil
 	clear(r.open)
 	r.order, r.seen, r.lost, r.ended, r.passed = nil, nil, nil, nil, false
-	r.crowds = [crowdRequests]int{}
+	r.crowds, r.begun, r.begunBefore = [crowdRequests]int{}, 0, 0
 }
 
 // Reset forgets everything: the server's process ended, or its model was
@@ -182,6 +197,7 @@ func (r *Replay) Begin(id ledger.ClaimID, keys []prefix.Key, promptTokens, pinne
 		r.leave(r.order[0], nil)
 	}
 	r.counts.Requests++
+	r.begun++
 	keys = keys[:min(len(keys), promptTokens/ledger.PointTokens, maxPoints)]
 	q := &request{id: id, keys: append([]prefix.Key(nil), keys...), tokens: promptTokens, slot: -1, pinned: pinned, told: r.looks}
 	if pinned >= 0 {
@@ -218,6 +234,8 @@ func (r *Replay) Learn(id ledger.ClaimID, keys []prefix.Key, promptTokens int) {
 		return
 	}
 	s := &r.slots[q.slot]
+	r.settle(q, nil)
+	q.others = nil
 	if q.task > 0 {
 		s.held = &sequence{keys: q.keys, tokens: q.tokens}
 		return
@@ -248,6 +266,7 @@ func (r *Replay) launch(q *request) bool {
 	if i < 0 {
 		return false
 	}
+	r.doubtOthers(q, i)
 	s := &r.slots[i]
 	lcp := s.held.shared(q.keys)
 	own, before := lcp, s.held
@@ -283,7 +302,7 @@ func (r *Replay) launch(q *request) bool {
 	}
 	q.slot, q.expected = i, min(lcp, q.tokens-1)
 	q.look, q.before = r.looks, before
-	s.by = q
+	s.by, s.doubts = q, nil
 	s.held = &sequence{keys: q.keys, tokens: q.tokens}
 	if r.cache.limitTokens > 0 {
 		for k := range r.slots {
@@ -304,35 +323,6 @@ func (r *Replay) give(s *sequence) {
 	}
 }
 
-// choose finds the slot as the server does; -1: the request waits.
-func (r *Replay) choose(q *request) int {
-	if q.pinned >= 0 {
-		if r.slots[q.pinned].busy() {
-			return -1
-		}
-		return q.pinned
-	}
-	best, most := -1, 0
-	for i := range r.slots {
-		s := &r.slots[i]
-		if s.busy() || s.held.tokens == 0 {
-			continue
-		}
-		if lcp := s.held.shared(q.keys); lcp > most && share(lcp, q.tokens) > r.opt.Similarity {
-			best, most = i, lcp
-		}
-	}
-	if best >= 0 {
-		return best
-	}
-	for i := range r.slots {
-		if s := &r.slots[i]; !s.busy() && (best < 0 || s.used <= r.slots[best].used) {
-			best = i
-		}
-	}
-	return best
-}
-
 // First tells that a request's first token came: its prompt is computed.
 func (r *Replay) First(id ledger.ClaimID) {
 	if q := r.open[id]; q != nil {
@@ -349,6 +339,7 @@ func (r *Replay) Done(id ledger.ClaimID, outputTokens, cachedTokens int) {
 		return
 	}
 	q.began = true
+	r.tell(q, cachedTokens)
 	r.judge(q, cachedTokens)
 	if outputTokens <= 0 {
 		r.leave(q, q.sure(cachedTokens))
@@ -502,7 +493,8 @@ func (r *Replay) leave(q *request, held *sequence) {
 	if held == nil {
 		held = q.sure(-1)
 	}
-	s.by = nil
+	s.by, q.end = nil, held
+	s.latest, s.endLook, s.endNth = q, r.looks, r.counts.Requests
 	r.fill(s, held)
 	for _, next := range r.order {
 		if next.slot < 0 && r.launch(next) {

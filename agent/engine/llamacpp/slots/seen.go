@@ -57,7 +57,11 @@ func (r *Replay) Observe(seen []Seen) {
 		}
 		s.look = look{held: s.held, by: s.by}
 	}
+	changed = r.lookAtDoubts(seen) || changed
 	r.looks++
+	dense := r.dense()
+	r.begun, r.begunBefore = 0, r.begun
+	changed = changed || dense != r.dense()
 	r.seen, r.passed = append(r.seen[:0], seen...), false
 	if changed {
 		r.publish()
@@ -168,6 +172,7 @@ func (r *Replay) move(from, to int) {
 	r.give(s.held)
 	q.before, o.held, s.held = s.held, q.before, o.held
 	s.by, o.by, q.slot, s.foreign = q, nil, to, false
+	s.doubts, o.doubts = nil, nil
 }
 
 // correct puts right what is believed of one slot.
@@ -254,7 +259,7 @@ func (r *Replay) correct(i int, seen []Seen) (changed bool) {
 // fill notes that a slot holds what a request left that was not taken to be there.
 func (r *Replay) fill(s *slot, held *sequence) {
 	r.clock++
-	s.held, s.used = held, r.clock
+	s.held, s.used, s.doubts = held, r.clock, nil
 }
 
 // known is what ended of late and is as long as what an idle slot holds; nil:

@@ -1,5 +1,3 @@
-//go:build linux && !race
-
 package nonblock
 
 import (
@@ -8,7 +6,6 @@ import (
 	"os"
 	"sync"
 	"syscall"
-	"unsafe"
 )
 
 // Conn returns a connection that reads and writes c without telling the
@@ -24,8 +21,8 @@ func Conn(c net.Conn) net.Conn {
 	}
 	return &conn{
 		TCPConn: t, raw: raw,
-		in:  newDirection(syscall.SYS_RECVFROM, syscall.MSG_DONTWAIT),
-		out: newDirection(syscall.SYS_SENDTO, syscall.MSG_DONTWAIT|syscall.MSG_NOSIGNAL),
+		in:  newDirection(receive),
+		out: newDirection(send),
 	}
 }
 
@@ -54,6 +51,28 @@ func (c *conn) Read(p []byte) (int, error) {
 		return 0, io.EOF
 	}
 	return n, nil
+}
+
+// try reads what there is. It reports whether that was anything, the end or an
+// error; with false there is nothing yet.
+func (c *conn) try(p []byte) (n int, ok bool, err error) {
+	c.in.mu.Lock()
+	defer c.in.mu.Unlock()
+	c.in.once = true
+	err = c.raw.Read(c.in.attempt(p))
+	c.in.once = false
+	n, errno := c.in.done()
+	switch {
+	case err != nil:
+		return 0, true, err
+	case errno == syscall.EAGAIN:
+		return 0, false, nil
+	case errno != 0:
+		return 0, true, c.fault("read", "recvfrom", errno)
+	case n == 0:
+		return 0, true, io.EOF
+	}
+	return n, true, nil
 }
 
 // Write implements net.Conn.
@@ -88,8 +107,9 @@ func (c *conn) fault(op, call string, errno syscall.Errno) error {
 // direction is one way of a connection. Its fields hold what a call needs, so
 // that none makes a closure.
 type direction struct {
-	call, flags uintptr
-	try         func(fd uintptr) bool
+	call func(fd uintptr, p []byte) (n int, errno syscall.Errno)
+	try  func(fd uintptr) bool
+	once bool // do not wait until the socket is ready
 
 	mu    sync.Mutex // held from attempt to done
 	p     []byte
@@ -97,8 +117,8 @@ type direction struct {
 	errno syscall.Errno
 }
 
-func newDirection(call, flags uintptr) *direction {
-	d := &direction{call: call, flags: flags}
+func newDirection(call func(fd uintptr, p []byte) (int, syscall.Errno)) *direction {
+	d := &direction{call: call}
 	d.try = d.move
 	return d
 }
@@ -119,14 +139,17 @@ func (d *direction) done() (n int, errno syscall.Errno) {
 // ready first.
 func (d *direction) move(fd uintptr) bool {
 	for {
-		n, _, errno := syscall.RawSyscall6(d.call, fd, uintptr(unsafe.Pointer(&d.p[0])), uintptr(len(d.p)), d.flags, 0, 0)
+		n, errno := d.call(fd, d.p)
 		switch errno {
 		case 0:
-			d.n = int(n)
+			d.n = n
 		case syscall.EINTR:
 			continue
 		case syscall.EAGAIN:
-			return false
+			if !d.once {
+				return false
+			}
+			d.errno = errno
 		default:
 			d.errno = errno
 		}

@@ -1,0 +1,63 @@
+package agent
+
+import (
+	"bytes"
+	"log/slog"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"waypost/agent/blocktable"
+	"waypost/agent/engine"
+)
+
+// Numbers that cannot be are warned of at first and then once in a while, however
+// many an engine tells; all of them are counted.
+func TestWarningsOfOddNumbersAreSpaced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log bytes.Buffer
+		r := newTestedEngine().r
+		w := &watched{log: slog.New(slog.NewTextHandler(&log, nil)), newRank: func(string, int) *rank { return r }}
+		warned := func() int { return strings.Count(log.String(), "numbers that cannot be") }
+		for i, want := range []int{1, 1, 2, 3} {
+			for range 3 {
+				for _, what := range []string{engine.CountMetricFaults, engine.CountFactFaults, engine.CountSlotFaults} {
+					w.Counted(0, what, 1)
+				}
+			}
+			if got := warned(); got != want {
+				t.Errorf("%d warnings at the time %d, want %d", got, i, want)
+			}
+			if i == 0 {
+				time.Sleep(oddEvery - time.Second)
+			} else {
+				time.Sleep(oddEvery)
+			}
+		}
+		if n := r.faults[engine.CountMetricFaults]; n != 12 {
+			t.Errorf("%d faults are counted, want 12", n)
+		}
+	})
+}
+
+// That an engine's cache has windows is known from its events only: the hello is
+// sent anew when it turns out, once.
+func TestWindowsAreTold(t *testing.T) {
+	r := newTestedEngine().r
+	r.remodelled()
+	store := func(group int32, spec blocktable.Spec, window int32) {
+		r.apply(engine.Batch{Received: time.Now(), Events: []blocktable.Event{{
+			Op: blocktable.OpStore, Medium: blocktable.MediumGPU, Group: group, Spec: spec, WindowTokens: window,
+			BlockTokens: 16, Hashes: []uint64{uint64(group) + 1}, Tokens: make([]uint32, 16),
+		}}})
+	}
+	store(0, blocktable.SpecFull, 0)
+	if r.identity().windowed || r.remodelled() {
+		t.Error("windows are told that there are not")
+	}
+	store(1, blocktable.SpecSlidingWindow, 32)
+	if !r.identity().windowed || !r.remodelled() || r.remodelled() {
+		t.Error("windows are not told, or told again and again")
+	}
+}
