@@ -24,7 +24,7 @@ import (
 const gcPercent = 8
 
 // tidyEvery is how often memory is handed back. It takes a few milliseconds.
-const tidyEvery = 30 * time.Second
+const tidyEvery = 10 * time.Second
 
 // handBack gives the system what only the start, or the growth of a table, needed:
 // free pages of the heap, and mapped pages of the program's file.

@@ -8,7 +8,7 @@ import (
 
 // maxHeads is for how many prompts heads are remembered: about as many as an engine
 // answers at once.
-const maxHeads = 64
+const maxHeads = 32
 
 // headTokens is for how many tokens a head has room from the start: those up to the
 // next checkpoint, with the block that reaches it.

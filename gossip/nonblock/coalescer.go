@@ -8,7 +8,7 @@ import (
 
 // What a [Coalescer] does by default.
 const (
-	defaultPeriod = 5 * time.Millisecond
+	defaultPeriod = 10 * time.Millisecond
 	defaultBegin  = 250 // reads per second
 	defaultEnd    = 150
 )
@@ -16,7 +16,7 @@ const (
 // CoalescerOptions configures a [Coalescer]. Zero values are the defaults.
 type CoalescerOptions struct {
 	// Period is the time between two ticks, by which what is read may be late.
-	// Default 5 ms, at most 1 s.
+	// Default 10 ms, at most 1 s.
 	Period time.Duration
 	// BeginReadsPerSec is the rate of reads, of all connections together, above
 	// which they wait for ticks, EndReadsPerSec the rate below which they do no
