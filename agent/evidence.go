@@ -131,7 +131,7 @@ func (h *lanes) resync(p *waypostv1.PrefixPull, r *rank) {
 	if w := h.a.watchedOf(p.GetIndex()); w != nil {
 		if again, ok := w.adapter.(engine.Resyncer); ok {
 			h.a.log.Info("cache view is read again: predictions about it went wrong", "event", "view_disagrees", "engine", w.target.Name, "rank", r.number)
-			again.Resync(r.number)
+			again.Resync(r.number, p.GetLacking())
 		}
 	}
 }

@@ -200,7 +200,7 @@ func (w *watched) Batch(number int, b engine.Batch) {
 		w.log.Warn("engine announced more blocks than it can hold; the mirror is built again without counting copies", "event", "view_disagrees", "engine", w.target.Name, "rank", number)
 	}
 	if again, ok := w.adapter.(engine.Resyncer); ok {
-		again.Resync(number)
+		again.Resync(number, false)
 	}
 }
 

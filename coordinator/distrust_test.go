@@ -20,7 +20,7 @@ func TestDistrustAsksForAllOfAView(t *testing.T) {
 	a := &fakeAgent{workers: 1, pulled: func(p *waypostv1.PrefixPull) [][]byte {
 		if !asked {
 			asked = true
-			c.views.Distrust(worker)
+			c.views.Distrust(worker, false)
 		}
 		return cache.replayOr(p)
 	}}

@@ -81,17 +81,17 @@ func (j *judges) ended(now time.Time, e *explain.Entry, o *outcome.Outcome) {
 // observe learns from a final outcome, and has the worker's agent learn.
 func (j *judges) observe(now time.Time, e *explain.Entry) {
 	o := observationOf(e)
-	resync := false
+	resync, lacking := false, false
 	j.mu.Lock()
 	if w := j.of(e.Worker, e.Process); w != nil {
 		nowMs := j.c.fleet.Ms(now)
 		w.Observe(nowMs, e.Class, o.ExpectedTokens, e.Outcome.CachedTokens)
-		resync = w.ResyncDue(nowMs)
+		resync, lacking = w.ResyncDue(nowMs)
 	}
 	j.mu.Unlock()
 	j.c.lanes.report(e.Worker, o)
 	if resync {
-		j.c.views.Distrust(e.Worker)
+		j.c.views.Distrust(e.Worker, lacking)
 	}
 }
 

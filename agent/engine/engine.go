@@ -260,9 +260,11 @@ type Rebuilder interface {
 // beginning while it runs.
 type Resyncer interface {
 	// Resync asks for it, because the view of the rank proved wrong. Rebuild
-	// or Reset follows when the engine's answer begins. It does not block and
-	// may be called from within the Sink's methods.
-	Resync(rank int)
+	// or Reset follows when the engine's answer begins. Where the engine tells
+	// nothing twice, all of the view is dropped, unless it is only lacking: what
+	// it has is not in doubt. It does not block and may be called from within the
+	// Sink's methods.
+	Resync(rank int, lacking bool)
 }
 
 // Batch is one event batch of one rank.

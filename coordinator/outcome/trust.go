@@ -40,7 +40,7 @@ func DefaultLimits() Limits {
 type Worker struct {
 	limits Limits
 
-	wrongMs     []float64 // when the newest wrong predictions were
+	wrong       []wrong // the newest wrong predictions
 	resyncs     uint64
 	disagreedMs float64 // when the newest resync was due
 	resyncAtMs  float64 // no earlier
@@ -51,6 +51,12 @@ type Worker struct {
 	// probeAtMs is when the next probe may go, probing since when one is out.
 	probeAtMs, probePause, probingSinceMs float64
 	openedMs                              float64
+}
+
+// wrong is a wrong prediction: too much was expected or, lacking, too little.
+type wrong struct {
+	atMs    float64
+	lacking bool
 }
 
 type end struct {
@@ -67,9 +73,9 @@ func NewWorker(l Limits) *Worker {
 // before the learnt bias was applied.
 func (w *Worker) Observe(nowMs float64, class Class, expectedTokens, actualTokens int) {
 	if w.viewWrong(class, expectedTokens, actualTokens) {
-		w.wrongMs = append(w.wrongMs, nowMs)
-		if n := len(w.wrongMs) - w.limits.ResyncErrors; n > 0 {
-			w.wrongMs = slices.Delete(w.wrongMs, 0, n)
+		w.wrong = append(w.wrong, wrong{nowMs, class == ClassUnderPredicted})
+		if n := len(w.wrong) - w.limits.ResyncErrors; n > 0 {
+			w.wrong = slices.Delete(w.wrong, 0, n)
 		}
 	}
 }
@@ -89,22 +95,24 @@ func (w *Worker) viewWrong(class Class, expectedTokens, actualTokens int) bool {
 
 // ResyncDue reports whether the worker's view should be asked for anew because
 // its predictions went wrong; the caller then does it. It says so at a bounded
-// rate.
-func (w *Worker) ResyncDue(nowMs float64) bool {
+// rate. lacking says that all of them expected too little: what the view has is
+// right as far as anybody knows.
+func (w *Worker) ResyncDue(nowMs float64) (due, lacking bool) {
 	l := &w.limits
-	if len(w.wrongMs) < l.ResyncErrors || nowMs-w.wrongMs[0] > l.ResyncWithinMs || nowMs < w.resyncAtMs {
-		return false
+	if len(w.wrong) < l.ResyncErrors || nowMs-w.wrong[0].atMs > l.ResyncWithinMs || nowMs < w.resyncAtMs {
+		return false, false
 	}
 	// A quiet time since the last one takes the pause back.
 	if nowMs-w.resyncAtMs > w.resyncPause {
 		w.resyncPause = l.ResyncEveryMs
 	}
-	w.wrongMs = w.wrongMs[:0]
+	lacking = !slices.ContainsFunc(w.wrong, func(o wrong) bool { return !o.lacking })
+	w.wrong = w.wrong[:0]
 	w.resyncs++
 	w.disagreedMs = nowMs
 	w.resyncAtMs = nowMs + w.resyncPause
 	w.resyncPause = min(2*w.resyncPause, l.ResyncMostMs)
-	return true
+	return true, lacking
 }
 
 // Disagrees reports whether view and engine are at odds: the view was asked for

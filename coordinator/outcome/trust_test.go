@@ -60,7 +60,7 @@ func TestMissesAndRestartsAskForNoResync(t *testing.T) {
 		observe(w, float64(i), 0, 0)
 		w.Observe(float64(i), ClassRestarted, 512, 0)
 	}
-	if w.ResyncDue(50) {
+	if due, _ := w.ResyncDue(50); due {
 		t.Error("misses and restarts ask for a resync")
 	}
 }
@@ -71,7 +71,7 @@ func TestResyncIsBounded(t *testing.T) {
 	for now < 3_600_000 {
 		now += 500
 		observe(w, now, 1024, 0)
-		if w.ResyncDue(now) {
+		if due, _ := w.ResyncDue(now); due {
 			asked++
 		}
 	}
@@ -85,20 +85,27 @@ func TestResyncIsBounded(t *testing.T) {
 	growing := NewWorker(DefaultLimits())
 	for i := range 100 {
 		observe(growing, float64(i), 1024, 1024+80)
-		if growing.ResyncDue(float64(i)) {
+		if due, _ := growing.ResyncDue(float64(i)); due {
 			t.Fatal("a resync because answers are told with a delay")
 		}
 	}
 	for i := range 3 {
 		observe(growing, float64(100+i), 0, 4000)
 	}
-	if !growing.ResyncDue(103) {
-		t.Error("no resync of a view that misses what the engine finds")
+	if due, lacking := growing.ResyncDue(103); !due || !lacking {
+		t.Errorf("due %v, lacking %v of a view that misses what the engine finds", due, lacking)
+	}
+	observe(growing, 50_000, 4000, 0)
+	for i := range 2 {
+		observe(growing, float64(50_001+i), 0, 4000)
+	}
+	if due, lacking := growing.ResyncDue(50_003); !due || lacking {
+		t.Errorf("due %v, lacking %v of a view that promised too much as well", due, lacking)
 	}
 	few := NewWorker(DefaultLimits())
 	for i := range 10 {
 		observe(few, float64(i)*40_000, 1024, 0)
-		if few.ResyncDue(float64(i) * 40_000) {
+		if due, _ := few.ResyncDue(float64(i) * 40_000); due {
 			t.Error("a resync after few errors far apart")
 		}
 	}
@@ -211,7 +218,7 @@ func TestDisagreementFades(t *testing.T) {
 	if w.Disagrees(10) {
 		t.Error("at odds before anything was asked for")
 	}
-	if !w.ResyncDue(10) || !w.Disagrees(10) || !w.Disagrees(10+l.ResyncMostMs) {
+	if due, _ := w.ResyncDue(10); !due || !w.Disagrees(10) || !w.Disagrees(10+l.ResyncMostMs) {
 		t.Error("not at odds though its predictions went wrong")
 	}
 	if w.Disagrees(11 + l.ResyncMostMs) {

@@ -8,6 +8,8 @@ import (
 
 	"waypost/coordinator/pull"
 	waypostv1 "waypost/proto/waypost/v1"
+
+	"google.golang.org/protobuf/proto"
 )
 
 // puller drives the queue of pulls.
@@ -159,6 +161,9 @@ func (p *puller) askAgent(hs *hostStreams, s Session, ask pull.Ask) {
 		reason, st.distrustPull = pullDistrust, ask.ID
 	}
 	msg := &waypostv1.PrefixPull{PullId: &ask.ID, Index: &ask.Index, EngineProcess: &st.process, Reason: &reason}
+	if st.distrusted && st.lacking {
+		msg.Lacking = proto.Bool(true)
+	}
 	if epoch, seq, ok := st.decoder.Have(); ok && reason != pullDistrust {
 		msg.Epoch, msg.HaveSeq = &epoch, &seq
 	}

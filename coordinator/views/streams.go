@@ -288,9 +288,9 @@ func (vs *Views) Sync(s Session, newLane bool) {
 }
 
 // Distrust asks for a worker's whole view anew, because predictions about it
-// went wrong; its agent reads the engine's events again, at its own rate. The
-// caller bounds how often.
-func (vs *Views) Distrust(worker string) {
+// went wrong; its agent reads the engine's events again, at its own rate. lacking
+// says that they all expected too little. The caller bounds how often.
+func (vs *Views) Distrust(worker string, lacking bool) {
 	w, err := vs.fleet.Worker(time.Now(), worker)
 	if err != nil {
 		return
@@ -306,6 +306,7 @@ func (vs *Views) Distrust(worker string) {
 	}
 	if st := vs.streamOf(hs, hs.session, w.Facts.Index); st != nil {
 		vs.log.Warn("predictions about a worker went wrong: its cache view is asked for anew", "event", "view_disagrees", "worker", worker)
+		st.lacking = lacking && (st.lacking || !st.distrusted)
 		st.distrusted = true
 		vs.want(w.Host, w.Facts.Index, st, pullDistrust, false)
 	}

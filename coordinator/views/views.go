@@ -113,8 +113,10 @@ type stream struct {
 	// latest pull was sent; empty: it is.
 	short string
 	// distrusted says that all of the view is to be read anew, not what is
-	// missing of it; distrustPull is the pull that asks for that.
+	// missing of it; distrustPull is the pull that asks for that. lacking says that
+	// what the view has is not in doubt.
 	distrusted   bool
+	lacking      bool
 	distrustPull uint32
 	// peerAsked says that the peers were asked for a copy.
 	peerAsked bool

@@ -442,7 +442,7 @@ func TestHostsWriteIntoTheirOwnViewsOnly(t *testing.T) {
 	other := &session{"gpu-02", make(chan *waypostv1.PrefixPull, 64)}
 	r.views.LaneUp(other, r.opened(t, other.host))
 	r.views.Sync(other, true)
-	r.views.Distrust(worker) // the pull that another host would like to answer
+	r.views.Distrust(worker, false) // the pull that another host would like to answer
 	p = s.next(t)
 
 	forged := newStream(testKey, 1, 10) // the same stream, further on, with less in it

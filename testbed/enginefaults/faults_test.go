@@ -224,7 +224,7 @@ var checks = []struct {
 		r.Mu.Lock()
 		r.Of(0).Table.CountCopies(false)
 		r.Mu.Unlock()
-		a.(engine.Resyncer).Resync(0)
+		a.(engine.Resyncer).Resync(0, false)
 		r.Await("read anew", func() bool { return len(r.Of(0).Resets) > 0 })
 		r.agree(prompts, question{}, true)
 	}},
@@ -398,7 +398,7 @@ func readAnew(r *rig) {
 		r.Fatal("the adapter cannot read its view again")
 	}
 	r.on.Set(false)
-	again.Resync(0)
+	again.Resync(0, false)
 	r.Await("the view was begun anew", func() bool { return len(r.Of(0).Resets) > 0 })
 	r.full()
 }

@@ -81,7 +81,7 @@ type Reader struct {
 	log  *slog.Logger
 	sink engine.Sink
 
-	resync atomic.Bool
+	resync atomic.Int32 // one of the resyncs
 
 	mu      sync.Mutex
 	stream  *Stream // nil without events
@@ -153,14 +153,28 @@ func (r *Reader) onStream(f func(s *Stream)) {
 	}
 }
 
-// Resync asks for the view to be built anew at the next Tick.
-func (r *Reader) Resync() { r.resync.Store(true) }
+// What a Reader was asked to do at the next Tick about a view that proved wrong.
+const (
+	resyncNone int32 = iota
+	resyncLacking
+	resyncAll
+)
+
+// Resync asks for the view to be built anew at the next Tick. lacking says that what
+// it has is not in doubt.
+func (r *Reader) Resync(lacking bool) {
+	if !lacking {
+		r.resync.Store(resyncAll)
+		return
+	}
+	r.resync.CompareAndSwap(resyncNone, resyncLacking)
+}
 
 // Tick lets time pass.
 func (r *Reader) Tick(now time.Time) {
 	r.onStream(func(s *Stream) {
-		if r.resync.Swap(false) {
-			s.Resync(now)
+		if asked := r.resync.Swap(resyncNone); asked != resyncNone {
+			s.Resync(now, asked == resyncLacking)
 		}
 		s.Tick(now, r.busy)
 	})

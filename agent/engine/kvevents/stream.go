@@ -548,10 +548,13 @@ func (s *Stream) Slept(time.Time) {
 	}
 }
 
-// Resync builds the view anew from the beginning: it proved wrong.
-func (s *Stream) Resync(now time.Time) {
+// Resync builds the view anew from the beginning: it proved wrong, or, lacking, to
+// have too little.
+func (s *Stream) Resync(now time.Time, lacking bool) {
 	switch {
 	case s.gone:
+	case !s.o.Replay && lacking:
+		// What it lacks is not told again, and what it has must not go with it.
 	case !s.o.Replay:
 		s.fx.Reset(engine.ResetGap)
 		s.late, s.lateBlocks, s.lossy = true, 0, false

@@ -130,7 +130,7 @@ func play(t *testing.T, s *Stream, x *transcript, now time.Time, words []string)
 	case "sleep":
 		s.Slept(now)
 	case "resync":
-		s.Resync(now)
+		s.Resync(now, len(words) > 1 && words[1] == "lacking")
 	case "malformed":
 		s.Malformed(now)
 	case "live", "replay":
@@ -339,7 +339,7 @@ func TestStreamConverges(t *testing.T) {
 				now = now.Add(6 * time.Second)
 				s.Tick(now, rapid.Bool().Draw(t, "busy"))
 			case 7:
-				s.Resync(now)
+				s.Resync(now, rapid.Bool().Draw(t, "lacking"))
 			default:
 				deliver(p.publish())
 			}

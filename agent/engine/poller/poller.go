@@ -114,9 +114,9 @@ func (r *rank) end() {
 func New(o Options, src Source) *Poller { return &Poller{o: o, src: src} }
 
 // Resync implements engine.Resyncer.
-func (p *Poller) Resync(rank int) {
+func (p *Poller) Resync(rank int, lacking bool) {
 	if r := p.reader(rank); r != nil {
-		r.Resync()
+		r.Resync(lacking)
 	}
 }
 

@@ -340,8 +340,8 @@ func TestResync(t *testing.T) {
 	m.Mu.Lock()
 	m.Of(0).Table.Clear() // the view went wrong
 	m.Mu.Unlock()
-	a.Resync(0)
-	a.Resync(7) // no such rank
+	a.Resync(0, false)
+	a.Resync(7, false) // no such rank
 	m.Await("rebuilt", func() bool { return m.Of(0).Match(1) == 2 && m.Of(0).Beside == nil })
 }
 

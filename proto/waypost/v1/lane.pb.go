@@ -3169,7 +3169,10 @@ type PrefixPull struct {
 	// Last seq the asker has; a replay from here is enough. Unset: snapshot.
 	HaveSeq *uint64 `protobuf:"fixed64,5,opt,name=have_seq,json=haveSeq" json:"have_seq,omitempty"`
 	// Why it is asked, for counters: new, gap, digest, verify, distrust.
-	Reason        *string `protobuf:"bytes,6,opt,name=reason" json:"reason,omitempty"`
+	Reason *string `protobuf:"bytes,6,opt,name=reason" json:"reason,omitempty"`
+	// Of distrust: the engine had more than the view told of, and never less. What
+	// the view has is not in doubt.
+	Lacking       *bool `protobuf:"varint,7,opt,name=lacking" json:"lacking,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3244,6 +3247,13 @@ func (x *PrefixPull) GetReason() string {
 		return *x.Reason
 	}
 	return ""
+}
+
+func (x *PrefixPull) GetLacking() bool {
+	if x != nil && x.Lacking != nil {
+		return *x.Lacking
+	}
+	return false
 }
 
 // ClaimFrame is claims of one coordinator for one worker.
@@ -6406,7 +6416,7 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\vBoundaryAsk\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12\x12\n" +
 	"\x04part\x18\x02 \x01(\tR\x04part\x12\x14\n" +
-	"\x05probe\x18\x03 \x01(\rR\x05probe\"\xab\x01\n" +
+	"\x05probe\x18\x03 \x01(\rR\x05probe\"\xc5\x01\n" +
 	"\n" +
 	"PrefixPull\x12\x17\n" +
 	"\apull_id\x18\x01 \x01(\rR\x06pullId\x12\x14\n" +
@@ -6414,7 +6424,8 @@ const file_waypost_v1_lane_proto_rawDesc = "" +
 	"\x0eengine_process\x18\x03 \x01(\x06R\rengineProcess\x12\x14\n" +
 	"\x05epoch\x18\x04 \x01(\rR\x05epoch\x12\x19\n" +
 	"\bhave_seq\x18\x05 \x01(\x06R\ahaveSeq\x12\x16\n" +
-	"\x06reason\x18\x06 \x01(\tR\x06reason\"\xcc\x01\n" +
+	"\x06reason\x18\x06 \x01(\tR\x06reason\x12\x18\n" +
+	"\alacking\x18\a \x01(\bR\alacking\"\xcc\x01\n" +
 	"\n" +
 	"ClaimFrame\x12 \n" +
 	"\vcoordinator\x18\x01 \x01(\x06R\vcoordinator\x12#\n" +
