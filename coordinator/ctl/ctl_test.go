@@ -214,10 +214,11 @@ func (f fleet) GetPlacement(_ context.Context, r *waypostv1.GetPlacementRequest)
 	case "pl_c1_spare":
 		rec := load(f, "record", &waypostv1.PlacementRecord{})
 		rec.GetPlacement().Pull = &waypostv1.PullPlan{
-			Source: &waypostv1.WorkerRef{Name: proto.String("gpu-02/vllm-8000/0")}, Tokens: proto.Uint32(8176), TransferMs: proto.Float64(94), OnlyIfGone: proto.Bool(true),
+			Source: &waypostv1.WorkerRef{Name: proto.String("gpu-02/vllm-8000/0")}, Tokens: proto.Uint32(5120), TransferMs: proto.Float64(61), OnlyIfGone: proto.Bool(true),
 		}
 		chosen := rec.GetPlacement().GetTerms()[0]
-		chosen.PullMs, chosen.PullNote = proto.Float64(73), proto.String(rule.PullSpare.String())
+		chosen.PullMs, chosen.PullNote, chosen.DoubtMs = proto.Float64(170), proto.String(rule.PullSpare.String()), proto.Float64(4)
+		chosen.OwnMs, chosen.TotalMs = proto.Float64(269), proto.Float64(386)
 		return &waypostv1.GetPlacementResponse{Record: rec}, nil
 	}
 	return &waypostv1.GetPlacementResponse{Record: load(f, "record", &waypostv1.PlacementRecord{})}, nil

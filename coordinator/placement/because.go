@@ -82,7 +82,11 @@ func (d *Decision) appendBecause(b []byte, candidates []Candidate) []byte {
 	}
 	if t.LoadMs > 0 {
 		b = appendThousands(append(b, "; reading "...), t.HostTokens)
-		b = appendNumber(append(b, " tokens from host memory takes "...), t.LoadMs)
+		b = append(b, " tokens from host memory takes "...)
+		if t.Pull.Asked() {
+			b = append(b, "on average "...) // they may be gone
+		}
+		b = appendNumber(b, t.LoadMs)
 		b = appendAll(b, " ms (", c.Host.Figure.String(), " bandwidth")
 		if c.Host.Link != "" {
 			b = appendAll(b, " of ", c.Host.Link)
@@ -94,15 +98,15 @@ func (d *Decision) appendBecause(b []byte, candidates []Candidate) []byte {
 		b = append(appendThousands(append(b, "; pulling "...), t.Pull.Tokens), " tokens"...)
 		b = t.Pull.appendWay(b)
 		switch spares := t.PrefillMs - t.ComputeMs; {
-		case spares <= 0:
-			b = append(b, " costs less than reading back what is in host memory"...)
+		case t.Pull.Behind < t.ReuseTokens:
+			b = append(b, " costs less than reading back what is in host memory and computing the rest"...)
 		case t.Pull.TransferMs < spares:
 			b = append(appendNumber(append(b, " costs less than computing them ("...), spares), " ms)"...)
 		default:
 			b = append(appendNumber(append(b, " costs less than computing them ("...), spares), " ms), doubt and the streams beside them counted"...)
 		}
 	case PullSpare:
-		b = append(appendNumber(append(b, "; its own are still there with "...), 100*t.StillThere), " %, else "...)
+		b = append(appendNumber(append(b, "; its own are still there with a probability of "...), 100*t.StillThere), " %, else "...)
 		b = append(t.Pull.appendWay(append(appendThousands(b, t.Pull.Tokens), " tokens are pulled"...)), " and not computed"...)
 	}
 	if t.Partner >= 0 {
@@ -146,8 +150,11 @@ func (d *Decision) appendPassedOver(b []byte, w *Worker, chosen, most *Terms) []
 		b = append(appendNumber(appendAll(b, " ms) and ", second, " ("), more), " ms more) cost more than "...)
 	}
 	verb, tokens, ms := "computing ", chosen.UncachedTokens, chosen.ComputeMs
-	if chosen.Pull.Note == PullTaken {
+	switch chosen.Pull.Note {
+	case PullTaken:
 		verb, tokens, ms = "pulling ", chosen.Pull.Tokens, chosen.Pull.TransferMs
+	case PullSpare:
+		return append(appendNumber(append(b, "pulling what is gone and computing the rest ("...), chosen.PullMs), " ms)"...)
 	}
 	b = append(appendThousands(append(b, verb...), tokens), " tokens ("...)
 	return append(appendNumber(b, ms), " ms)"...)

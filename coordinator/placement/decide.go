@@ -342,7 +342,8 @@ func (p *pricer) complete(w *Worker, t *Terms, s *Survey) {
 	t.TotalMs += t.AssumedMs
 }
 
-// reachMs is the cheaper of computing the prompt and pulling a part of it.
+// reachMs is computing the prompt, or pulling what is asked of a source and
+// computing the rest.
 func (t *Terms) reachMs() float64 {
 	if t.Pull.Asked() {
 		return t.PullMs

@@ -323,22 +323,23 @@ func (p *pricer) pull(c *Candidate, t *Terms, own offer) offer {
 func (p *pricer) wayFrom(c *Candidate, s *sourceReuse, have *ownReuse, ownMs float64) (best way, bestMs float64) {
 	bestMs = math.Inf(1)
 	consider := func(w way) {
+		// The operator's limit is on what is moved if all is as it is believed.
+		if limit := p.req.MaxTransferMs; limit > 0 && w.transferMs > limit {
+			best.note = max(best.note, PullTooLong)
+			return
+		}
 		if ms := p.worthMs(c.Worker, &w.offer); ms < bestMs {
 			best, bestMs = w, ms
 		}
-	}
-	// What moves on average is held against the operator's limit.
-	leastMs, _ := p.transferMs(s.Source, s.path, max(s.held-have.reused, 0))
-	if limit := p.req.MaxTransferMs; limit > 0 && have.there*leastMs+(1-have.there)*s.wholeMs > limit {
-		best.note = PullTooLong
-		return best, bestMs
 	}
 	best.note = PullNoMore
 	if s.held > have.inGPU {
 		consider(p.moved(c, s, have, have.inGPU, 0))
 	}
 	if s.held > have.reused && have.reused > have.inGPU {
-		// Reading back what is in its host memory first may be the better way.
+		// Reading back what is in its host memory first may be the better way. No
+		// connector tells which of the two its engine takes: a match must not cost,
+		// so the better one counts.
 		if loadMs := c.Host.readMs(have.reused - have.inGPU); !math.IsNaN(loadMs) {
 			consider(p.moved(c, s, have, have.reused, loadMs))
 		}

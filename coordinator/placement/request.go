@@ -87,8 +87,8 @@ type Request struct {
 	// DeadlineMs is left for the whole answer, FirstTokenBudgetMs for its
 	// first token, GapBudgetMs is the largest mean gap.
 	DeadlineMs, FirstTokenBudgetMs, GapBudgetMs float64
-	// MaxTransferMs bounds the time a pull of saved KV may take; 0: nothing
-	// does.
+	// MaxTransferMs bounds the time that what is asked of a source may take, behind
+	// the worker's own tokens; a spare source's all. 0: nothing does.
 	MaxTransferMs float64
 	// IfInfeasible says what to answer when no worker meets the budgets.
 	IfInfeasible IfInfeasible

@@ -13,7 +13,6 @@ import (
 func drawBesideSources(t *rapid.T) (req Request, candidates []Candidate, sit Situation) {
 	now := 5e5
 	req = Request{ID: "r1", PromptTokens: rapid.SampledFrom([]int{700, 8192, 60_000}).Draw(t, "prompt"), OutputTokensExpected: 64}
-	req.MaxTransferMs = rapid.SampledFrom([]float64{0, 0, 40, 400}).Draw(t, "limit")
 	sit = Situation{NowMs: now, PolicyAgeMs: 50, MeanOutputTokens: 200, ArrivalsPerMs: rapid.SampledFrom([]float64{math.NaN(), 0, .002}).Draw(t, "lambda")}
 	trust := rapid.Float64Range(0, 1)
 	perToken := rapid.SampledFrom([]float64{1000, 70_000, 262_144}).Draw(t, "kv")

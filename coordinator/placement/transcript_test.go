@@ -81,7 +81,7 @@ func parseScene(t *testing.T, d *datadriven.TestData) *scene {
 		c := &s.candidates[i]
 		board.Set(c.Worker)
 		if c.MatchedTokens > 0 {
-			matches.Add(c.ID, Held{Tokens: int32(c.MatchedTokens), GPUTokens: int32(c.MatchedTokens), Predicted: c.Predicted})
+			matches.Add(c.ID, Held{Tokens: int32(c.MatchedTokens), GPUTokens: int32(c.MatchedTokens - max(c.LowerTokens, 0)), Predicted: c.Predicted})
 		}
 	}
 	s.sit.Sources = board.AppendSources(nil, &s.req, &matches, func(w *Worker) int { return sending[w.ID] })

@@ -181,7 +181,7 @@ type Pool struct {
 	// Tenants that may use it.
 	Tenants Sourced[[]Pattern]
 	StayIn  Sourced[StayIn]
-	// MaxTransfer bounds the time a pull of saved KV may take.
+	// MaxTransfer bounds the time that what is asked of a source of saved KV may take.
 	MaxTransfer Sourced[time.Duration]
 	// TTFT is the time to first token the pool is meant to keep.
 	TTFT Sourced[time.Duration]

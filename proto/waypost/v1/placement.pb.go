@@ -1046,7 +1046,7 @@ type Terms struct {
 	StartMs *float64 `protobuf:"fixed64,3,opt,name=start_ms,json=startMs" json:"start_ms,omitempty"`
 	// Prefill of what is not reused.
 	PrefillMs *float64 `protobuf:"fixed64,4,opt,name=prefill_ms,json=prefillMs" json:"prefill_ms,omitempty"`
-	// Transfer and rest when KV is pulled.
+	// Transfer, on average, and rest when KV is pulled, now or as a spare.
 	PullMs *float64 `protobuf:"fixed64,5,opt,name=pull_ms,json=pullMs" json:"pull_ms,omitempty"`
 	// Wait for KV room or a batch slot.
 	RoomMs *float64 `protobuf:"fixed64,6,opt,name=room_ms,json=roomMs" json:"room_ms,omitempty"`
