@@ -90,8 +90,9 @@ type Agent struct {
 	metrics  *metricsServer
 	learnt   *learnt
 	wish     *drainWish
-	// events reads the event sockets of all engines together.
-	events *nonblock.Coalescer
+	// ticks are those on which event sockets and lanes are read, and LOADs written,
+	// while there is much to read.
+	ticks *nonblock.Coalescer
 	// framesRefused counts frames of coordinators that were refused.
 	framesRefused *prometheus.CounterVec
 
@@ -139,7 +140,7 @@ func New(opt Options) (*Agent, error) {
 	a.ctx, a.cancel = context.WithCancel(context.Background())
 	a.lanes, a.learnt, a.truth = newLanes(a), newLearnt(opt.Config.StateDir), newGPUTruth("")
 	var err error
-	if a.events, err = nonblock.NewCoalescer(nonblock.CoalescerOptions{}); err != nil {
+	if a.ticks, err = nonblock.NewCoalescer(nonblock.CoalescerOptions{}); err != nil {
 		return nil, err
 	}
 	a.wish = newDrainWish(opt.Config.StateDir, a.log, func() { a.dialer.Kick() })
@@ -195,7 +196,7 @@ func (a *Agent) watch(e EngineConfig) (*watched, error) {
 		}
 		target.APIKey = strings.TrimSpace(string(b))
 	}
-	adapter, err := newAdapter(e.Kind, engine.Options{Target: target, Logger: a.log, PageTimeout: a.opt.PageTimeout, WrapEvents: a.events.Conn})
+	adapter, err := newAdapter(e.Kind, engine.Options{Target: target, Logger: a.log, PageTimeout: a.opt.PageTimeout, WrapEvents: a.ticks.Conn})
 	if err != nil {
 		return nil, fmt.Errorf("engine %s: %w", e.Name, err)
 	}
@@ -308,7 +309,7 @@ func (a *Agent) watchedOf(index uint32) *watched {
 // wireGossip prepares lanes and mesh.
 func (a *Agent) wireGossip() error {
 	var source *identity.Source
-	dopt := lane.DialerOptions{Hello: a.lanes.hello, Load: a.lanes.load, News: a.lanes.loadNews, Handler: a.lanes, Coalescer: a.events, Logger: a.log, Registerer: a.opt.Registerer}
+	dopt := lane.DialerOptions{Hello: a.lanes.hello, Load: a.lanes.load, News: a.lanes.loadNews, Handler: a.lanes, Coalescer: a.ticks, Logger: a.log, Registerer: a.opt.Registerer}
 	if a.cfg.TLS.set() {
 		var err error
 		source, err = identity.Open(identity.Options{Files: identity.Files{CA: a.cfg.TLS.CAFile, Cert: a.cfg.TLS.CertFile, Key: a.cfg.TLS.KeyFile}, Logger: a.log})
@@ -383,8 +384,8 @@ func (a *Agent) Start() error {
 	}
 	a.startFacts()
 	a.tasks.Go(func() {
-		if err := a.events.Run(a.ctx); err != nil {
-			a.log.Warn("events are read one by one, which takes more processor time", "error", err)
+		if err := a.ticks.Run(a.ctx); err != nil {
+			a.log.Warn("events and lanes are read one by one, which takes more processor time", "error", err)
 		}
 	})
 	a.tasks.Go(a.discovery.run)

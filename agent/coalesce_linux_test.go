@@ -47,7 +47,7 @@ func TestBusyAgentReadsOnTicks(t *testing.T) {
 	}()
 	p.AwaitSubscriber()
 	until := time.Now().Add(time.Minute)
-	for n := 1; !a.events.Ticking(); n++ {
+	for n := 1; !a.ticks.Ticking(); n++ {
 		if time.Now().After(until) {
 			t.Fatal("a busy agent does not read on ticks")
 		}
@@ -56,7 +56,7 @@ func TestBusyAgentReadsOnTicks(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 	}
-	for until = time.Now().Add(time.Minute); a.events.Ticking(); time.Sleep(10 * time.Millisecond) {
+	for until = time.Now().Add(time.Minute); a.ticks.Ticking(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(until) {
 			t.Fatal("an agent that has nothing to read ticks on")
 		}

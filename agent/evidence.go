@@ -105,13 +105,13 @@ func (l *limiter) take(now time.Time) bool {
 	return l.n <= evidencePerSec
 }
 
-// distrusted notes that a coordinator's predictions about the rank went wrong.
-// It reports whether the engine's events should be read again from the
-// beginning: at a bounded rate, however many ask.
-func (r *rank) distrusted(now time.Time) bool {
+// distrusted notes that a coordinator's predictions about the rank went wrong, and
+// has the engine's events read again from the beginning: at a bounded rate, however
+// many ask. It reports whether they are; again reports whether they can be.
+func (r *rank) distrusted(now time.Time, again func() bool) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if !r.resyncedAt.IsZero() && now.Sub(r.resyncedAt) < resyncEvery {
+	if !r.resyncedAt.IsZero() && now.Sub(r.resyncedAt) < resyncEvery || !again() {
 		return false
 	}
 	r.resyncedAt = now
@@ -125,14 +125,13 @@ const pullDistrust = "distrust"
 
 // resync reads a rank's events again if a coordinator distrusts its view.
 func (h *lanes) resync(p *waypostv1.PrefixPull, r *rank) {
-	if p.GetReason() != pullDistrust || !r.distrusted(time.Now()) {
+	w := h.a.watchedOf(p.GetIndex())
+	if p.GetReason() != pullDistrust || w == nil {
 		return
 	}
-	if w := h.a.watchedOf(p.GetIndex()); w != nil {
-		if again, ok := w.adapter.(engine.Resyncer); ok {
-			h.a.log.Info("cache view is read again: predictions about it went wrong", "event", "view_disagrees", "engine", w.target.Name, "rank", r.number)
-			again.Resync(r.number, p.GetLacking())
-		}
+	again, ok := w.adapter.(engine.Resyncer)
+	if ok && r.distrusted(time.Now(), func() bool { return again.Resync(r.number, p.GetLacking()) }) {
+		h.a.log.Info("cache view is read again: predictions about it went wrong", "event", "view_disagrees", "engine", w.target.Name, "rank", r.number)
 	}
 }
 

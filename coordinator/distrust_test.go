@@ -36,6 +36,32 @@ func TestDistrustAsksForAllOfAView(t *testing.T) {
 	}
 }
 
+// A view that promised too much while a pull is out that asks for what it lacks is
+// asked for once more: the agent is to drop what is wrong of it.
+func TestDistrustOfAllFollowsThatOfWhatIsLacking(t *testing.T) {
+	c := startOne(t)
+	const worker = "gpu-01/vllm-8000/0"
+	cache := newCache(1)
+	cache.grow(10)
+	cache.delta()
+	n := 0
+	a := &fakeAgent{workers: 1, pulled: func(p *waypostv1.PrefixPull) [][]byte {
+		if n++; n <= 2 {
+			c.views.Distrust(worker, n == 1) // while this pull is out
+		}
+		return cache.replayOr(p)
+	}}
+	a.start(t, c)
+	eventually(t, "a third pull", func() bool { _, n := a.counts(); return n >= 3 })
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for i, lacking := range []bool{false, true, false} {
+		if p := a.pulls[i]; p.GetLacking() != lacking || (i > 0) != (p.GetReason() == "distrust") {
+			t.Errorf("pull %d: %v", i, p)
+		}
+	}
+}
+
 // An engine that reuses much of prompts of which nothing was expected is at odds
 // with its view: within 20 requests an operator is told, and the view is asked for
 // anew so that the next predictions are right. One whose reuse is a little more

@@ -262,9 +262,9 @@ type Resyncer interface {
 	// Resync asks for it, because the view of the rank proved wrong. Rebuild
 	// or Reset follows when the engine's answer begins. Where the engine tells
 	// nothing twice, all of the view is dropped, unless it is only lacking: what
-	// it has is not in doubt. It does not block and may be called from within the
-	// Sink's methods.
-	Resync(rank int, lacking bool)
+	// it has is not in doubt, and Resync reports false. It does not block and may be
+	// called from within the Sink's methods.
+	Resync(rank int, lacking bool) bool
 }
 
 // Batch is one event batch of one rank.

@@ -286,6 +286,9 @@ func TestDamagedFilesAreReadAsFarAsTheyGo(t *testing.T) {
 		for range rapid.IntRange(1, 4).Draw(t, "bytes") {
 			b[rapid.IntRange(0, len(b)-1).Draw(t, "at")] ^= byte(rapid.IntRange(1, 255).Draw(t, "by"))
 		}
+		if string(b) == string(whole) {
+			t.Skip("what was changed was changed back")
+		}
 		read := 0
 		skipped := readFrames(strings.NewReader(string(b)), func(e *Entry) {
 			read++

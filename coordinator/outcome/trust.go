@@ -43,8 +43,9 @@ type Worker struct {
 	wrong       []wrong // the newest wrong predictions
 	resyncs     uint64
 	disagreedMs float64 // when the newest resync was due
-	resyncAtMs  float64 // no earlier
-	resyncPause float64
+	// resyncs of a view that promised too much, and of one that lacks something: the
+	// latter may do nothing where events are told but once.
+	overs, lacks resyncPace
 
 	ends  []end // newest last
 	state BreakerState
@@ -59,6 +60,12 @@ type wrong struct {
 	lacking bool
 }
 
+// resyncPace is when the next resync may be asked for.
+type resyncPace struct {
+	atMs    float64 // no earlier
+	pauseMs float64
+}
+
 type end struct {
 	atMs  float64
 	fault bool
@@ -66,7 +73,8 @@ type end struct {
 
 // NewWorker knows nothing.
 func NewWorker(l Limits) *Worker {
-	return &Worker{limits: l, resyncAtMs: math.Inf(-1), resyncPause: l.ResyncEveryMs, probePause: l.ProbeEveryMs}
+	pace := resyncPace{math.Inf(-1), l.ResyncEveryMs}
+	return &Worker{limits: l, overs: pace, lacks: pace, probePause: l.ProbeEveryMs}
 }
 
 // Observe learns from the class of an outcome and from its reuse, expected
@@ -99,19 +107,23 @@ func (w *Worker) viewWrong(class Class, expectedTokens, actualTokens int) bool {
 // right as far as anybody knows.
 func (w *Worker) ResyncDue(nowMs float64) (due, lacking bool) {
 	l := &w.limits
-	if len(w.wrong) < l.ResyncErrors || nowMs-w.wrong[0].atMs > l.ResyncWithinMs || nowMs < w.resyncAtMs {
+	lacking = !slices.ContainsFunc(w.wrong, func(o wrong) bool { return !o.lacking })
+	pace := &w.overs
+	if lacking {
+		pace = &w.lacks
+	}
+	if len(w.wrong) < l.ResyncErrors || nowMs-w.wrong[0].atMs > l.ResyncWithinMs || nowMs < pace.atMs {
 		return false, false
 	}
 	// A quiet time since the last one takes the pause back.
-	if nowMs-w.resyncAtMs > w.resyncPause {
-		w.resyncPause = l.ResyncEveryMs
+	if nowMs-pace.atMs > pace.pauseMs {
+		pace.pauseMs = l.ResyncEveryMs
 	}
-	lacking = !slices.ContainsFunc(w.wrong, func(o wrong) bool { return !o.lacking })
 	w.wrong = w.wrong[:0]
 	w.resyncs++
 	w.disagreedMs = nowMs
-	w.resyncAtMs = nowMs + w.resyncPause
-	w.resyncPause = min(2*w.resyncPause, l.ResyncMostMs)
+	pace.atMs = nowMs + pace.pauseMs
+	pace.pauseMs = min(2*pace.pauseMs, l.ResyncMostMs)
 	return true, lacking
 }
 

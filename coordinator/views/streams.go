@@ -306,6 +306,9 @@ func (vs *Views) Distrust(worker string, lacking bool) {
 	}
 	if st := vs.streamOf(hs, hs.session, w.Facts.Index); st != nil {
 		vs.log.Warn("predictions about a worker went wrong: its cache view is asked for anew", "event", "view_disagrees", "worker", worker)
+		if st.distrusted && st.lacking && !lacking {
+			st.distrustPull = 0 // the one that is out asks for too little
+		}
 		st.lacking = lacking && (st.lacking || !st.distrusted)
 		st.distrusted = true
 		vs.want(w.Host, w.Facts.Index, st, pullDistrust, false)

@@ -320,14 +320,17 @@ func TestLaneOnTicks(t *testing.T) {
 	s, _ := c.srv.Session("gpu-01")
 	const frames = 500
 	for n := range frames {
-		for s.Send(&waypostv1.ConnectResponse{Frame: &waypostv1.ConnectResponse_Tokenize{Tokenize: &waypostv1.TokenizeAsk{AskId: new(uint32(n))}}}) != nil {
-			time.Sleep(time.Millisecond) // the queue is full
-		}
+		eventually(t, "room in the queue", func() bool {
+			return s.Send(&waypostv1.ConnectResponse{Frame: &waypostv1.ConnectResponse_Tokenize{Tokenize: &waypostv1.TokenizeAsk{AskId: new(uint32(n))}}}) == nil
+		})
 		if n%10 == 0 {
 			time.Sleep(10 * time.Millisecond) // so that there are reads to wait with
 		}
 	}
 	eventually(t, "all frames", func() bool { a.mu.Lock(); defer a.mu.Unlock(); return len(a.frames) == frames })
+	if !k.Ticking() {
+		t.Error("no read has waited for a tick")
+	}
 	for n, f := range a.frames {
 		if got := f.GetTokenize().GetAskId(); got != uint32(n) {
 			t.Fatalf("frame %d is number %d", n, got)

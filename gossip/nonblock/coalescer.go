@@ -10,10 +10,12 @@ import (
 const (
 	defaultPeriod = 10 * time.Millisecond
 	defaultBegin  = 250 // reads per second
-	defaultEnd    = 150
+	// defaultEndShare is how many of its ticks must bring something to one
+	// connection that is alone, or to several together, for them to go on.
+	defaultEndShare = .6
 )
 
-// CoalescerOptions configures a [Coalescer]. Zero values are the defaults.
+// CoalescerOptions configures a [Coalescer]. Zero, it has the defaults.
 type CoalescerOptions struct {
 	// Period is the time between two ticks, by which what is read may be late.
 	// Default 10 ms, at most 1 s.
@@ -21,7 +23,9 @@ type CoalescerOptions struct {
 	// BeginReadsPerSec is the rate of reads, of all connections together, above
 	// which they wait for ticks, EndReadsPerSec the rate below which they do no
 	// more. Only reads that brought something count; on ticks a connection has at
-	// most one each. Defaults 250 and 150.
+	// most one each, so that EndReadsPerSec must be below the rate of ticks.
+	// Defaults, if both are 0: 250 and three fifths of the rate of ticks. With
+	// BeginReadsPerSec alone the ticks never end.
 	BeginReadsPerSec, EndReadsPerSec float64
 }
 
@@ -29,7 +33,7 @@ type CoalescerOptions struct {
 func (o CoalescerOptions) withDefaults() (CoalescerOptions, error) {
 	const most = time.Second
 	if o.Period < 0 || o.Period > most {
-		return o, fmt.Errorf("nonblock: Period is %v: must be positive and at most %v, or 0 for the default %v", o.Period, most, defaultPeriod)
+		return o, fmt.Errorf("nonblock: Period is %v: must be at most %v, or 0 for the default %v", o.Period, most, defaultPeriod)
 	}
 	if o.Period == 0 {
 		o.Period = defaultPeriod
@@ -38,7 +42,10 @@ func (o CoalescerOptions) withDefaults() (CoalescerOptions, error) {
 		return o, errors.New("nonblock: BeginReadsPerSec and EndReadsPerSec must not be negative")
 	}
 	if o.BeginReadsPerSec == 0 && o.EndReadsPerSec == 0 {
-		o.BeginReadsPerSec, o.EndReadsPerSec = defaultBegin, defaultEnd
+		o.BeginReadsPerSec, o.EndReadsPerSec = defaultBegin, min(defaultBegin, defaultEndShare/o.Period.Seconds())
+	}
+	if ticks := 1 / o.Period.Seconds(); o.EndReadsPerSec >= ticks {
+		return o, fmt.Errorf("nonblock: EndReadsPerSec %v must be below the %v ticks a second, which is the most that one connection reads", o.EndReadsPerSec, ticks)
 	}
 	if o.EndReadsPerSec > o.BeginReadsPerSec {
 		return o, fmt.Errorf("nonblock: EndReadsPerSec %v is above BeginReadsPerSec %v", o.EndReadsPerSec, o.BeginReadsPerSec)

@@ -20,8 +20,8 @@ const (
 	// without waiting for the next tick once some of it was. The buffer of a socket
 	// is at least twice as large, and the kernel wakes before it is full.
 	lowWater = 32 << 10
-	// idleTicks are so many ticks in a row without a byte that a connection waits
-	// for its next one instead.
+	// idleTicks are so many ticks in a row without a byte that on the next one
+	// without any a connection waits for its next byte instead.
 	idleTicks = 20
 	// windowTicks and rateWindow are over how long the rate of reads is counted.
 	windowTicks = 40
@@ -34,8 +34,10 @@ const (
 // interrupts: while they have many messages to read, all are read on the ticks of
 // one timer, so that the process wakes once for what arrived at any of them, and
 // not for each message. Between the ticks the kernel keeps what arrives. An end of
-// a connection, a deadline and Close are noticed on the next tick as well. With
-// few messages, or without Run, each read wakes at once, as by [Conn].
+// a connection, a deadline and Close are noticed on the next tick as well; a
+// deadline that has passed by then counts, also for a read whose bytes came before
+// it: one that only looks must be longer than a tick. With few messages, or without
+// Run, each read wakes at once, as by [Conn].
 type Coalescer struct {
 	o CoalescerOptions
 
@@ -86,7 +88,7 @@ func (k *Coalescer) conn(c net.Conn, turn int) net.Conn {
 	return &coalesced{conn: inner, k: k, turn: turn, woken: make(chan struct{}, 1)}
 }
 
-// Run ticks until ctx ends. It returns an error if the system has no timer to give;
+// Run ticks until ctx ends; it is called once. It returns an error if the system has no timer to give;
 // connections are then read as by [Conn].
 func (k *Coalescer) Run(ctx context.Context) error {
 	timer, err := newKernelTimer()
@@ -136,13 +138,16 @@ func (k *Coalescer) ticks(timer *kernelTimer) error {
 	if err := timer.set(k.o.Period); err != nil {
 		return err
 	}
-	least := k.o.EndReadsPerSec * windowTicks * k.o.Period.Seconds()
-	for n := 1; ; n++ {
-		if err := timer.wait(); err != nil {
+	least := k.o.EndReadsPerSec * k.o.Period.Seconds() // reads on a tick
+	var passed uint64                                  // ticks of the window
+	for {
+		expired, err := timer.wait()
+		if err != nil {
 			return err
 		}
+		passed += expired
 		k.with(func() {
-			k.tick++
+			k.tick += expired
 			k.readAll(first)
 		})
 		runtime.Gosched() // until what they brought is dealt with
@@ -153,11 +158,11 @@ func (k *Coalescer) ticks(timer *kernelTimer) error {
 			for t := range k.timers {
 				t.look(now)
 			}
-			if n%windowTicks == 0 {
-				if ended = float64(k.reads) < least; ended {
+			if passed >= windowTicks {
+				if ended = float64(k.reads) < least*float64(passed); ended {
 					k.end()
 				}
-				k.reads = 0
+				k.reads, passed = 0, 0
 			}
 		})
 		if ended {
@@ -382,15 +387,15 @@ func (t *kernelTimer) set(period time.Duration) error {
 	return err
 }
 
-// wait waits for the timer to expire.
-func (t *kernelTimer) wait() error {
+// wait waits for the timer to expire, and says how often it has since the last time.
+func (t *kernelTimer) wait() (times uint64, err error) {
 	if err := t.raw.Read(t.take); err != nil {
-		return err
+		return 0, err
 	}
 	if t.errno != 0 {
-		return os.NewSyscallError("read", t.errno)
+		return 0, os.NewSyscallError("read", t.errno)
 	}
-	return nil
+	return t.expired, nil
 }
 
 // close ends the timer, and with it a wait.

@@ -209,6 +209,9 @@ func TestTicksInterrupt(t *testing.T) {
 				result := make(chan error, 1)
 				if !first {
 					go func() { result <- read() }()
+					for until := time.Now().Add(time.Minute); waits(k) == 0 && time.Now().Before(until); {
+						time.Sleep(time.Millisecond)
+					}
 				}
 				if err := tc.interrupt(c, peer); err != nil {
 					t.Fatal(err)
@@ -278,8 +281,10 @@ func TestTicksEnd(t *testing.T) {
 				got <- err
 			}()
 			if o.EndReadsPerSec == 0 {
-				for waits(k) == 0 {
-					time.Sleep(time.Millisecond)
+				for until := time.Now().Add(time.Minute); waits(k) == 0; time.Sleep(time.Millisecond) {
+					if time.Now().After(until) {
+						t.Fatal("no read waits for a tick")
+					}
 				}
 				stop()
 			}
@@ -348,6 +353,17 @@ func TestTimer(t *testing.T) {
 		default:
 		}
 	}
+	// One connection that has something to read on each tick keeps the ticks going,
+	// and so it does where some find nothing.
+	for _, period := range []time.Duration{0, time.Millisecond, 50 * time.Millisecond, time.Second} {
+		k, err := NewCoalescer(CoalescerOptions{Period: period})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if share := k.o.EndReadsPerSec * k.o.Period.Seconds(); share <= 0 || share > .7 {
+			t.Errorf("ticks of %v end with something to read on %.2f of them", k.o.Period, share)
+		}
+	}
 	var nobody *Coalescer
 	without := nobody.NewTimer()
 	defer without.Stop()
@@ -383,10 +399,12 @@ func TestTicksAllocateNothing(t *testing.T) {
 func TestCoalescerOptions(t *testing.T) {
 	t.Parallel()
 	for want, o := range map[string]CoalescerOptions{
-		"Period is -1ns":   {Period: -1},
-		"Period is 2s":     {Period: 2 * time.Second},
-		"must not be neg":  {BeginReadsPerSec: -1},
-		"above BeginReads": {BeginReadsPerSec: 1, EndReadsPerSec: 2},
+		"Period is -1ns":               {Period: -1},
+		"Period is 2s":                 {Period: 2 * time.Second},
+		"must not be neg":              {BeginReadsPerSec: -1},
+		"above BeginReads":             {BeginReadsPerSec: 1, EndReadsPerSec: 2},
+		"below the 100 ticks a second": {BeginReadsPerSec: 300, EndReadsPerSec: 100},
+		"below the 20 ticks a second":  {Period: 50 * time.Millisecond, BeginReadsPerSec: 300, EndReadsPerSec: 60},
 	} {
 		if _, err := NewCoalescer(o); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: %v, want %q", o, err, want)

@@ -161,13 +161,18 @@ const (
 )
 
 // Resync asks for the view to be built anew at the next Tick. lacking says that what
-// it has is not in doubt.
-func (r *Reader) Resync(lacking bool) {
-	if !lacking {
+// it has is not in doubt: it reports false where then nothing is to be done, as the
+// publisher tells nothing twice.
+func (r *Reader) Resync(lacking bool) bool {
+	switch {
+	case !lacking:
 		r.resync.Store(resyncAll)
-		return
+	case r.plan.Replay == "":
+		return false
+	default:
+		r.resync.CompareAndSwap(resyncNone, resyncLacking)
 	}
-	r.resync.CompareAndSwap(resyncNone, resyncLacking)
+	return true
 }
 
 // Tick lets time pass.

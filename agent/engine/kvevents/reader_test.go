@@ -127,6 +127,9 @@ func TestEventsComeByTheWrappedConnection(t *testing.T) {
 			}
 			return true
 		})
+		if !k.Ticking() {
+			t.Error("no read has waited for a tick")
+		}
 		if n := wrapped.Load(); n != 1 {
 			t.Errorf("%d connections were wrapped, want 1", n)
 		}

@@ -114,10 +114,9 @@ func (r *rank) end() {
 func New(o Options, src Source) *Poller { return &Poller{o: o, src: src} }
 
 // Resync implements engine.Resyncer.
-func (p *Poller) Resync(rank int, lacking bool) {
-	if r := p.reader(rank); r != nil {
-		r.Resync(lacking)
-	}
+func (p *Poller) Resync(rank int, lacking bool) bool {
+	r := p.reader(rank)
+	return r != nil && r.Resync(lacking)
 }
 
 func (p *Poller) reader(rank int) *kvevents.Reader {
