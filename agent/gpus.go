@@ -197,19 +197,24 @@ func (g *gpuTruth) gpusOf(engine string) []string {
 	return slices.Clone(g.uses[engine])
 }
 
-// hostLink is the least of the links of some GPUs to the memory of their host;
-// false: that of one is not known.
+// hostLink is the least of the links of some GPUs, or instances, to the memory of
+// their host; false: that of one is not known. Of those whose rate is not known
+// none is taken for the least while another's is.
 func hostLink(view *nvml.View, uuids []string) (least nvml.PCIeLink, ok bool) {
-	for i := range view.Devices {
-		if !slices.Contains(uuids, view.Devices[i].UUID) {
-			continue
+	var leastRate float64
+	rated := false // least has a rate
+	for _, uuid := range uuids {
+		i := slices.IndexFunc(view.Devices, func(d nvml.Device) bool { return d.IsOneOf([]string{uuid}) })
+		if i < 0 {
+			return nvml.PCIeLink{}, false
 		}
 		l, known := view.Devices[i].HostLink()
 		if !known {
 			return nvml.PCIeLink{}, false
 		}
-		if !ok || l.BytesPerSec() < least.BytesPerSec() {
-			least, ok = l, true
+		rate, hasRate := l.BytesPerSec()
+		if !ok || hasRate && (!rated || rate < leastRate) {
+			least, leastRate, rated, ok = l, rate, hasRate, true
 		}
 	}
 	return least, ok

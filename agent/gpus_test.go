@@ -154,11 +154,27 @@ func TestHostLinkIsOfTheEnginesOwnGPUs(t *testing.T) {
 		{GPU: nvml.GPU{UUID: "GPU-a", PCIe: &nvml.PCIeLink{Generation: 5, Lanes: 16}}},
 		{GPU: nvml.GPU{UUID: "GPU-b", PCIe: &nvml.PCIeLink{Generation: 4, Lanes: 8}}},
 		{GPU: nvml.GPU{UUID: "GPU-c"}},
+		{GPU: nvml.GPU{UUID: "GPU-later", PCIe: &nvml.PCIeLink{Generation: 60, Lanes: 1}}},
+		{GPU: nvml.GPU{UUID: "GPU-mig", PCIe: &nvml.PCIeLink{Generation: 3, Lanes: 4}, Instances: []nvml.Instance{{UUID: "MIG-0"}, {UUID: "MIG-1"}}}},
 	}}
 	for _, c := range []struct {
 		uuids []string
 		want  string
-	}{{nil, ""}, {[]string{"GPU-a"}, "PCIe 5.0 x16"}, {[]string{"GPU-a", "GPU-b"}, "PCIe 4.0 x8"}, {[]string{"GPU-a", "GPU-c"}, ""}, {[]string{"GPU-z"}, ""}} {
+	}{
+		{nil, ""},
+		{[]string{"GPU-a"}, "PCIe 5.0 x16"},
+		{[]string{"GPU-a", "GPU-b"}, "PCIe 4.0 x8"},
+		{[]string{"GPU-a", "GPU-c"}, ""},
+		{[]string{"GPU-z"}, ""},
+		{[]string{"GPU-a", "GPU-z"}, ""},
+		{[]string{"MIG-1"}, "PCIe 3.0 x4"},
+		{[]string{"GPU-a", "MIG-0", "MIG-1"}, "PCIe 3.0 x4"},
+		{[]string{"GPU-a", "MIG-2"}, ""},
+		// What a link of a later generation carries is not known.
+		{[]string{"GPU-later"}, "PCIe 60.0 x1"},
+		{[]string{"GPU-a", "GPU-b", "GPU-later"}, "PCIe 4.0 x8"},
+		{[]string{"GPU-later", "GPU-b", "GPU-a"}, "PCIe 4.0 x8"},
+	} {
 		if l, ok := hostLink(&view, c.uuids); ok != (c.want != "") || ok && l.String() != c.want {
 			t.Errorf("%v: %v, %v; want %q", c.uuids, l, ok, c.want)
 		}

@@ -67,8 +67,8 @@ func hostTierOf(e *EngineConfig, f *engine.Facts, link *nvml.PCIeLink, windowed 
 	}
 	if link != nil {
 		out.Link = proto.String(link.String())
-		if usable := link.BytesPerSec() * usableLinkShare; usable > 0 && usable < assumedHostRate {
-			out.LinkBytesPerSec = &usable
+		if rate, known := link.BytesPerSec(); known && rate*usableLinkShare < assumedHostRate {
+			out.LinkBytesPerSec = proto.Float64(rate * usableLinkShare)
 		}
 	}
 	if e.KVHostRate > 0 {

@@ -293,7 +293,7 @@ func (o *operators) UncordonTarget(ctx context.Context, req *waypostv1.UncordonT
 		return nil, err
 	}
 	out.Removed = &result.Removed
-	c.confirm(ctx, index)
+	out.AppliedOn, out.PendingOn = c.confirm(ctx, index)
 	return out, nil
 }
 

@@ -38,13 +38,13 @@ func peersOf(counts map[LinkPeer]int) []LinkPeer {
 // 128 of 130 up to 5, 242 of 256 bytes from 6 on.
 var laneBytesPerSec = [...]float64{0, 2.5e9 * .8 / 8, 5e9 * .8 / 8, 8e9 * 128 / 130 / 8, 16e9 * 128 / 130 / 8, 32e9 * 128 / 130 / 8, 64e9 * 242 / 256 / 8, 128e9 * 242 / 256 / 8}
 
-// BytesPerSec is what a link carries one way at most; 0: a generation that is not
-// known here.
-func (l PCIeLink) BytesPerSec() float64 {
-	if l.Generation < 1 || l.Generation >= len(laneBytesPerSec) {
-		return 0
+// BytesPerSec is what a link carries one way at most; false: unknown, as of a
+// generation that is not known here.
+func (l PCIeLink) BytesPerSec() (rate float64, known bool) {
+	if l.Generation < 1 || l.Generation >= len(laneBytesPerSec) || l.Lanes < 1 {
+		return 0, false
 	}
-	return laneBytesPerSec[l.Generation] * float64(l.Lanes)
+	return laneBytesPerSec[l.Generation] * float64(l.Lanes), true
 }
 
 // String is "PCIe 4.0 x16" for example.

@@ -189,11 +189,11 @@ func TestLeaderDies(t *testing.T) {
 
 // TestNoPlacementAfterCordon: once cordon has returned, no coordinator that it
 // lists names the worker any more. Once uncordon has returned, every coordinator
-// that is well has lifted it.
+// that it lists has lifted it.
 func TestNoPlacementAfterCordon(t *testing.T) {
 	t.Parallel()
 	r := start(t, 3, 3, emulator.Options{BlockTokens: 16})
-	everywhere, lifted := 0, 0
+	cordoned, lifted := 0, 0 // coordinators that were listed, of all rounds
 	for round := range 6 {
 		host := HostName(round % 3)
 		var resp *waypostv1.CordonTargetResponse
@@ -204,9 +204,7 @@ func TestNoPlacementAfterCordon(t *testing.T) {
 		if len(resp.GetAppliedOn())+len(resp.GetPendingOn()) != 3 || len(resp.GetWorkers()) != 1 {
 			t.Errorf("applied on %v, pending on %v, workers %v", resp.GetAppliedOn(), resp.GetPendingOn(), resp.GetWorkers())
 		}
-		if len(resp.GetPendingOn()) == 0 {
-			everywhere++
-		}
+		cordoned += len(resp.GetAppliedOn())
 		for i := range 3 {
 			if !slices.Contains(resp.GetAppliedOn(), CoordinatorName(i)) {
 				continue // it was too slow and is said to be
@@ -222,14 +220,19 @@ func TestNoPlacementAfterCordon(t *testing.T) {
 			}
 		}
 		// A repetition after an answer that was lost finds nothing to remove.
-		r.whileNoLeader(func() error {
-			_, err := r.Operator((round+1)%3).UncordonTarget(t.Context(), &waypostv1.UncordonTargetRequest{Selector: &host})
+		var back *waypostv1.UncordonTargetResponse
+		r.whileNoLeader(func() (err error) {
+			back, err = r.Operator((round+1)%3).UncordonTarget(t.Context(), &waypostv1.UncordonTargetRequest{Selector: &host})
 			return err
 		})
-		if !r.cordons(0)[host] && !r.cordons(1)[host] && !r.cordons(2)[host] {
-			lifted++ // else one of them was too slow
+		if len(back.GetAppliedOn())+len(back.GetPendingOn()) != 3 {
+			t.Errorf("lifted on %v, pending on %v", back.GetAppliedOn(), back.GetPendingOn())
 		}
+		lifted += len(back.GetAppliedOn())
 		for i := range 3 {
+			if slices.Contains(back.GetAppliedOn(), CoordinatorName(i)) && r.cordons(i)[host] {
+				t.Errorf("%s is said to have lifted the cordon of %s, and has it", CoordinatorName(i), host)
+			}
 			r.eventually("the cordon is not lifted on "+CoordinatorName(i), func() string {
 				if r.cordons(i)[host] {
 					return host
@@ -238,11 +241,8 @@ func TestNoPlacementAfterCordon(t *testing.T) {
 			})
 		}
 	}
-	if everywhere == 0 {
-		t.Error("no cordon was in force everywhere when it returned")
-	}
-	if lifted < 3 {
-		t.Errorf("%d of 6 cordons were lifted everywhere when uncordon returned", lifted)
+	if cordoned == 0 || lifted == 0 {
+		t.Errorf("cordons were in force on %d and lifted on %d coordinators when the call returned: the test proves little", cordoned, lifted)
 	}
 }
 

@@ -5395,7 +5395,11 @@ type UncordonTargetResponse struct {
 	// Whether there was such a cordon.
 	Removed *bool `protobuf:"varint,1,opt,name=removed" json:"removed,omitempty"`
 	// Workers it named.
-	Workers       []string `protobuf:"bytes,2,rep,name=workers" json:"workers,omitempty"`
+	Workers []string `protobuf:"bytes,2,rep,name=workers" json:"workers,omitempty"`
+	// Coordinators that have lifted it.
+	AppliedOn []string `protobuf:"bytes,3,rep,name=applied_on,json=appliedOn" json:"applied_on,omitempty"`
+	// Coordinators that have not confirmed.
+	PendingOn     []string `protobuf:"bytes,4,rep,name=pending_on,json=pendingOn" json:"pending_on,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5440,6 +5444,20 @@ func (x *UncordonTargetResponse) GetRemoved() bool {
 func (x *UncordonTargetResponse) GetWorkers() []string {
 	if x != nil {
 		return x.Workers
+	}
+	return nil
+}
+
+func (x *UncordonTargetResponse) GetAppliedOn() []string {
+	if x != nil {
+		return x.AppliedOn
+	}
+	return nil
+}
+
+func (x *UncordonTargetResponse) GetPendingOn() []string {
+	if x != nil {
+		return x.PendingOn
 	}
 	return nil
 }
@@ -7388,10 +7406,14 @@ const file_waypost_v1_operator_proto_rawDesc = "" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x17\n" +
 	"\adry_run\x18\x03 \x01(\bR\x06dryRun\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\x04 \x01(\tR\trequestId\"L\n" +
+	"request_id\x18\x04 \x01(\tR\trequestId\"\x8a\x01\n" +
 	"\x16UncordonTargetResponse\x12\x18\n" +
 	"\aremoved\x18\x01 \x01(\bR\aremoved\x12\x18\n" +
-	"\aworkers\x18\x02 \x03(\tR\aworkers\"F\n" +
+	"\aworkers\x18\x02 \x03(\tR\aworkers\x12\x1d\n" +
+	"\n" +
+	"applied_on\x18\x03 \x03(\tR\tappliedOn\x12\x1d\n" +
+	"\n" +
+	"pending_on\x18\x04 \x03(\tR\tpendingOn\"F\n" +
 	"\x14InspectWorkerRequest\x12\x16\n" +
 	"\x06worker\x18\x01 \x01(\tR\x06worker\x12\x16\n" +
 	"\x06verify\x18\x02 \x01(\bR\x06verify\"\xad\a\n" +
