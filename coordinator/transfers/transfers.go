@@ -157,8 +157,9 @@ func (t *Book) Begin(now time.Time, id string, d *placement.Decision, candidates
 		a.pair, path = placement.Pair{From: to.Name, To: q.Name}, &q.Path
 		a.least = (promptTokens + 1) / 2
 		startMs, transferMs = terms.StartMs+terms.PrefillMs, terms.HandMs
-	case terms.Pull.Note == placement.PullTaken:
-		// A spare source says nothing of the pair: most likely it is not asked.
+	case terms.Pull.Note == placement.PullTaken, terms.Pull.Note == placement.PullSpare && terms.LikelyGone():
+		// A spare source is asked if the worker's own are gone: as long as they are
+		// likelier there no transfer is expected, and reuse says nothing of the pair.
 		from := sit.Sources[terms.Pull.Source].Worker
 		a.pair, path = placement.Pair{From: from.Name, To: to.Name}, &to.Paths[terms.Pull.Source]
 		a.least = terms.Pull.Behind + (terms.Pull.Tokens+1)/2

@@ -71,12 +71,26 @@ func TestPullsAreFollowed(t *testing.T) {
 	policy := placement.DefaultPolicy()
 	d := &placement.Decision{FirstTokenMs: 120, Terms: []placement.Terms{{ReuseTokens: 512, Partner: -1, Pull: placement.Pull{Note: placement.PullTaken, Tokens: 3584, Behind: 512, TransferMs: 80, BytesPerMs: 12_500_000}}}}
 	at := func(ms int) time.Time { return started.Add(time.Duration(ms) * time.Millisecond) }
-	// A spare source is asked only if the worker's own are gone: no transfer is
-	// expected, and what the engine reuses judges nobody.
+	// A spare source is asked only if the worker's own are gone: while they are
+	// likelier there no transfer is expected, and what the engine reuses judges nobody.
 	spare := &placement.Decision{FirstTokenMs: 40, Terms: []placement.Terms{{ReuseTokens: 4096, StillThere: .6, Partner: -1, Pull: placement.Pull{Note: placement.PullSpare, Tokens: 4096, TransferMs: 80, BytesPerMs: 12_500_000}}}}
 	tr.Begin(at(0), "spare", spare, candidates, &policy, 4100, sit)
 	if tr.Sending(1, from) != 0 || tr.Outcome("spare", true, 0, math.NaN()) != nil {
 		t.Error("a spare source was followed like a pull")
+	}
+	// If they are likelier gone it is followed like a pull of all that it holds.
+	spare.Terms[0].StillThere = .4
+	for i, reused := range []int{2047, 2048} {
+		id := fmt.Sprint("likely", i)
+		tr.Begin(at(-200), id, spare, candidates, &policy, 4100, sit)
+		path := tr.Path(tr.Ms(at(-199)), from, to, registry.StayInNone)
+		if sent := tr.Sending(tr.Ms(at(-199)), from); path.UnderWay != i+1 || sent != i+1 {
+			t.Errorf("%d likely transfers: %d under way, %d sent", i+1, path.UnderWay, sent)
+		}
+		seen := tr.Outcome(id, true, reused, math.NaN())
+		if seen == nil || seen.Confirmed != (i == 1) || seen.Pair != (placement.Pair{From: from.Name, To: to.Name}) {
+			t.Errorf("%d tokens reused: %+v", reused, seen)
+		}
 	}
 	for i, id := range []string{"a", "b", "c"} {
 		tr.Begin(at(0), id, d, candidates, &policy, 4096, sit)
