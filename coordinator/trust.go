@@ -85,7 +85,9 @@ func (j *judges) observe(now time.Time, e *explain.Entry) {
 	j.mu.Lock()
 	if w := j.of(e.Worker, e.Process); w != nil {
 		nowMs := j.c.fleet.Ms(now)
-		w.Observe(nowMs, e.Class, o.ExpectedTokens, e.Outcome.CachedTokens)
+		if !e.SpareSource {
+			w.Observe(nowMs, e.Class, o.ExpectedTokens, e.Outcome.CachedTokens)
+		}
 		resync, lacking = w.ResyncDue(nowMs)
 	}
 	j.mu.Unlock()
@@ -112,17 +114,21 @@ func (j *judges) reported(now time.Time, id fleet.WorkerID, process uint64, r ac
 	j.tell(now, w.Name, known)
 }
 
-// observationOf sets an outcome against its prediction, term by term.
+// observationOf sets an outcome against its prediction, term by term. Reuse beside a
+// spare source may be the source's: it says nothing of the worker's view.
 func observationOf(e *explain.Entry) *lane.Observed {
 	out := &lane.Observed{EngineProcess: e.Process, Observation: accuracy.NewObservation()}
 	o := e.Outcome
 	out.FirstTokenMs = o.FirstTokenMs - e.FirstTokenMs
-	if e.ExpectedTokens >= 0 && o.CachedTokens >= 0 && e.UncachedTokens > 0 {
+	if !e.SpareSource && e.ExpectedTokens >= 0 && o.CachedTokens >= 0 && e.UncachedTokens > 0 {
 		out.ReuseMs = float64(e.ExpectedTokens-o.CachedTokens) * e.PrefillMs / float64(e.UncachedTokens)
 		out.WaitMs = out.FirstTokenMs - out.ReuseMs
 	}
 	if o.OutputTokens > 1 {
 		out.GapMs = (o.DurationMs-o.FirstTokenMs)/float64(o.OutputTokens-1) - e.GapMs
+	}
+	if e.SpareSource {
+		return out
 	}
 	if out.ExpectedTokens = e.ExpectedTokens; e.ExpectedTokens > 0 {
 		out.ExpectedTokens -= e.BiasTokens

@@ -70,6 +70,9 @@ type Entry struct {
 	UncachedTokens                int
 	// Redirected says that the worker with most reuse was passed over.
 	Redirected bool
+	// SpareSource says that a source was named to fill in what is gone of the
+	// chosen worker's own: reuse does not tell whose tokens they were.
+	SpareSource bool
 	// DecidingTerm is the term in which the choice led most.
 	DecidingTerm string
 	// Because is the reason in a sentence.
@@ -118,6 +121,7 @@ func NewEntry(req *placement.Request, candidates []placement.Candidate, sit plac
 		e.Worker, e.Process = w.Name, w.Process
 		e.ExpectedTokens, e.UncachedTokens = t.ExpectedReuseTokens(), t.UncachedTokens
 		e.PrefillMs, e.GapMs = t.PrefillMs, t.GapMs
+		e.SpareSource = t.Pull.Note == placement.PullSpare
 		e.View, e.ViewAgeMs, e.QueueAgeMs = w.View.Kind, sit.NowMs-w.View.AtMs, sit.NowMs-w.LoadAtMs
 		e.ReachableTokens = t.ReuseTokens
 	}

@@ -1,6 +1,7 @@
 package explain
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
@@ -404,6 +405,30 @@ func TestAllocationsOfASummary(t *testing.T) {
 	kept := 0
 	if n := testing.AllocsPerRun(100, func() { kept = len(placement.NewRecord(&req, candidates, &policy, sit, d, 64).Candidates) }); n > 1 || kept != 64 {
 		t.Errorf("%v allocations for the inputs with %d candidates, want 1 for 64", n, kept)
+	}
+}
+
+// A record knows whether reuse can be the work of a spare source, on disk too: one
+// that an older version wrote says no.
+func TestSpareSourceIsKept(t *testing.T) {
+	req, candidates, _, sit, d := decide(t, 2, 900)
+	for note := placement.PullNone; note <= placement.PullSpare; note++ {
+		d.Terms[d.Chosen].Pull.Note = note
+		if e := NewEntry(&req, candidates, sit, d); e.SpareSource != (note == placement.PullSpare) {
+			t.Errorf("%q: %v", note, e.SpareSource)
+		}
+	}
+	old := struct {
+		Placement      string
+		ExpectedTokens int
+	}{"pl_1", 512}
+	b, err := newGobStream().encode(&old)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, ok := readEntry(append(binary.LittleEndian.AppendUint32(nil, uint32(len(b))), b...), newGobReader(), newGobReader())
+	if !ok || e.SpareSource || e.ExpectedTokens != 512 {
+		t.Errorf("of an older version: %+v", e)
 	}
 }
 

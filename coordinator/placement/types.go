@@ -294,10 +294,14 @@ type Terms struct {
 	TotalMs float64
 }
 
+// LikelyGone reports whether what the worker holds itself is gone more likely than
+// there; without reuse it is not.
+func (t *Terms) LikelyGone() bool { return t.ReuseTokens > 0 && t.StillThere < .5 }
+
 // ExpectedReuseTokens is the prediction that outcomes are compared with: the
 // likelier of all or nothing. It is Unknown if the match is.
 func (t *Terms) ExpectedReuseTokens() int {
-	gone := t.ReuseTokens > 0 && t.StillThere < .5
+	gone := t.LikelyGone()
 	// What is gone of its own is moved as well.
 	if t.Pull.StillThere >= .5 && (t.Pull.Note == PullTaken || t.Pull.Note == PullSpare && gone) {
 		return t.Pull.Behind + t.Pull.Tokens

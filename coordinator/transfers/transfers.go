@@ -35,6 +35,12 @@ type Book struct {
 	order   []string               // of awaited, oldest first
 }
 
+// surelyThere is the probability from which on what a worker holds itself is taken
+// to be there when the time of a pull behind it is read as a rate. Below it the
+// engine may well have moved the worker's own tokens too: more bytes in more time,
+// which would pass for a slow link.
+const surelyThere = .9
+
 type hostPair struct{ from, to string }
 
 // keptPath is a path with what its ends have in common.
@@ -50,7 +56,7 @@ type awaitedPull struct {
 	least int
 	// link carries it, beside others; of its predicted time fixedMs do not
 	// depend on the bandwidth, and otherMs stand beside it before the first
-	// token.
+	// token; NaN: nobody can tell how much was moved, its time teaches no rate.
 	link                     string
 	others                   int
 	bytes                    float64
@@ -157,8 +163,9 @@ func (t *Book) Begin(now time.Time, id string, d *placement.Decision, candidates
 		a.pair, path = placement.Pair{From: to.Name, To: q.Name}, &q.Path
 		a.least = (promptTokens + 1) / 2
 		startMs, transferMs = terms.StartMs+terms.PrefillMs, terms.HandMs
-	case terms.Pull.Note == placement.PullTaken:
-		// A spare source says nothing of the pair: most likely it is not asked.
+	case terms.Pull.Note == placement.PullTaken, terms.Pull.Note == placement.PullSpare && terms.LikelyGone():
+		// A spare source is asked if the worker's own are gone: as long as they are
+		// likelier there no transfer is expected, and reuse says nothing of the pair.
 		from := sit.Sources[terms.Pull.Source].Worker
 		a.pair, path = placement.Pair{From: from.Name, To: to.Name}, &to.Paths[terms.Pull.Source]
 		a.least = terms.Pull.Behind + (terms.Pull.Tokens+1)/2
@@ -167,7 +174,9 @@ func (t *Book) Begin(now time.Time, id string, d *placement.Decision, candidates
 		a.wireMs = a.bytes / terms.Pull.BytesPerMs
 		a.fixedMs = policy.TransferSetupMs + max(path.LatencyMs, 0)
 		a.others = max(path.UnderWay, sit.Sources[terms.Pull.Source].Sending)
-		a.otherMs = d.FirstTokenMs - transferMs
+		if terms.ReuseTokens <= 0 || terms.StillThere >= surelyThere {
+			a.otherMs = d.FirstTokenMs - (terms.PullMs - terms.ComputeMs)
+		}
 	default:
 		return
 	}

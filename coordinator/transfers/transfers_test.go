@@ -69,14 +69,28 @@ func TestPullsAreFollowed(t *testing.T) {
 	sit := placement.Situation{Sources: []placement.Source{{Worker: from, Tokens: 4096}}}
 	candidates := []placement.Candidate{{Worker: to, Paths: []placement.Path{tr.Path(0, from, to, registry.StayInNone)}}}
 	policy := placement.DefaultPolicy()
-	d := &placement.Decision{FirstTokenMs: 120, Terms: []placement.Terms{{ReuseTokens: 512, Partner: -1, Pull: placement.Pull{Note: placement.PullTaken, Tokens: 3584, Behind: 512, TransferMs: 80, BytesPerMs: 12_500_000}}}}
+	d := &placement.Decision{FirstTokenMs: 120, Terms: []placement.Terms{{ReuseTokens: 512, StillThere: .95, PullMs: 80, Partner: -1, Pull: placement.Pull{Note: placement.PullTaken, Tokens: 3584, Behind: 512, TransferMs: 80, BytesPerMs: 12_500_000}}}}
 	at := func(ms int) time.Time { return started.Add(time.Duration(ms) * time.Millisecond) }
-	// A spare source is asked only if the worker's own are gone: no transfer is
-	// expected, and what the engine reuses judges nobody.
-	spare := &placement.Decision{FirstTokenMs: 40, Terms: []placement.Terms{{ReuseTokens: 4096, StillThere: .6, Partner: -1, Pull: placement.Pull{Note: placement.PullSpare, Tokens: 4096, TransferMs: 80, BytesPerMs: 12_500_000}}}}
+	// A spare source is asked only if the worker's own are gone: while they are
+	// likelier there no transfer is expected, and what the engine reuses judges nobody.
+	spare := &placement.Decision{FirstTokenMs: 40, Terms: []placement.Terms{{ReuseTokens: 4096, StillThere: .6, PullMs: 32, Partner: -1, Pull: placement.Pull{Note: placement.PullSpare, Tokens: 4096, TransferMs: 80, BytesPerMs: 12_500_000}}}}
 	tr.Begin(at(0), "spare", spare, candidates, &policy, 4100, sit)
 	if tr.Sending(1, from) != 0 || tr.Outcome("spare", true, 0, math.NaN()) != nil {
 		t.Error("a spare source was followed like a pull")
+	}
+	// If they are likelier gone it is followed like a pull of all that it holds.
+	spare.Terms[0].StillThere = .4
+	for i, reused := range []int{2047, 2048} {
+		id := fmt.Sprint("likely", i)
+		tr.Begin(at(-200), id, spare, candidates, &policy, 4100, sit)
+		path := tr.Path(tr.Ms(at(-199)), from, to, registry.StayInNone)
+		if sent := tr.Sending(tr.Ms(at(-199)), from); path.UnderWay != i+1 || sent != i+1 {
+			t.Errorf("%d likely transfers: %d under way, %d sent", i+1, path.UnderWay, sent)
+		}
+		seen := tr.Outcome(id, true, reused, math.NaN())
+		if seen == nil || seen.Confirmed != (i == 1) || seen.Pair != (placement.Pair{From: from.Name, To: to.Name}) {
+			t.Errorf("%d tokens reused: %+v", reused, seen)
+		}
 	}
 	for i, id := range []string{"a", "b", "c"} {
 		tr.Begin(at(0), id, d, candidates, &policy, 4096, sit)
@@ -119,13 +133,14 @@ func TestBandwidthIsMeasured(t *testing.T) {
 	from, to := workerNamed(2, "gpu-02/v/0"), workerNamed(1, "gpu-01/v/0")
 	other := workerNamed(5, "gpu-02/v/1")
 	policy := placement.DefaultPolicy()
-	const bytes, fast, slow = 4000 * 262_144., 12_500_000., 500_000.
+	const bytes, fast, slow, computeMs = 4000 * 262_144., 12_500_000., 500_000., 20.
 	at := func(s int) time.Time { return started.Add(time.Duration(s) * time.Second) }
 	pull := func(s int, id string, firstTokenMs, restMs float64) {
 		sit := placement.Situation{Sources: []placement.Source{{Worker: from, Tokens: 4000}}}
 		path := tr.Path(tr.Ms(at(s)), from, to, registry.StayInNone)
 		transfer := policy.TransferSetupMs + path.LatencyMs + bytes/path.BytesPerMs
 		d := &placement.Decision{FirstTokenMs: restMs + transfer, Terms: []placement.Terms{{
+			PullMs: transfer + computeMs, ComputeMs: computeMs,
 			Partner: -1, Pull: placement.Pull{Note: placement.PullTaken, Tokens: 4000, TransferMs: transfer, BytesPerMs: path.BytesPerMs},
 		}}}
 		tr.Begin(at(s), id, d, []placement.Candidate{{Worker: to, Paths: []placement.Path{path}}}, &policy, 4096, sit)
@@ -160,6 +175,55 @@ func TestBandwidthIsMeasured(t *testing.T) {
 	}
 }
 
+// The first token was predicted with the mean of what is moved, own tokens that may be
+// gone counted in, so that the mean is what is taken out of it. Where they are not
+// surely there nobody knows how much was moved: the outcome judges the pair alone.
+func TestRateNeedsToKnowWhatWasMoved(t *testing.T) {
+	started := time.Now()
+	from, to := workerNamed(2, "gpu-02/v/0"), workerNamed(1, "gpu-01/v/0")
+	sit := placement.Situation{Sources: []placement.Source{{Worker: from, Tokens: 4000}}}
+	policy := placement.DefaultPolicy()
+	const bytes, startMs, computeMs = 3000 * 262_144., 7., 20.
+	for name, c := range map[string]struct {
+		note          placement.PullNote
+		reuse, tokens int
+		there         float64
+		teaches       bool
+	}{
+		"nothing of its own":  {placement.PullTaken, 0, 3000, math.NaN(), true},
+		"match unknown":       {placement.PullTaken, placement.Unknown, 3000, math.NaN(), true},
+		"surely there":        {placement.PullTaken, 1000, 3000, surelyThere, true},
+		"likely there":        {placement.PullTaken, 1000, 3000, surelyThere - .01, false},
+		"likely gone":         {placement.PullTaken, 1000, 3000, .1, false},
+		"spare, own are gone": {placement.PullSpare, 3000, 3000, .1, false},
+	} {
+		tr := New(started)
+		tr.Use(parsedFleet(t))
+		path := tr.Path(0, from, to, registry.StayInNone)
+		moveMs := func(tokens int) float64 {
+			return policy.TransferSetupMs + path.LatencyMs + float64(tokens)*from.Transfer.BytesPerToken/path.BytesPerMs
+		}
+		meanMs, behind := moveMs(c.tokens), 0
+		if c.note == placement.PullTaken && c.reuse > 0 {
+			behind = c.reuse
+			meanMs = c.there*moveMs(c.tokens) + (1-c.there)*moveMs(c.tokens+behind)
+		}
+		d := &placement.Decision{FirstTokenMs: startMs + meanMs + computeMs, Terms: []placement.Terms{{
+			ReuseTokens: c.reuse, StillThere: c.there, StartMs: startMs, ComputeMs: computeMs, PullMs: meanMs + computeMs, Partner: -1,
+			Pull: placement.Pull{Note: c.note, Tokens: c.tokens, Behind: behind, TransferMs: moveMs(c.tokens), BytesPerMs: path.BytesPerMs},
+		}}}
+		tr.Begin(started, "p", d, []placement.Candidate{{Worker: to, Paths: []placement.Path{path}}}, &policy, 4096, sit)
+		const tookMs = 500.
+		seen := tr.Outcome("p", true, behind+c.tokens, startMs+policy.TransferSetupMs+path.LatencyMs+tookMs+computeMs)
+		if seen == nil || !seen.Confirmed {
+			t.Fatalf("%s: %+v, want it confirmed", name, seen)
+		}
+		if c.teaches && (seen.Bytes != bytes || math.Abs(seen.WireMs-tookMs) > 1e-6) || !c.teaches && (seen.Bytes != 0 || seen.WireMs != 0) {
+			t.Errorf("%s: %v bytes in %v ms, took %v", name, seen.Bytes, seen.WireMs, tookMs)
+		}
+	}
+}
+
 // What is remembered is bounded, and another fleet file makes ways known anew.
 func TestBookIsBounded(t *testing.T) {
 	started := time.Now()
@@ -170,7 +234,7 @@ func TestBookIsBounded(t *testing.T) {
 	sit := placement.Situation{Sources: []placement.Source{{Worker: from, Tokens: 4096}}}
 	candidates := []placement.Candidate{{Worker: to, Paths: []placement.Path{tr.Path(0, from, to, registry.StayInNone)}}}
 	policy := placement.DefaultPolicy()
-	d := &placement.Decision{FirstTokenMs: 120, Terms: []placement.Terms{{Partner: -1, Pull: placement.Pull{Note: placement.PullTaken, Tokens: 3584, TransferMs: 80, BytesPerMs: 12_500_000}}}}
+	d := &placement.Decision{FirstTokenMs: 120, Terms: []placement.Terms{{PullMs: 80, Partner: -1, Pull: placement.Pull{Note: placement.PullTaken, Tokens: 3584, TransferMs: 80, BytesPerMs: 12_500_000}}}}
 	for i := range maxAwaitedPulls + 5 {
 		tr.Begin(started, fmt.Sprint("p", i), d, candidates, &policy, 4096, sit)
 	}

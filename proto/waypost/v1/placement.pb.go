@@ -841,7 +841,8 @@ type PullPlan struct {
 	// Expected time of the transfer, ms.
 	TransferMs *float64 `protobuf:"fixed64,3,opt,name=transfer_ms,json=transferMs" json:"transfer_ms,omitempty"`
 	// Tokens are pulled only if those that the worker holds itself turn out to be
-	// gone; it is not expected.
+	// gone, likely or not: the engine is given the source in any case and asks it
+	// when it lacks them. tokens and transfer_ms are those of that case.
 	OnlyIfGone    *bool `protobuf:"varint,4,opt,name=only_if_gone,json=onlyIfGone" json:"only_if_gone,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
