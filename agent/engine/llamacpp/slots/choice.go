@@ -151,7 +151,8 @@ func (r *Replay) atRisk() []int {
 	for _, n := range r.crowds {
 		sum += n
 	}
-	unseen := (sum+8)/crowdRequests - 1 - len(r.order)
+	// The mean of how many were under way, rounded, counts the beginner itself.
+	unseen := (sum+crowdRequests/2)/crowdRequests - 1 - len(r.order)
 	if r.cache.limitTokens > 0 || unseen < 1 || !r.dense() {
 		return nil
 	}
