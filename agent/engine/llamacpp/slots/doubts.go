@@ -2,8 +2,8 @@ package slots
 
 import "slices"
 
-// maxDoubts bounds the requests that are noted for one slot. Pages settle a doubt
-// within three of them, so more come together only where pages are rare or fail;
+// maxDoubts bounds the requests that are noted for one slot. Most doubts end
+// within three pages, so more come together only where these are rare or fail;
 // one is enough to hide the slot, and each is looked at with every page.
 const maxDoubts = 8
 
