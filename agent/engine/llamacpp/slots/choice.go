@@ -77,7 +77,7 @@ func (r *Replay) doubtOthers(q *request, chosen int) {
 		if s.busy() {
 			continue
 		}
-		if least := s.held.reuseOf(q).least; len(s.doubts) == 0 && enough(least) {
+		if least := s.held.reuseOf(q).least; !s.doubts.any() && enough(least) {
 			sure = max(sure, least)
 		}
 		if oldest < 0 || s.used <= r.slots[oldest].used {
@@ -90,7 +90,7 @@ func (r *Replay) doubtOthers(q *request, chosen int) {
 			continue
 		}
 		if of := s.held.reuseOf(q); enough(of.most) && of.most >= sure || sure == 0 && (i == oldest || together(&r.slots[oldest], s)) {
-			s.doubts = append(s.doubts, q)
+			s.doubts.add(q)
 			q.others = append(q.others, otherSlot{s.held, of})
 		}
 	}
@@ -101,15 +101,6 @@ func (r *Replay) doubtOthers(q *request, chosen int) {
 // between their ends.
 func together(first, second *slot) bool {
 	return first.latest != nil && second.latest != nil && first.endLook == second.endLook && second.latest.nth <= first.endNth
-}
-
-// settle ends the doubts that a request made about a sequence; nil: about all.
-func (r *Replay) settle(q *request, about *sequence) {
-	for i := range r.slots {
-		if s := &r.slots[i]; about == nil || s.held == about {
-			s.doubts = slices.DeleteFunc(s.doubts, func(d *request) bool { return d == q })
-		}
-	}
 }
 
 // tell learns from the reuse that the server reported which of the slots that it
@@ -136,29 +127,15 @@ func (r *Replay) tell(q *request, cached int) {
 		return
 	}
 	for i := range r.slots {
-		if s := &r.slots[i]; s.held == q.others[0].held && slices.Contains(s.doubts, q) && !s.busy() {
+		if s := &r.slots[i]; s.held == q.others[0].held && slices.Contains(s.doubts.noted, q) && !s.busy() {
 			// What it was taken to have overwritten was there if all else was right.
 			former := &r.slots[q.slot]
 			r.move(q.slot, i)
-			former.doubts, q.others = []*request{q}, nil
+			former.doubts.add(q)
+			q.others = nil
 			return
 		}
 	}
-}
-
-// lookAtDoubts ends the doubts that a request made once it is seen where it was
-// taken to be, and those about a slot that is seen to hold what it did long after. It
-// reports whether there were any.
-func (r *Replay) lookAtDoubts(seen []Seen) (changed bool) {
-	for i := range r.slots {
-		s := &r.slots[i]
-		before := len(s.doubts)
-		s.doubts = slices.DeleteFunc(s.doubts, func(q *request) bool {
-			return q.task > 0 || r.confirmed(q.end) || r.looks > q.look+1 && s.is(&seen[i])
-		})
-		changed = changed || len(s.doubts) < before
-	}
-	return changed
 }
 
 // confirmed says that a sequence was seen in a slot at the latest observation.
@@ -174,7 +151,8 @@ func (r *Replay) atRisk() []int {
 	for _, n := range r.crowds {
 		sum += n
 	}
-	unseen := (sum+8)/crowdRequests - 1 - len(r.order)
+	// The mean of how many were under way, rounded, counts the beginner itself.
+	unseen := (sum+crowdRequests/2)/crowdRequests - 1 - len(r.order)
 	if r.cache.limitTokens > 0 || unseen < 1 || !r.dense() {
 		return nil
 	}

@@ -64,6 +64,8 @@ type request struct {
 	// before is what its slot held before, taken what came from the host cache,
 	// where takenNext was given after it.
 	before, taken, takenNext *sequence
+	// beforeDoubts are the doubts about before, until the request ends.
+	beforeDoubts doubts
 	// told is Replay.looks when it was told, look when it got its slot.
 	told, look uint64
 	// expected is the reuse that the rules give, from what was held before;
@@ -94,9 +96,7 @@ type slot struct {
 	// its length was last seen to be as taken.
 	look      look
 	confirmed *sequence
-	// doubts are the requests that may have overwritten what the slot holds,
-	// though they are taken to be in others.
-	doubts []*request
+	doubts    doubts
 	// latest is the latest request that ended here, endLook and endNth the
 	// observations and requests that were told before its end.
 	latest          *request
@@ -241,6 +241,7 @@ func (r *Replay) Learn(id ledger.ClaimID, keys []prefix.Key, promptTokens int) {
 		return
 	}
 	s.held, s.by = q.before, nil
+	s.doubts, q.beforeDoubts = q.beforeDoubts, doubts{}
 	if q.taken != nil {
 		r.cache.putBack(q.taken, q.takenNext)
 	}
@@ -302,7 +303,9 @@ func (r *Replay) launch(q *request) bool {
 	}
 	q.slot, q.expected = i, min(lcp, q.tokens-1)
 	q.look, q.before = r.looks, before
-	s.by, s.doubts = q, nil
+	// They count again if it turns out that what the slot held is still there.
+	q.beforeDoubts, s.doubts = s.doubts, doubts{}
+	s.by = q
 	s.held = &sequence{keys: q.keys, tokens: q.tokens}
 	if r.cache.limitTokens > 0 {
 		for k := range r.slots {
@@ -477,6 +480,7 @@ func (r *Replay) judge(q *request, cached int) {
 // the next one in.
 func (r *Replay) leave(q *request, held *sequence) {
 	delete(r.open, q.id)
+	q.beforeDoubts = doubts{} // else each request would keep those before it
 	for i, o := range r.order {
 		if o == q {
 			r.order = append(r.order[:i], r.order[i+1:]...)

@@ -172,7 +172,8 @@ func (r *Replay) move(from, to int) {
 	r.give(s.held)
 	q.before, o.held, s.held = s.held, q.before, o.held
 	s.by, o.by, q.slot, s.foreign = q, nil, to, false
-	s.doubts, o.doubts = nil, nil
+	s.doubts.end(q)
+	q.beforeDoubts, o.doubts, s.doubts = s.doubts, q.beforeDoubts, doubts{}
 }
 
 // correct puts right what is believed of one slot.
@@ -216,7 +217,10 @@ func (r *Replay) correct(i int, seen []Seen) (changed bool) {
 		}
 		switch held := r.known(now); {
 		case q.before.exact && tokens == q.before.tokens && same(q.before.task, now.Task):
-			r.lose(q, q.before)
+			former := q.beforeDoubts
+			if r.lose(q, q.before); s.held == q.before {
+				s.doubts = former
+			}
 		case held == nil && tokens >= q.tokens && same(q.task, now.Task):
 			r.lose(q, &sequence{keys: q.keys, tokens: tokens, exact: true, task: now.Task})
 		default:
@@ -259,7 +263,7 @@ func (r *Replay) correct(i int, seen []Seen) (changed bool) {
 // fill notes that a slot holds what a request left that was not taken to be there.
 func (r *Replay) fill(s *slot, held *sequence) {
 	r.clock++
-	s.held, s.used, s.doubts = held, r.clock, nil
+	s.held, s.used, s.doubts = held, r.clock, doubts{}
 }
 
 // known is what ended of late and is as long as what an idle slot holds; nil:

@@ -188,7 +188,7 @@ func (r *Replay) publish() {
 	lost := r.cache.limitTokens == 0 && r.waiting()
 	risk := r.atRisk()
 	for i := range r.slots {
-		if s := &r.slots[i]; !s.busy() && len(s.held.keys) > 0 && !lost && len(s.doubts) == 0 && !slices.Contains(risk, i) {
+		if s := &r.slots[i]; !s.busy() && len(s.held.keys) > 0 && !lost && !s.doubts.any() && !slices.Contains(risk, i) {
 			if want[s.held] = (shown{}); crowded && r.opt.Shared {
 				want[s.held] = shown{host: true, from: firstUsable(s.held, keptAtLeast)}
 			}
@@ -257,7 +257,7 @@ func (r *Replay) Idle() (idle []ledger.IdleSlot) {
 	}
 	for i := range r.slots {
 		s := &r.slots[i]
-		if n := len(s.held.keys); !s.busy() && n > 0 && s.confirmed == s.held && len(s.doubts) == 0 && len(idle) < maxIdle {
+		if n := len(s.held.keys); !s.busy() && n > 0 && s.confirmed == s.held && !s.doubts.any() && len(idle) < maxIdle {
 			idle = append(idle, ledger.IdleSlot{Slot: uint32(i), DepthTokens: uint32(n * ledger.PointTokens), Key: s.held.keys[n-1]})
 		}
 	}
