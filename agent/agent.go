@@ -407,12 +407,12 @@ func (a *Agent) tick() {
 		case <-a.ctx.Done():
 			return
 		case now := <-t.C:
-			remodelled := false
+			outdated := false
 			for _, r := range a.ranks() {
 				r.tick(now)
-				remodelled = r.remodelled() || remodelled
+				outdated = r.helloOutdated() || outdated
 			}
-			if remodelled {
+			if outdated {
 				a.dialer.HelloChanged()
 			}
 		}

@@ -75,9 +75,10 @@ func (r *rank) stepModel() ledger.StepModel {
 	return r.estimate.StepModel()
 }
 
-// remodelled reports once that the step model in force is another one than the
-// one asked about last, or that the engine turned out to have windows, or none.
-func (r *rank) remodelled() bool {
+// helloOutdated reports once that the hello says something else than what is known
+// now: another step model is in force than when it was asked last, or the engine
+// turned out to have windows, or none.
+func (r *rank) helloOutdated() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	model := r.stepModel()

@@ -54,9 +54,11 @@ const (
 )
 
 // hostTierOf is what it takes an engine to read saved KV back from host memory; nil:
-// it does not. A link that is known to carry less than what is assumed bounds it. An
-// engine with windows does not tell which of their blocks are in host memory, so
-// that nothing there is counted.
+// it does not. A link that is known to carry less than what is assumed bounds it,
+// which leaves it assumed: that copies get such a share of a link is no more than
+// that, and nobody declared or measured it. The link is told beside it. An engine
+// with windows does not tell which of their blocks are in host memory, so that
+// nothing there is counted.
 func hostTierOf(e *EngineConfig, f *engine.Facts, link *nvml.PCIeLink, windowed bool) *waypostv1.HostTierFacts {
 	if !f.Capabilities.Has(engine.ReadsHostTier) {
 		return nil

@@ -45,7 +45,7 @@ func TestWarningsOfOddNumbersAreSpaced(t *testing.T) {
 // sent anew when it turns out, once.
 func TestWindowsAreTold(t *testing.T) {
 	r := newTestedEngine().r
-	r.remodelled()
+	r.helloOutdated()
 	store := func(group int32, spec blocktable.Spec, window int32) {
 		r.apply(engine.Batch{Received: time.Now(), Events: []blocktable.Event{{
 			Op: blocktable.OpStore, Medium: blocktable.MediumGPU, Group: group, Spec: spec, WindowTokens: window,
@@ -53,11 +53,11 @@ func TestWindowsAreTold(t *testing.T) {
 		}}})
 	}
 	store(0, blocktable.SpecFull, 0)
-	if r.identity().windowed || r.remodelled() {
+	if r.identity().windowed || r.helloOutdated() {
 		t.Error("windows are told that there are not")
 	}
 	store(1, blocktable.SpecSlidingWindow, 32)
-	if !r.identity().windowed || !r.remodelled() || r.remodelled() {
+	if !r.identity().windowed || !r.helloOutdated() || r.helloOutdated() {
 		t.Error("windows are not told, or told again and again")
 	}
 }

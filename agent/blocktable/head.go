@@ -10,19 +10,17 @@ import (
 // answers at once.
 const maxHeads = 32
 
-// headTokens is for how many tokens a head has room from the start: those up to the
-// next checkpoint, with the block that reaches it.
-const headTokens = prefix.ChunkTokens + 64
-
 // head remembers the tokens from the last checkpoint to the end of one attached
 // node. Blocks of a prompt are asked about one after the other, forward when they
 // are stored and backward when they are removed, and each is named by a hash over
 // all tokens since the checkpoint: those of the former are nearly those of the
 // next.
 type head struct {
-	from   uint32 // depth in tokens of the checkpoint
-	grew   bool   // since a place was last looked for
-	chain  prefix.Chain
+	from  uint32 // depth in tokens of the checkpoint
+	grew  bool   // since a place was last looked for
+	chain prefix.Chain
+	// tokens has room for a chunk once it is used, and never for more, whatever the
+	// length of the blocks.
 	tokens []uint32
 }
 
@@ -113,6 +111,9 @@ func (t *Table) headTo(id uint32) *head {
 	} else {
 		s.last = s.room()
 		h = &s.list[s.last]
+		if h.tokens == nil {
+			h.tokens = make([]uint32, 0, prefix.ChunkTokens)
+		}
 		var reaches uint32
 		h.tokens, reaches = t.gather(h.tokens[:0], id, from)
 		h.chain = t.chains[reaches] // that of a root is 0
@@ -147,15 +148,16 @@ func (t *Table) walkCheckpoints(id uint32, do func(depth uint32, c prefix.Chain)
 	n := t.nodes.at(id)
 	p := t.nodes.at(n.parent)
 	h := t.headTo(n.parent)
-	tokens := append(h.tokens, t.tokensOf(n)...)
-	left, c := tokens, h.chain
+	left, c := t.tokensOf(n), h.chain
 	for depth := nextCheckpoint(p.end); depth <= n.end; depth += prefix.ChunkTokens {
-		c = prefix.Next(c, left[:prefix.ChunkTokens])
-		left = left[prefix.ChunkTokens:]
+		missing := prefix.ChunkTokens - len(h.tokens)
+		h.tokens = append(h.tokens, left[:missing]...)
+		c = prefix.Next(c, h.tokens)
+		h.tokens, left = h.tokens[:0], left[missing:]
 		do(depth, c)
 	}
 	h.from, h.chain, h.grew = checkpointBefore(n.end), c, true
-	h.tokens = append(tokens[:0], left...)
+	h.tokens = append(h.tokens, left...)
 	t.heads.move(t.heads.last, id)
 }
 
@@ -166,10 +168,7 @@ func nextCheckpoint(depth uint32) uint32 { return checkpointBefore(depth) + pref
 func (t *Table) gather(dst []uint32, id uint32, from uint32) (tokens []uint32, reaches uint32) {
 	left := int(t.nodes.at(id).end - from)
 	at := len(dst)
-	if cap(dst) < at+left {
-		dst = append(make([]uint32, 0, max(at+left, headTokens)), dst...)
-	}
-	dst = dst[:at+left]
+	dst = slices.Grow(dst, left)[:at+left]
 	for out := dst[at:]; left > 0; {
 		n := t.nodes.at(id)
 		s := &t.slabs[n.class]

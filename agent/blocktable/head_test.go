@@ -366,3 +366,35 @@ func TestHeadsOfManyAnswers(t *testing.T) {
 		}
 	}
 }
+
+// What is remembered of a prompt is a chunk at most, though its blocks be large, and
+// has room for it from the start.
+func TestHeadsHoldOneChunk(t *testing.T) {
+	for name, size := range map[string]int{"small": 16, "a chunk": prefix.ChunkTokens, "across chunks": 700, "largest": maxBlockTokens} {
+		table := New(Options{})
+		const prompts, blocks = maxHeads + 8, 3
+		for i := range uint64(prompts) {
+			for k := range uint64(blocks) {
+				hash := blocks*i + k + 1
+				e := Event{Op: OpStore, Spec: SpecFull, BlockTokens: int32(size), Hashes: []uint64{hash}, Tokens: tokens(int(hash)*size, size)}
+				if k > 0 {
+					e.Parent, e.HasParent = hash-1, true
+				}
+				table.Apply(&e)
+				table.PointOf(table.findHash(hash))
+			}
+		}
+		used := 0
+		for i := range table.heads.list {
+			if room := cap(table.heads.list[i].tokens); room != 0 {
+				used++
+				if room != prefix.ChunkTokens {
+					t.Fatalf("%s: a head has room for %d tokens, want %d", name, room, prefix.ChunkTokens)
+				}
+			}
+		}
+		if used != maxHeads {
+			t.Errorf("%s: %d heads are used, want %d", name, used, maxHeads)
+		}
+	}
+}
