@@ -54,8 +54,11 @@ type holders struct {
 func (m *Matches) Reset() { m.groups, m.words = m.groups[:0], m.words[:0] }
 
 // AddSet adds the workers of a bitmap, whose bits stand for the workers from
-// 64·firstWord on; words are copied.
+// 64·firstWord on; words are copied. No words are nobody.
 func (m *Matches) AddSet(h Held, firstWord int, words []uint64) {
+	if len(words) == 0 {
+		return // Add takes it that a set has a last word
+	}
 	from := len(m.words)
 	m.words = append(m.words, words...)
 	m.groups = append(m.groups, holders{h, firstWord, from, len(m.words)})

@@ -92,6 +92,36 @@ func TestMatchesAreAMap(t *testing.T) {
 	})
 }
 
+// A set of no words is nobody's, and what is added after it is where it belongs.
+func TestSetsOfNobodyAddNothing(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		add  func(m *Matches)
+		want map[WorkerID]Held
+	}{
+		{"alone", func(m *Matches) { m.AddSet(Held{Tokens: 2}, 0, nil) }, map[WorkerID]Held{}},
+		{"first", func(m *Matches) {
+			m.AddSet(Held{Tokens: 2}, 1, []uint64{})
+			m.Add(5, Held{Tokens: 2})
+		}, map[WorkerID]Held{5: {Tokens: 2}}},
+		{"after another", func(m *Matches) {
+			m.AddSet(Held{Tokens: 1}, 0, []uint64{1})
+			m.AddSet(Held{Tokens: 2}, 1, nil)
+			m.Add(5, Held{Tokens: 2})
+		}, map[WorkerID]Held{0: {Tokens: 1}, 5: {Tokens: 2}}},
+	} {
+		var m Matches
+		c.add(&m)
+		got := map[WorkerID]Held{}
+		for id, h := range m.All() {
+			got[id] = h
+		}
+		if diff := cmp.Diff(c.want, got); diff != "" {
+			t.Errorf("%s: (-want +got)\n%s", c.name, diff)
+		}
+	}
+}
+
 // Sets that workers leave one by one stay few where they still hold the same, and
 // memory is used again.
 func TestMatchesStayGrouped(t *testing.T) {
