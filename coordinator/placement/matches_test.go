@@ -2,7 +2,9 @@ package placement
 
 import (
 	"maps"
+	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -141,5 +143,74 @@ func TestMatchesStayGrouped(t *testing.T) {
 	}
 	if n := testing.AllocsPerRun(10, fill); n > 0 {
 		t.Errorf("%v allocations, want none", n)
+	}
+}
+
+// The number of a match says what it is made of, and grows with what is known to
+// be held: what is Unknown is the least.
+func TestNumbersOfMatches(t *testing.T) {
+	ascending := []Held{
+		{Tokens: Unknown},
+		{Tokens: Unknown, Predicted: true},
+		{},
+		{Predicted: true},
+		{Tokens: 1},
+		{Tokens: 1, LowerTokens: 1},
+		{Tokens: 1, LowerTokens: 1, Predicted: true},
+		{Tokens: 2},
+		{Tokens: MaxPromptTokens, LowerTokens: MaxPromptTokens},
+		{Tokens: math.MaxInt32},
+	}
+	last := uint64(0)
+	for _, h := range ascending {
+		number := h.number()
+		if number <= last {
+			t.Errorf("the number of %+v is not above that of what is less", h)
+		}
+		last = number
+		of := holding{most: number, least: ^number}
+		if got := (Held{Tokens: of.tokens(), LowerTokens: of.lower(), Predicted: of.predicted()}); got != h || !of.some() || of.mixed() {
+			t.Errorf("rows that hold %+v are told as %+v, some %v, mixed %v", h, got, of.some(), of.mixed())
+		}
+	}
+}
+
+// Where nobody can say what most workers hold, their blocks are bounded as those of
+// workers that hold nothing, and their rows have the keys of their blocks.
+func TestUnseenMatchesBoundAsNone(t *testing.T) {
+	unseen, keys := 0, 0
+	for seed := range uint64(20) {
+		r := rand.New(rand.NewPCG(seed, 31))
+		// Of so many that one set of them is not looked at one by one.
+		w := newBoardWorld(r, 201+2*apartMatches, mix{alike: 1, same: true, idle: float64(seed % 2), matched: 1, unseen: 1, far: float64(seed / 2 % 2)})
+		bounds := func() (*search, []block) {
+			p := newPricer(&w.req, &w.policy, w.sit)
+			s := &search{board: &w.board, p: &p, q: &w.query, d: new(Decision), scratch: new(scratch)}
+			s.begin(len(w.board.workers), len(w.board.classes))
+			s.run()
+			survey, firsts := emptySurvey(len(w.workers)), [numReasons]int32{}
+			s.boundAll(&survey, &firsts) // again, since the search opened groups
+			return s, slices.Clone(s.blocks)
+		}
+		s, got := bounds()
+		for k := range got {
+			if !got[k].folded || s.rowsOf(k, holder) == 0 {
+				continue
+			}
+			unseen++
+			if b := s.blockKeys(k); b != nil {
+				if keys++; b.keys[1] != s.twinKey(s.firstOf(k, holder)) {
+					t.Fatalf("seed %d: block %d has another key than its rows", seed, k)
+				}
+			}
+		}
+		w.query.Matches.Reset()
+		_, want := bounds()
+		if diff := cmp.Diff(want, got, cmp.AllowUnexported(block{})); diff != "" {
+			t.Fatalf("seed %d: (-nothing held +unknown)\n%s", seed, diff)
+		}
+	}
+	if unseen < 500 || keys < 200 {
+		t.Errorf("%d blocks, %d with keys: too few to tell anything", unseen, keys)
 	}
 }
