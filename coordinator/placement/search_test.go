@@ -32,8 +32,8 @@ type match struct {
 	Held
 }
 
-// noteMatches makes the query's matches those of the list, now and then in sets as
-// an index finds them.
+// noteMatches makes the query's matches those of the list: three lists of four in
+// sets as an index finds them, deep ones first, the others in the order they have.
 func (w *boardWorld) noteMatches() {
 	w.query.Matches.Reset()
 	list := slices.Clone(w.matches)
