@@ -20,11 +20,11 @@ func (h *holding) some() bool { return h.most != 0 }
 // mixed says that two rows hold different lengths or kinds.
 func (h *holding) mixed() bool { return h.most != 0 && h.most != ^h.least }
 
-// tokens are the most that a row holds.
-func (h *holding) tokens() int32 { return int32(h.most >> 32) }
+// tokens are the most that a row holds; Unknown: of none is that known.
+func (h *holding) tokens() int32 { return int32(h.most>>32) + Unknown }
 
 // lower is how much of the longest match is in host memory.
-func (h *holding) lower() int32 { return int32(h.most >> 2 & mostTokens) }
+func (h *holding) lower() int32 { return int32(h.most >> 2 & mostLower) }
 
 // predicted says that the longest match comes from a live claim.
 func (h *holding) predicted() bool { return h.most&2 != 0 }

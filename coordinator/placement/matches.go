@@ -21,13 +21,13 @@ type Held struct {
 	Predicted bool
 }
 
-// mostTokens is more than any match has.
-const mostTokens = 1<<30 - 1
+// mostLower is more tokens than any match has in host memory.
+const mostLower = 1<<30 - 1
 
 // number stands for what a price sees of it. It is never 0, and the larger the
-// more is held.
+// more is held: what is Unknown is the least, since a price takes it as nothing.
 func (h *Held) number() uint64 {
-	number := uint64(h.Tokens&mostTokens)<<32 | uint64(h.LowerTokens&mostTokens)<<2 | 1
+	number := uint64(uint32(h.Tokens-Unknown))<<32 | uint64(h.LowerTokens&mostLower)<<2 | 1
 	if h.Predicted {
 		number |= 2
 	}
@@ -54,8 +54,11 @@ type holders struct {
 func (m *Matches) Reset() { m.groups, m.words = m.groups[:0], m.words[:0] }
 
 // AddSet adds the workers of a bitmap, whose bits stand for the workers from
-// 64·firstWord on; words are copied.
+// 64·firstWord on; words are copied. No words are nobody.
 func (m *Matches) AddSet(h Held, firstWord int, words []uint64) {
+	if len(words) == 0 {
+		return // Add takes it that a set has a last word
+	}
 	from := len(m.words)
 	m.words = append(m.words, words...)
 	m.groups = append(m.groups, holders{h, firstWord, from, len(m.words)})

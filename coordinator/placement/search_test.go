@@ -32,8 +32,8 @@ type match struct {
 	Held
 }
 
-// noteMatches makes the query's matches those of the list, now and then in sets as
-// an index finds them.
+// noteMatches makes the query's matches those of the list: three lists of four in
+// sets as an index finds them, deep ones first, the others in the order they have.
 func (w *boardWorld) noteMatches() {
 	w.query.Matches.Reset()
 	list := slices.Clone(w.matches)
@@ -52,7 +52,9 @@ const worldNowMs = 5e5
 // mix says how a world is made: each is a share from 0 to 1.
 type mix struct {
 	idle, alike, unknown, excluded, matched, lower, far, pulling float64
-	budgets                                                      bool
+	// unseen is the share of matches of which nobody can say how long they are.
+	unseen  float64
+	budgets bool
 	// same gives all one step budget and a fresh report.
 	same bool
 }
@@ -155,6 +157,9 @@ func newBoardWorld(r *rand.Rand, n int, m mix) *boardWorld {
 				held.LowerTokens = int32(tokens / (1 + r.IntN(2)))
 				worker.Host = []*HostTier{nil, {BytesPerToken: 262_144, BytesPerMs: 18e6}, {BytesPerToken: 262_144, BytesPerMs: 2e6}}[r.IntN(3)]
 			}
+			if m.unseen > 0 && chance(m.unseen) {
+				held.Held = Held{Tokens: Unknown}
+			}
 			w.matches = append(w.matches, held)
 		}
 		w.workers = append(w.workers, &worker)
@@ -162,6 +167,9 @@ func newBoardWorld(r *rand.Rand, n int, m mix) *boardWorld {
 	}
 	if m.pulling > 0 {
 		for _, match := range w.matches[:min(len(w.matches), MaxSources)] {
+			if match.Tokens == Unknown {
+				continue // nobody can say what may be pulled
+			}
 			w.sit.Sources = append(w.sit.Sources, Source{Worker: w.workers[match.Worker], Tokens: int(match.Tokens), Sending: r.IntN(3)})
 		}
 		speeds := []float64{1.2e5, 3e6, 12.5e6}
@@ -246,6 +254,7 @@ func TestSearchEqualsFullScan(t *testing.T) {
 			idle: share("idle", 0, .3, 1), alike: share("alike", 0, 1), unknown: share("unknown", 0, 0, .02, .3),
 			excluded: share("excluded", 0, 0, .1, .6), matched: share("matched", 0, .02, .06, 1), far: share("far", 0, 1), same: rapid.Bool().Draw(t, "same"),
 			lower: share("lower", 0, .3, 1), pulling: share("pulling", 0, 0, 1), budgets: rapid.Bool().Draw(t, "budgets"),
+			unseen: share("unseen", 0, .1, .9),
 		})
 		var full, bounded Decision
 		all := w.all()
@@ -289,7 +298,7 @@ func TestBoundsAreLower(t *testing.T) {
 		share := func(name string, shares ...float64) float64 { return rapid.SampledFrom(shares).Draw(t, name) }
 		w := newBoardWorld(r, 80, mix{
 			idle: share("idle", 0, .3), alike: share("alike", 0, 1), unknown: share("unknown", 0, .1), excluded: share("excluded", 0, .1),
-			matched: share("matched", 0, .05, .05, .5), far: share("far", 0, 1), pulling: share("pulling", 0, 1),
+			matched: share("matched", 0, .05, .05, .5), far: share("far", 0, 1), pulling: share("pulling", 0, 1), unseen: share("unseen", 0, .3),
 			same: rapid.Bool().Draw(t, "same"),
 		})
 		var d, full Decision
@@ -330,6 +339,7 @@ func TestGroupsDecideAsRows(t *testing.T) {
 		}
 		w := newBoardWorld(r, n, mix{
 			alike: 1, same: true, idle: []float64{0, .5, 1}[seed%3], matched: []float64{0, .05, .9}[seed/3%3], far: float64(seed % 2), budgets: seed%5 == 0,
+			unseen: []float64{0, .3, 0, 1}[seed/9%4],
 		})
 		w.policy.TieMs = 0
 		var full, bounded Decision
@@ -362,7 +372,7 @@ func TestGroupsDecideAsRows(t *testing.T) {
 func TestGroupsAreLower(t *testing.T) {
 	folded, holders := 0, 0
 	for seed := range uint64(100) {
-		n, m := 200, mix{alike: 1, same: true, idle: .3, matched: .05, far: float64(seed % 2)}
+		n, m := 200, mix{alike: 1, same: true, idle: .3, matched: .05, far: float64(seed % 2), unseen: []float64{0, .3}[seed/2%2]}
 		if seed%5 == 0 { // a set too large to be looked at one by one
 			n, m.matched = 200+2*apartMatches, .9
 		}
@@ -395,7 +405,7 @@ func TestGroupsAreLower(t *testing.T) {
 // how long a match is, whether a claim stands behind it, how much it is doubted and
 // what reading it from host memory takes set them apart.
 func TestTwinHoldersDecideAsRows(t *testing.T) {
-	priced, holders, blocks, mixed := 0, 0, 0, 0
+	priced, holders, blocks, unseenBlocks, mixed := 0, 0, 0, 0, 0
 	for seed := range uint64(600) {
 		r := rand.New(rand.NewPCG(seed, 21))
 		n := 80 + r.IntN(120)
@@ -409,6 +419,7 @@ func TestTwinHoldersDecideAsRows(t *testing.T) {
 		}
 		w := newBoardWorld(r, n, m)
 		w.policy.TieMs = 0
+		unseen := seed%4 == 3 && seed/20%2 == 0 // of some nobody can say what they hold
 		lengths := []int32{r.Int32N(int32(w.req.PromptTokens) + 50), r.Int32N(int32(w.req.PromptTokens) + 50)}
 		if seed%5 == 0 || plain {
 			lengths = lengths[:1]
@@ -420,6 +431,9 @@ func TestTwinHoldersDecideAsRows(t *testing.T) {
 			w.matches[i].Predicted = w.matches[i].Predicted && seed%5 > 1 && !plain
 			if seed%7 > 1 && !plain { // or in host memory
 				w.matches[i].LowerTokens = []int32{0, w.matches[i].Tokens}[r.IntN(2)]
+			}
+			if unseen && (plain && w.matches[i].Tokens == lengths[0] || r.IntN(3) == 0) {
+				w.matches[i].Held = Held{Tokens: Unknown}
 			}
 		}
 		w.noteMatches()
@@ -452,6 +466,9 @@ func TestTwinHoldersDecideAsRows(t *testing.T) {
 		for k, h := range bounded.scratch.held {
 			if h.some() && bounded.scratch.blocks[k].twinned {
 				blocks++
+				if h.tokens() == Unknown {
+					unseenBlocks++
+				}
 			} else if h.mixed() {
 				mixed++
 			}
@@ -460,10 +477,10 @@ func TestTwinHoldersDecideAsRows(t *testing.T) {
 	if priced*4 > holders {
 		t.Errorf("%d priced, %d holders: twins among them do not help", priced, holders)
 	}
-	if blocks < 50 || mixed < 50 {
-		t.Errorf("%d blocks of twins with holders, %d mixed: too few to tell anything", blocks, mixed)
+	if blocks < 50 || mixed < 50 || unseenBlocks < 20 {
+		t.Errorf("%d blocks of twins with holders, %d of these unseen, %d mixed: too few to tell anything", blocks, unseenBlocks, mixed)
 	}
-	t.Logf("%d priced, %d holders, %d blocks of twins with holders, %d mixed", priced, holders, blocks, mixed)
+	t.Logf("%d priced, %d holders, %d blocks of twins with holders, %d of these unseen, %d mixed", priced, holders, blocks, unseenBlocks, mixed)
 }
 
 // A board that changed worker by worker is one that was made of the last.

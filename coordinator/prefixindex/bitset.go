@@ -130,8 +130,13 @@ func (b *bitset) and(from *bitset, m members, blocks *slab) int {
 		}
 	case m.inBits():
 		words := blocks.words(m.handle())
-		b.lo = from.lo
-		b.hi = max(b.lo, min(from.hi, len(words)))
+		// A bitmap is as wide as the fleet was when it was made: all of from may have
+		// joined since.
+		lo, hi := from.lo, min(from.hi, len(words))
+		if lo >= hi {
+			break
+		}
+		b.lo, b.hi = lo, hi
 		to := b.words[b.lo:b.hi]
 		words = words[b.lo:b.hi]
 		for i, w := range from.words[b.lo:b.hi][:len(to)] {

@@ -74,15 +74,19 @@ func TestBitsetsAreSets(t *testing.T) {
 		}
 		check("intersect", &d, func(id uint32) bool { return inA[id] && inB[id] })
 
+		// The fleet may grow while members are added: bitmaps stay as narrow as it was.
 		var slab slab
-		s := sets{slab: &slab, width: width}
+		s := sets{slab: &slab, width: 1 + r.IntN(width)}
 		var m members
 		held := map[uint32]bool{}
 		for range r.IntN(60) * r.IntN(6) {
-			id := r.Uint32N(64 * width)
+			id := r.Uint32N(uint32(64 * s.width))
 			if !held[id] {
 				m, _ = s.add(m, id)
 				held[id] = true
+			}
+			if s.width < width && r.IntN(100) == 0 {
+				s.width++
 			}
 		}
 		if n := d.and(&a, m, &slab); n != len(inA)-outside(inA, held) {
@@ -103,4 +107,34 @@ func outside(of, other map[uint32]bool) (n int) {
 		}
 	}
 	return n
+}
+
+// Slots of a fleet that has grown are looked for in a bitmap made before: nobody
+// is there, wherever the set of them begins.
+func TestSlotsBeyondABitmap(t *testing.T) {
+	const width = 5
+	var slab slab
+	s := sets{slab: &slab, width: 1}
+	var m members
+	for id := range uint32(10) {
+		m, _ = s.add(m, id)
+	}
+	if words := slab.words(m.handle()); !m.inBits() || len(words) != 1 {
+		t.Fatalf("%d words, a bitmap %v: want a bitmap of one", len(words), m.inBits())
+	}
+	for first := range uint32(width) {
+		for last := first; last < width; last++ {
+			from, to := bitset{words: make([]uint64, width)}, bitset{words: make([]uint64, width)}
+			from.put(64*first + 3)
+			from.put(64*last + 20)
+			want := 0
+			if first == 0 {
+				want = 1
+			}
+			to.lo, to.hi = 0, width // of an earlier search
+			if n := to.and(&from, m, &slab); n != want || to.has(3) != (want == 1) || to.hi-to.lo != want {
+				t.Errorf("words %d to %d: %d members in words %d to %d, want %d", first, last, n, to.lo, to.hi, want)
+			}
+		}
+	}
 }

@@ -71,8 +71,10 @@ func (d *driver) step() string {
 }
 
 // store lists a text, in one go or call by call.
-func (d *driver) store(id WorkerID) {
-	s, w, t := d.sink(id), d.m.worker(id), anyText(d.intn, d.edges)
+func (d *driver) store(id WorkerID) { d.storeText(id, anyText(d.intn, d.edges)) }
+
+func (d *driver) storeText(id WorkerID, t text) {
+	s, w := d.sink(id), d.m.worker(id)
 	if d.intn(3) > 0 || d.windows { // a key and its extent come at once
 		s.Begin()
 		defer s.End()

@@ -33,6 +33,41 @@ func TestIndexIsTheModel(t *testing.T) {
 	})
 }
 
+// TestGrowingFleetIsTheModel is TestIndexIsTheModel in a fleet that ever more
+// workers join, of ever higher numbers: they hold the same texts in common, some of
+// them less than those before.
+func TestGrowingFleetIsTheModel(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		r := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 17))
+		d := newDriver(t, r.IntN, r.Uint64())
+		d.edges = forest(r.IntN, 1+r.IntN(4))
+		d.windows = r.IntN(2) == 0
+		d.ids = nil
+		whole := anyText(r.IntN, d.edges)
+		var p prefix.Probe
+		for stage, first := 0, 0; stage < 6; stage++ {
+			joined := 0
+			for range 1 + r.IntN(10) {
+				d.ids = append(d.ids, WorkerID(first+r.IntN(64)))
+				joined++
+			}
+			for range 1 + r.IntN(3) {
+				part := whole.at(step * uint32(1+r.IntN(int(whole.depth)/step)))
+				for _, id := range d.ids[len(d.ids)-joined:] {
+					d.storeText(id, part)
+				}
+			}
+			for range r.IntN(10) {
+				d.step()
+				d.compareSome(&p, 1)
+			}
+			d.m.compare(t, d.x, &p, whole, step*uint32(r.IntN(60)))
+			first += 64 * (1 + r.IntN(1<<stage))
+		}
+		d.m.audit(t, d.x)
+	})
+}
+
 // FuzzChanges is TestIndexIsTheModel with changes read from bytes.
 func FuzzChanges(f *testing.F) {
 	f.Add([]byte("a few bytes make a few changes"), uint64(1))
@@ -171,6 +206,26 @@ func TestPredictionsLiveAsLongAsTheirClaim(t *testing.T) {
 	if st := x.Stats(); st.Keys != 0 || st.Predicted != 0 || st.Listings != 0 {
 		t.Errorf("left over: %+v", st)
 	}
+}
+
+// TestLaterWorkersHoldLess: workers that join a fleet are looked for where only
+// those are listed that were there before.
+func TestLaterWorkersHoldLess(t *testing.T) {
+	x := New(Options{})
+	var want []Match
+	for id := range WorkerID(10) {
+		s := x.WorkerSink(id)
+		add(s, line(1024))
+		addOne(s, line(704))
+		want = append(want, listed(id, 1024))
+	}
+	for id := WorkerID(192); id < 195; id++ {
+		add(x.WorkerSink(id), line(512))
+		later := listed(id, 512)
+		later.LikelyTokens = 704
+		want = append(want, later)
+	}
+	expect(t, x, "two sizes of a fleet", line(1104), want...)
 }
 
 // TestClaimsOutliveAClear: what runs on an engine that cleared its cache is
