@@ -342,15 +342,6 @@ func (p *pricer) complete(w *Worker, t *Terms, s *Survey) {
 	t.TotalMs += t.AssumedMs
 }
 
-// reachMs is computing the prompt, or pulling what is asked of a source and
-// computing the rest.
-func (t *Terms) reachMs() float64 {
-	if t.Pull.Asked() {
-		return t.PullMs
-	}
-	return t.PrefillMs
-}
-
 // positive is v, or 0 if it is negative or unknown.
 func positive(v float64) float64 {
 	if v > 0 {

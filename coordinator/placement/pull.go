@@ -163,6 +163,15 @@ type Pull struct {
 // Asked reports whether the engine is given the source.
 func (p *Pull) Asked() bool { return p.Note >= PullTaken }
 
+// reachMs is computing the prompt, or pulling what is asked of a source and
+// computing the rest.
+func (t *Terms) reachMs() float64 {
+	if t.Pull.Asked() {
+		return t.PullMs
+	}
+	return t.PrefillMs
+}
+
 // eligible says whether w may pull from s over the path; PullNone: it may.
 func eligible(w, s *Worker, path *Path) PullNote {
 	to, from := w.Transfer, s.Transfer
