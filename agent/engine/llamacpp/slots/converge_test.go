@@ -295,20 +295,32 @@ func TestCallersAtOnceAreNotPromisedTooMuch(t *testing.T) {
 		lateMs int
 		most   float64
 	}{{false, 8, .0025}, {false, 100, .01}, {true, 8, .0025}, {true, 100, .01}} {
-		var sum scene
-		for seed := range uint64(scenes) {
+		expectOfCallers(t, fmt.Sprintf("shared %v, %d ms late", c.shared, c.lateMs), scenes, 4, .95, c.most, func(seed uint64) *scene {
 			s := newScene(t, seed, 4, 23_000, c.shared)
 			s.fault = fault{lateMs: c.lateMs, viewMs: c.lateMs, settles: true}
-			s.look()
-			s.run(1, 60, 14)
-			s.measured = true
-			s.run(4, 30, 6)
-			sum.prompts, sum.reused, sum.over, sum.kept = sum.prompts+s.prompts, sum.reused+s.reused, sum.over+s.over, sum.kept+s.kept
-		}
-		t.Logf("shared %v, %d ms late: %.2f %% found, %.2f %% of the prompts' tokens too many", c.shared, c.lateMs, 100*sum.recall(), 100*sum.tooMany())
-		if sum.recall() < .95 || sum.tooMany() > c.most {
-			t.Errorf("shared %v, %d ms late: %.2f %% of %d reused tokens found, %.2f %% of %d prompt tokens too many", c.shared, c.lateMs, 100*sum.recall(), sum.reused, 100*sum.tooMany(), sum.prompts)
-		}
+			return s
+		})
+	}
+}
+
+// expectOfCallers runs scenes of so many callers, after one has shown the server
+// what there is: of the tokens that are reused the least share is found, and at most
+// a share of the prompts' tokens is promised in vain.
+func expectOfCallers(t *testing.T, name string, scenes, callers int, least, most float64, made func(seed uint64) *scene) {
+	t.Helper()
+	var sum scene
+	for seed := range uint64(scenes) {
+		s := made(seed)
+		s.look()
+		s.run(1, 60, 14)
+		s.measured = true
+		s.run(callers, 30, 6)
+		sum.prompts, sum.reused, sum.over, sum.kept = sum.prompts+s.prompts, sum.reused+s.reused, sum.over+s.over, sum.kept+s.kept
+	}
+	text := fmt.Sprintf("%s: %.2f %% of %d reused tokens found, %.2f %% of %d prompt tokens too many", name, 100*sum.recall(), sum.reused, 100*sum.tooMany(), sum.prompts)
+	t.Log(text)
+	if sum.recall() < least || sum.tooMany() > most {
+		t.Errorf("%s; wanted at least %.2f %% and at most %.2f %%", text, 100*least, 100*most)
 	}
 }
 
@@ -324,20 +336,11 @@ func TestCallersAtOnceWithoutAHostCache(t *testing.T) {
 		callers, lateMs int
 		least, most     float64
 	}{{2, 8, .9, .005}, {4, 8, .7, .0125}, {6, 8, 0, .01}, {6, 100, 0, .01}} {
-		var sum scene
-		for seed := range uint64(10) {
+		expectOfCallers(t, fmt.Sprintf("%d callers, %d ms late", c.callers, c.lateMs), 10, c.callers, c.least, c.most, func(seed uint64) *scene {
 			s := newScene(t, seed, 4, 0, false)
 			s.fault = fault{lateMs: c.lateMs, viewMs: c.lateMs, settles: true}
-			s.look()
-			s.run(1, 60, 14)
-			s.measured = true
-			s.run(c.callers, 30, 6)
-			sum.prompts, sum.reused, sum.over, sum.kept = sum.prompts+s.prompts, sum.reused+s.reused, sum.over+s.over, sum.kept+s.kept
-		}
-		t.Logf("%d callers, %d ms late: %.2f %% of %d reused tokens found, %.2f %% of the prompts' tokens too many", c.callers, c.lateMs, 100*sum.recall(), sum.reused, 100*sum.tooMany())
-		if sum.recall() < c.least || sum.tooMany() > c.most {
-			t.Errorf("%d callers, %d ms late: %.2f %% of %d reused tokens found, %.2f %% of %d prompt tokens too many", c.callers, c.lateMs, 100*sum.recall(), sum.reused, 100*sum.tooMany(), sum.prompts)
-		}
+			return s
+		})
 	}
 }
 
@@ -352,21 +355,12 @@ func TestSlotsThatMayBeTaken(t *testing.T) {
 		callers, quick int
 		least, most    float64
 	}{{1, 1, .95, .001}, {1, 3, .95, .001}, {2, 1, .9, .01}, {3, 1, .7, .01}, {4, 1, .7, .01}} {
-		var sum scene
-		for seed := range uint64(10) {
+		expectOfCallers(t, fmt.Sprintf("%d callers, %d times as quick", c.callers, c.quick), 10, c.callers, c.least, c.most, func(seed uint64) *scene {
 			s := newScene(t, seed, 4, 0, false)
 			s.loose, s.quick = true, c.quick
 			s.fault = fault{lateMs: 8, viewMs: 8, settles: true}
-			s.look()
-			s.run(1, 60, 14)
-			s.measured = true
-			s.run(c.callers, 30, 6)
-			sum.prompts, sum.reused, sum.over, sum.kept = sum.prompts+s.prompts, sum.reused+s.reused, sum.over+s.over, sum.kept+s.kept
-		}
-		t.Logf("%d callers, %d times as quick: %.2f %% of %d reused tokens found, %.2f %% of the prompts' tokens too many", c.callers, c.quick, 100*sum.recall(), sum.reused, 100*sum.tooMany())
-		if sum.recall() < c.least || sum.tooMany() > c.most {
-			t.Errorf("%d callers, %d times as quick: %.2f %% of %d reused tokens found, %.2f %% of %d prompt tokens too many", c.callers, c.quick, 100*sum.recall(), sum.reused, 100*sum.tooMany(), sum.prompts)
-		}
+			return s
+		})
 	}
 }
 
