@@ -89,7 +89,7 @@ func twoEngines(t *testing.T) (*Agent, *fakeGPUs) {
 		a.engines = append(a.engines, w)
 	}
 	if _, err := os.Stat("/proc/net/tcp"); err != nil {
-		t.Skip("no /proc here")
+		t.Skip("needs /proc")
 	}
 	view := gpus.View()
 	a.truth.look(&view, a.urls(), nil)

@@ -390,7 +390,7 @@ func TestGPU04WithoutLibrary(t *testing.T) {
 	d := startDriver(t, b.child, "", "", Options{})
 	v := d.until("state", func(v View) bool { return v.Status.Code != StateStarting })
 	if v.Status.Code == StateOK || v.Status.Code == StateDriverNotLoaded || v.Status.Code == StateNoGPUs {
-		t.Skip("this host has an NVIDIA driver")
+		t.Skip("needs a host without an NVIDIA driver")
 	}
 	if want := (Status{StateNoLibrary, "no NVIDIA driver (libnvidia-ml.so.1 not found)"}); v.Status != want {
 		t.Errorf("got %+v, want %+v", v.Status, want)

@@ -267,7 +267,7 @@ func TestKernelLogBesideTheLibrary(t *testing.T) {
 	})
 	uptime := sinceBoot()
 	if uptime <= 0 {
-		t.Skip("no /proc/uptime here")
+		t.Skip("needs /proc/uptime")
 	}
 	fmt.Fprintf(writer, "4,1,%d,-;NVRM: Xid (PCI:0000:1c:00): 79, pid=1, GPU has fallen off the bus.\n", uptime.Microseconds())
 	v := d.untilGives("ok ok exclude:xid_79")

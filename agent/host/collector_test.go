@@ -196,7 +196,7 @@ func copyProc(t *testing.T) string {
 // This machine has all of it.
 func TestCollectThisMachine(t *testing.T) {
 	if _, err := os.Stat("/proc/self/stat"); err != nil {
-		t.Skip("no /proc here")
+		t.Skip("needs /proc")
 	}
 	f := collect(t, Options{DiskPath: t.TempDir()})
 	if len(f.Missing) != 0 {

@@ -136,7 +136,7 @@ func TestMapGPUsAgainstDescendants(t *testing.T) {
 
 func TestParentOfThisProcess(t *testing.T) {
 	if _, err := os.Stat("/proc/self/stat"); err != nil {
-		t.Skip("no /proc here")
+		t.Skip("needs /proc")
 	}
 	if parent, ok := ProcParents("")(os.Getpid()); !ok || parent != os.Getppid() {
 		t.Errorf("got %d %v, want %d", parent, ok, os.Getppid())

@@ -22,7 +22,7 @@ func TestProcessMark(t *testing.T) {
 	}
 	cmd := exec.Command("sleep", "60")
 	if err := cmd.Start(); err != nil {
-		t.Skipf("no child to look at: %v", err)
+		t.Skipf("needs a child process to look at: %v", err)
 	}
 	other, err := ProcessMarkOf(cmd.Process.Pid)
 	if err != nil || other == own {

@@ -72,7 +72,7 @@ func TestCompletion(t *testing.T) {
 	}
 	bash, err := exec.LookPath("bash")
 	if err != nil {
-		t.Skip("no bash here to read the script")
+		t.Skip("needs bash to read the script")
 	}
 	cmd := exec.Command(bash, "-n")
 	cmd.Stdin = strings.NewReader(run(t, "completion", "bash").out)

@@ -14,7 +14,7 @@ import (
 // The process of a listening socket is found by the kernel's tables.
 func TestListenersOfThisProcess(t *testing.T) {
 	if _, err := os.Stat("/proc/net/tcp"); err != nil {
-		t.Skip("no /proc here")
+		t.Skip("needs /proc")
 	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 
 func TestListening(t *testing.T) {
 	if runtime.GOOS != "linux" {
-		t.Skip("there is no /proc")
+		t.Skip("needs /proc")
 	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
