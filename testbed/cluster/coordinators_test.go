@@ -359,10 +359,14 @@ func TestBootstrapIsRefusedOverState(t *testing.T) {
 	if err := r.StopCoordinator(0); err != nil {
 		t.Fatal(err)
 	}
-	_, err := coordinator.New(coordinator.Options{Config: r.CoordinatorConfig(0), Bootstrap: true, Version: "test"})
-	if !errors.Is(err, replica.ErrStateExists) {
-		t.Errorf("bootstrap over state: %v", err)
-	}
+	// A connection that somebody dialled may hold the port for a moment.
+	r.eventually("bootstrap over state is not refused for that", func() string {
+		_, err := coordinator.New(coordinator.Options{Config: r.CoordinatorConfig(0), Bootstrap: true, Version: "test"})
+		if errors.Is(err, replica.ErrStateExists) {
+			return ""
+		}
+		return fmt.Sprint(err)
+	})
 }
 
 // TestSameRequestSameAnswer: a repeated attempt gets the stored answer, a
