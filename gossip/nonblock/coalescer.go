@@ -8,7 +8,7 @@ import (
 
 // What a [Coalescer] does by default.
 const (
-	defaultPeriod = 10 * time.Millisecond
+	defaultPeriod = 20 * time.Millisecond
 	defaultBegin  = 250 // reads per second
 	// defaultEndShare is how many of its ticks must bring something to one
 	// connection that is alone, or to several together, for them to go on.
@@ -18,7 +18,7 @@ const (
 // CoalescerOptions configures a [Coalescer]. Zero, it has the defaults.
 type CoalescerOptions struct {
 	// Period is the time between two ticks, by which what is read may be late.
-	// Default 10 ms, at most 1 s.
+	// Default 20 ms, at most 1 s.
 	Period time.Duration
 	// BeginReadsPerSec is the rate of reads, of all connections together, above
 	// which they wait for ticks, EndReadsPerSec the rate below which they do no
