@@ -18,10 +18,10 @@ import (
 )
 
 // gcPercent is how much the heap may grow between two collections. Nearly all of
-// it are mirrors of block tables, which hold no pointers: a collection takes two
-// milliseconds, about twice a second with eight busy engines, and the host's memory
-// belongs to the engines.
-const gcPercent = 8
+// it are mirrors of block tables, which hold no pointers: a collection takes two to
+// six milliseconds, about every other second with eight busy engines, and the host's
+// memory belongs to the engines.
+const gcPercent = 12
 
 // tidyEvery is how often memory is handed back. It takes a few milliseconds.
 const tidyEvery = 10 * time.Second

@@ -62,6 +62,8 @@ type Encoder struct {
 	at        uint32 // run of the latest operation
 	before    uint32 // of the one before
 	stats     Stats
+	heat      []uint64 // of runs, and
+	order     []uint32 // runs, while HotRoots ranks them
 }
 
 // told is what the stream has told under one cluster key.

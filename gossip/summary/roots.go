@@ -11,8 +11,7 @@ import (
 // begins with, hottest first, under the primary cluster key: for each beginning
 // the stretch up to where prompts part, down to a checkpoint where there is one.
 func (e *Encoder) HotRoots(n int) []Root {
-	heat := make([]uint64, len(e.runs))
-	var order []uint32
+	heat, order := append(e.heat[:0], make([]uint64, len(e.runs))...), e.order[:0]
 	for i := range e.runs {
 		if e.runs[i].end > e.runs[i].start {
 			heat[i] = e.runs[i].touched
@@ -20,7 +19,7 @@ func (e *Encoder) HotRoots(n int) []Root {
 		}
 	}
 	slices.SortFunc(order, func(a, b uint32) int { return cmp.Compare(e.runs[b].start, e.runs[a].start) })
-	var roots []uint32
+	roots := order[:0]
 	for _, i := range order { // deep ones first: a run's heat is whole when it is reached
 		if p := e.runs[i].parent; p != 0 {
 			heat[p] = max(heat[p], heat[i])
@@ -28,6 +27,7 @@ func (e *Encoder) HotRoots(n int) []Root {
 			roots = append(roots, i)
 		}
 	}
+	e.heat, e.order = heat, order
 	slices.SortFunc(roots, func(a, b uint32) int { return cmp.Compare(heat[b], heat[a]) })
 	out := make([]Root, 0, min(n, len(roots)))
 	for _, i := range roots[:min(n, len(roots))] {

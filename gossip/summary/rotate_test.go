@@ -372,4 +372,10 @@ func TestHotRoots(t *testing.T) {
 	if !slices.Equal(roots, want) {
 		t.Errorf("roots %v, want %v", roots, want)
 	}
+	if again := g.HotRoots(2); !slices.Equal(again, want) {
+		t.Errorf("the second time %v, want %v", again, want)
+	}
+	if n := testing.AllocsPerRun(100, func() { g.HotRoots(2) }); n > 1 { // what is returned
+		t.Errorf("%.0f allocations", n)
+	}
 }
