@@ -20,7 +20,8 @@ type head struct {
 	chain prefix.Chain
 	// tokens has room for a chunk once it is used, and never for more, whatever the
 	// length of the blocks.
-	tokens []uint32
+	tokens  []uint32
+	growing prefix.Growing // from chain on, along tokens
 }
 
 // heads are the heads of the prompts that were asked about last. An engine stores
@@ -112,6 +113,7 @@ func (t *Table) headTo(id uint32) *head {
 	var reaches uint32
 	h.tokens, reaches = t.gather(h.tokens[:0], id, from)
 	h.chain = t.chains[reaches] // that of a root is 0
+	h.growing.Reset()
 	h.from = from
 	s.move(s.last, id)
 	return h
@@ -127,7 +129,8 @@ func (t *Table) walkCheckpoints(id uint32, do func(depth uint32, c prefix.Chain)
 	for depth := nextCheckpoint(p.end); depth <= n.end; depth += prefix.ChunkTokens {
 		missing := prefix.ChunkTokens - len(h.tokens)
 		h.tokens = append(h.tokens, left[:missing]...)
-		c = prefix.Next(c, h.tokens)
+		c = h.growing.To(c, h.tokens)
+		h.growing.Reset()
 		h.tokens, left = h.tokens[:0], left[missing:]
 		do(depth, c)
 	}

@@ -67,7 +67,7 @@ func (t *Table) hashTo(id uint32) prefix.Chain {
 	if len(h.tokens) == 0 {
 		return h.chain
 	}
-	return prefix.Point(h.chain, h.tokens)
+	return h.growing.To(h.chain, h.tokens)
 }
 
 // PromptTo gives the tokens of the prompt that ends with a block, by the
