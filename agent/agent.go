@@ -42,7 +42,7 @@ const (
 
 // mirrorBlockBytes is what a block of the mirror takes at most, of 16 tokens of a
 // vocabulary below 2^18. The bound of the mirrors is shared.
-const mirrorBlockBytes = 110
+const mirrorBlockBytes = 116
 
 // Options wires an Agent.
 type Options struct {

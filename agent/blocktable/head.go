@@ -11,17 +11,17 @@ import (
 const maxHeads = 32
 
 // head remembers the tokens from the last checkpoint to the end of one attached
-// node. Blocks of a prompt are asked about one after the other, forward when they
-// are stored and backward when they are removed, and each is named by a hash over
-// all tokens since the checkpoint: those of the former are nearly those of the
-// next.
+// node. Blocks of a prompt are asked about one after the other when they are stored,
+// and each is named by a hash over all tokens since the checkpoint: those of the
+// former are nearly those of the next.
 type head struct {
 	from  uint32 // depth in tokens of the checkpoint
 	grew  bool   // since a place was last looked for
 	chain prefix.Chain
 	// tokens has room for a chunk once it is used, and never for more, whatever the
 	// length of the blocks.
-	tokens []uint32
+	tokens  []uint32
+	growing prefix.Growing // from chain on, along tokens
 }
 
 // heads are the heads of the prompts that were asked about last. An engine stores
@@ -105,41 +105,18 @@ func (t *Table) headTo(id uint32) *head {
 		s.last = place
 		return h
 	}
+	s.last = s.room()
 	h := &s.list[s.last]
-	if below := s.ids[s.last]; below != 0 && t.nodes.at(below).parent == id && h.from == from {
-		h.tokens = h.tokens[:n.end-from]
-	} else {
-		s.last = s.room()
-		h = &s.list[s.last]
-		if h.tokens == nil {
-			h.tokens = make([]uint32, 0, prefix.ChunkTokens)
-		}
-		var reaches uint32
-		h.tokens, reaches = t.gather(h.tokens[:0], id, from)
-		h.chain = t.chains[reaches] // that of a root is 0
+	if h.tokens == nil {
+		h.tokens = make([]uint32, 0, prefix.ChunkTokens)
 	}
+	var reaches uint32
+	h.tokens, reaches = t.gather(h.tokens[:0], id, from)
+	h.chain = t.chains[reaches] // that of a root is 0
+	h.growing.Reset()
 	h.from = from
 	s.move(s.last, id)
 	return h
-}
-
-// headUp is for a node that is about to lose its tokens: the one above is likely
-// to be asked about next.
-func (t *Table) headUp(id uint32) {
-	s := &t.heads
-	place := s.find(id)
-	if place < 0 {
-		return
-	}
-	h := &s.list[place]
-	above := t.nodes.at(id).parent
-	end := t.nodes.at(above).end
-	if end < h.from {
-		s.move(place, 0)
-		return
-	}
-	h.tokens, s.last = h.tokens[:end-h.from], place
-	s.move(place, above)
 }
 
 // walkCheckpoints calls do with the chain value at each checkpoint in a node, at
@@ -152,7 +129,8 @@ func (t *Table) walkCheckpoints(id uint32, do func(depth uint32, c prefix.Chain)
 	for depth := nextCheckpoint(p.end); depth <= n.end; depth += prefix.ChunkTokens {
 		missing := prefix.ChunkTokens - len(h.tokens)
 		h.tokens = append(h.tokens, left[:missing]...)
-		c = prefix.Next(c, h.tokens)
+		c = h.growing.To(c, h.tokens)
+		h.growing.Reset()
 		h.tokens, left = h.tokens[:0], left[missing:]
 		do(depth, c)
 	}

@@ -127,7 +127,9 @@ func TestNamesOfBlocks(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		size := rapid.SampledFrom([]int{16, 48, 200, 512, 700, 1500}).Draw(t, "block")
 		table := New(Options{})
-		NewHistory(table)
+		if rapid.Bool().Draw(t, "remembered") {
+			NewHistory(table)
+		}
 		w := &named{t: t, table: table, prompt: map[uint64][]uint32{}, live: map[uint32]summary.Block{}}
 		table.Listen(w)
 		var held []uint64

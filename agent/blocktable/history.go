@@ -19,9 +19,8 @@ type History struct {
 	nowMs float64
 	// sinceMs is from when on it is complete.
 	sinceMs float64
-	// listed is when each attached node was attached, by id: whole ms after
-	// listedFromMs, or before it; 0: never. It spans seven weeks, see moment.
-	listed       [][]uint32
+	// listed is of each attached node, by id.
+	listed       [][]listing
 	listedFromMs float64
 	removed      ring[removal]
 	stored       ring[restore]
@@ -30,6 +29,18 @@ type History struct {
 	// contradictedMs is when events last did not fit their block size.
 	contradictedMs float64
 	malformed      uint64
+}
+
+// listing is what is kept of an attached node: 12 bytes, for they are as many as an
+// engine's blocks.
+type listing struct {
+	// at is when it was attached: whole ms after listedFromMs, or before it; 0:
+	// never. It spans seven weeks, see moment.
+	at uint32
+	// pointLow and pointHigh are halves of what PointOf gives: it is asked for when a
+	// block comes, by who names it, and when it goes, and is a hash over hundreds of
+	// tokens.
+	pointLow, pointHigh uint32
 }
 
 // removal is a prefix that ceased to be listed.
@@ -101,9 +112,16 @@ func (h *History) attached(id uint32) {
 		h.listed = append(h.listed, nil)
 	}
 	if h.listed[page] == nil {
-		h.listed[page] = make([]uint32, pageNodes)
+		h.listed[page] = make([]listing, pageNodes)
 	}
-	h.listed[page][id&(pageNodes-1)] = h.moment()
+	point := uint64(h.table.hashTo(id))
+	h.listed[page][id&(pageNodes-1)] = listing{h.moment(), uint32(point), uint32(point >> 32)}
+}
+
+// point is the chain value of the prefix that ends with an attached block.
+func (h *History) point(id uint32) prefix.Chain {
+	l := &h.listed[id>>pageShift][id&(pageNodes-1)]
+	return prefix.Chain(l.pointLow) | prefix.Chain(l.pointHigh)<<32
 }
 
 // halfSpanMs is half of what the moments in listed span: more than a replay
@@ -123,9 +141,9 @@ func (h *History) moment() uint32 {
 		by := math.Floor(after) - halfSpanMs
 		h.listedFromMs += by
 		for _, page := range h.listed {
-			for i, at := range page {
-				if at > 0 {
-					page[i] = uint32(max(float64(at)-by, 1))
+			for i := range page {
+				if at := page[i].at; at > 0 {
+					page[i].at = uint32(max(float64(at)-by, 1))
 				}
 			}
 		}
@@ -138,7 +156,7 @@ func (h *History) unlisted(id uint32) {
 		return
 	}
 	n := h.table.nodes.at(id)
-	old, full := h.removed.add(removal{h.table.domains[n.domain].name, h.table.PointOf(id), h.nowMs, n.end})
+	old, full := h.removed.add(removal{h.table.domains[n.domain].name, h.point(id), h.nowMs, n.end})
 	if full {
 		h.sinceMs = max(h.sinceMs, old.atMs)
 	}
@@ -169,7 +187,8 @@ func (h *History) storedOtherwise(twins []uint32) {
 }
 
 // cleared forgets: every prefix went at once, as the engine reported or
-// because its view begins anew.
+// because its view begins anew. Blocks that are attached all the same, in host
+// memory, keep their names.
 func (h *History) cleared(reported bool) {
 	if h == nil {
 		return
@@ -177,7 +196,15 @@ func (h *History) cleared(reported bool) {
 	if reported {
 		h.clearedMs = h.nowMs
 	}
-	h.sinceMs, h.listed, h.listedFromMs = h.nowMs, nil, never
+	if h.table.attached == 0 {
+		h.listed = nil
+	}
+	for _, page := range h.listed {
+		for i := range page {
+			page[i].at = 0
+		}
+	}
+	h.sinceMs, h.listedFromMs = h.nowMs, never
 	h.removed, h.stored = ring[removal]{}, ring[restore]{}
 }
 
@@ -299,7 +326,7 @@ func (h *History) reused(tip uint32, sinceMs float64, stored map[uint32]uint8) i
 
 func (h *History) listedAt(id uint32) float64 {
 	if page := int(id >> pageShift); page < len(h.listed) && h.listed[page] != nil {
-		if at := h.listed[page][id&(pageNodes-1)]; at > 0 {
+		if at := h.listed[page][id&(pageNodes-1)].at; at > 0 {
 			return h.listedFromMs + float64(at-1)
 		}
 	}

@@ -169,3 +169,27 @@ func TestHistoryIsBounded(t *testing.T) {
 		t.Errorf("of what was forgotten: held %s, removed %s", is(got.Held), is(got.Removed))
 	}
 }
+
+// A cleared cache leaves what host memory holds: that keeps its names, but when it was
+// listed is forgotten.
+func TestHistoryKeepsTheNamesOfWhatStays(t *testing.T) {
+	s := newScript(t)
+	s.table.FollowHost(true)
+	s.store(50, 1, 0, 6, "")
+	s.table.Apply(&Event{Op: OpStore, Medium: MediumCPU, Hashes: []uint64{1, 2, 3, 4, 5, 6}})
+	s.h.SetNow(60)
+	s.table.Apply(&Event{Op: OpClear})
+	id := s.table.findHash(6)
+	if s.table.Attached() != 6 || s.h.listedAt(id) != never {
+		t.Fatalf("%d blocks are held, the last one was listed at %v", s.table.Attached(), s.h.listedAt(id))
+	}
+	if got, want := s.table.PointOf(id), prefix.Point(0, promptOf(6)); got != want {
+		t.Errorf("named %x, want %x", got, want)
+	}
+	// They are explained by what happens to them from then on.
+	s.h.SetNow(95)
+	s.table.Apply(&Event{Op: OpRemove, Medium: MediumCPU, Hashes: []uint64{6}})
+	if got := s.ask(); is(got.Held) != "yes" || is(got.Removed) != "yes" {
+		t.Errorf("held %s, removed %s", is(got.Held), is(got.Removed))
+	}
+}

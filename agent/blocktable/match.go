@@ -55,11 +55,19 @@ func (t *Table) reuse(cur uint32, depth int, tokens []uint32) (longest int) {
 
 // PointOf gives the chain value of the prefix that ends with an attached block.
 func (t *Table) PointOf(id uint32) prefix.Chain {
+	if t.history != nil && t.nodes.at(id).flags&flagRoot == 0 {
+		return t.history.point(id)
+	}
+	return t.hashTo(id)
+}
+
+// hashTo is PointOf where nothing knows it yet.
+func (t *Table) hashTo(id uint32) prefix.Chain {
 	h := t.headTo(id)
 	if len(h.tokens) == 0 {
 		return h.chain
 	}
-	return prefix.Point(h.chain, h.tokens)
+	return h.growing.To(h.chain, h.tokens)
 }
 
 // PromptTo gives the tokens of the prompt that ends with a block, by the

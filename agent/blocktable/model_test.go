@@ -185,6 +185,9 @@ func checkModel(t *rapid.T, window int, follow bool) {
 	const block = 2
 	m := &model{block: block, window: window, follow: follow, count: map[copyKey]int{}, means: map[uint64]path{}}
 	table := New(Options{Model: "m", FollowHost: follow})
+	if rapid.Bool().Draw(t, "remembered") {
+		NewHistory(table)
+	}
 	w := &watcher{t: t}
 	w.listen(table)
 	if window > 0 || follow {

@@ -496,7 +496,7 @@ func (t *Table) unlink(id uint32) {
 	if n.flags&flagUnlisted == 0 {
 		t.byContent.remove(t.contentKey(n.parent, t.tokensOf(n)), id)
 	}
-	t.headUp(id)
+	t.heads.forget(id)
 	t.nodes.dropChild(id)
 	t.slabs[n.class].give(n.slot)
 	n.flags &^= flagLinked | flagOpaque | flagUnlisted
