@@ -204,7 +204,7 @@ type Intake struct {
 }
 
 // Claims takes a frame of claims in. A frame with a bad field changes nothing.
-// When claims were taken in, a load report is due at once: it tells the
+// When claims were taken in or fenced, a load report is due at once: it tells the
 // coordinators that do not hear of each other.
 func (e *Estimator) Claims(now time.Time, f *ledger.ClaimFrame) (Intake, error) {
 	if err := f.Validate(); err != nil {
@@ -234,10 +234,7 @@ func (e *Estimator) Claims(now time.Time, f *ledger.ClaimFrame) (Intake, error) 
 	default:
 		e.counts.DuplicateClaims += uint64(duplicates)
 	}
-	if in.Taken > 0 {
-		e.counts.TakenClaims += uint64(in.Taken)
-		e.due = true
-	}
+	e.counts.TakenClaims += uint64(in.Taken)
 	return in, nil
 }
 
@@ -377,10 +374,11 @@ func (e *Estimator) dropOldest() {
 
 // Marks takes marks on claims. Unknown and second ones change nothing and are
 // counted; a mark whose claim is still on its way is held for it. A frame with
-// a bad field changes nothing.
-func (e *Estimator) Marks(now time.Time, f *ledger.MarkFrame) error {
+// a bad field changes nothing. moved says that they tell something of the queue:
+// ends of answers do not, nor do first tokens that evidence has shown.
+func (e *Estimator) Marks(now time.Time, f *ledger.MarkFrame) (moved bool, err error) {
 	if err := f.Validate(); err != nil {
-		return err
+		return false, err
 	}
 	nowMs := e.ms(now)
 	for i := range f.Marks {
@@ -389,18 +387,19 @@ func (e *Estimator) Marks(now time.Time, f *ledger.MarkFrame) error {
 		c := e.ledger.byID[id]
 		switch {
 		case c != nil:
-			e.mark(c, m.What, nowMs-m.AgeMs, m.OutputTokens)
+			moved = e.mark(c, m.What, nowMs-m.AgeMs, m.OutputTokens) || moved
 		case m.Seq > e.ledger.echoes.Upto(f.Coordinator):
 			e.ledger.early.holdMark(nowMs, id, m)
 		default:
 			e.counts.UnknownMarks++
 		}
 	}
-	return nil
+	return moved, nil
 }
 
-// mark applies a mark at its own time.
-func (e *Estimator) mark(c *claim, what ledger.Mark, atMs float64, outputTokens int) {
+// mark applies a mark at its own time. It reports whether it tells something of
+// the queue.
+func (e *Estimator) mark(c *claim, what ledger.Mark, atMs float64, outputTokens int) (moved bool) {
 	ends := what != ledger.MarkFirst
 	if !ends && c.why == overGone && atMs <= c.overMs {
 		// Its first token was told after its end.
@@ -408,17 +407,18 @@ func (e *Estimator) mark(c *claim, what ledger.Mark, atMs float64, outputTokens 
 	}
 	if c.why == overGone || ends && !math.IsNaN(c.doneMs) || !ends && !math.IsNaN(c.servedMs) && !c.estimated && atMs >= c.servedMs {
 		e.counts.DuplicateMarks++
-		return
+		return false
 	}
 	atMs = max(atMs, c.madeMs)
 	c.factMs = max(c.factMs, atMs)
 	switch what {
 	case ledger.MarkFirst:
+		moved = math.IsNaN(c.servedMs) || c.estimated
 		c.marked = true
 		e.served(c, atMs, told)
 	case ledger.MarkDone:
 		c.doneMs = atMs
-		if math.IsNaN(c.servedMs) {
+		if moved = math.IsNaN(c.servedMs); moved {
 			// The first token was so many token gaps before.
 			first := atMs
 			if outputTokens > 1 {
@@ -429,9 +429,10 @@ func (e *Estimator) mark(c *claim, what ledger.Mark, atMs float64, outputTokens 
 		e.learnAnswer(c, atMs, outputTokens)
 	default:
 		// Cancelled, failed or placed elsewhere: nothing follows for others.
-		if c.why == inQueue || c.why != overServed && atMs < c.overMs {
+		if moved = c.why == inQueue || c.why != overServed && atMs < c.overMs; moved {
 			c.overMs, c.why = atMs, overGone
 		}
 		c.doneMs = atMs
 	}
+	return moved
 }

@@ -44,7 +44,7 @@ func BenchmarkIntake(b *testing.B) {
 		if _, err := e.Claims(now, frame); err != nil {
 			b.Fatal(err)
 		}
-		if err := e.Marks(now, marks); err != nil {
+		if _, err := e.Marks(now, marks); err != nil {
 			b.Fatal(err)
 		}
 		e.ledger.remove(func(c *claim) bool { return c.id.coordinator == 2 })

@@ -53,6 +53,7 @@ type streams struct {
 // load and the decode load needs the replay: it is done twice, from nothing, so
 // that the view depends on the facts and the moment only.
 func (e *Estimator) settle(nowMs float64) *view {
+	e.counts.Views++
 	v := &e.view
 	*v = view{nowMs: nowMs, sMs: math.Inf(-1)}
 	e.ledger.early.expire(nowMs)
