@@ -148,6 +148,9 @@ type holding struct {
 	next  *holding
 }
 
+// keySlots is a few times the keys that the claims of a busy worker have.
+const keySlots = 4096
+
 // claims is the ledger of one worker.
 type claims struct {
 	echoes ledger.Echoes
@@ -155,6 +158,10 @@ type claims struct {
 	byID   map[claimID]*claim
 	byKey  map[prefix.Key]*holding
 	byTail map[prefix.Key]*claim
+	// inSlot counts the holdings of byKey by the lowest bits of their keys, which
+	// are hashes: of the hundred blocks of a part of a prompt few are any claim's,
+	// and where a slot is empty nothing needs to be looked up.
+	inSlot [keySlots]uint32
 	ever   bool
 	early  early
 	// anchorMs is the newest evidence of any claim, newestServed the last
@@ -317,7 +324,16 @@ func (l *claims) insert(c *claim) {
 	l.byID[c.id] = c
 	for i, k := range c.keys {
 		l.byKey[k] = &holding{c: c, depth: c.depths[i], next: l.byKey[k]}
+		l.inSlot[k%keySlots]++
 	}
+}
+
+// holders are the claims that hold a key.
+func (l *claims) holders(k prefix.Key) *holding {
+	if l.inSlot[k%keySlots] == 0 {
+		return nil
+	}
+	return l.byKey[k]
 }
 
 // forget takes a claim out of the indices; the caller takes it off the list.
@@ -344,6 +360,7 @@ func (l *claims) release(k prefix.Key, c *claim) {
 		default:
 			delete(l.byKey, k)
 		}
+		l.inSlot[k%keySlots]--
 		return
 	}
 }

@@ -325,6 +325,9 @@ func TestClaimsWithoutRequestsEnd(t *testing.T) {
 		if len(e.ledger.byKey) != 0 || len(e.ledger.byID) != 0 || len(e.ledger.byTail) != 0 {
 			t.Errorf("counters %v: indices hold %d keys, %d ids, %d tails", counters, len(e.ledger.byKey), len(e.ledger.byID), len(e.ledger.byTail))
 		}
+		if e.ledger.inSlot != [keySlots]uint32{} {
+			t.Errorf("counters %v: keys of ended claims are counted", counters)
+		}
 	}
 }
 
