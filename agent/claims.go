@@ -115,13 +115,15 @@ func (r *rank) laneDown(l *lane.Lane) {
 		return
 	}
 	delete(r.lanes, l)
+	delete(r.shown, l)
 	if r.estimate != nil {
 		r.estimate.LaneDown(time.Now(), coordinator)
 	}
 }
 
 // takeClaims takes claims in. due says that a load report is worth sending at
-// once.
+// once: of every claim that was taken in or fenced, whatever it adds, as
+// coordinators that do not hear of each other do by the echo.
 func (r *rank) takeClaims(f *ledger.ClaimFrame) (due bool, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -141,7 +143,7 @@ func (r *rank) takeClaims(f *ledger.ClaimFrame) (due bool, err error) {
 		r.followClaims(now, f)
 		r.wanted.claims(f)
 	}
-	return r.estimate.Due(now) || in.Taken+in.Fenced > 0, nil
+	return in.Taken+in.Fenced > 0, nil
 }
 
 // takeMarks takes marks on claims.
@@ -152,10 +154,11 @@ func (r *rank) takeMarks(f *ledger.MarkFrame) (due bool, err error) {
 		return false, nil
 	}
 	now := time.Now()
-	if err := r.estimate.Marks(now, f); err != nil {
+	moved, err := r.estimate.Marks(now, f)
+	if err != nil {
 		return false, err
 	}
-	return r.followMarks(now, f) || r.estimate.Due(now), nil
+	return r.followMarks(now, f) || moved && r.due(now), nil
 }
 
 // evidence tells the estimate what an applied batch says of the queue and of
@@ -183,6 +186,30 @@ func (r *rank) evidence(b *engine.Batch) (moved bool) {
 	}
 	r.estimate.Stored(at, tokens)
 	return len(stores) > 0 && r.estimate.Stores(at, stores)
+}
+
+// due says that a load report is worth sending at once, after a fact: that the
+// queue's end jumped from what the newest LOAD of any of the lanes showed. That
+// may be a LOAD of the period, so that a drift is told by those alone; and it is
+// held against each lane, as their periods begin at moments of their own and what
+// one was told the others were not. The lock is held.
+//
+// While there is news that no LOAD was built with since, the answer is not
+// needed: each lane has a LOAD to come, which tells what is known by then. The
+// first of them to be built makes what comes after it news again, for all.
+// Without a lane the queue is looked at nevertheless: what is learnt of the
+// engine's speed rests on it.
+func (r *rank) due(now time.Time) bool {
+	if len(r.lanes) > 0 && r.news.Load() != r.toldNews {
+		return false
+	}
+	end := r.estimate.End(now)
+	for _, shown := range r.shown {
+		if end.JumpedFrom(shown) {
+			return true
+		}
+	}
+	return false
 }
 
 // claimCounts is what the metrics tell of a worker's claims.

@@ -288,7 +288,7 @@ func (h *lanes) loadOf(l *lane.Lane, ranks []*rank) *waypostv1.Load {
 	verdict := h.a.gpuVerdicts()
 	out.Shares = h.a.sharesLoad(verdict)
 	for _, r := range ranks {
-		rep := r.tellLoad(now)
+		rep := r.tellLoad(l, now)
 		cached := uint32(rep.cachedBlocks)
 		rep.load.Coverage = string(rep.coverage)
 		if rep.coverage != engine.CoverageNone || rep.cachedBlocks > 0 {

@@ -55,7 +55,7 @@ func slowed(t *testing.T) *rank {
 		}
 		now = now.Add(time.Duration(slowMs * float64(time.Millisecond)))
 		for _, what := range []ledger.Mark{ledger.MarkFirst, ledger.MarkDone} {
-			if err := r.estimate.Marks(now, &ledger.MarkFrame{Coordinator: 1, Marks: []ledger.Marked{{Seq: seq, What: what}}}); err != nil {
+			if _, err := r.estimate.Marks(now, &ledger.MarkFrame{Coordinator: 1, Marks: []ledger.Marked{{Seq: seq, What: what}}}); err != nil {
 				t.Fatal(err)
 			}
 		}

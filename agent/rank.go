@@ -65,6 +65,10 @@ type rank struct {
 	recorder *queue.Recorder
 	// lanes are those that are up, with their coordinator's process mark.
 	lanes map[*lane.Lane]uint64
+	// shown is the end of the queue that the newest LOAD on each of them showed,
+	// toldNews what news had counted when the newest on any of them was built.
+	shown    map[*lane.Lane]queue.End
+	toldNews uint64
 	// toldModel is the step model of the newest hello, toldWindowed whether it said
 	// that there are windows.
 	toldModel    ledger.StepModel
@@ -111,7 +115,7 @@ type rank struct {
 func newRank(index uint32, kind, engineName, endpoint string, number int, keys []prefix.ClusterKey, maxBlocks int) *rank {
 	return &rank{
 		index: index, kind: kind, engine: engineName, endpoint: endpoint, number: number, key: keys[0], rotated: keys[1:], maxBlocks: maxBlocks,
-		coverage: engine.CoverageNone, reason: "not reached yet", faults: map[string]int{}, lanes: map[*lane.Lane]uint64{}, began: time.Now(),
+		coverage: engine.CoverageNone, reason: "not reached yet", faults: map[string]int{}, lanes: map[*lane.Lane]uint64{}, shown: map[*lane.Lane]queue.End{}, began: time.Now(),
 	}
 }
 
@@ -202,7 +206,7 @@ func (r *rank) setLoad(l engine.Load) (due bool) {
 		return false
 	}
 	r.estimate.Sample(queue.Sample(l))
-	return r.estimate.Due(time.Now())
+	return r.due(time.Now())
 }
 
 func (r *rank) setHealth(up bool, reason string) {
@@ -252,7 +256,7 @@ func (r *rank) apply(b engine.Batch) (whole, due bool) {
 	table.History().SetNow(r.ms(b.Received.Add(-b.Age)))
 	table.ApplyAll(b.Events)
 	r.wanted.stored(table, &b)
-	due = r.evidence(&b) && r.estimate.Due(time.Now())
+	due = r.evidence(&b) && r.due(time.Now())
 	return !table.OverPool(), due
 }
 
@@ -392,11 +396,17 @@ func (r *rank) report(now time.Time) report {
 	return out
 }
 
-// tellLoad is what LOAD tells of the rank.
-func (r *rank) tellLoad(now time.Time) loadReport {
+// tellLoad is what a LOAD that goes out on a lane tells of the rank.
+func (r *rank) tellLoad(l *lane.Lane, now time.Time) loadReport {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.loadReport(now)
+	out := r.loadReport(now)
+	// What was counted by now happened before, so that the report has it.
+	r.toldNews = r.news.Load()
+	if _, up := r.lanes[l]; up && r.estimate != nil {
+		r.shown[l] = r.estimate.Shown()
+	}
+	return out
 }
 
 func (r *rank) loadReport(now time.Time) loadReport {

@@ -124,7 +124,9 @@ func (h *lanes) cordonedHere() func(engineName string, number int) bool {
 
 // sketch is what a sketch says of the rank, and how old that is.
 func (r *rank) sketch(now time.Time, roots int) (w summary.WorkerSketch, age time.Duration) {
-	rep := r.tellLoad(now)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	rep := r.loadReport(now)
 	w = summary.WorkerSketch{Name: r.engine + "/" + strconv.Itoa(r.number), State: sketchStates[rep.load.State]}
 	if q := rep.load.QueueMs; q != nil {
 		w.Load = summary.LoadClassOf(*q)
@@ -132,8 +134,6 @@ func (r *rank) sketch(now time.Time, roots int) (w summary.WorkerSketch, age tim
 	if rep.load.AgeMs != nil {
 		age = time.Duration(*rep.load.AgeMs * float64(time.Millisecond))
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
 	if r.encoder != nil && r.coverage != engine.CoverageNone {
 		w.Roots = r.encoder.HotRoots(roots)
 	}

@@ -148,6 +148,9 @@ type holding struct {
 	next  *holding
 }
 
+// keySlots is a few times the keys that the claims of a busy worker have.
+const keySlots = 4096
+
 // claims is the ledger of one worker.
 type claims struct {
 	echoes ledger.Echoes
@@ -155,6 +158,10 @@ type claims struct {
 	byID   map[claimID]*claim
 	byKey  map[prefix.Key]*holding
 	byTail map[prefix.Key]*claim
+	// inSlot counts the holdings of byKey by the lowest bits of their keys, which
+	// are hashes: of the hundred blocks of a part of a prompt few are any claim's,
+	// and where a slot is empty nothing needs to be looked up.
+	inSlot [keySlots]uint32
 	ever   bool
 	early  early
 	// anchorMs is the newest evidence of any claim, newestServed the last
@@ -204,7 +211,7 @@ type Intake struct {
 }
 
 // Claims takes a frame of claims in. A frame with a bad field changes nothing.
-// When claims were taken in, a load report is due at once: it tells the
+// When claims were taken in or fenced, a load report is due at once: it tells the
 // coordinators that do not hear of each other.
 func (e *Estimator) Claims(now time.Time, f *ledger.ClaimFrame) (Intake, error) {
 	if err := f.Validate(); err != nil {
@@ -234,10 +241,7 @@ func (e *Estimator) Claims(now time.Time, f *ledger.ClaimFrame) (Intake, error) 
 	default:
 		e.counts.DuplicateClaims += uint64(duplicates)
 	}
-	if in.Taken > 0 {
-		e.counts.TakenClaims += uint64(in.Taken)
-		e.due = true
-	}
+	e.counts.TakenClaims += uint64(in.Taken)
 	return in, nil
 }
 
@@ -320,7 +324,16 @@ func (l *claims) insert(c *claim) {
 	l.byID[c.id] = c
 	for i, k := range c.keys {
 		l.byKey[k] = &holding{c: c, depth: c.depths[i], next: l.byKey[k]}
+		l.inSlot[k%keySlots]++
 	}
+}
+
+// holders are the claims that hold a key.
+func (l *claims) holders(k prefix.Key) *holding {
+	if l.inSlot[k%keySlots] == 0 {
+		return nil
+	}
+	return l.byKey[k]
 }
 
 // forget takes a claim out of the indices; the caller takes it off the list.
@@ -347,6 +360,7 @@ func (l *claims) release(k prefix.Key, c *claim) {
 		default:
 			delete(l.byKey, k)
 		}
+		l.inSlot[k%keySlots]--
 		return
 	}
 }
@@ -377,10 +391,11 @@ func (e *Estimator) dropOldest() {
 
 // Marks takes marks on claims. Unknown and second ones change nothing and are
 // counted; a mark whose claim is still on its way is held for it. A frame with
-// a bad field changes nothing.
-func (e *Estimator) Marks(now time.Time, f *ledger.MarkFrame) error {
+// a bad field changes nothing. moved says that they tell something of the queue:
+// ends of answers do not, nor do first tokens that evidence has shown.
+func (e *Estimator) Marks(now time.Time, f *ledger.MarkFrame) (moved bool, err error) {
 	if err := f.Validate(); err != nil {
-		return err
+		return false, err
 	}
 	nowMs := e.ms(now)
 	for i := range f.Marks {
@@ -389,18 +404,19 @@ func (e *Estimator) Marks(now time.Time, f *ledger.MarkFrame) error {
 		c := e.ledger.byID[id]
 		switch {
 		case c != nil:
-			e.mark(c, m.What, nowMs-m.AgeMs, m.OutputTokens)
+			moved = e.mark(c, m.What, nowMs-m.AgeMs, m.OutputTokens) || moved
 		case m.Seq > e.ledger.echoes.Upto(f.Coordinator):
 			e.ledger.early.holdMark(nowMs, id, m)
 		default:
 			e.counts.UnknownMarks++
 		}
 	}
-	return nil
+	return moved, nil
 }
 
-// mark applies a mark at its own time.
-func (e *Estimator) mark(c *claim, what ledger.Mark, atMs float64, outputTokens int) {
+// mark applies a mark at its own time. It reports whether it tells something of
+// the queue.
+func (e *Estimator) mark(c *claim, what ledger.Mark, atMs float64, outputTokens int) (moved bool) {
 	ends := what != ledger.MarkFirst
 	if !ends && c.why == overGone && atMs <= c.overMs {
 		// Its first token was told after its end.
@@ -408,17 +424,18 @@ func (e *Estimator) mark(c *claim, what ledger.Mark, atMs float64, outputTokens 
 	}
 	if c.why == overGone || ends && !math.IsNaN(c.doneMs) || !ends && !math.IsNaN(c.servedMs) && !c.estimated && atMs >= c.servedMs {
 		e.counts.DuplicateMarks++
-		return
+		return false
 	}
 	atMs = max(atMs, c.madeMs)
 	c.factMs = max(c.factMs, atMs)
 	switch what {
 	case ledger.MarkFirst:
+		moved = math.IsNaN(c.servedMs) || c.estimated
 		c.marked = true
 		e.served(c, atMs, told)
 	case ledger.MarkDone:
 		c.doneMs = atMs
-		if math.IsNaN(c.servedMs) {
+		if moved = math.IsNaN(c.servedMs); moved {
 			// The first token was so many token gaps before.
 			first := atMs
 			if outputTokens > 1 {
@@ -429,9 +446,10 @@ func (e *Estimator) mark(c *claim, what ledger.Mark, atMs float64, outputTokens 
 		e.learnAnswer(c, atMs, outputTokens)
 	default:
 		// Cancelled, failed or placed elsewhere: nothing follows for others.
-		if c.why == inQueue || c.why != overServed && atMs < c.overMs {
+		if moved = c.why == inQueue || c.why != overServed && atMs < c.overMs; moved {
 			c.overMs, c.why = atMs, overGone
 		}
 		c.doneMs = atMs
 	}
+	return moved
 }

@@ -199,12 +199,12 @@ func (e *Estimator) store(atMs float64, s *Store, batch *batchWork) {
 		e.observe(c, atMs, depth)
 	}
 	for _, p := range s.Points {
-		for h := l.byKey[p.Key]; h != nil; h = h.next {
+		for h := l.holders(p.Key); h != nil; h = h.next {
 			match(h.c, int(h.depth))
 		}
 	}
 	switch {
-	case owner != nil && l.byKey[last.Key] == nil:
+	case owner != nil && l.holders(last.Key) == nil:
 		// The run goes on beyond the last key that anybody holds.
 		match(owner, last.DepthTokens)
 	case owner == nil && s.Parent != 0 && l.byTail[s.Parent] != nil:

@@ -133,33 +133,83 @@ func TestStateOverARestart(t *testing.T) {
 	}
 }
 
-// Due says when a report is worth sending at once.
-func TestDue(t *testing.T) {
+// A queue jumped when it ends at another moment than a report showed, whatever
+// was looked at since, or when it is over before.
+func TestJumpedFrom(t *testing.T) {
 	e := newLedgerEstimator(t)
-	due := func(ms float64, want bool) {
+	var shown End
+	jumped := func(ms float64, want bool) {
 		t.Helper()
-		if got := e.Due(atMs(ms)); got != want {
-			t.Errorf("at %v due: %v", ms, got)
+		if got := e.End(atMs(ms)).JumpedFrom(shown); got != want {
+			t.Errorf("at %v jumped: %v", ms, got)
 		}
 	}
-	due(0, false)
+	report := func(ms float64) {
+		t.Helper()
+		load := e.Load(atMs(ms))
+		if shown = e.Shown(); math.Abs(shown.endMs-ms-*load.QueueMs) > 1e-9 || shown.knownMs != ms {
+			t.Errorf("at %v the report has %v ms and is taken for %+v", ms, *load.QueueMs, shown)
+		}
+	}
+	jumped(0, false)
 	claimAt(t, e, 1, 1, 1, 900)
-	due(1, true)
-	due(2, false)
-	due(100, false) // drains as told
+	jumped(1, true)
+	jumped(2, true) // nobody was told yet
+	report(3)
+	jumped(3, false)
+	jumped(100, false) // drains as told
 	markAt(t, e, 110, 1, 1, ledger.MarkFirst, 0)
-	due(110, true) // idle ten ms before it was told
-	due(111, false)
+	jumped(110, true) // idle ten ms before it was told
+	report(111)
+	jumped(111, false)
 	claimAt(t, e, 200, 1, 2, 900)
-	due(200, true)
+	report(200)
 	if !e.Stores(atMs(500), []Store{blocks("1/2", 0, 96)}) { // slower than told
 		t.Error("part of a prompt says nothing of the queue")
 	}
-	due(501, true)
-	// However little it adds: coordinators that do not hear of each other do by it.
-	claimAt(t, e, 510, 1, 3, 1)
-	due(510, true)
-	due(511, false)
+	jumped(501, true)
+	// What a report of the period showed is no jump any more.
+	report(502)
+	jumped(503, false)
+}
+
+// Marks tell of the queue while nothing else has shown a claim's first token, and
+// of no queue after that.
+func TestMarksThatMoveTheQueue(t *testing.T) {
+	e := newLedgerEstimator(t)
+	for seq := range uint64(6) {
+		claimAt(t, e, float64(seq), 1, seq+1, 900)
+	}
+	e.Stores(atMs(50), []Store{blocks("1/1", 0, 896)})
+	for _, m := range []struct {
+		what  string
+		seq   uint64
+		mark  ledger.Mark
+		ageMs float64
+		want  bool
+	}{
+		{"a first token before the stores showed it", 1, ledger.MarkFirst, 12, false},
+		{"after that", 1, ledger.MarkFirst, 0, false},
+		{"the end of its answer", 1, ledger.MarkDone, 0, false},
+		{"a first token", 2, ledger.MarkFirst, 0, true},
+		{"the same again", 2, ledger.MarkFirst, 0, false},
+		{"its caller is gone", 2, ledger.MarkGone, 0, false},
+		{"an end without a first token", 3, ledger.MarkDone, 0, true},
+		{"the first token after it", 3, ledger.MarkFirst, 0, true},
+		{"a request that waits no more", 4, ledger.MarkGone, 0, true},
+		{"the same again", 4, ledger.MarkFailed, 0, false},
+		{"a claim that did not come yet", 9, ledger.MarkFirst, 0, false},
+	} {
+		got, err := e.Marks(atMs(60), &ledger.MarkFrame{Coordinator: 1, Marks: []ledger.Marked{{Seq: m.seq, What: m.mark, AgeMs: m.ageMs}}})
+		if err != nil || got != m.want {
+			t.Errorf("%s: %v, %v", m.what, got, err)
+		}
+	}
+	// Of a frame any one counts.
+	got, err := e.Marks(atMs(61), &ledger.MarkFrame{Coordinator: 1, Marks: []ledger.Marked{{Seq: 5, What: ledger.MarkFirst}, {Seq: 1, What: ledger.MarkFirst}}})
+	if err != nil || !got {
+		t.Errorf("a first token and an old one: %v, %v", got, err)
+	}
 }
 
 // A shift takes the place of the one in force if it is a tenth better.

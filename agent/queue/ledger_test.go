@@ -33,7 +33,7 @@ func claimAt(t testing.TB, e *Estimator, ms float64, coordinator, seq uint64, to
 
 func markAt(t testing.TB, e *Estimator, ms float64, coordinator, seq uint64, what ledger.Mark, ageMs float64) {
 	t.Helper()
-	if err := e.Marks(atMs(ms), &ledger.MarkFrame{Coordinator: coordinator, Marks: []ledger.Marked{{Seq: seq, What: what, AgeMs: ageMs}}}); err != nil {
+	if _, err := e.Marks(atMs(ms), &ledger.MarkFrame{Coordinator: coordinator, Marks: []ledger.Marked{{Seq: seq, What: what, AgeMs: ageMs}}}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -189,7 +189,7 @@ func TestOrderOfArrivalDoesNotMatter(t *testing.T) {
 				if a.f.mark != nil {
 					m := *a.f.mark
 					m.AgeMs = a.ms - a.f.atMs
-					if err := e.Marks(atMs(a.ms), &ledger.MarkFrame{Coordinator: a.f.coordinator, Marks: []ledger.Marked{m}}); err != nil {
+					if _, err := e.Marks(atMs(a.ms), &ledger.MarkFrame{Coordinator: a.f.coordinator, Marks: []ledger.Marked{m}}); err != nil {
 						t.Fatal(err)
 					}
 					continue
@@ -211,7 +211,7 @@ func TestOrderOfArrivalDoesNotMatter(t *testing.T) {
 					// What the gap kept out is offered again from the echo.
 					offer(e.ledger.echoes.Upto(a.f.coordinator), a.f.seq)
 				}
-				e.Due(atMs(a.ms))
+				e.End(atMs(a.ms))
 			}
 			e.Load(atMs(end))
 			return e
@@ -234,7 +234,7 @@ func TestLearntPaceDropsNoClaimThatIsStillToldOf(t *testing.T) {
 		claimAt(t, e, 0, 1, 2, 200)
 		markAt(t, e, 20, 1, 2, ledger.MarkFirst, 0) // closes the claim before it
 		if fast {
-			if err := e.Marks(atMs(21), &ledger.MarkFrame{Coordinator: 1, Marks: []ledger.Marked{{Seq: 2, What: ledger.MarkDone, OutputTokens: 1001}}}); err != nil {
+			if _, err := e.Marks(atMs(21), &ledger.MarkFrame{Coordinator: 1, Marks: []ledger.Marked{{Seq: 2, What: ledger.MarkDone, OutputTokens: 1001}}}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -325,6 +325,9 @@ func TestClaimsWithoutRequestsEnd(t *testing.T) {
 		if len(e.ledger.byKey) != 0 || len(e.ledger.byID) != 0 || len(e.ledger.byTail) != 0 {
 			t.Errorf("counters %v: indices hold %d keys, %d ids, %d tails", counters, len(e.ledger.byKey), len(e.ledger.byID), len(e.ledger.byTail))
 		}
+		if e.ledger.inSlot != [keySlots]uint32{} {
+			t.Errorf("counters %v: keys of ended claims are counted", counters)
+		}
 	}
 }
 
@@ -378,7 +381,7 @@ func TestSecondMarksChangeNothing(t *testing.T) {
 			if k > 0 {
 				end.OutputTokens, end.What = 4000, []ledger.Mark{"", ledger.MarkDone, ledger.MarkGone}[k]
 			}
-			if err := e.Marks(atMs(ms), &ledger.MarkFrame{Coordinator: 1, Marks: []ledger.Marked{end}}); err != nil {
+			if _, err := e.Marks(atMs(ms), &ledger.MarkFrame{Coordinator: 1, Marks: []ledger.Marked{end}}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -454,7 +457,7 @@ func TestClaimsNameBadFields(t *testing.T) {
 	if _, err := e.Claims(atMs(0), &ledger.ClaimFrame{Coordinator: 1, Agent: testAgent, Offers: []ledger.Offer{o}}); !errors.Is(err, ledger.ErrFrame) || !strings.Contains(err.Error(), "claims[0]") {
 		t.Errorf("error %v", err)
 	}
-	if err := e.Marks(atMs(0), &ledger.MarkFrame{Coordinator: 1, Marks: []ledger.Marked{{Seq: 1, What: "x"}}}); !errors.Is(err, ledger.ErrFrame) {
+	if _, err := e.Marks(atMs(0), &ledger.MarkFrame{Coordinator: 1, Marks: []ledger.Marked{{Seq: 1, What: "x"}}}); !errors.Is(err, ledger.ErrFrame) {
 		t.Errorf("error %v", err)
 	}
 	if load := e.Load(atMs(1)); len(load.Echo) != 0 {
@@ -512,7 +515,7 @@ func TestLedgerReportIsAlwaysValid(t *testing.T) {
 			case 3:
 				what := rapid.SampledFrom([]ledger.Mark{ledger.MarkFirst, ledger.MarkDone, ledger.MarkGone, ledger.MarkFailed, ledger.MarkSuperseded}).Draw(t, "mark")
 				m := ledger.Marked{Seq: seq, What: what, AgeMs: rapid.SampledFrom([]float64{0, 100, 600_000}).Draw(t, "mark age"), OutputTokens: rapid.SampledFrom([]int{0, 9, 1 << 24}).Draw(t, "out")}
-				if err := e.Marks(atMs(clock), &ledger.MarkFrame{Coordinator: of, Marks: []ledger.Marked{m}}); err != nil {
+				if _, err := e.Marks(atMs(clock), &ledger.MarkFrame{Coordinator: of, Marks: []ledger.Marked{m}}); err != nil {
 					t.Fatal(err)
 				}
 			case 4:

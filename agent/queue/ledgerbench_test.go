@@ -1,6 +1,7 @@
 package queue
 
 import (
+	"fmt"
 	"testing"
 
 	"waypost/gossip/ledger"
@@ -29,6 +30,26 @@ func BenchmarkLoad128(b *testing.B) {
 	}
 }
 
+// BenchmarkLoadServed builds a report of a worker where a request waits behind
+// eighty that get their answers, which is how most are built.
+func BenchmarkLoadServed(b *testing.B) {
+	e := newLedgerEstimator(b)
+	e.lag.set(100)
+	for seq := uint64(1); seq <= 80; seq++ {
+		claimAt(b, e, float64(seq), 1, seq, 1000)
+		e.Stores(atMs(float64(seq)+.5), []Store{blocks(fmt.Sprintf("1/%d", seq), 0, 992)})
+	}
+	claimAt(b, e, 100, 1, 81, 1000)
+	e.Sample(Sample{At: atMs(101), Running: ptr(80), Waiting: ptr(1), Finished: ptr(0.0), KVUsedRatio: ptr(.5)})
+	if open, kept := e.OpenClaims(); open != 1 || kept != 81 {
+		b.Fatalf("%d of %d claims are open", open, kept)
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		e.Load(atMs(110))
+	}
+}
+
 // BenchmarkIntake takes a claim in and ends it, beside 128 open ones.
 func BenchmarkIntake(b *testing.B) {
 	e := benchEstimator(b)
@@ -44,7 +65,7 @@ func BenchmarkIntake(b *testing.B) {
 		if _, err := e.Claims(now, frame); err != nil {
 			b.Fatal(err)
 		}
-		if err := e.Marks(now, marks); err != nil {
+		if _, err := e.Marks(now, marks); err != nil {
 			b.Fatal(err)
 		}
 		e.ledger.remove(func(c *claim) bool { return c.id.coordinator == 2 })

@@ -154,11 +154,6 @@ type Estimator struct {
 
 	counts Counts
 
-	// due says that claims were taken in, shownMs what the queue's end was when
-	// Due last said so.
-	due     bool
-	shownMs float64
-
 	view   view
 	jobs   []ledger.Job // reused
 	owners []*claim
@@ -257,6 +252,8 @@ type Counts struct {
 	DuplicateMarks, UnknownMarks uint64
 	// ForeignStores counts store events that no claim explains.
 	ForeignStores uint64
+	// Views counts how often the view of the queue was derived from the facts.
+	Views uint64
 	// InferredClaims counts claims whose prefill was taken as over by the
 	// counters, EndedClaims those that left the ledger.
 	InferredClaims, EndedClaims uint64
@@ -278,29 +275,6 @@ func (e *Estimator) OpenClaims() (open, kept int) {
 
 // LagMs is the signal lag of the counters; NaN: not known.
 func (e *Estimator) LagMs() float64 { return e.lag.ms() }
-
-// dueMs and dueShare say how far the end of the queue may move before a
-// report is due at once.
-const (
-	dueMs    = 50
-	dueShare = .25
-)
-
-// Due reports whether a load report is worth sending at once: claims were
-// taken in, the worker became idle, or its queue jumped since Due said so
-// last. Ask it after telling facts.
-func (e *Estimator) Due(now time.Time) bool {
-	nowMs := e.ms(now)
-	v := e.settle(nowMs)
-	end := max(v.waiting.F, nowMs)
-	shown := max(e.shownMs, nowMs)
-	idle := end == nowMs && shown > nowMs
-	if !e.due && !idle && math.Abs(end-shown) <= max(dueMs, dueShare*(shown-nowMs)) {
-		return false
-	}
-	e.due, e.shownMs = false, end
-	return true
-}
 
 // Stored tells that the engine stored blocks with so many tokens: a sign that
 // its model runs.

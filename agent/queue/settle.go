@@ -51,8 +51,10 @@ type streams struct {
 
 // settle derives the view at nowMs from the facts. The replay needs the decode
 // load and the decode load needs the replay: it is done twice, from nothing, so
-// that the view depends on the facts and the moment only.
+// that the view depends on the facts and the moment only. Where the first replay
+// ends nobody's prefill, the second would equal it.
 func (e *Estimator) settle(nowMs float64) *view {
+	e.counts.Views++
 	v := &e.view
 	*v = view{nowMs: nowMs, sMs: math.Inf(-1)}
 	e.ledger.early.expire(nowMs)
@@ -72,16 +74,34 @@ func (e *Estimator) settle(nowMs float64) *view {
 	}
 	e.dropEnded(v)
 	e.survive(v)
-	for range 2 {
-		e.countStreams(v)
-		v.steps = e.stepsAt(v.decoding, v.context)
-		v.plan = e.plan(&v.steps, v.sMs, nowMs)
-	}
 	e.countStreams(v)
+	e.replay(v)
+	if e.replayServes(nowMs) {
+		e.countStreams(v)
+		e.replay(v)
+		e.countStreams(v)
+	}
 	v.waiting = v.plan.replay.Waiting(nowMs)
 	e.infer(v)
 	e.decodeLoad, e.contextLoad = zeroIfNaN(v.decoding), zeroIfNaN(v.context)
 	return v
+}
+
+// replay replays the steps at the decode load of the view.
+func (e *Estimator) replay(v *view) {
+	v.steps = e.stepsAt(v.decoding, v.context)
+	v.plan = e.plan(&v.steps, v.sMs, v.nowMs)
+}
+
+// replayServes reports whether the newest replay ends the prefill of a waiting
+// claim by nowMs, so that it decodes.
+func (e *Estimator) replayServes(nowMs float64) bool {
+	for _, c := range e.owners {
+		if c != nil && c.modelEndMs <= nowMs {
+			return true
+		}
+	}
+	return false
 }
 
 // stepsAt prices steps at a decode load.

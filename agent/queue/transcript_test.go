@@ -215,7 +215,7 @@ func play(t *testing.T, e *Estimator, cmd string, a args, prev map[uint64]uint64
 		prev[of] = seq
 	case "mark":
 		f := &ledger.MarkFrame{Coordinator: of, Marks: []ledger.Marked{{Seq: seq, What: ledger.Mark(a.text("what", "")), AgeMs: a.number("age", 0), OutputTokens: int(a.number("out", 0))}}}
-		if err := e.Marks(at, f); err != nil {
+		if _, err := e.Marks(at, f); err != nil {
 			return err.Error() + "\n"
 		}
 	case "store":

@@ -78,6 +78,7 @@ func scan(text []byte) (p page) {
 		case "process_start_time_seconds":
 			r = &p.start
 		default:
+			s.Skip()
 			continue
 		}
 		v, ok := s.Value()

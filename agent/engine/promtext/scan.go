@@ -10,6 +10,7 @@ import (
 //
 //	for s := promtext.NewScanner(page); s.Next(); {
 //		if string(s.Name()) != "x" {
+//			s.Skip()
 //			continue
 //		}
 //		for s.Label() { ... s.LabelName(), s.LabelValue() ... }
@@ -38,7 +39,7 @@ func (s *Scanner) Next() bool {
 		if len(line) == 0 || line[0] == '#' {
 			continue
 		}
-		end := bytes.IndexAny(line, "{ \t")
+		end := nameEnd(line)
 		if end <= 0 {
 			continue
 		}
@@ -46,6 +47,35 @@ func (s *Scanner) Next() bool {
 		return true
 	}
 	return false
+}
+
+// nameEnd is where the name at the beginning of a line ends; -1: nowhere, so that
+// it is no series.
+func nameEnd(line []byte) int {
+	end := -1
+	// Most engines label every series; what is behind the first brace is not read.
+	for _, c := range [...]byte{'{', ' ', '\t'} {
+		if i := bytes.IndexByte(line, c); i >= 0 {
+			line, end = line[:i], i
+		}
+	}
+	return end
+}
+
+func endsName(c byte) bool { return c == '{' || c == ' ' || c == '\t' }
+
+// Skip passes over the series that follow under the same name: pages are long, as
+// they tell of each bucket of each histogram, and little of them is looked for.
+func (s *Scanner) Skip() {
+	n := len(s.name)
+	for len(s.page) > n && bytes.Equal(s.page[:n], s.name) && endsName(s.page[n]) {
+		i := bytes.IndexByte(s.page[n:], '\n')
+		if i < 0 {
+			s.page = nil
+			return
+		}
+		s.page = s.page[n+i+1:]
+	}
 }
 
 // Name is the name of the series, valid as long as the page.
@@ -114,9 +144,14 @@ func (s *Scanner) Broken() bool { return s.broken }
 // Number reads a number that can be a count, a share or a time: finite, not
 // negative and below 2^63, where an overflowed counter ends up.
 func Number(b []byte) (v float64, ok bool) {
-	b = bytes.TrimLeft(b, " \t")
-	if i := bytes.IndexAny(b, " \t\r"); i >= 0 {
-		b = b[:i]
+	for len(b) > 0 && (b[0] == ' ' || b[0] == '\t') {
+		b = b[1:]
+	}
+	for i, c := range b {
+		if c == ' ' || c == '\t' || c == '\r' {
+			b = b[:i]
+			break
+		}
 	}
 	if len(b) == 0 || len(b) > 31 { // a longer one would be copied to the heap
 		return 0, false

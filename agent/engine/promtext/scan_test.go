@@ -1,6 +1,7 @@
 package promtext
 
 import (
+	"bytes"
 	"fmt"
 	"strings"
 	"testing"
@@ -27,6 +28,7 @@ func TestScan(t *testing.T) {
 	for page, want := range map[string][]string{
 		"":                                 nil,
 		"# HELP x y\n\n  \n":               nil,
+		"x 1\t1700000000":                  {"x: 1 true"},
 		"x 1":                              {"x: 1 true"},
 		"x{} 1\r\ny\t2 1700000000\n":       {"x: 1 true", "y: 2 true"},
 		`x{a="b",c="d\"}\\",} 3`:           {`x a=b c=d\"}\\: 3 true`},
@@ -45,6 +47,47 @@ func TestScan(t *testing.T) {
 			t.Errorf("%q: %s", page, diff)
 		}
 	}
+}
+
+// Skip passes over what follows under the same name, and over nothing else.
+func TestSkip(t *testing.T) {
+	for page, want := range map[string]string{
+		"x 1\nx 2\ny 3\nx 4\nx":                    "x y x",
+		"x{a=\"1\"} 1\nx{a=\"2\"} 2\nx\t3\nx 4\ny": "x",
+		"x 1\nxy 2\nx{} 3\n":                       "x xy x",
+		"x 1\n# x 2\nx 3\n\nx 4\ny 5":              "x x x y",
+		"x 1\nx\ny 2":                              "x y",
+		"x 1\nx\r\nx 3":                            "x x",
+	} {
+		var got []string
+		for s := NewScanner([]byte(page)); s.Next(); {
+			got = append(got, string(s.Name()))
+			s.Skip()
+		}
+		if strings.Join(got, " ") != want {
+			t.Errorf("%q: %q, want %s", page, got, want)
+		}
+	}
+	s := NewScanner([]byte("x 1\nx 2\n"))
+	s.Next()
+	s.Skip()
+	if v, ok := s.Value(); v != 1 || !ok {
+		t.Errorf("the series itself has %v, %v", v, ok)
+	}
+}
+
+// others are the series that have another name than one, where those of it are
+// passed over or not.
+func others(page []byte, name string, skip bool) (out []string) {
+	for s := NewScanner(page); s.Next(); {
+		if string(s.Name()) != name {
+			v, ok := s.Value()
+			out = append(out, fmt.Sprintf("%s %x %v", s.Name(), v, ok))
+		} else if skip {
+			s.Skip()
+		}
+	}
+	return out
 }
 
 func TestReading(t *testing.T) {
@@ -79,8 +122,19 @@ func TestSmall(t *testing.T) {
 func FuzzScan(f *testing.F) {
 	f.Add([]byte("# TYPE x gauge\nx{a=\"b\"} 1\nx 2\n"))
 	f.Add([]byte("x{a=\"\\\\\\\"\",b=\"c\"} 1e5 123\n"))
+	f.Add([]byte("x{a=\"b\"} 1\nx 2\nx\ny\t3\n#x\nx{} 4\nxy 5\nx"))
 	f.Fuzz(func(t *testing.T, page []byte) {
 		series := 0
+		for line := range bytes.SplitSeq(page, []byte("\n")) {
+			if got, want := nameEnd(line), bytes.IndexAny(line, "{ \t"); got != want {
+				t.Fatalf("%q: the name ends at %d, want %d", line, got, want)
+			}
+		}
+		if s := NewScanner(page); s.Next() {
+			if diff := cmp.Diff(others(page, string(s.Name()), false), others(page, string(s.Name()), true)); diff != "" {
+				t.Fatalf("%q passed over: %s", s.Name(), diff)
+			}
+		}
 		for s := NewScanner(page); s.Next(); {
 			series++
 			for s.Label() {

@@ -144,11 +144,15 @@ func (t *totals) scan(page []byte) {
 	const prefix = "sglang:"
 	for s := promtext.NewScanner(page); s.Next(); {
 		if len(s.Name()) <= len(prefix) || string(s.Name()[:len(prefix)]) != prefix {
+			s.Skip()
 			continue
 		}
-		if to, gauge := t.family(s.Name()[len(prefix):]); to != nil || gauge != nil {
-			t.series(&s, to, gauge)
+		to, gauge := t.family(s.Name()[len(prefix):])
+		if to == nil && gauge == nil {
+			s.Skip()
+			continue
 		}
+		t.series(&s, to, gauge)
 	}
 }
 

@@ -70,6 +70,7 @@ func (p *page) scan(text []byte) {
 	for s := promtext.NewScanner(text); s.Next(); {
 		to := p.family(s.Name())
 		if to == nil {
+			s.Skip()
 			continue
 		}
 		v, ok := s.Value()

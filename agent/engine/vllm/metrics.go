@@ -30,18 +30,19 @@ type metricsPage struct {
 	ranks        []rankReadings // of the ranks that were seen, in order
 	startSeconds promtext.Reading
 	faults       int // values that cannot be
-	lines        int
 }
 
 // scan reads a page in the Prometheus text format.
 func (p *metricsPage) scan(page []byte) {
 	p.ranks = p.ranks[:0]
-	p.startSeconds, p.faults, p.lines = promtext.Reading{}, 0, 0
+	p.startSeconds, p.faults = promtext.Reading{}, 0
 	for s := promtext.NewScanner(page); s.Next(); {
-		if family := familyOf(s.Name()); family != familyNone {
-			p.lines++
-			p.series(&s, family)
+		family := familyOf(s.Name())
+		if family == familyNone {
+			s.Skip()
+			continue
 		}
+		p.series(&s, family)
 	}
 	// A server that is one of several ranks shows its own only, under the
 	// number it has among them.

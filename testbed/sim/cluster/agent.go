@@ -33,7 +33,8 @@ type agent struct {
 // arrives in order.
 type lane struct {
 	id           fleet.Lane
-	downMs, upMs float64 // when the newest frame to the agent, the coordinator arrives
+	downMs, upMs float64   // when the newest frame to the agent, the coordinator arrives
+	shown        queue.End // by the newest report
 }
 
 func newAgent(c *Cluster, worker int) (*agent, error) {
@@ -111,10 +112,10 @@ func (a *agent) tick() {
 	a.cluster.clock.After(a.cluster.options.LoadMs, a.tick)
 }
 
-// heard reports at once if what was heard makes a report due.
-func (a *agent) heard() {
-	now := a.cluster.clock.NowMs()
-	if !a.cluster.options.AtOnce || a.soon || !a.estimator.Due(at(now)) {
+// heard reports at once: what was heard is news, or it may have moved the queue
+// and that jumped.
+func (a *agent) heard(news, moved bool) {
+	if !a.cluster.options.AtOnce || a.soon || !news && !(moved && a.jumped()) {
 		return
 	}
 	a.soon = true
@@ -125,6 +126,17 @@ func (a *agent) heard() {
 			a.report()
 		}
 	})
+}
+
+// jumped reports whether the queue's end is another than any coordinator was shown.
+func (a *agent) jumped() bool {
+	end := a.estimator.End(at(a.cluster.clock.NowMs()))
+	for _, l := range a.lanes {
+		if end.JumpedFrom(l.shown) {
+			return true
+		}
+	}
+	return false
 }
 
 // load builds a report.
@@ -158,6 +170,9 @@ func (a *agent) report() {
 }
 
 func (a *agent) reportTo(k *coordinator, r fleet.Report) {
+	if l := a.lanes[k]; l != nil {
+		l.shown = a.estimator.Shown()
+	}
 	a.send(k, func(id fleet.Lane, nowMs float64) error {
 		if _, err := k.fleet.Load(at(nowMs), hostName(a.worker), id, r); err != nil {
 			return err
@@ -186,14 +201,18 @@ func (a *agent) send(k *coordinator, deliver func(id fleet.Lane, nowMs float64) 
 // take takes frames of claims and marks.
 func (a *agent) take(f *fleet.HostFrames) {
 	now := at(a.cluster.clock.NowMs())
+	news, moved := false, false
 	for i := range f.Claims {
-		_, err := a.estimator.Claims(now, &f.Claims[i].ClaimFrame)
+		in, err := a.estimator.Claims(now, &f.Claims[i].ClaimFrame)
 		a.cluster.fail(err)
+		news = news || in.Taken+in.Fenced > 0
 	}
 	for i := range f.Marks {
-		a.cluster.fail(a.estimator.Marks(now, &f.Marks[i].MarkFrame))
+		m, err := a.estimator.Marks(now, &f.Marks[i].MarkFrame)
+		a.cluster.fail(err)
+		moved = moved || m
 	}
-	a.heard()
+	a.heard(news, moved)
 }
 
 // Counters are what an engine's metrics say. A count below 0 is not told.
@@ -221,15 +240,14 @@ func (c *Cluster) Sample(worker int, counters *Counters) {
 		s.KVUsedRatio = &used
 	}
 	a.estimator.Sample(s)
-	a.heard()
+	a.heard(false, true)
 }
 
 // Stores tells an agent of blocks that its engine stored, published at a
 // moment.
 func (c *Cluster) Stores(worker int, atMs float64, stores []queue.Store) {
 	a := c.agents[worker]
-	a.estimator.Stores(at(atMs), stores)
-	a.heard()
+	a.heard(false, a.estimator.Stores(at(atMs), stores))
 }
 
 // KeyOf is the prefix key of a block's name.
