@@ -161,18 +161,31 @@ func (g *gpuTruth) look(view *nvml.View, urls map[string]string, carried map[int
 	return changed
 }
 
-// keepUses adds GPUs whose processes are not told now to what an engine uses: a
-// GPU that fell off the bus tells none, and is still the engine's. An engine
-// that is not found keeps all.
+// keepUses adds GPUs and instances whose processes are not told now to what an
+// engine uses: a GPU that fell off the bus tells none, and is still the engine's. An
+// engine that is not found keeps all.
 func (g *gpuTruth) keepUses(name string, uses []string, found bool, view *nvml.View) []string {
 	for _, uuid := range g.uses[name] {
-		i := slices.IndexFunc(view.Devices, func(d nvml.Device) bool { return d.UUID == uuid })
-		if !slices.Contains(uses, uuid) && (!found || i >= 0 && view.Devices[i].Processes == nil) {
+		if !slices.Contains(uses, uuid) && (!found || untold(view, uuid)) {
 			uses = append(uses, uuid)
 		}
 	}
 	slices.Sort(uses)
 	return slices.Compact(uses)
+}
+
+// untold says of a GPU or an instance that it is known and its processes are not.
+func untold(view *nvml.View, uuid string) bool {
+	for i := range view.Devices {
+		d := &view.Devices[i]
+		if d.UUID == uuid {
+			return d.Processes == nil
+		}
+		if j := slices.IndexFunc(d.Instances, func(p nvml.Instance) bool { return p.UUID == uuid }); j >= 0 {
+			return d.Instances[j].Processes == nil
+		}
+	}
+	return false
 }
 
 // foreignBytes is what processes of no engine hold on a GPU. While an engine's

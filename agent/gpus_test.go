@@ -147,6 +147,52 @@ func TestVerdictIsOfTheEnginesOwnGPUs(t *testing.T) {
 	}
 }
 
+// An engine on an instance of a GPU that is lost is told like one on the whole GPU,
+// while it is lost and once it is back; one on an instance that is known to hold
+// none of its processes any more is not.
+func TestVerdictOnAnInstanceIsOfItsGPU(t *testing.T) {
+	a, gpus := twoEngines(t)
+	look := func(change func(*nvml.Device)) string {
+		gpus.set("GPU-a", change)
+		view := gpus.View()
+		a.truth.look(&view, a.urls(), nil)
+		return a.gpuVerdicts()("vllm-0")
+	}
+	ours := []nvml.Process{held(os.Getpid(), 20<<30)}
+	whole := func(d *nvml.Device) {
+		d.Lost, d.Processes = false, ours
+		d.Instances = []nvml.Instance{{UUID: "MIG-0", Processes: []nvml.Process{}}, {Index: 1, UUID: "MIG-1", Processes: ours}}
+	}
+	lost := func(d *nvml.Device) { // as the book keeps it
+		d.Lost, d.Processes = true, nil
+		d.Instances = []nvml.Instance{{UUID: "MIG-0"}, {Index: 1, UUID: "MIG-1"}}
+		d.Xids = []nvml.XidSeen{{Xid: 79, Count: 1}}
+	}
+	for _, tc := range []struct {
+		name   string
+		change func(*nvml.Device)
+		want   string
+	}{
+		{"before", whole, "ok"},
+		{"lost", lost, "exclude:xid_79(gpu_0),gpu_lost(gpu_0)"},
+		{"lost still", lost, "exclude:xid_79(gpu_0),gpu_lost(gpu_0)"},
+		{"back, its processes not told yet", func(d *nvml.Device) {
+			whole(d)
+			d.Processes, d.Instances[1].Processes = []nvml.Process{}, nil
+		}, "exclude:xid_79(gpu_0)"},
+		{"back", whole, "exclude:xid_79(gpu_0)"},
+		{"acknowledged", func(d *nvml.Device) { d.Xids[0].Acknowledged = true }, "ok"},
+		{"not on it any more", func(d *nvml.Device) { d.Processes, d.Instances[1].Processes = []nvml.Process{}, []nvml.Process{} }, ""},
+	} {
+		if got := look(tc.change); got != tc.want {
+			t.Errorf("%s: %q, want %q", tc.name, got, tc.want)
+		}
+		if got := a.truth.gpusOf("vllm-0"); tc.want != "" && !slices.Equal(got, []string{"MIG-1"}) {
+			t.Errorf("%s: it uses %v, want its instance", tc.name, got)
+		}
+	}
+}
+
 // What bounds reading back from host memory is the least link of the engine's own
 // GPUs, as far as all of them are known.
 func TestHostLinkIsOfTheEnginesOwnGPUs(t *testing.T) {

@@ -137,6 +137,11 @@ type Coordinator struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	tasks  sync.WaitGroup
+	// telling are the tasks that send in lots. They end after the last call was
+	// answered, and send what waits then.
+	tellCtx context.Context
+	endTell context.CancelFunc
+	telling sync.WaitGroup
 
 	journalTask sync.WaitGroup
 	journalDone chan struct{}
@@ -160,11 +165,13 @@ func New(opt Options) (*Coordinator, error) {
 		c.opt.Registerer, c.opt.Gatherer = reg, reg
 	}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
+	c.tellCtx, c.endTell = context.WithCancel(context.Background())
 	steps := []func() error{c.wireIdentity, c.wireView, c.bind, c.wireReplica, c.wireLanes, c.wireMesh, c.wireAPI}
 	for _, step := range steps {
 		if err := step(); err != nil {
 			c.closeListeners()
 			c.cancel()
+			c.endTell()
 			return nil, err
 		}
 	}

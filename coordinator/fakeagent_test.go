@@ -2,6 +2,7 @@ package coordinator
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
@@ -39,6 +40,13 @@ var testKey = prefix.ClusterKey{1, 2, 3}
 type one struct {
 	*Coordinator
 	conn *grpc.ClientConn
+	stop sync.Once
+}
+
+// Stop is the coordinator's, once.
+func (o *one) Stop(ctx context.Context) (err error) {
+	o.stop.Do(func() { err = o.Coordinator.Stop(ctx) })
+	return err
 }
 
 // testLogger takes what coordinators of a test log; nil: nobody does.
@@ -77,15 +85,16 @@ func startOneOf(tb testing.TB, name string, join *one, change ...func(*Config)) 
 	if err != nil {
 		tb.Fatal(err)
 	}
+	o := &one{Coordinator: c, conn: conn}
 	tb.Cleanup(func() {
 		if err := conn.Close(); err != nil {
 			tb.Error(err)
 		}
-		if err := c.Stop(tb.Context()); err != nil && tb.Context().Err() == nil {
+		if err := o.Stop(tb.Context()); err != nil && tb.Context().Err() == nil {
 			tb.Error(err)
 		}
 	})
-	return &one{c, conn}
+	return o
 }
 
 // fakeAgent speaks on a lane as an agent with a number of workers does. It
@@ -115,6 +124,8 @@ type fakeAgent struct {
 	// claims and marks are those it was sent; it echoes nothing.
 	claims []*waypostv1.ClaimFrame
 	marks  []*waypostv1.MarkFrame
+	// outcomes are those it was told of.
+	outcomes []*waypostv1.ObservedOutcome
 	// policy is the newest that it was told.
 	policy *waypostv1.PolicyPush
 }
@@ -205,6 +216,7 @@ func (a *fakeAgent) Frame(l *lane.Lane, f *waypostv1.ConnectResponse) {
 	if p := f.GetPolicy(); p != nil {
 		a.policy = p
 	}
+	a.outcomes = append(a.outcomes, f.GetOutcomes().GetOutcomes()...)
 	a.mu.Unlock()
 	if a.asks != nil {
 		a.asks(l, f)

@@ -23,21 +23,26 @@ func (c *Coordinator) wakeShipping() {
 
 // shipping sends claims and marks to the workers' agents and placements to the
 // other coordinators as soon as there are some. What comes while one lot is
-// sent makes the next.
+// sent makes the next, and what waits at the end the last.
 func (c *Coordinator) shipping() {
 	for {
 		select {
-		case <-c.ctx.Done():
+		case <-c.tellCtx.Done():
+			c.shipLot()
 			return
 		case <-c.shipC:
-			now := time.Now()
-			out := c.fleet.TakeOutgoing(now)
-			for i := range out.Hosts {
-				c.lanes.ship(&out.Hosts[i])
-			}
-			c.exchange.Tell(now, out.Places)
+			c.shipLot()
 		}
 	}
+}
+
+func (c *Coordinator) shipLot() {
+	now := time.Now()
+	out := c.fleet.TakeOutgoing(now)
+	for i := range out.Hosts {
+		c.lanes.ship(&out.Hosts[i])
+	}
+	c.exchange.Tell(now, out.Places)
 }
 
 // ship sends the frames of one host on the lane they were made for. Claims that

@@ -18,6 +18,7 @@ const outcomesEvery = 250 * time.Millisecond
 type outcomes struct {
 	mu      sync.Mutex
 	waiting map[string][]lane.Observed // by worker; at most MaxOutcomes each
+	ended   bool                       // nothing waits any more
 	some    chan struct{}              // one-place flag
 }
 
@@ -25,13 +26,13 @@ func newOutcomes() *outcomes {
 	return &outcomes{waiting: map[string][]lane.Observed{}, some: make(chan struct{}, 1)}
 }
 
-// add puts an outcome to those of its worker. What is returned is full and to be
-// told now; nil: nothing is.
-func (o *outcomes) add(worker string, observed *lane.Observed) (full []lane.Observed) {
+// add puts an outcome to those of its worker. What is returned is to be told now,
+// a full lot, or after the end any; nil: nothing is.
+func (o *outcomes) add(worker string, observed *lane.Observed) (due []lane.Observed) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	list := append(o.waiting[worker], *observed)
-	if len(list) >= lane.MaxOutcomes {
+	if len(list) >= lane.MaxOutcomes || o.ended {
 		delete(o.waiting, worker)
 		return list
 	}
@@ -43,10 +44,11 @@ func (o *outcomes) add(worker string, observed *lane.Observed) (full []lane.Obse
 	return nil
 }
 
-// take gives all that wait.
-func (o *outcomes) take() map[string][]lane.Observed {
+// take gives all that wait; last: nothing will again.
+func (o *outcomes) take(last bool) map[string][]lane.Observed {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	o.ended = o.ended || last
 	all := o.waiting
 	o.waiting = map[string][]lane.Observed{}
 	return all
@@ -61,7 +63,7 @@ func (o *outcomes) run(ctx context.Context, tell func(worker string, list []lane
 		case <-o.some:
 		case <-ctx.Done():
 		}
-		for worker, list := range o.take() {
+		for worker, list := range o.take(false) {
 			tell(worker, list)
 		}
 		pause.Reset(outcomesEvery)
@@ -70,7 +72,7 @@ func (o *outcomes) run(ctx context.Context, tell func(worker string, list []lane
 		case <-ctx.Done():
 		}
 	}
-	for worker, list := range o.take() {
+	for worker, list := range o.take(true) {
 		tell(worker, list)
 	}
 }
@@ -78,8 +80,8 @@ func (o *outcomes) run(ctx context.Context, tell func(worker string, list []lane
 // report has a worker's agent told of an outcome, once: one that does not get
 // through teaches nothing.
 func (h *lanes) report(worker string, o *lane.Observed) {
-	if full := h.outcomes.add(worker, o); full != nil {
-		h.tellOutcomes(worker, full)
+	if due := h.outcomes.add(worker, o); due != nil {
+		h.tellOutcomes(worker, due)
 	}
 }
 

@@ -26,7 +26,7 @@ func TestOutcomesWaitTogether(t *testing.T) {
 		t.Fatalf("%d are told at once, want as many as a frame holds, %d", len(told), lane.MaxOutcomes)
 	}
 	o.add("b", observed(7))
-	all := o.take()
+	all := o.take(false)
 	told = append(told, all["a"]...)
 	for n := range told {
 		if told[n].EngineProcess != uint64(n) {
@@ -36,7 +36,7 @@ func TestOutcomesWaitTogether(t *testing.T) {
 	if len(told) != lane.MaxOutcomes+3 || len(all) != 2 || len(all["b"]) != 1 {
 		t.Errorf("%d of %d, and %v", len(told), lane.MaxOutcomes+3, all["b"])
 	}
-	if again := o.take(); len(again) != 0 {
+	if again := o.take(false); len(again) != 0 {
 		t.Errorf("told twice: %v", again)
 	}
 }
@@ -89,5 +89,8 @@ func TestOutcomesAreToldTogether(t *testing.T) {
 		end()
 		<-done
 		at(0, 1, 5, 1, 1, 4)
+		if due := o.add("a", &lane.Observed{}); len(due) != 1 || len(o.take(false)) != 0 {
+			t.Errorf("after the end %d are to be told at once, want the one that came", len(due))
+		}
 	})
 }

@@ -28,6 +28,21 @@ func (p *peers) ExchangePlacements(stream waypostv1.PeerService_ExchangePlacemen
 	if err := c.checkPeer(stream.Context()); err != nil {
 		return err
 	}
+	// A peer's stream lasts as long as the peer: a graceful end of the server would
+	// wait for it.
+	ended := make(chan error, 1)
+	go func() { ended <- p.takePlaces(stream) }()
+	select {
+	case err := <-ended:
+		return err
+	case <-c.ctx.Done():
+		return api.Unavailable("this coordinator stops")
+	}
+}
+
+// takePlaces takes what a peer placed until its stream ends.
+func (p *peers) takePlaces(stream waypostv1.PeerService_ExchangePlacementsServer) error {
+	c := p.c
 	defer p.inbound.Add(-1)
 	if p.inbound.Add(1) > maxPeers {
 		return status.Errorf(codes.ResourceExhausted, "more than %d coordinators tell their placements", maxPeers)

@@ -6,6 +6,9 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"time"
+
+	"google.golang.org/grpc"
 
 	"waypost/gossip/oneport"
 	"waypost/systemd/daemon"
@@ -37,8 +40,8 @@ func (c *Coordinator) Start() error {
 	c.tasks.Go(c.recordWishes)
 	c.tasks.Go(c.cases.run)
 	c.tasks.Go(c.memos.ask.run)
-	c.tasks.Go(c.shipping)
-	c.tasks.Go(func() { c.lanes.outcomes.run(c.ctx, c.lanes.tellOutcomes) })
+	c.telling.Go(c.shipping)
+	c.telling.Go(func() { c.lanes.outcomes.run(c.tellCtx, c.lanes.tellOutcomes) })
 	c.tasks.Go(func() { c.views.Run(c.ctx) })
 	c.tasks.Go(func() { c.join(c.ctx) })
 	c.log.Info("coordinator started", "api", c.APIAddress(), "cluster", c.ClusterAddress(), "mesh", c.MeshAddress())
@@ -101,15 +104,23 @@ func (c *Coordinator) startLocal() error {
 	return nil
 }
 
+// lastWordsWithin bounds how long an end waits for lanes to take what the last
+// calls left to be told: little, but an agent may read nothing any more.
+const lastWordsWithin = time.Second
+
 // Stop ends the coordinator: no new work, then lanes, Raft, mesh.
 func (c *Coordinator) Stop(ctx context.Context) error {
 	c.cancel()
-	c.exchange.Stop()
 	errs := []error{c.api.Stop(ctx)}
 	c.localGRPC.Stop()
-	c.laneServer.Close()
+	c.endTell()
+	c.telling.Wait()
+	c.exchange.Stop()
+	lastWords, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastWordsWithin)
+	defer cancel()
+	c.laneServer.Finish(lastWords)
 	errs = append(errs, c.replica.Stop(ctx))
-	c.clusterGRPC.Stop()
+	stopGracefully(lastWords, c.clusterGRPC)
 	c.peers.close()
 	if c.meshUp {
 		if err := c.mesh.Leave(ctx); err != nil {
@@ -122,4 +133,11 @@ func (c *Coordinator) Stop(ctx context.Context) error {
 	c.stopJournal.Do(func() { close(c.journalDone) })
 	c.journalTask.Wait()
 	return errors.Join(errs...)
+}
+
+// stopGracefully lets a server write what its calls have sent, until ctx ends.
+func stopGracefully(ctx context.Context, s *grpc.Server) {
+	stop := context.AfterFunc(ctx, s.Stop)
+	defer stop()
+	s.GracefulStop()
 }

@@ -163,6 +163,31 @@ func (g *GPU) keepFixed(old *GPU) {
 	if g.Paths == nil {
 		g.Paths = old.Paths
 	}
+	g.keepInstances(old)
+}
+
+// keepInstances fills instances that cannot be listed now from an older reading:
+// an engine on one is still on this GPU. What the driver lists whole is believed,
+// because instances come and go while it works.
+func (g *GPU) keepInstances(old *GPU) {
+	why, partial := g.Missing["instances"]
+	if g.MIG != nil && !partial {
+		return
+	}
+	if !partial {
+		why = "the instances cannot be listed"
+	}
+	for i := range old.Instances {
+		o := &old.Instances[i]
+		listed := slices.ContainsFunc(g.Instances, func(n Instance) bool { return n.UUID == o.UUID || n.Index == o.Index })
+		if listed || len(g.Instances) >= maxInstances {
+			continue
+		}
+		g.Instances = append(g.Instances, Instance{
+			Index: o.Index, UUID: o.UUID, Name: o.Name, MemoryTotalBytes: o.MemoryTotalBytes, Missing: map[string]string{"values": why},
+		})
+	}
+	slices.SortFunc(g.Instances, func(a, b Instance) int { return a.Index - b.Index })
 }
 
 // fixedOnly is g without what changes, each field missing for the given reason.

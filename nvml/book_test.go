@@ -95,6 +95,66 @@ func TestBookLostGPU(t *testing.T) {
 	}
 }
 
+// Instances that cannot be listed stay known by what they are; those that the
+// driver does not list any more while it works are gone.
+func TestBookKeepsInstances(t *testing.T) {
+	split := func(instances ...Instance) GPU {
+		g := gpu(0, "GPU-a")
+		g.MIG, g.Instances = new(true), instances
+		return g
+	}
+	one := func(index int, uuid string) Instance {
+		return Instance{Index: index, UUID: uuid, Name: "1g", MemoryTotalBytes: new(uint64(10)), MemoryUsedBytes: new(uint64(9)), Processes: []Process{{PID: 7}}}
+	}
+	partial := func(instances ...Instance) GPU {
+		g := split(instances...)
+		g.Missing = map[string]string{"instances": "MIG: partial data: unknown error"}
+		return g
+	}
+	unsplit := gpu(0, "GPU-a")
+	unsplit.MIG = new(false)
+	lost := GPU{Index: 0, Lost: true}
+	for _, tc := range []struct {
+		name string
+		now  *Snapshot
+		want string // index, UUID, size and whether its processes are known
+	}{
+		{"all listed", snapshot(split(one(0, "MIG-a"), one(3, "MIG-b"))), "0 MIG-a 10 true, 3 MIG-b 10 true, "},
+		{"one was taken away", snapshot(split(one(3, "MIG-b"))), "3 MIG-b 10 true, "},
+		{"not split any more", snapshot(unsplit), ""},
+		{"the mode is not known", snapshot(gpu(0, "GPU-a")), "0 MIG-a 10 false, 3 MIG-b 10 false, "},
+		{"listed in part", snapshot(partial(one(3, "MIG-b"))), "0 MIG-a 10 false, 3 MIG-b 10 true, "},
+		{"listed in part, another in its place", snapshot(partial(one(0, "MIG-c"))), "0 MIG-c 10 true, 3 MIG-b 10 false, "},
+		{"lost", snapshot(lost), "0 MIG-a 10 false, 3 MIG-b 10 false, "},
+		{"not listed any more", snapshot(), "0 MIG-a 10 false, 3 MIG-b 10 false, "},
+	} {
+		var b book
+		b.takeSnapshot(snapshot(split(one(0, "MIG-a"), one(3, "MIG-b"))), t0)
+		for range 2 { // what was kept is kept on
+			b.takeSnapshot(tc.now, t0.Add(time.Second))
+		}
+		got := ""
+		for _, i := range b.view(t0.Add(time.Second), true, "", time.Hour)[0].Instances {
+			got += fmt.Sprintf("%d %s %d %v, ", i.Index, i.UUID, *i.MemoryTotalBytes, i.Processes != nil)
+		}
+		if got != tc.want {
+			t.Errorf("%s: %q, want %q", tc.name, got, tc.want)
+		}
+		b.takeSnapshot(snapshot(split(one(0, "MIG-a"), one(3, "MIG-b"))), t0.Add(2*time.Second))
+		for _, i := range b.view(t0.Add(2*time.Second), true, "", time.Hour)[0].Instances {
+			if i.MemoryUsedBytes == nil || i.Processes == nil || i.Missing != nil {
+				t.Errorf("%s, and back: %+v", tc.name, i)
+			}
+		}
+	}
+	// Of a host whose values may not be shown the instances are known all the same.
+	var b book
+	b.takeSnapshot(snapshot(split(one(0, "MIG-a"))), t0)
+	if d := b.view(t0, false, "stale", time.Hour)[0]; len(d.Instances) != 1 || d.Instances[0].UUID != "MIG-a" || d.Instances[0].MemoryUsedBytes != nil || d.Instances[0].Processes != nil {
+		t.Errorf("of values that are too old: %+v", d.Instances)
+	}
+}
+
 func TestBookLinksExpected(t *testing.T) {
 	links := func(up int, name string) GPU {
 		g := gpu(0, "GPU-"+name+fmt.Sprint(up))

@@ -184,6 +184,37 @@ func TestGPU10MIGInstancesAreListed(t *testing.T) {
 	}
 }
 
+// An engine on an instance is judged by its GPU also while that GPU is lost, when
+// no instance can be listed, and once it is back.
+func TestInstancesOfALostGPUStayKnown(t *testing.T) {
+	d := play(t, "mig-fell-off-the-bus", Options{})
+	v := d.untilGives("ok ok")
+	whole := v.Devices[0].Instances
+	on := []string{whole[1].UUID}
+	d.at(90 * time.Second)
+	v = d.untilGives("ok exclude:xid_79,gpu_lost")
+	if got := v.Judge(DefaultPolicy(), on).String(); got != "exclude:xid_79(gpu_0),gpu_lost(gpu_0)" {
+		t.Errorf("verdict while it is lost: %s", got)
+	}
+	kept := v.Devices[0].Instances
+	if len(kept) != len(whole) {
+		t.Fatalf("instances while it is lost: %+v", kept)
+	}
+	for i := range kept {
+		if w, k := whole[i], kept[i]; k.Index != w.Index || k.UUID != w.UUID || k.Name != w.Name || k.MemoryUsedBytes != nil || k.Processes != nil || k.Missing["values"] == "" {
+			t.Errorf("instance while it is lost: %+v", k)
+		}
+	}
+	d.at(time.Hour)
+	v = d.untilGives("ok exclude:xid_79")
+	if got := v.Judge(DefaultPolicy(), on).String(); got != "exclude:xid_79(gpu_0)" {
+		t.Errorf("verdict once it is back: %s", got)
+	}
+	if diff := cmp.Diff(whole, v.Devices[0].Instances); diff != "" {
+		t.Errorf("instances once it is back (-before +now):\n%s", diff)
+	}
+}
+
 // A GPU without memory of its own stays eligible; its memory is unknown.
 func TestGPU01UnifiedMemoryIsUnknown(t *testing.T) {
 	v := play(t, "unified-memory", Options{}).untilGives("ok ok")

@@ -178,11 +178,32 @@ func (f fleet) CordonTarget(_ context.Context, r *waypostv1.CordonTargetRequest)
 	if r.GetSelector() == "gpu-09" {
 		return nil, api.Unavailable("no leader: 1 of 3 voters reachable; on gpu-09 itself nothing changes")
 	}
-	return &waypostv1.CordonTargetResponse{Workers: []string{"gpu-02/vllm-8000/0"}, AppliedOn: []string{"c-gpu-01", "c-gpu-02", "c-gpu-03"}}, nil
+	resp := &waypostv1.CordonTargetResponse{Workers: []string{"gpu-02/vllm-8000/0"}}
+	resp.AppliedOn, resp.PendingOn = confirmedBy(r.GetReason())
+	return resp, nil
 }
 
 func (f fleet) UncordonTarget(_ context.Context, r *waypostv1.UncordonTargetRequest) (*waypostv1.UncordonTargetResponse, error) {
-	return &waypostv1.UncordonTargetResponse{Removed: proto.Bool(r.GetSelector() == "gpu-02"), Workers: []string{"gpu-02/vllm-8000/0"}}, nil
+	resp := &waypostv1.UncordonTargetResponse{Removed: proto.Bool(r.GetSelector() == "gpu-02"), Workers: []string{"gpu-02/vllm-8000/0"}}
+	if !r.GetDryRun() {
+		resp.AppliedOn, resp.PendingOn = confirmedBy(r.GetReason())
+	}
+	return resp, nil
+}
+
+// confirmedBy are the coordinators that confirm a change and those that do not, by
+// its reason: one is cut off, none answers in time, or a server does not say.
+func confirmedBy(reason string) (applied, pending []string) {
+	switch all := []string{"c-gpu-01", "c-gpu-02", "c-gpu-03"}; reason {
+	case "cut":
+		return all[:2], all[2:]
+	case "slow":
+		return nil, all
+	case "untold":
+		return nil, nil
+	default:
+		return all, nil
+	}
 }
 
 func (f fleet) Place(_ context.Context, r *waypostv1.PlaceRequest) (*waypostv1.PlaceResponse, error) {

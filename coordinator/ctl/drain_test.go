@@ -36,9 +36,6 @@ func (d draining) CordonTarget(ctx context.Context, r *waypostv1.CordonTargetReq
 	for i := range d.looks[0] {
 		resp.Workers = append(resp.Workers, fmt.Sprintf("gpu-02/vllm-8000/%d", i))
 	}
-	if r.GetReason() == "cut" {
-		resp.AppliedOn, resp.PendingOn = resp.GetAppliedOn()[:2], resp.GetAppliedOn()[2:]
-	}
 	return resp, nil
 }
 

@@ -38,10 +38,8 @@ func cordonCommand(f *flags) *cobra.Command {
 			switch {
 			case dryRun:
 				fmt.Fprintf(out, "%s: would stop new placements on %s\n", args[0], whom(resp.GetWorkers()))
-			case len(resp.GetPendingOn()) > 0:
-				fmt.Fprintf(out, "%s: no new placements on %s (%s)\n", args[0], whom(resp.GetWorkers()), inForce(resp))
 			default:
-				fmt.Fprintf(out, "%s: no new placements on %s (in force on all %d coordinators). Undo: waypost uncordon %s\n", args[0], whom(resp.GetWorkers()), len(resp.GetAppliedOn()), args[0])
+				fmt.Fprintf(out, "%s: no new placements on %s (%s). Undo: waypost uncordon %s\n", args[0], whom(resp.GetWorkers()), inForceOn(resp), args[0])
 			}
 			return nil
 		},
@@ -51,12 +49,32 @@ func cordonCommand(f *flags) *cobra.Command {
 	return c
 }
 
-// inForce says where a cordon is in force, and where that is not known.
-func inForce(resp *waypostv1.CordonTargetResponse) string {
-	if len(resp.GetPendingOn()) == 0 {
-		return fmt.Sprintf("all %d coordinators", len(resp.GetAppliedOn()))
+// confirmed is an answer that says which coordinators have taken a change over.
+type confirmed interface {
+	GetAppliedOn() []string
+	GetPendingOn() []string
+}
+
+// inForce says where a change is in force, and where that is not known.
+func inForce(resp confirmed) string {
+	applied, pending := resp.GetAppliedOn(), resp.GetPendingOn()
+	switch {
+	case len(applied)+len(pending) == 0:
+		return "on which coordinators it is in force is not known"
+	case len(pending) == 0:
+		return fmt.Sprintf("all %d coordinators", len(applied))
+	case len(applied) == 0:
+		return "not confirmed by " + strings.Join(pending, ", ")
 	}
-	return fmt.Sprintf("in force on %s; not confirmed by %s", strings.Join(resp.GetAppliedOn(), ", "), strings.Join(resp.GetPendingOn(), ", "))
+	return fmt.Sprintf("in force on %s; not confirmed by %s", strings.Join(applied, ", "), strings.Join(pending, ", "))
+}
+
+// inForceOn is inForce where the sentence does not say it before.
+func inForceOn(resp confirmed) string {
+	if len(resp.GetPendingOn()) == 0 && len(resp.GetAppliedOn()) > 0 {
+		return "in force on " + inForce(resp)
+	}
+	return inForce(resp)
 }
 
 const nothingHere = "nothing that is here now"
@@ -107,7 +125,7 @@ func uncordonCommand(f *flags) *cobra.Command {
 			case dryRun:
 				fmt.Fprintf(cmd.OutOrStdout(), "%s: would allow placements on %s again\n", target, whomAgain(resp.GetWorkers()))
 			default:
-				fmt.Fprintf(cmd.OutOrStdout(), "%s: placements on %s allowed again\n", target, whomAgain(resp.GetWorkers()))
+				fmt.Fprintf(cmd.OutOrStdout(), "%s: placements on %s allowed again (%s)\n", target, whomAgain(resp.GetWorkers()), inForceOn(resp))
 			}
 			return nil
 		},

@@ -71,7 +71,8 @@ type Entry struct {
 	// Redirected says that the worker with most reuse was passed over.
 	Redirected bool
 	// SpareSource says that a source was named to fill in what is gone of the
-	// chosen worker's own: reuse does not tell whose tokens they were.
+	// chosen worker's own, or to move what it may well not hold: reuse does not
+	// tell whose tokens they were.
 	SpareSource bool
 	// DecidingTerm is the term in which the choice led most.
 	DecidingTerm string
@@ -121,7 +122,7 @@ func NewEntry(req *placement.Request, candidates []placement.Candidate, sit plac
 		e.Worker, e.Process = w.Name, w.Process
 		e.ExpectedTokens, e.UncachedTokens = t.ExpectedReuseTokens(), t.UncachedTokens
 		e.PrefillMs, e.GapMs = t.PrefillMs, t.GapMs
-		e.SpareSource = t.Pull.Note == placement.PullSpare
+		e.SpareSource = t.SourceFillsIn()
 		e.View, e.ViewAgeMs, e.QueueAgeMs = w.View.Kind, sit.NowMs-w.View.AtMs, sit.NowMs-w.LoadAtMs
 		e.ReachableTokens = t.ReuseTokens
 	}

@@ -408,14 +408,31 @@ func TestAllocationsOfASummary(t *testing.T) {
 	}
 }
 
-// A record knows whether reuse can be the work of a spare source, on disk too: one
-// that an older version wrote says no.
+// A record knows whether reuse can be a source's work, on disk too: one that an
+// older version wrote says no. A source that is asked for what is gone may have
+// filled in, also behind a worker's own that is not there for sure; what is moved to
+// a worker that holds nothing is nothing but the source's.
 func TestSpareSourceIsKept(t *testing.T) {
 	req, candidates, _, sit, d := decide(t, 2, 900)
-	for note := placement.PullNone; note <= placement.PullSpare; note++ {
-		d.Terms[d.Chosen].Pull.Note = note
-		if e := NewEntry(&req, candidates, sit, d); e.SpareSource != (note == placement.PullSpare) {
-			t.Errorf("%q: %v", note, e.SpareSource)
+	for _, own := range []struct {
+		tokens int
+		there  float64
+		doubt  bool
+	}{
+		{512, 1, false},
+		{512, placement.SurelyThere, false},
+		{512, placement.SurelyThere - .01, true},
+		{512, .1, true},
+		{0, math.NaN(), true},
+		{placement.Unknown, math.NaN(), true},
+	} {
+		for note := placement.PullNone; note <= placement.PullSpare; note++ {
+			term := &d.Terms[d.Chosen]
+			term.Pull.Note, term.ReuseTokens, term.StillThere = note, own.tokens, own.there
+			want := note == placement.PullSpare || note == placement.PullTaken && own.doubt
+			if e := NewEntry(&req, candidates, sit, d); e.SpareSource != want {
+				t.Errorf("%q behind %d of its own, there by %v: %v, want %v", note, own.tokens, own.there, e.SpareSource, want)
+			}
 		}
 	}
 	old := struct {

@@ -298,6 +298,21 @@ type Terms struct {
 // there; without reuse it is not.
 func (t *Terms) LikelyGone() bool { return t.ReuseTokens > 0 && t.StillThere < .5 }
 
+// SurelyThere is the probability from which on what a worker holds itself is taken
+// for there where a source may have moved it as well.
+const SurelyThere = .9
+
+// SurelyHeld reports whether the worker reuses something of its own that is there
+// for sure.
+func (t *Terms) SurelyHeld() bool { return t.ReuseTokens > 0 && t.StillThere >= SurelyThere }
+
+// SourceFillsIn reports whether what is reused can be a source's work rather than
+// what the worker held: a source that is asked moves whatever of the worker's own is
+// missing, without a word.
+func (t *Terms) SourceFillsIn() bool {
+	return t.Pull.Note == PullSpare || t.Pull.Note == PullTaken && !t.SurelyHeld()
+}
+
 // ExpectedReuseTokens is the prediction that outcomes are compared with: the
 // likelier of all or nothing. It is Unknown if the match is.
 func (t *Terms) ExpectedReuseTokens() int {

@@ -35,12 +35,6 @@ type Book struct {
 	order   []string               // of awaited, oldest first
 }
 
-// surelyThere is the probability from which on what a worker holds itself is taken
-// to be there when the time of a pull behind it is read as a rate. Below it the
-// engine may well have moved the worker's own tokens too: more bytes in more time,
-// which would pass for a slow link.
-const surelyThere = .9
-
 type hostPair struct{ from, to string }
 
 // keptPath is a path with what its ends have in common.
@@ -174,7 +168,9 @@ func (t *Book) Begin(now time.Time, id string, d *placement.Decision, candidates
 		a.wireMs = a.bytes / terms.Pull.BytesPerMs
 		a.fixedMs = policy.TransferSetupMs + max(path.LatencyMs, 0)
 		a.others = max(path.UnderWay, sit.Sources[terms.Pull.Source].Sending)
-		if terms.ReuseTokens <= 0 || terms.StillThere >= surelyThere {
+		// Unless what the worker holds itself is there for sure, the engine may well
+		// have moved that too: more bytes in more time, which would pass for a slow link.
+		if terms.ReuseTokens <= 0 || terms.SurelyHeld() {
 			a.otherMs = d.FirstTokenMs - (terms.PullMs - terms.ComputeMs)
 		}
 	default:

@@ -192,8 +192,8 @@ func TestRateNeedsToKnowWhatWasMoved(t *testing.T) {
 	}{
 		"nothing of its own":  {placement.PullTaken, 0, 3000, math.NaN(), true},
 		"match unknown":       {placement.PullTaken, placement.Unknown, 3000, math.NaN(), true},
-		"surely there":        {placement.PullTaken, 1000, 3000, surelyThere, true},
-		"likely there":        {placement.PullTaken, 1000, 3000, surelyThere - .01, false},
+		"surely there":        {placement.PullTaken, 1000, 3000, placement.SurelyThere, true},
+		"likely there":        {placement.PullTaken, 1000, 3000, placement.SurelyThere - .01, false},
 		"likely gone":         {placement.PullTaken, 1000, 3000, .1, false},
 		"spare, own are gone": {placement.PullSpare, 3000, 3000, .1, false},
 	} {

@@ -268,7 +268,13 @@ func (l *Lane) buildHello() *waypostv1.ConnectRequest {
 // live moves frames both ways until the lane ends, and waits for both ways.
 func (l *Lane) live(ctx context.Context, cancel context.CancelFunc, stream waypostv1.LaneService_ConnectClient) {
 	var wg sync.WaitGroup
-	wg.Go(func() { l.end(l.write(ctx, stream)) })
+	wg.Go(func() {
+		// The coordinator has ended the stream: reading tells why, behind the frames
+		// that it still sent.
+		if err := l.write(ctx, stream); !errors.Is(err, io.EOF) {
+			l.end(plain(err))
+		}
+	})
 	wg.Go(func() { l.end(l.read(stream)) })
 	watch := time.NewTicker(l.d.opts.StallAfter / 8)
 	defer watch.Stop()
@@ -327,7 +333,7 @@ func (l *Lane) write(ctx context.Context, stream requestStream) error {
 			hello := l.buildHello()
 			hello.GetHello().OpenSessions = l.d.openBefore(l.session)
 			if err := stream.Send(hello); err != nil {
-				return plain(err)
+				return err
 			}
 			continue
 		}
@@ -343,13 +349,13 @@ func (l *Lane) write(ctx context.Context, stream requestStream) error {
 			pace.sent(now, all || l.d.opts.News == nil)
 			if load := build(l); load != nil {
 				if err := l.send(stream, &waypostv1.ConnectRequest{Frame: &waypostv1.ConnectRequest_Load{Load: load}}); err != nil {
-					return plain(err)
+					return err
 				}
 			}
 		}
 		if f, ok := l.out.pop(); ok {
 			if err := l.send(stream, f); err != nil {
-				return plain(err)
+				return err
 			}
 			continue
 		}

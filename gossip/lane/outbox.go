@@ -31,6 +31,7 @@ type outbox[T proto.Message] struct {
 	sizes  []int
 	bytes  int
 	closed bool
+	last   bool          // what is queued goes, more does not come
 	ready  chan struct{} // a frame is there
 	room   chan struct{} // a frame was taken
 	done   chan struct{}
@@ -48,7 +49,7 @@ func (o *outbox[T]) push(frame T) error {
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.closed {
+	if o.closed || o.last {
 		return ErrLaneDown
 	}
 	if len(o.frames) >= outboxFrames || len(o.frames) > 0 && o.bytes+size > outboxBytes {
@@ -79,6 +80,21 @@ func (o *outbox[T]) pushWait(ctx context.Context, frame T) error {
 			return fmt.Errorf("%w: %w", ErrQueueFull, ctx.Err())
 		}
 	}
+}
+
+// finish refuses more; what is queued is still taken.
+func (o *outbox[T]) finish() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.last = true
+	signal(o.ready)
+}
+
+// finished says that nothing is queued and nothing more will be.
+func (o *outbox[T]) finished() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.last && len(o.frames) == 0
 }
 
 func (o *outbox[T]) pop() (frame T, ok bool) {

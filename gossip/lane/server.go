@@ -202,8 +202,8 @@ func (s *Server) sweepConflicts() {
 	}
 }
 
-// Close ends all lanes, refuses new ones and waits. Call it before stopping the
-// gRPC server, whose graceful stop would wait for lanes.
+// Close ends all lanes, drops what is queued on them, refuses new ones and waits.
+// Call it before stopping the gRPC server, whose graceful stop would wait for lanes.
 func (s *Server) Close() {
 	s.mu.Lock()
 	s.closed = true
@@ -212,6 +212,35 @@ func (s *Server) Close() {
 	}
 	s.mu.Unlock()
 	s.wg.Wait()
+}
+
+// Finish is Close once the lanes have written what is queued on them, or ctx has
+// ended; a Send that has begun by then has until StallAfter. What was written may still wait for the network: only a graceful stop of
+// the gRPC server lets it go.
+func (s *Server) Finish(ctx context.Context) {
+	s.mu.Lock()
+	s.closed = true
+	up := make(map[*Session]bool, len(s.hosts))
+	for _, ses := range s.hosts {
+		up[ses] = true
+		ses.out.finish()
+	}
+	for ses := range s.open {
+		if !up[ses] {
+			ses.end(errStops) // nothing is queued on what is no host's lane yet
+		}
+	}
+	s.mu.Unlock()
+	written := make(chan struct{})
+	go func() {
+		s.wg.Wait()
+		close(written)
+	}()
+	select {
+	case <-written:
+	case <-ctx.Done():
+	}
+	s.Close()
 }
 
 var (

@@ -249,6 +249,9 @@ func (c *Session) write() error {
 				return err
 			}
 		}
+		if c.out.finished() {
+			return errStops
+		}
 		select {
 		case <-c.out.ready:
 		case <-c.ending:

@@ -295,14 +295,14 @@ func TestEVT10LossIsMeasured(t *testing.T) {
 			p.pass(100 * time.Millisecond)
 		}
 	}
-	if got := p.counts[CountMissing]; got < 9 || p.counts[CountGaps] == 0 {
-		t.Errorf("%v", p.counts)
+	if gaps, missing := p.counts[CountGaps], p.counts[CountMissing]; gaps != 500 || missing != lost {
+		t.Errorf("%d batches are missing in %d gaps, want %d in 500", missing, gaps, lost)
 	}
 	p.answer()
 	p.pass(time.Minute)
 	p.answer()
-	if p.coverage != engine.CoverageFull || p.table.Len() != 5000 || len(p.resets) != 0 {
-		t.Errorf("%s (%s), %d blocks, resets %v", p.coverage, p.hint, p.table.Len(), p.resets)
+	if p.coverage != engine.CoverageFull || p.table.Len() != 5000 || len(p.resets) != 0 || p.counts[CountLost] != 0 || p.counts[CountMissing] != lost {
+		t.Errorf("%s (%s), %d blocks, resets %v, counted %v", p.coverage, p.hint, p.table.Len(), p.resets, p.counts)
 	}
 }
 

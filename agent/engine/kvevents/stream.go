@@ -25,28 +25,6 @@ type Effects interface {
 	Counted(what string, n int)
 }
 
-// What a stream counts.
-const (
-	CountGaps         = "gaps"               // jumps of the number
-	CountMissing      = "missingBatches"     // batches jumped over
-	CountLost         = "lostBatches"        // of those, the ones nobody has any more
-	CountTail         = "tailBatches"        // batches only a probe brought
-	CountDuplicates   = "duplicateBatches"   //
-	CountRestarts     = "restarts"           //
-	CountReplays      = "replays"            // replays asked for
-	CountReplayFailed = "replaysFailed"      // without an answer or its end
-	CountInconsistent = "replayInconsistent" // replay behind the live stream
-	CountHeldDropped  = "heldBatchesDropped" // no room to hold while replaying
-	CountMalformed    = "malformedMessages"  // frames or payload unreadable
-	CountDamaged      = "damagedEvents"      //
-	CountUnknown      = "unknownEvents"      //
-	CountWrongRank    = "wrongRankBatches"   // of another rank of the engine
-	CountForeign      = "foreignMessages"    // of a second publisher on a socket that listens
-	CountClears       = "repeatedClears"     // clears right behind a clear
-	CountSilences     = "silences"           // work without an event
-	CountUnknownTier  = "unknownTierBlocks"  // stored in memory that is not told
-)
-
 // StreamOptions configures a stream. Zero values are the defaults.
 type StreamOptions struct {
 	// Replay says whether there is a replay socket.
@@ -150,6 +128,8 @@ type Stream struct {
 	pool         int
 
 	conn, seqConn uint64 // of the event socket: now, and of the last live batch
+	liveNext      uint64 // number behind the last live batch of this connection; 0: not known
+	lostTo        uint64 // number up to which lost batches were counted
 	run           run
 	runs          uint64
 	again         run // what to ask at retryAt
@@ -207,6 +187,7 @@ func (s *Stream) LastRestart() time.Time { return s.lastRestart }
 // Connected tells that the event socket is connected and subscribed.
 func (s *Stream) Connected(now time.Time) {
 	s.conn++
+	s.liveNext = 0
 	s.disconnected, s.never = false, false
 	s.lastLive = now
 	switch {
@@ -241,23 +222,22 @@ func (s *Stream) Live(m Message) {
 		return
 	}
 	s.lastLive, s.seqConn = m.Received, s.conn
+	s.countJump(m.Seq)
 	switch {
 	case s.mode == modeBuild, s.mode == modeRebuild, s.run.rebuild, s.unverified, len(s.held) > 0:
 		s.hold(m)
 	case !s.started:
 		s.mode = modeLive
 		s.start(m)
-		s.apply(m)
+		s.applyLive(m)
 	case m.Seq == s.next:
-		s.apply(m)
+		s.applyLive(m)
 	case m.Seq < s.next:
 		s.old(m)
 	default:
-		s.fx.Counted(CountGaps, 1)
-		s.fx.Counted(CountMissing, int(min(m.Seq-s.next, 1<<31)))
 		if !s.o.Replay {
 			s.goOnAt(m.Received, m.Seq)
-			s.apply(m)
+			s.applyLive(m)
 			break
 		}
 		s.hold(m)
@@ -289,6 +269,7 @@ func (s *Stream) hold(m Message) {
 	m.Payload = bytes.Clone(m.Payload)
 	s.held = append(s.held, m)
 	s.heldBytes += len(m.Payload)
+	s.liveNext = m.Seq + 1
 	dropped := 0
 	for len(s.held)-dropped > 1 && (len(s.held)-dropped > s.o.MaxHeld || s.heldBytes > s.o.MaxHeldBytes) {
 		s.heldBytes -= len(s.held[dropped].Payload)
@@ -336,6 +317,11 @@ func (s *Stream) start(m Message) {
 	s.late, s.lateBlocks = m.Seq > 0, 0
 }
 
+func (s *Stream) applyLive(m Message) {
+	s.apply(m)
+	s.liveNext = m.Seq + 1
+}
+
 func (s *Stream) apply(m Message) {
 	s.next = m.Seq + 1
 	s.sums.put(m)
@@ -349,7 +335,7 @@ func (s *Stream) apply(m Message) {
 // anew behind: it shows less than there is, never more. One that stands serves
 // on until another is built beside it.
 func (s *Stream) goOnAt(now time.Time, seq uint64) {
-	s.fx.Counted(CountLost, int(min(seq-s.next, 1<<31)))
+	s.countLost(s.next, seq)
 	s.next = seq
 	switch s.mode {
 	case modeBuild:
@@ -496,6 +482,7 @@ func (s *Stream) restart(now time.Time, first *Message) {
 	}
 	if first != nil {
 		s.hold(*first)
+		s.liveNext = 0 // a number that went down may be a stray: what follows jumps over nothing
 	}
 }
 
@@ -508,6 +495,7 @@ func (s *Stream) pause(n int) time.Duration {
 func (s *Stream) forget() {
 	s.held, s.heldBytes = nil, 0
 	s.sums = sums{}
+	s.liveNext, s.lostTo = 0, 0
 	s.mode, s.started, s.next = modeIdle, false, 0
 	s.late, s.lossy, s.holed, s.behind, s.unverified = false, false, false, false, false
 	s.run, s.again, s.retryAt, s.rebuildAt = run{}, run{}, time.Time{}, time.Time{}

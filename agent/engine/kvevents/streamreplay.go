@@ -82,6 +82,10 @@ func (s *Stream) replayed(m Message) {
 	}
 	if s.run.rebuild && s.mode == modeLive {
 		s.fx.Rebuild(engine.ResetGap)
+		if s.started && !s.unverified {
+			// What the view that stands was waiting for is not in the history any more.
+			s.countLost(s.next, s.before(m.Seq))
+		}
 		s.mode, s.started, s.next = modeRebuild, false, 0
 		s.lossy, s.holed, s.unverified, s.rebuildAt = false, false, false, time.Time{}
 	}

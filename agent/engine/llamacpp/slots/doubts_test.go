@@ -142,6 +142,75 @@ func TestDoubtsOutliveARequestElsewhere(t *testing.T) {
 	promised(t, "and it is seen there", told, map[string]int{"a": 0, "b": 256, "new": 320}, alike)
 }
 
+// A request that is gone before its first token leaves what its slot shared with it,
+// which is doubted as before. What it computed itself is there whatever was doubted.
+func TestDoubtsOutliveARequestThatIsGone(t *testing.T) {
+	prompts := map[string][]uint32{"a": text("a", 600), "b": text("bb", 640), "c": text("ccc", 480), "new": text("new", 320)}
+	next := append(slices.Clone(prompts["b"]), text("next", 300)...)
+	for name, c := range map[string]struct {
+		then func(d *driver, id ledger.ClaimID)
+		want int
+	}{
+		"gone":                    {func(d *driver, id ledger.ClaimID) { d.Gone(id) }, 0},
+		"gone after a first word": {func(d *driver, id ledger.ClaimID) { d.First(id); d.Gone(id) }, 640},
+		"gone twice": {func(d *driver, id ledger.ClaimID) {
+			d.Gone(id)
+			id = d.begin(next)
+			d.Gone(id)
+		}, 0},
+		"gone, and what overwrote the other is seen there": {func(d *driver, id ledger.ClaimID) {
+			d.Gone(id)
+			d.Observe([]Seen{{Tokens: 643}, {Tokens: 323}, {Tokens: 499}})
+		}, 640},
+		// Any length is one that may have been computed of it, or another's.
+		"gone, and the slot holds something as long": {func(d *driver, id ledger.ClaimID) {
+			d.Gone(id)
+			for range 5 {
+				d.Observe([]Seen{{Tokens: 800}, {Tokens: 8}, {Tokens: 499}})
+			}
+		}, 0},
+		"seen there, then gone, and the slot names it": {func(d *driver, id ledger.ClaimID) {
+			d.Observe([]Seen{{Busy: true, Prompt: len(next), Tokens: 700, Task: 9}, {Tokens: 8}, {Tokens: 499}})
+			d.Gone(id)
+			for range 5 {
+				d.Observe([]Seen{{Tokens: 800, Task: 9}, {Tokens: 8}, {Tokens: 499}})
+			}
+		}, 640},
+	} {
+		// Slots 0 to 2 hold b, a and c; a and b became idle together, so new overwrote
+		// one of them: by the order that is known a.
+		d, told := toldDriver(t, 3)
+		a, b := d.beginAt(prompts["a"], 1), d.beginAt(prompts["b"], 0)
+		d.Done(a, 4, 0)
+		d.Done(b, 4, 0)
+		d.Done(d.beginAt(prompts["c"], 2), 20, 0)
+		d.Done(d.begin(prompts["new"]), 4, 0)
+		promised(t, name+", at first", told, map[string]int{"b": 0}, prompts)
+		id := d.begin(next)
+		if d.Slot(id) != 0 || d.open[id].expected != 640 {
+			t.Fatalf("%s: it is in slot %d, where %d tokens are expected", name, d.Slot(id), d.open[id].expected)
+		}
+		c.then(d, id)
+		promised(t, name, told, map[string]int{"b": c.want}, prompts)
+	}
+
+	// What waited for the slot overwrites what was doubted.
+	d, told := toldDriver(t, 3)
+	a, b := d.beginAt(prompts["a"], 1), d.beginAt(prompts["b"], 0)
+	d.Done(a, 4, 0)
+	d.Done(b, 4, 0)
+	d.Done(d.beginAt(prompts["c"], 2), 20, 0)
+	d.Done(d.begin(prompts["new"]), 4, 0)
+	first := d.begin(next)
+	second := d.beginAt(next, 0)
+	d.Gone(first)
+	if q := d.open[second]; q.slot != 0 || len(q.beforeDoubts.noted) != 1 {
+		t.Fatalf("in slot %d with %d doubts, want slot 0 with one", q.slot, len(q.beforeDoubts.noted))
+	}
+	d.Gone(second)
+	promised(t, "another waited for the slot", told, map[string]int{"b": 0}, prompts)
+}
+
 // A doubt that is settled while another request is taken to be in the slot comes back
 // no more.
 func TestDoubtsEndMeanwhile(t *testing.T) {

@@ -442,7 +442,7 @@ func (r *Replay) lose(q *request, held *sequence) {
 // its prompt was computed is not known, unless its first token was told.
 func (r *Replay) Gone(id ledger.ClaimID) {
 	if q := r.open[id]; q != nil {
-		r.leave(q, q.sure(-1))
+		r.leave(q, nil)
 		r.publish()
 	}
 }
@@ -476,10 +476,11 @@ func (r *Replay) judge(q *request, cached int) {
 	}
 }
 
-// leave takes a request out of its slot, which holds something then, and lets
-// the next one in.
+// leave takes a request out of its slot, which holds something then, nil: what is
+// sure without a word of its end; and lets the next one in.
 func (r *Replay) leave(q *request, held *sequence) {
 	delete(r.open, q.id)
+	former := q.beforeDoubts
 	q.beforeDoubts = doubts{} // else each request would keep those before it
 	for i, o := range r.order {
 		if o == q {
@@ -494,12 +495,17 @@ func (r *Replay) leave(q *request, held *sequence) {
 	if s.by != q {
 		return
 	}
+	var kept doubts
 	if held == nil {
 		held = q.sure(-1)
+		if !q.began && q.taken == nil && len(held.keys) > 0 {
+			kept = former // it is nothing but what was there before
+		}
 	}
 	s.by, q.end = nil, held
 	s.latest, s.endLook, s.endNth = q, r.looks, r.counts.Requests
 	r.fill(s, held)
+	s.doubts = kept
 	for _, next := range r.order {
 		if next.slot < 0 && r.launch(next) {
 			break

@@ -235,7 +235,8 @@ func (r *Replay) correct(i int, seen []Seen) (changed bool) {
 		s.held.exact = true
 		return false
 	case !s.held.exact && tokens >= s.held.sure() && same(s.held.task, now.Task):
-		if settled {
+		// What may have been overwritten may be another's that is as long.
+		if settled && (!s.doubts.any() || s.held.task > 0 && s.held.task == now.Task) {
 			s.held.tokens, s.held.exact = tokens, true
 		}
 		return false
