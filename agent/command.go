@@ -19,9 +19,9 @@ import (
 
 // gcPercent is how much the heap may grow between two collections. Nearly all of
 // it are mirrors of block tables, which hold no pointers: a collection takes two to
-// six milliseconds, about every other second with eight busy engines, and the host's
+// six milliseconds, twice in three seconds with eight busy engines, and the host's
 // memory belongs to the engines.
-const gcPercent = 12
+const gcPercent = 8
 
 // tidyEvery is how often memory is handed back. It takes a few milliseconds.
 const tidyEvery = 10 * time.Second
