@@ -40,6 +40,11 @@ const (
 	hostAtMost = 100 * time.Millisecond
 )
 
+// eventTicks is how many ticks there are between two reads of an engine's events
+// where they come by the hundred; lanes are read on each, as callers wait for what
+// coordinators ask of tokenizers.
+const eventTicks = 2
+
 // mirrorBlockBytes is what a block of the mirror takes at most, of 16 tokens of a
 // vocabulary below 2^18. The bound of the mirrors is shared.
 const mirrorBlockBytes = 116
@@ -140,7 +145,7 @@ func New(opt Options) (*Agent, error) {
 	a.ctx, a.cancel = context.WithCancel(context.Background())
 	a.lanes, a.learnt, a.truth = newLanes(a), newLearnt(opt.Config.StateDir), newGPUTruth("")
 	var err error
-	if a.ticks, err = nonblock.NewCoalescer(nonblock.CoalescerOptions{}); err != nil {
+	if a.ticks, err = nonblock.NewCoalescer(nonblock.CoalescerOptions{Every: eventTicks}); err != nil {
 		return nil, err
 	}
 	a.wish = newDrainWish(opt.Config.StateDir, a.log, func() { a.dialer.Kick() })

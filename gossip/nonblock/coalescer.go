@@ -17,9 +17,12 @@ const (
 
 // CoalescerOptions configures a [Coalescer]. Zero, it has the defaults.
 type CoalescerOptions struct {
-	// Period is the time between two ticks, by which what is read may be late.
+	// Period is the time between two ticks, by which what is read may be late, times Every.
 	// Default 20 ms, at most 1 s.
 	Period time.Duration
+	// Every is how many ticks there are from one read of a connection of Conn to the
+	// next; one of ConnFirst is read on each. Default 1, at most 100.
+	Every int
 	// BeginReadsPerSec is the rate of reads, of all connections together, above
 	// which they wait for ticks, EndReadsPerSec the rate below which they do no
 	// more. Only reads that brought something count; on ticks a connection has at
@@ -38,14 +41,19 @@ func (o CoalescerOptions) withDefaults() (CoalescerOptions, error) {
 	if o.Period == 0 {
 		o.Period = defaultPeriod
 	}
+	if o.Every < 0 || o.Every > 100 {
+		return o, fmt.Errorf("nonblock: Every is %d: must be 1 to 100 ticks, or 0 for 1", o.Every)
+	}
+	o.Every = max(1, o.Every)
+	mostReads := 1 / (o.Period.Seconds() * float64(o.Every)) // reads per second of a connection
 	if !(o.BeginReadsPerSec >= 0 && o.EndReadsPerSec >= 0) {
 		return o, errors.New("nonblock: BeginReadsPerSec and EndReadsPerSec must not be negative")
 	}
 	if o.BeginReadsPerSec == 0 && o.EndReadsPerSec == 0 {
-		o.BeginReadsPerSec, o.EndReadsPerSec = defaultBegin, min(defaultBegin, defaultEndShare/o.Period.Seconds())
+		o.BeginReadsPerSec, o.EndReadsPerSec = defaultBegin, min(defaultBegin, defaultEndShare*mostReads)
 	}
-	if ticks := 1 / o.Period.Seconds(); o.EndReadsPerSec >= ticks {
-		return o, fmt.Errorf("nonblock: EndReadsPerSec %v must be below the %v ticks a second, which is the most that one connection reads", o.EndReadsPerSec, ticks)
+	if o.EndReadsPerSec >= mostReads {
+		return o, fmt.Errorf("nonblock: EndReadsPerSec %v must be below the %v ticks a second on which one connection is read", o.EndReadsPerSec, mostReads)
 	}
 	if o.EndReadsPerSec > o.BeginReadsPerSec {
 		return o, fmt.Errorf("nonblock: EndReadsPerSec %v is above BeginReadsPerSec %v", o.EndReadsPerSec, o.BeginReadsPerSec)

@@ -139,13 +139,13 @@ func (k *Coalescer) ticks(timer *kernelTimer) error {
 		return err
 	}
 	least := k.o.EndReadsPerSec * k.o.Period.Seconds() // reads on a tick
-	var passed uint64                                  // ticks of the window
+	var passed, since uint64                           // ticks of the window, and since the others were read
 	for {
 		expired, err := timer.wait()
 		if err != nil {
 			return err
 		}
-		passed += expired
+		passed, since = passed+expired, since+expired
 		k.with(func() {
 			k.tick += expired
 			k.readAll(first)
@@ -153,7 +153,10 @@ func (k *Coalescer) ticks(timer *kernelTimer) error {
 		runtime.Gosched() // until what they brought is dealt with
 		ended := false
 		k.with(func() {
-			k.readAll(others)
+			if since >= uint64(k.o.Every) {
+				k.readAll(others)
+				since = 0
+			}
 			now := time.Now()
 			for t := range k.timers {
 				t.look(now)

@@ -185,6 +185,40 @@ func TestTicksReadTogether(t *testing.T) {
 
 // What ends a read ends one that waits for a tick as well, whether it comes before
 // or while it waits.
+// Connections of Conn are read on every so many ticks, those of ConnFirst on each.
+func TestTicksThatOthersAreReadOn(t *testing.T) {
+	t.Parallel()
+	const every = 4
+	k, _ := coalescing(t, CoalescerOptions{Period: 5 * time.Millisecond, Every: every, BeginReadsPerSec: always})
+	other, otherPeer := coalescedPair(t, k)
+	begin(t, k, other, otherPeer)
+	wrapped, firstPeer := pair(t)
+	first := k.ConnFirst(wrapped.(*conn).TCPConn)
+	tick := func() uint64 {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		return k.tick
+	}
+	const reads = 5
+	before := tick()
+	for range reads {
+		message(t, other, otherPeer)
+	}
+	if passed := tick() - before; passed < (reads-1)*every {
+		t.Errorf("the other was read %d times on %d ticks", reads, passed)
+	}
+	for until := time.Now().Add(time.Minute); ; {
+		message(t, first, firstPeer)
+		before := tick()
+		if message(t, first, firstPeer); tick()-before < every {
+			break
+		}
+		if time.Now().After(until) {
+			t.Fatal("the first one waits for ticks of the others")
+		}
+	}
+}
+
 func TestTicksInterrupt(t *testing.T) {
 	for _, tc := range []struct {
 		name      string
@@ -400,6 +434,9 @@ func TestCoalescerOptions(t *testing.T) {
 	t.Parallel()
 	for want, o := range map[string]CoalescerOptions{
 		"Period is -1ns":              {Period: -1},
+		"Every is -1":                 {Every: -1},
+		"Every is 101":                {Every: 101},
+		"below the 25 ticks a second": {Every: 2, BeginReadsPerSec: 300, EndReadsPerSec: 30},
 		"Period is 2s":                {Period: 2 * time.Second},
 		"must not be neg":             {BeginReadsPerSec: -1},
 		"above BeginReads":            {BeginReadsPerSec: 1, EndReadsPerSec: 2},
