@@ -444,7 +444,7 @@ func (a *agent) marks(frame ledger.MarkFrame, delay float64) {
 	for i := range frame.Marks {
 		frame.Marks[i].AgeMs += delay
 	}
-	if err := a.est.Marks(at(a.w.now), &frame); err != nil {
+	if _, err := a.est.Marks(at(a.w.now), &frame); err != nil {
 		a.w.t.Fatalf("Marks: %v", err)
 	}
 }
