@@ -131,6 +131,25 @@ func TestQueueIsLookedAtOncePerReport(t *testing.T) {
 	})
 }
 
+// While no lane is up nobody is to be told, and yet each fact has the queue looked at,
+// also behind news that nobody heard: what is learnt of the engine's speed rests on it.
+func TestQueueIsLookedAtWithoutLanes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newToldRank(t, 0)
+		r.offer(4000, r.process)
+		before := r.estimate.Counts().Views
+		const facts = 5
+		for range facts {
+			if r.reading(1, 2) {
+				t.Error("somebody is to be told, and nobody is there")
+			}
+		}
+		if got := r.estimate.Counts().Views - before; got != facts {
+			t.Errorf("the queue was looked at %d times for %d facts", got, facts)
+		}
+	})
+}
+
 // Each lane hears each news once. What comes after one lane's LOAD was built is
 // news again, to all of them; before that it is told with what is to come.
 func TestNewsAfterOneLanesLoad(t *testing.T) {
