@@ -183,8 +183,6 @@ func TestTicksReadTogether(t *testing.T) {
 	}
 }
 
-// What ends a read ends one that waits for a tick as well, whether it comes before
-// or while it waits.
 // Connections of Conn are read on every so many ticks, those of ConnFirst on each.
 func TestTicksThatOthersAreReadOn(t *testing.T) {
 	t.Parallel()
@@ -219,6 +217,8 @@ func TestTicksThatOthersAreReadOn(t *testing.T) {
 	}
 }
 
+// What ends a read ends one that waits for a tick as well, whether it comes before
+// or while it waits.
 func TestTicksInterrupt(t *testing.T) {
 	for _, tc := range []struct {
 		name      string
