@@ -69,3 +69,13 @@ func TestTheEndOfShippingSendsWhatWaits(t *testing.T) {
 	o.shipping()
 	eventually(t, "the claim is offered", func() bool { return len(a.offered()) > 0 })
 }
+
+// The stream of a peer lasts as long as that, so an end that lets streams finish ends
+// it itself.
+func TestAnEndEndsThePeersStreams(t *testing.T) {
+	first := startOne(t)
+	second := startOneOf(t, "c-2", first)
+	eventually(t, "the second tells the first", func() bool { return second.exchange.Connected() == 1 })
+	first.cancel()
+	eventually(t, "it does not any more", func() bool { return second.exchange.Connected() == 0 })
+}
