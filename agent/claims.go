@@ -194,18 +194,22 @@ func (r *rank) evidence(b *engine.Batch) (moved bool) {
 // held against each lane, as their periods begin at moments of their own and what
 // one was told the others were not. The lock is held.
 //
-// While there is news that no LOAD was built with since, the answer is not
-// needed: each lane has a LOAD to come, which tells what is known by then. The
-// first of them to be built makes what comes after it news again, for all.
-// Without a lane the queue is looked at nevertheless: what is learnt of the
-// engine's speed rests on it.
+// A lane that no LOAD was built for since the latest news has one to come, which
+// tells what is known by then: it is not asked about, and if there are only such
+// lanes the queue is not looked at. Without a lane it is nevertheless: what is
+// learnt of the engine's speed rests on it.
 func (r *rank) due(now time.Time) bool {
-	if len(r.lanes) > 0 && r.news.Load() != r.toldNews {
+	news := r.news.Load()
+	told := len(r.lanes) == 0
+	for _, s := range r.shown {
+		told = told || s.news == news
+	}
+	if !told {
 		return false
 	}
 	end := r.estimate.End(now)
-	for _, shown := range r.shown {
-		if end.JumpedFrom(shown) {
+	for _, s := range r.shown {
+		if s.news == news && end.JumpedFrom(s.end) {
 			return true
 		}
 	}

@@ -131,6 +131,25 @@ func TestQueueIsLookedAtOncePerReport(t *testing.T) {
 	})
 }
 
+// While no lane is up nobody is to be told, and yet each fact has the queue looked at,
+// also behind news that nobody heard: what is learnt of the engine's speed rests on it.
+func TestQueueIsLookedAtWithoutLanes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newToldRank(t, 0)
+		r.offer(4000, r.process)
+		before := r.estimate.Counts().Views
+		const facts = 5
+		for range facts {
+			if r.reading(1, 2) {
+				t.Error("somebody is to be told, and nobody is there")
+			}
+		}
+		if got := r.estimate.Counts().Views - before; got != facts {
+			t.Errorf("the queue was looked at %d times for %d facts", got, facts)
+		}
+	})
+}
+
 // Each lane hears each news once. What comes after one lane's LOAD was built is
 // news again, to all of them; before that it is told with what is to come.
 func TestNewsAfterOneLanesLoad(t *testing.T) {
@@ -161,6 +180,28 @@ func TestNewsAfterOneLanesLoad(t *testing.T) {
 	})
 }
 
+// A lane that cannot take its LOAD has one to come: what it was shown last is no
+// reason to tell the others again and again.
+func TestLaneThatWaitsIsNoNewsToOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newToldRank(t, 2)
+		first, second := r.lanes[0], r.lanes[1]
+		r.offer(100_000, r.process)
+		for range 5 {
+			if r.a.lanes.loadNews(first); r.reading(0, 0) {
+				t.Error("told again of what the first lane knows and the second is about to hear")
+			}
+			time.Sleep(20 * time.Millisecond)
+		}
+		if !r.mark(1, ledger.MarkFirst) {
+			t.Error("the first lane takes the worker for busy, and it became idle")
+		}
+		if r.a.lanes.loadNews(second) == nil || r.a.lanes.loadNews(first) == nil {
+			t.Error("a lane is not told in the end")
+		}
+	})
+}
+
 // What jumped is held against what each lane was shown last: by a LOAD, of the
 // period too, and by nothing else that looks at the queue.
 func TestJumpIsFromWhatEachLaneWasShown(t *testing.T) {
@@ -185,14 +226,18 @@ func TestJumpIsFromWhatEachLaneWasShown(t *testing.T) {
 		jumped("only metrics and a sketch showed it", true)
 		jumped("it is told already", false)
 		r.a.lanes.load(first)
-		jumped("the other lane was not told", true)
-		r.a.lanes.load(first)
+		jumped("the other lane has a LOAD to come", false)
 		r.a.lanes.load(second)
-		jumped("both were told by the period", false)
+		jumped("both were told", false)
 
 		if _, err := r.estimate.Marks(time.Now(), &ledger.MarkFrame{Coordinator: 1, Marks: []ledger.Marked{{Seq: 1, What: ledger.MarkGone}}}); err != nil {
 			t.Fatal(err)
 		}
+		r.a.lanes.load(first)
+		jumped("the period told one lane only", true)
+		r.a.lanes.load(first)
+		r.a.lanes.load(second)
+		jumped("both were told by the period", false)
 		r.a.lanes.load(first)
 		r.laneDown(second)
 		jumped("nobody is left who was not told", false)

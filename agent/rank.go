@@ -65,10 +65,8 @@ type rank struct {
 	recorder *queue.Recorder
 	// lanes are those that are up, with their coordinator's process mark.
 	lanes map[*lane.Lane]uint64
-	// shown is the end of the queue that the newest LOAD on each of them showed,
-	// toldNews what news had counted when the newest on any of them was built.
-	shown    map[*lane.Lane]queue.End
-	toldNews uint64
+	// shown is what the newest LOAD on each of them showed.
+	shown map[*lane.Lane]shown
 	// toldModel is the step model of the newest hello, toldWindowed whether it said
 	// that there are windows.
 	toldModel    ledger.StepModel
@@ -112,10 +110,17 @@ type rank struct {
 	selfTestOf uint64
 }
 
+// shown is what a LOAD showed: when the queue ends, and what news had counted when it
+// was built.
+type shown struct {
+	end  queue.End
+	news uint64
+}
+
 func newRank(index uint32, kind, engineName, endpoint string, number int, keys []prefix.ClusterKey, maxBlocks int) *rank {
 	return &rank{
 		index: index, kind: kind, engine: engineName, endpoint: endpoint, number: number, key: keys[0], rotated: keys[1:], maxBlocks: maxBlocks,
-		coverage: engine.CoverageNone, reason: "not reached yet", faults: map[string]int{}, lanes: map[*lane.Lane]uint64{}, shown: map[*lane.Lane]queue.End{}, began: time.Now(),
+		coverage: engine.CoverageNone, reason: "not reached yet", faults: map[string]int{}, lanes: map[*lane.Lane]uint64{}, shown: map[*lane.Lane]shown{}, began: time.Now(),
 	}
 }
 
@@ -401,10 +406,9 @@ func (r *rank) tellLoad(l *lane.Lane, now time.Time) loadReport {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	out := r.loadReport(now)
-	// What was counted by now happened before, so that the report has it.
-	r.toldNews = r.news.Load()
 	if _, up := r.lanes[l]; up && r.estimate != nil {
-		r.shown[l] = r.estimate.Shown()
+		// What was counted by now happened before, so that the report has it.
+		r.shown[l] = shown{r.estimate.Shown(), r.news.Load()}
 	}
 	return out
 }

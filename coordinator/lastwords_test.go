@@ -54,3 +54,28 @@ func TestAnEndSendsWhatWaits(t *testing.T) {
 		t.Errorf("the last mark came: %v, the last claim: %v, want both", marked, claimed)
 	}
 }
+
+// What waits when the end of telling comes goes with it, though nobody was woken.
+func TestTheEndOfShippingSendsWhatWaits(t *testing.T) {
+	o := startOne(t)
+	a := joined(t, o)
+	o.endTell()
+	o.telling.Wait()
+	o.place(t, &waypostv1.PlaceRequest{RequestId: new("r-last"), Input: &waypostv1.Input{TokenIds: ascending(1000)}})
+	select {
+	case <-o.shipC:
+	default:
+	}
+	o.shipping()
+	eventually(t, "the claim is offered", func() bool { return len(a.offered()) > 0 })
+}
+
+// The stream of a peer lasts as long as that, so an end that lets streams finish ends
+// it itself.
+func TestAnEndEndsThePeersStreams(t *testing.T) {
+	first := startOne(t)
+	second := startOneOf(t, "c-2", first)
+	eventually(t, "the second tells the first", func() bool { return second.exchange.Connected() == 1 })
+	first.cancel()
+	eventually(t, "it does not any more", func() bool { return second.exchange.Connected() == 0 })
+}

@@ -400,3 +400,28 @@ func TestHeadsHoldOneChunk(t *testing.T) {
 		}
 	}
 }
+
+// A table that remembers is asked for names without hashing: a question takes the
+// place of no prompt that grows.
+func TestRememberedNamesTakeNoHead(t *testing.T) {
+	table := New(Options{})
+	NewHistory(table)
+	const size, prompts = 16, 2 * maxHeads
+	tokens := make([]uint32, prompts*size)
+	for i := range tokens {
+		tokens[i] = uint32(i)
+	}
+	prompt := func(i int) []uint32 { return tokens[i*size : (i+1)*size] }
+	for i := range prompts {
+		table.Apply(&Event{Op: OpStore, BlockTokens: size, Hashes: []uint64{uint64(i + 1)}, Tokens: prompt(i)})
+	}
+	before := table.heads.ids
+	for i := range prompts - maxHeads - 1 {
+		if got, want := table.PointOf(table.findHash(uint64(i+1))), prefix.Point(0, prompt(i)); got != want {
+			t.Errorf("prompt %d is named %x, want %x", i, got, want)
+		}
+	}
+	if table.heads.ids != before {
+		t.Error("names were hashed once more")
+	}
+}

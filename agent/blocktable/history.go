@@ -199,9 +199,11 @@ func (h *History) cleared(reported bool) {
 	if h.table.attached == 0 {
 		h.listed = nil
 	}
-	for _, page := range h.listed {
-		for i := range page {
-			page[i].at = 0
+	if h.listedFromMs != never { // else none has a moment, and clears come in floods
+		for _, page := range h.listed {
+			for i := range page {
+				page[i].at = 0
+			}
 		}
 	}
 	h.sinceMs, h.listedFromMs = h.nowMs, never

@@ -193,3 +193,31 @@ func TestHistoryKeepsTheNamesOfWhatStays(t *testing.T) {
 		t.Errorf("held %s, removed %s", is(got.Held), is(got.Removed))
 	}
 }
+
+// Clears come in floods: what the first of them forgot is not walked again, however
+// much host memory holds.
+func TestFloodOfClearsForgetsOnce(t *testing.T) {
+	s := newScript(t)
+	s.table.FollowHost(true)
+	s.store(50, 1, 0, 6, "")
+	s.table.Apply(&Event{Op: OpStore, Medium: MediumCPU, Hashes: []uint64{1, 2, 3, 4, 5, 6}})
+	s.h.SetNow(60)
+	s.table.Apply(&Event{Op: OpClear})
+	const untouched = 1 // is not kept by any walk
+	id := s.table.findHash(6)
+	at := &s.h.listed[id>>pageShift][id&(pageNodes-1)].at
+	*at = untouched
+	for range 3 {
+		s.table.Apply(&Event{Op: OpClear})
+	}
+	if *at != untouched {
+		t.Error("a clear of nothing walked what is listed")
+	}
+	*at = 0
+	s.store(70, 1, 6, 7, "")
+	s.table.Apply(&Event{Op: OpStore, Medium: MediumCPU, Hashes: []uint64{7}})
+	s.table.Apply(&Event{Op: OpClear})
+	if got := s.h.listedAt(s.table.findHash(7)); s.table.Attached() != 7 || got != never {
+		t.Errorf("after a store and a clear a block was listed at %v", got)
+	}
+}

@@ -162,6 +162,7 @@ func TestJumpedFrom(t *testing.T) {
 	jumped(110, true) // idle ten ms before it was told
 	report(111)
 	jumped(111, false)
+	jumped(190, false) // idle still, as told
 	claimAt(t, e, 200, 1, 2, 900)
 	report(200)
 	if !e.Stores(atMs(500), []Store{blocks("1/2", 0, 96)}) { // slower than told

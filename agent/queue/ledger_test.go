@@ -558,3 +558,16 @@ func TestLedgerReportIsAlwaysValid(t *testing.T) {
 		}
 	})
 }
+
+// The price of a decoding request can put the end of its own prefill off beyond now:
+// what is told of requests is of the replay that the queue is told by.
+func TestRequestsAreCountedByTheNewestReplay(t *testing.T) {
+	e := newLedgerEstimator(t, func(o *Options) { o.Facts.Model.D1MsPerRequest = 20 })
+	claimAt(t, e, 0, 1, 1, 900) // ends at 120 if nothing decodes, else at 140
+	for ms, want := range map[float64]float64{110: 10, 125: 15} {
+		load := e.Load(atMs(ms))
+		if *load.QueueMs != want || *load.Live != 1 || *load.Decoding != 0 {
+			t.Errorf("at %v: %v ms, %d live, %d decoding, want %v ms and one that waits", ms, *load.QueueMs, *load.Live, *load.Decoding, want)
+		}
+	}
+}

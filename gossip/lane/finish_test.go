@@ -2,6 +2,7 @@ package lane
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -61,6 +62,21 @@ func TestQueuedFramesArriveBeforeTheLaneEnds(t *testing.T) {
 		}
 		a.d.Close()
 		c.stop()
+	}
+}
+
+// What is queued before the end is taken; what comes later would hold the end up.
+func TestOutboxFinishes(t *testing.T) {
+	o := newOutbox[*waypostv1.ConnectResponse]()
+	if err := o.push(render(0)); err != nil {
+		t.Fatal(err)
+	}
+	o.finish()
+	if err := o.push(render(1)); !errors.Is(err, ErrLaneDown) {
+		t.Errorf("a frame after the end: %v", err)
+	}
+	if f, ok := o.pop(); !ok || f.GetRender().GetChatJson() != "0" || !o.finished() {
+		t.Errorf("took %v, finished %v", f, o.finished())
 	}
 }
 

@@ -215,8 +215,8 @@ func (s *Server) Close() {
 }
 
 // Finish is Close once the lanes have written what is queued on them, or ctx has
-// ended; a Send that has begun by then has until StallAfter. What was written may still wait for the network: only a graceful stop of
-// the gRPC server lets it go.
+// ended; a Send that has begun by then has until StallAfter. What was written may
+// still wait for the network: only a graceful stop of the gRPC server lets it go.
 func (s *Server) Finish(ctx context.Context) {
 	s.mu.Lock()
 	s.closed = true

@@ -10,24 +10,25 @@ import (
 const (
 	defaultPeriod = 20 * time.Millisecond
 	defaultBegin  = 250 // reads per second
-	// defaultEndShare is how many of its ticks must bring something to one
-	// connection that is alone, or to several together, for them to go on.
+	// defaultEndShare is how many of the ticks on which it is read must bring
+	// something to one connection that is alone, or to several together, for them to
+	// go on.
 	defaultEndShare = .6
 )
 
 // CoalescerOptions configures a [Coalescer]. Zero, it has the defaults.
 type CoalescerOptions struct {
-	// Period is the time between two ticks, by which what is read may be late, times Every.
-	// Default 20 ms, at most 1 s.
+	// Period is the time between two ticks. Default 20 ms, at most 1 s.
 	Period time.Duration
 	// Every is how many ticks there are from one read of a connection of Conn to the
-	// next; one of ConnFirst is read on each. Default 1, at most 100.
+	// next, by which what is read may be late; one of ConnFirst is read on each.
+	// Default 1, at most 100.
 	Every int
 	// BeginReadsPerSec is the rate of reads, of all connections together, above
 	// which they wait for ticks, EndReadsPerSec the rate below which they do no
-	// more. Only reads that brought something count; on ticks a connection has at
-	// most one each, so that EndReadsPerSec must be below the rate of ticks.
-	// Defaults, if both are 0: 250 and three fifths of the rate of ticks. With
+	// more. Only reads that brought something count; a connection of Conn has at most
+	// one on every Every-th tick, so that EndReadsPerSec must be below the rate of
+	// those. Defaults, if both are 0: 250 and three fifths of that rate. With
 	// BeginReadsPerSec alone the ticks never end.
 	BeginReadsPerSec, EndReadsPerSec float64
 }

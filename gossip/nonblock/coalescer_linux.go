@@ -20,8 +20,9 @@ const (
 	// without waiting for the next tick once some of it was. The buffer of a socket
 	// is at least twice as large, and the kernel wakes before it is full.
 	lowWater = 32 << 10
-	// idleTicks are so many ticks in a row without a byte that on the next one
-	// without any a connection waits for its next byte instead.
+	// idleTicks are so many ticks in a row, of those on which it is read, without a
+	// byte that on the next one without any a connection waits for its next byte
+	// instead.
 	idleTicks = 20
 	// windowTicks and rateWindow are over how long the rate of reads is counted.
 	windowTicks = 40
@@ -36,7 +37,7 @@ const (
 // not for each message. Between the ticks the kernel keeps what arrives. An end of
 // a connection, a deadline and Close are noticed on the next tick as well; a
 // deadline that has passed by then counts, also for a read whose bytes came before
-// it: one that only looks must be longer than a tick. With few messages, or without
+// it: one that only looks must be longer than Every ticks. With few messages, or without
 // Run, each read wakes at once, as by [Conn].
 type Coalescer struct {
 	o CoalescerOptions

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"math"
 	"math/rand/v2"
 	"net"
 	"os"
@@ -183,8 +184,6 @@ func TestTicksReadTogether(t *testing.T) {
 	}
 }
 
-// What ends a read ends one that waits for a tick as well, whether it comes before
-// or while it waits.
 // Connections of Conn are read on every so many ticks, those of ConnFirst on each.
 func TestTicksThatOthersAreReadOn(t *testing.T) {
 	t.Parallel()
@@ -219,6 +218,8 @@ func TestTicksThatOthersAreReadOn(t *testing.T) {
 	}
 }
 
+// What ends a read ends one that waits for a tick as well, whether it comes before
+// or while it waits.
 func TestTicksInterrupt(t *testing.T) {
 	for _, tc := range []struct {
 		name      string
@@ -457,5 +458,12 @@ func TestCoalescerOptions(t *testing.T) {
 	defer b.Close()
 	if k, _ := coalescing(t, CoalescerOptions{}); k.ConnFirst(a) != a {
 		t.Error("a pipe was wrapped")
+	}
+	// Where connections are read less often, fewer reads are enough to go on.
+	for every, want := range map[int]float64{0: 30, 1: 30, 2: 15} {
+		k, err := NewCoalescer(CoalescerOptions{Every: every})
+		if err != nil || math.Abs(k.o.EndReadsPerSec-want) > 1e-9 {
+			t.Errorf("read on every %d ticks: %v, want an end below %v reads a second", every, err, want)
+		}
 	}
 }
