@@ -23,7 +23,8 @@ func (c *Coordinator) wakeShipping() {
 
 // shipping sends claims and marks to the workers' agents and placements to the
 // other coordinators as soon as there are some. What comes while one lot is
-// sent makes the next, and what waits at the end the last.
+// sent makes the next, and what waits at the end the last: of placements that may
+// not go any more, but other coordinators learn of them by the agents' echo.
 func (c *Coordinator) shipping() {
 	for {
 		select {
