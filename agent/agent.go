@@ -43,7 +43,7 @@ const (
 // eventTicks is how many ticks there are between two reads of an engine's events
 // where they come by the hundred; lanes are read on each, as callers wait for what
 // coordinators ask of tokenizers.
-const eventTicks = 2
+const eventTicks = 3
 
 // mirrorBlockBytes is what a block of the mirror takes at most, of 16 tokens of a
 // vocabulary below 2^18. The bound of the mirrors is shared.
