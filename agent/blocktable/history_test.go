@@ -170,15 +170,22 @@ func TestHistoryIsBounded(t *testing.T) {
 	}
 }
 
-// A cleared cache leaves what host memory holds: that keeps its names, but when it was
-// listed is forgotten.
-func TestHistoryKeepsTheNamesOfWhatStays(t *testing.T) {
+// clearedBesideHost is a cache that was cleared at 60 ms, when host memory held its six
+// blocks as well.
+func clearedBesideHost(t *testing.T) *script {
 	s := newScript(t)
 	s.table.FollowHost(true)
 	s.store(50, 1, 0, 6, "")
 	s.table.Apply(&Event{Op: OpStore, Medium: MediumCPU, Hashes: []uint64{1, 2, 3, 4, 5, 6}})
 	s.h.SetNow(60)
 	s.table.Apply(&Event{Op: OpClear})
+	return s
+}
+
+// A cleared cache leaves what host memory holds: that keeps its names, but when it was
+// listed is forgotten.
+func TestHistoryKeepsTheNamesOfWhatStays(t *testing.T) {
+	s := clearedBesideHost(t)
 	id := s.table.findHash(6)
 	if s.table.Attached() != 6 || s.h.listedAt(id) != never {
 		t.Fatalf("%d blocks are held, the last one was listed at %v", s.table.Attached(), s.h.listedAt(id))
@@ -197,12 +204,7 @@ func TestHistoryKeepsTheNamesOfWhatStays(t *testing.T) {
 // Clears come in floods: what the first of them forgot is not walked again, however
 // much host memory holds.
 func TestFloodOfClearsForgetsOnce(t *testing.T) {
-	s := newScript(t)
-	s.table.FollowHost(true)
-	s.store(50, 1, 0, 6, "")
-	s.table.Apply(&Event{Op: OpStore, Medium: MediumCPU, Hashes: []uint64{1, 2, 3, 4, 5, 6}})
-	s.h.SetNow(60)
-	s.table.Apply(&Event{Op: OpClear})
+	s := clearedBesideHost(t)
 	const untouched = 1 // is not kept by any walk
 	id := s.table.findHash(6)
 	at := &s.h.listed[id>>pageShift][id&(pageNodes-1)].at

@@ -99,18 +99,8 @@ func TestFinishIsBounded(t *testing.T) {
 				c := startCoordinator(t, coordinatorOptions{net: n, addr: "127.0.0.1:1", edit: func(o *ServerOptions) { o.StallAfter = stall }})
 				mute, _ := rawLane(t, c.addr, grpc.WithContextDialer(n.dial))
 				defer mute.Close()
-				conn, stream := rawLane(t, c.addr, grpc.WithContextDialer(n.dial))
+				conn, stream, s := greetedLane(t, c, n)
 				defer conn.Close()
-				if err := stream.Send(hello("gpu-01", 1, 1)); err != nil {
-					t.Fatal(err)
-				}
-				if _, err := stream.Recv(); err != nil {
-					t.Fatal(err)
-				}
-				s, ok := c.srv.Session("gpu-01")
-				if !ok {
-					t.Fatal("no session")
-				}
 				for range 50 { // each more than the window holds
 					big := &waypostv1.ConnectResponse{Frame: &waypostv1.ConnectResponse_Render{Render: &waypostv1.RenderAsk{ChatJson: new(strings.Repeat("x", 300<<10))}}}
 					if err := s.Send(big); err != nil {

@@ -497,18 +497,8 @@ func testCoordinatorClosesLaneItCannotWriteTo(t *testing.T) {
 	n := newLineNet(1, 0)
 	c := startCoordinator(t, coordinatorOptions{net: n, addr: "127.0.0.1:1", edit: func(o *ServerOptions) { o.StallAfter = 200 * time.Millisecond }})
 	// An agent that greets and then reads nothing.
-	conn, stream := rawLane(t, c.addr, grpc.WithContextDialer(n.dial))
+	conn, _, s := greetedLane(t, c, n)
 	defer conn.Close()
-	if err := stream.Send(hello("gpu-01", 1, 1)); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := stream.Recv(); err != nil {
-		t.Fatal(err)
-	}
-	s, ok := c.srv.Session("gpu-01")
-	if !ok {
-		t.Fatal("no session")
-	}
 	for range 3 {
 		big := &waypostv1.ConnectResponse{Frame: &waypostv1.ConnectResponse_Render{Render: &waypostv1.RenderAsk{ChatJson: new(strings.Repeat("x", 1<<20))}}}
 		if err := s.Send(big); err != nil {
@@ -519,6 +509,24 @@ func testCoordinatorClosesLaneItCannotWriteTo(t *testing.T) {
 	if !errors.Is(s.cause, errStalled) {
 		t.Errorf("lane ended with %v", s.cause)
 	}
+}
+
+// greetedLane is the connection, stream and session of an agent that has exchanged
+// hellos and reads no further by itself.
+func greetedLane(t *testing.T, c *coordinator, n *lineNet) (*grpc.ClientConn, waypostv1.LaneService_ConnectClient, *Session) {
+	t.Helper()
+	conn, stream := rawLane(t, c.addr, grpc.WithContextDialer(n.dial))
+	if err := stream.Send(hello("gpu-01", 1, 1)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stream.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	s, ok := c.srv.Session("gpu-01")
+	if !ok {
+		t.Fatal("no session")
+	}
+	return conn, stream, s
 }
 
 func rawLane(t *testing.T, addr string, options ...grpc.DialOption) (*grpc.ClientConn, waypostv1.LaneService_ConnectClient) {

@@ -68,23 +68,24 @@ func TestDoubtsAreBounded(t *testing.T) {
 	}
 }
 
+// aOrBOverwritten is three slots, 0 to 2, that hold b, a and c; a and b became idle
+// together, so new overwrote one of them: by the order that is known a.
+func aOrBOverwritten(t *testing.T, prompts map[string][]uint32) (*driver, *mirror) {
+	d, told := toldDriver(t, 3)
+	a, b := d.beginAt(prompts["a"], 1), d.beginAt(prompts["b"], 0)
+	d.Done(a, 4, 0)
+	d.Done(b, 4, 0)
+	d.Done(d.beginAt(prompts["c"], 2), 20, 0)
+	d.Done(d.begin(prompts["new"]), 4, 0)
+	return d, told
+}
+
 // What a request was taken to overwrite may have been overwritten by an earlier one.
 // If it was not by this one after all, that is doubted as before.
 func TestDoubtsOutliveARequestElsewhere(t *testing.T) {
 	apart := map[string][]uint32{"a": text("a", 600), "b": text("bb", 640), "c": text("ccc", 480), "new": text("new", 320)}
 	// b and c share what ends between two points, and c no more than that.
 	alike := map[string][]uint32{"a": apart["a"], "b": text("system", 266, "b", 640), "c": text("system", 266), "new": apart["new"]}
-	// Slots 0 to 2 hold b, a and c; a and b became idle together, so new overwrote one
-	// of them: by the order that is known a.
-	scene := func(prompts map[string][]uint32) (*driver, *mirror) {
-		d, told := toldDriver(t, 3)
-		a, b := d.beginAt(prompts["a"], 1), d.beginAt(prompts["b"], 0)
-		d.Done(a, 4, 0)
-		d.Done(b, 4, 0)
-		d.Done(d.beginAt(prompts["c"], 2), 20, 0)
-		d.Done(d.begin(prompts["new"]), 4, 0)
-		return d, told
-	}
 	// From here on a request is taken to overwrite b.
 	begin := func(d *driver, keys []prefix.Key, tokens int) ledger.ClaimID {
 		d.n++
@@ -101,7 +102,7 @@ func TestDoubtsOutliveARequestElsewhere(t *testing.T) {
 		}
 	}
 
-	d, told := scene(apart)
+	d, told := aOrBOverwritten(t, apart)
 	promised(t, "at first", told, map[string]int{"a": 0, "b": 0, "c": 480, "new": 320}, apart)
 	id := begin(d, nil, 700)
 	next := append(slices.Clone(apart["c"]), text("next", 120)...)
@@ -109,14 +110,14 @@ func TestDoubtsOutliveARequestElsewhere(t *testing.T) {
 	in(d, len(next))
 	promised(t, "its prompt is learnt", told, map[string]int{"a": 0, "b": 0, "new": 320}, apart)
 
-	d, told = scene(apart)
+	d, told = aOrBOverwritten(t, apart)
 	begin(d, nil, 700)
 	d.Observe([]Seen{{Tokens: 7}, {Tokens: 8}, {Tokens: 700, Prompt: 700, Busy: true, Task: 9}})
 	in(d, 700)
 	promised(t, "it is seen elsewhere", told, map[string]int{"a": 0, "b": 0, "new": 320}, apart)
 
 	// A slot that is seen to hold what it did before is believed as late as any other.
-	d, told = scene(apart)
+	d, told = aOrBOverwritten(t, apart)
 	begin(d, nil, 700)
 	for _, want := range []int{0, 0, 640} {
 		d.Observe([]Seen{{Tokens: 643}, {Tokens: 8}, {Tokens: 7}})
@@ -124,13 +125,13 @@ func TestDoubtsOutliveARequestElsewhere(t *testing.T) {
 	}
 
 	// What it went on from, by the server's word, is not doubted on its account.
-	d, told = scene(apart)
+	d, told = aOrBOverwritten(t, apart)
 	begin(d, nil, 700)
 	d.Observe([]Seen{{Tokens: 7}, {Tokens: 8}, {Tokens: 700, Prompt: 700, Busy: true}})
 	d.Observe([]Seen{{Tokens: 7}, {Tokens: 700, Prompt: 700, Busy: true}, {Tokens: 499}})
 	promised(t, "it is seen in a third", told, map[string]int{"b": 0, "c": 480}, apart)
 
-	d, told = scene(alike)
+	d, told = aOrBOverwritten(t, alike)
 	promised(t, "alike, at first", told, map[string]int{"a": 0, "b": 256, "c": 256, "new": 320}, alike)
 	next = append(slices.Clone(alike["c"]), text("answer", 19, "next", 315)...)
 	id = begin(d, keysOf(next), len(next))
@@ -177,14 +178,7 @@ func TestDoubtsOutliveARequestThatIsGone(t *testing.T) {
 			}
 		}, 640},
 	} {
-		// Slots 0 to 2 hold b, a and c; a and b became idle together, so new overwrote
-		// one of them: by the order that is known a.
-		d, told := toldDriver(t, 3)
-		a, b := d.beginAt(prompts["a"], 1), d.beginAt(prompts["b"], 0)
-		d.Done(a, 4, 0)
-		d.Done(b, 4, 0)
-		d.Done(d.beginAt(prompts["c"], 2), 20, 0)
-		d.Done(d.begin(prompts["new"]), 4, 0)
+		d, told := aOrBOverwritten(t, prompts)
 		promised(t, name+", at first", told, map[string]int{"b": 0}, prompts)
 		id := d.begin(next)
 		if d.Slot(id) != 0 || d.open[id].expected != 640 {
@@ -195,12 +189,7 @@ func TestDoubtsOutliveARequestThatIsGone(t *testing.T) {
 	}
 
 	// What waited for the slot overwrites what was doubted.
-	d, told := toldDriver(t, 3)
-	a, b := d.beginAt(prompts["a"], 1), d.beginAt(prompts["b"], 0)
-	d.Done(a, 4, 0)
-	d.Done(b, 4, 0)
-	d.Done(d.beginAt(prompts["c"], 2), 20, 0)
-	d.Done(d.begin(prompts["new"]), 4, 0)
+	d, told := aOrBOverwritten(t, prompts)
 	first := d.begin(next)
 	second := d.beginAt(next, 0)
 	d.Gone(first)
