@@ -81,9 +81,12 @@ func (c *hostCache) stay(given ...*sequence) (first int) {
 	return first
 }
 
-// holds says whether an entry holds a sequence.
+// holds says whether an entry holds a sequence. What ends in an unknown part of a
+// prompt is held by nothing else: saved twice it lets go of others early, but not
+// to see that it is saved promises what goes for it, again and again while it is
+// idle in its slot.
 func (c *hostCache) holds(s *sequence) bool {
-	return slices.ContainsFunc(c.entries, func(e *sequence) bool { return e == s || contains(e, s) })
+	return slices.ContainsFunc(c.entries, func(e *sequence) bool { return e == s || !s.partial && contains(e, s) })
 }
 
 // contains says whether s holds all of e. Of generated tokens only the number is

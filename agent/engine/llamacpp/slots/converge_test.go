@@ -248,37 +248,65 @@ func newScene(t interface{ Fatalf(string, ...any) }, seed uint64, slots, hostTok
 func (s *scene) recall() float64  { return share(s.kept, s.reused) }
 func (s *scene) tooMany() float64 { return share(s.over, s.prompts) }
 
+// troubled is a server of which much went wrong on the way.
+type troubled struct {
+	host           int // tokens
+	shared         bool
+	seed           uint64
+	slots, callers int
+	fault          fault
+}
+
+// comesBack is the troubled server's scene once all is quiet again.
+func (c troubled) comesBack(t interface{ Fatalf(string, ...any) }) {
+	s := newScene(t, c.seed, c.slots, c.host, c.shared)
+	s.fault = c.fault
+	s.look()
+	s.run(c.callers, 12, 3)
+	s.calm()
+	// The first turn of a chat tells what it is, the second drives out of the
+	// host cache what nobody knows of.
+	s.touch(12)
+	s.touch(12)
+	s.measured = true
+	s.run(1, 200, 12)
+	least, most := .95, .01
+	if c.host == 0 {
+		least, most = .88, .015 // which slot was overwritten is often known only by the next page
+	}
+	if s.recall() < least || s.tooMany() > most || s.reused == 0 {
+		t.Fatalf("%.2f %% of %d reused tokens found, %.2f %% of %d prompt tokens too many", 100*s.recall(), s.reused, 100*s.tooMany(), s.prompts)
+	}
+}
+
 // The view of a server comes back by itself: whatever was late, lost or told by
 // nobody, and whichever way things overtook each other, some quiet requests later
 // nearly all that the server reuses is expected again, and hardly more.
 func TestViewComesBack(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		host := rapid.SampledFrom([]int{0, 23_000, 1 << 20}).Draw(t, "host")
-		shared := host > 0 && rapid.Bool().Draw(t, "shared")
 		part := rapid.SampledFrom([]float64{0, .05, .2})
-		s := newScene(t, rapid.Uint64().Draw(t, "seed"), rapid.IntRange(2, 6).Draw(t, "slots"), host, shared)
-		s.fault = fault{
-			lateMs: rapid.SampledFrom([]int{8, 100, 600, 1500}).Draw(t, "late"), noClaim: part.Draw(t, "no claim"), noEnd: part.Draw(t, "no end"),
-			untold: part.Draw(t, "untold"), noTask: rapid.Bool().Draw(t, "no task"),
-			texts: rapid.SampledFrom([]float64{0, .3, 1}).Draw(t, "texts"), noIDs: rapid.SampledFrom([]float64{0, .3, 1}).Draw(t, "no ids"),
-		}
-		s.look()
-		s.run(rapid.IntRange(1, 6).Draw(t, "callers"), 12, 3)
-		s.calm()
-		// The first turn of a chat tells what it is, the second drives out of the
-		// host cache what nobody knows of.
-		s.touch(12)
-		s.touch(12)
-		s.measured = true
-		s.run(1, 200, 12)
-		least, most := .95, .01
-		if host == 0 {
-			least, most = .88, .015 // which slot was overwritten is often known only by the next page
-		}
-		if s.recall() < least || s.tooMany() > most || s.reused == 0 {
-			t.Fatalf("%.2f %% of %d reused tokens found, %.2f %% of %d prompt tokens too many", 100*s.recall(), s.reused, 100*s.tooMany(), s.prompts)
-		}
+		troubled{
+			host: host, shared: host > 0 && rapid.Bool().Draw(t, "shared"),
+			seed: rapid.Uint64().Draw(t, "seed"), slots: rapid.IntRange(2, 6).Draw(t, "slots"),
+			fault: fault{
+				lateMs: rapid.SampledFrom([]int{8, 100, 600, 1500}).Draw(t, "late"), noClaim: part.Draw(t, "no claim"), noEnd: part.Draw(t, "no end"),
+				untold: part.Draw(t, "untold"), noTask: rapid.Bool().Draw(t, "no task"),
+				texts: rapid.SampledFrom([]float64{0, .3, 1}).Draw(t, "texts"), noIDs: rapid.SampledFrom([]float64{0, .3, 1}).Draw(t, "no ids"),
+			},
+			callers: rapid.IntRange(1, 6).Draw(t, "callers"),
+		}.comesBack(t)
 	})
+}
+
+// A text of which no more than the system prompt was ever known stays idle in a
+// slot: the server saves it anew whenever its host cache lets go of it, though
+// every other chat begins as it does.
+func TestViewComesBackBesideAPartlyKnownText(t *testing.T) {
+	troubled{
+		host: 23_000, seed: 0x1abd, slots: 6, callers: 6,
+		fault: fault{lateMs: 8, untold: .2, noTask: true, texts: .3, noIDs: .3},
+	}.comesBack(t)
 }
 
 // Callers at once are promised what a request gets that comes after those that are
@@ -369,7 +397,7 @@ func TestSlotsThatMayBeTaken(t *testing.T) {
 // are drawn once and for all: nothing was, and a percent more was found.
 func TestTextsWithoutIDs(t *testing.T) {
 	for _, host := range []int{23_000, 1 << 20} {
-		for share, least := range map[float64]float64{.05: .95, .3: .86, 1: .6} {
+		for share, least := range map[float64]float64{.05: .95, .3: .86, 1: .58} {
 			s := newScene(t, 1, 4, host, false)
 			s.fault = fault{lateMs: 8, texts: share, noIDs: 1}
 			s.look()

@@ -72,6 +72,31 @@ func TestGuessedLengthIsNotExact(t *testing.T) {
 	}
 }
 
+// A text of which only a beginning is known is saved beside another that begins
+// alike: however its request ended, and whatever its length was seen to be.
+func TestAPartlyKnownTextIsSavedBesideOthers(t *testing.T) {
+	part, other := text("sys", 256, "a", 300), text("sys", 256, "b", 700)
+	id := ledger.ClaimID{Coordinator: 2, Seq: 1}
+	for name, end := range map[string]func(d *driver){
+		"its end was told": func(d *driver) { d.Done(id, 4, 0) },
+		"it broke off":     func(d *driver) { d.First(id); d.Gone(id) },
+		"its end was seen": func(d *driver) {
+			for range 3 {
+				d.Observe([]Seen{{Tokens: -1}, {Tokens: 559, Task: 2}})
+			}
+		},
+	} {
+		d := &driver{Replay: New(Options{Slots: 2, HostTokens: 1 << 20})}
+		d.send(other, 4)
+		d.Begin(id, keysOf(part)[:16], len(part), -1)
+		end(d)
+		d.send(text("c", 300), 4)
+		if n := len(d.cache.entries); n != 2 {
+			t.Errorf("%s: %d entries, want the two that begin alike", name, n)
+		}
+	}
+}
+
 // Slots are named only once they were seen to keep what they hold: where they share
 // a buffer, another request empties them, and a named empty slot takes nothing
 // from the host cache (seen with b10434).

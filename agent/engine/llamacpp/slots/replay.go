@@ -396,7 +396,7 @@ func (r *Replay) idle() (held []*sequence) {
 // left is what a request leaves in its slot. The last token that is sampled is
 // not computed any more.
 func (q *request) left(outputTokens int) *sequence {
-	return &sequence{keys: q.keys, tokens: q.tokens + outputTokens - 1, exact: q.whole(), task: q.task}
+	return &sequence{keys: q.keys, tokens: q.tokens + outputTokens - 1, exact: q.whole(), partial: !q.whole(), task: q.task}
 }
 
 // whole says that all of a prompt is known: else its length is a guess.
@@ -406,7 +406,7 @@ func (q *request) whole() bool { return len(q.keys) >= min(q.tokens/ledger.Point
 // if its first token was told, else what was there before.
 func (q *request) sure(cachedTokens int) *sequence {
 	if q.began {
-		return &sequence{keys: q.keys, tokens: q.tokens, task: q.task}
+		return &sequence{keys: q.keys, tokens: q.tokens, partial: !q.whole(), task: q.task}
 	}
 	keep := q.expected
 	if cachedTokens >= 0 {

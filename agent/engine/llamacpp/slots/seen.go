@@ -222,7 +222,7 @@ func (r *Replay) correct(i int, seen []Seen) (changed bool) {
 				s.doubts = former
 			}
 		case held == nil && tokens >= q.tokens && same(q.task, now.Task):
-			r.lose(q, &sequence{keys: q.keys, tokens: tokens, exact: true, task: now.Task})
+			r.lose(q, &sequence{keys: q.keys, tokens: tokens, exact: true, partial: !q.whole(), task: now.Task})
 		default:
 			r.lose(q, r.unknown(now))
 		}

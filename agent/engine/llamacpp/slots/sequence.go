@@ -14,6 +14,9 @@ type sequence struct {
 	// tokens is the length; exact says that it is not a guess.
 	tokens int
 	exact  bool
+	// partial says that keys end before the prompt does that left it: what follows
+	// them is not only an answer.
+	partial bool
 	// task names the request that left it; 0: not known.
 	task uint64
 	// doubtful says that the host cache may have let go of it already.
