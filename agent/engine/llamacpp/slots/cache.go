@@ -35,6 +35,8 @@ type hostCache struct {
 	// since it was last seen to hold.
 	known        bool
 	most, doubts int
+	// changes counts what changed entries, or relied on one that is there.
+	changes uint64
 }
 
 // takes says whether what a slot holds is saved when it is given: unless an entry
@@ -49,6 +51,7 @@ func (c *hostCache) takes(s *sequence) bool {
 // give saves what a slot holds; entries that it continues are dropped. It
 // reports whether it saved something.
 func (c *hostCache) give(s *sequence) bool {
+	c.changes++
 	if !c.takes(s) {
 		return false
 	}
@@ -101,6 +104,7 @@ func (c *hostCache) trim() {
 	for len(c.entries) > 0 && (c.tokens() > c.limitTokens || len(c.entries) > maxEntries) {
 		c.ghosts = append(c.ghosts, c.entries[0])
 		c.entries = c.entries[1:]
+		c.changes++
 	}
 	if n := len(c.ghosts) - maxEntries; n > 0 {
 		c.ghosts = c.ghosts[n:]
@@ -141,6 +145,7 @@ func (c *hostCache) take(s *sequence) (next *sequence) {
 			next = c.entries[at+1]
 		}
 		c.entries = slices.Delete(c.entries, at, at+1)
+		c.changes++
 	}
 	return next
 }
@@ -154,6 +159,7 @@ func (c *hostCache) putBack(s, next *sequence) {
 		}
 	}
 	c.entries = slices.Insert(c.entries, at, s)
+	c.changes++
 	c.trim()
 }
 

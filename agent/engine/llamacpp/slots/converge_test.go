@@ -4,6 +4,7 @@ import (
 	"container/heap"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -224,7 +225,11 @@ func (s *scene) until(over func() bool) {
 	for !over() {
 		e := heap.Pop(&s.events).(event)
 		s.now = e.at
+		entries, changes := slices.Clone(s.replay.cache.entries), s.replay.cache.changes
 		e.do()
+		if c := &s.replay.cache; c.changes == changes && !slices.Equal(c.entries, entries) {
+			s.t.Fatalf("the host cache was changed without being counted")
+		}
 	}
 }
 
@@ -257,8 +262,10 @@ type troubled struct {
 	fault          fault
 }
 
-// comesBack is the troubled server's scene once all is quiet again.
-func (c troubled) comesBack(t interface{ Fatalf(string, ...any) }) {
+// comesBack is the troubled server's scene once all is quiet again. One of a host
+// cache that is full promises now and then what was let go of a moment before, for
+// the order of what it holds is not known.
+func (c troubled) comesBack(t interface{ Fatalf(string, ...any) }) *scene {
 	s := newScene(t, c.seed, c.slots, c.host, c.shared)
 	s.fault = c.fault
 	s.look()
@@ -270,23 +277,25 @@ func (c troubled) comesBack(t interface{ Fatalf(string, ...any) }) {
 	s.touch(12)
 	s.measured = true
 	s.run(1, 200, 12)
-	least, most := .95, .01
+	least, most := .95, .02
 	if c.host == 0 {
-		least, most = .88, .015 // which slot was overwritten is often known only by the next page
+		least = .85 // which slot was overwritten is often known only by the next page
 	}
 	if s.recall() < least || s.tooMany() > most || s.reused == 0 {
 		t.Fatalf("%.2f %% of %d reused tokens found, %.2f %% of %d prompt tokens too many", 100*s.recall(), s.reused, 100*s.tooMany(), s.prompts)
 	}
+	return s
 }
 
 // The view of a server comes back by itself: whatever was late, lost or told by
 // nobody, and whichever way things overtook each other, some quiet requests later
-// nearly all that the server reuses is expected again, and hardly more.
+// nearly all that the server reuses is expected again, and next to nothing more.
 func TestViewComesBack(t *testing.T) {
+	var sum scene
 	rapid.Check(t, func(t *rapid.T) {
 		host := rapid.SampledFrom([]int{0, 23_000, 1 << 20}).Draw(t, "host")
 		part := rapid.SampledFrom([]float64{0, .05, .2})
-		troubled{
+		s := troubled{
 			host: host, shared: host > 0 && rapid.Bool().Draw(t, "shared"),
 			seed: rapid.Uint64().Draw(t, "seed"), slots: rapid.IntRange(2, 6).Draw(t, "slots"),
 			fault: fault{
@@ -296,7 +305,13 @@ func TestViewComesBack(t *testing.T) {
 			},
 			callers: rapid.IntRange(1, 6).Draw(t, "callers"),
 		}.comesBack(t)
+		sum.prompts, sum.reused, sum.over, sum.kept = sum.prompts+s.prompts, sum.reused+s.reused, sum.over+s.over, sum.kept+s.kept
 	})
+	if text := fmt.Sprintf("all together: %.2f %% found, %.3f %% too many", 100*sum.recall(), 100*sum.tooMany()); sum.recall() < .97 || sum.tooMany() > .001 {
+		t.Error(text)
+	} else {
+		t.Log(text)
+	}
 }
 
 // A text of which no more than the system prompt was ever known stays idle in a

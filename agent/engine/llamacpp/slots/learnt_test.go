@@ -1,9 +1,13 @@
 package slots
 
 import (
+	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"testing"
+
+	"pgregory.net/rapid"
 
 	"waypost/gossip/ledger"
 	"waypost/gossip/prefix"
@@ -56,6 +60,141 @@ func TestPromptIsLearnt(t *testing.T) {
 	if got := d.open[running]; len(got.keys) != 30 || got.tokens != 480 {
 		t.Errorf("%d points of %d tokens are left", len(got.keys), got.tokens)
 	}
+}
+
+// What is learnt of a prompt at once leaves all as if it had been known: where the
+// request is, what it reuses, and what slots and host cache hold in which order.
+func TestLearntIsAsKnown(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		opt := Options{
+			Slots: rapid.IntRange(1, 4).Draw(t, "slots"), Shared: rapid.Bool().Draw(t, "shared"),
+			HostTokens: rapid.SampledFrom([]int{0, 3000, 1 << 20}).Draw(t, "host"), HostKnown: true,
+		}
+		known, learnt := New(opt), New(opt)
+		var running []ledger.ClaimID
+		for n := range rapid.IntRange(1, 30).Draw(t, "requests") {
+			id := ledger.ClaimID{Coordinator: 1, Seq: uint64(n + 1)}
+			chat, length := rapid.IntRange(0, 5).Draw(t, "chat"), rapid.IntRange(1, 1200).Draw(t, "length")
+			prompt := text("sys", 200, fmt.Sprintf("chat %d", chat), length)
+			keys := keysOf(prompt)
+			of := rapid.IntRange(0, len(keys)).Draw(t, "known")
+			known.Begin(id, keys, len(prompt), -1)
+			learnt.Begin(id, keys[:of], max((of+1)*ledger.PointTokens, rapid.IntRange(1, 1600).Draw(t, "guess")), -1)
+			learnt.Learn(id, keys, len(prompt))
+			if running = append(running, id); len(running) > rapid.IntRange(0, 2).Draw(t, "running") {
+				for _, r := range []*Replay{known, learnt} {
+					r.Done(running[0], 5, -1)
+				}
+				running = running[1:]
+			}
+			if a, b := stateOf(known), stateOf(learnt); a != b {
+				t.Fatalf("known: %s\nlearnt: %s", a, b)
+			}
+		}
+	})
+}
+
+// What others did between a request and what is learnt of it stays.
+func TestLearningLateKeepsWhatCameSince(t *testing.T) {
+	x, y, z := text("x", 480), text("y", 480), text("z", 480)
+	id := func(n uint64) ledger.ClaimID { return ledger.ClaimID{Coordinator: 2, Seq: n} }
+	for _, c := range []struct {
+		name  string
+		opt   Options
+		do    func(d *driver)
+		slots []int      // tokens
+		host  [][]uint32 // prompts
+	}{
+		{"what was given to the host cache is there", Options{Slots: 2}, func(d *driver) {
+			d.send(x, 4)
+			d.Begin(id(1), nil, 700, -1)
+			d.send(y, 4)
+			d.begin(z)
+			d.Learn(id(1), keysOf(text("p", 320)), 320)
+		}, []int{320, 480}, [][]uint32{x, y}},
+		{"what another gave of which little was known is there", Options{Slots: 2}, func(d *driver) {
+			d.send(x, 4)
+			d.Begin(id(1), nil, 700, -1)
+			d.send(y, 4)
+			d.Begin(id(2), nil, 500, -1)
+			d.Learn(id(1), keysOf(text("p", 320)), 320)
+		}, []int{320, 500}, [][]uint32{x, y}},
+		{"a slot that was emptied holds what came into it since", Options{Slots: 2, Shared: true}, func(d *driver) {
+			d.send(x, 4)
+			d.Begin(id(1), nil, 700, -1)
+			d.send(y, 4)
+			d.Learn(id(1), keysOf(text("p", 320)), 320)
+		}, []int{320, 0}, [][]uint32{x, y}},
+	} {
+		c.opt.HostTokens = 1 << 20
+		d := &driver{Replay: New(c.opt)}
+		c.do(d)
+		var slots []int
+		for i := range d.slots {
+			slots = append(slots, d.slots[i].held.tokens)
+		}
+		if !slices.Equal(slots, c.slots) {
+			t.Errorf("%s: the slots hold %v tokens, want %v", c.name, slots, c.slots)
+		}
+		for i, e := range d.cache.entries {
+			if i >= len(c.host) || e.shared(keysOf(c.host[i])) != 480 {
+				t.Errorf("%s: entry %d of the host cache is another", c.name, i)
+			}
+		}
+		if len(d.cache.entries) != len(c.host) {
+			t.Errorf("%s: %d entries in the host cache, want %d", c.name, len(d.cache.entries), len(c.host))
+		}
+	}
+}
+
+// Whatever changes what the host cache holds is counted, and stays when something is
+// learnt of a request that came before it.
+func TestChangesOfTheHostCacheAreCounted(t *testing.T) {
+	entry := func(name string, tokens int) *sequence {
+		return &sequence{keys: keysOf(text(name, tokens)), tokens: tokens, exact: true}
+	}
+	for name, change := range map[string]func(r *Replay){
+		"give":     func(r *Replay) { r.give(entry("c", 320)) },
+		"take":     func(r *Replay) { r.cache.take(r.cache.entries[0]) },
+		"limit":    func(r *Replay) { r.cache.missed(1000) },
+		"name":     func(r *Replay) { r.place(entry("d", 640)) },
+		"put back": func(r *Replay) { r.cache.putBack(entry("e", 500), nil) },
+	} {
+		r := New(Options{Slots: 1, HostTokens: 1 << 20})
+		r.cache.entries = []*sequence{entry("a", 480), {tokens: 640, exact: true}, entry("b", 480)}
+		id := ledger.ClaimID{Coordinator: 1, Seq: 1}
+		r.Begin(id, nil, 700, -1)
+		before := r.cache.changes
+		change(r)
+		after := slices.Clone(r.cache.entries)
+		if r.cache.changes == before {
+			t.Errorf("%s: not counted", name)
+		}
+		r.Learn(id, keysOf(text("p", 320)), 320)
+		if !slices.Equal(r.cache.entries, after) {
+			t.Errorf("%s: was undone", name)
+		}
+	}
+}
+
+// stateOf tells what a replay believes of a server.
+func stateOf(r *Replay) string {
+	var b strings.Builder
+	of := func(s *sequence) { fmt.Fprintf(&b, " %d tokens %x", s.tokens, s.keys[max(0, len(s.keys)-1):]) }
+	for i := range r.slots {
+		s := &r.slots[i]
+		fmt.Fprintf(&b, " slot %d:", i)
+		if of(s.held); s.by != nil {
+			fmt.Fprintf(&b, " reuses %d", s.by.expected)
+		}
+	}
+	for _, list := range [][]*sequence{r.cache.entries, r.cache.ghosts} {
+		b.WriteString(" host:")
+		for _, e := range list {
+			of(e)
+		}
+	}
+	return b.String()
 }
 
 // The length of a text that was only guessed is not what its slot holds.

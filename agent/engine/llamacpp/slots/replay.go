@@ -143,6 +143,8 @@ type Replay struct {
 	// what the latest requests left, the newest last.
 	lost  []*request
 	ended []*sequence
+	// latest is the latest launch.
+	latest launched
 }
 
 // New follows a server that has just started.
@@ -167,7 +169,7 @@ func (r *Replay) empty() {
 	}
 	r.cache.entries, r.cache.ghosts = nil, nil
 	clear(r.open)
-	r.order, r.seen, r.lost, r.ended, r.passed = nil, nil, nil, nil, false
+	r.order, r.seen, r.lost, r.ended, r.passed, r.latest = nil, nil, nil, nil, false, launched{}
 	r.crowds, r.begun, r.begunBefore = [crowdRequests]int{}, 0, 0
 }
 
@@ -217,42 +219,6 @@ func (r *Replay) Begin(id ledger.ClaimID, keys []prefix.Key, promptTokens, pinne
 	return expected
 }
 
-// Learn tells that more is known of a request's prompt than when it was told. As
-// long as the server was not seen to have it in its slot, it is taken to be where
-// the rules put it by what is known now.
-func (r *Replay) Learn(id ledger.ClaimID, keys []prefix.Key, promptTokens int) {
-	q := r.open[id]
-	if q == nil || promptTokens < 1 {
-		return
-	}
-	keys = keys[:min(len(keys), promptTokens/ledger.PointTokens, maxPoints)]
-	if len(keys) < len(q.keys) {
-		return
-	}
-	q.keys, q.tokens = append([]prefix.Key(nil), keys...), promptTokens
-	if q.slot < 0 {
-		return
-	}
-	s := &r.slots[q.slot]
-	r.settle(q, nil)
-	q.others = nil
-	if q.task > 0 {
-		s.held = &sequence{keys: q.keys, tokens: q.tokens}
-		return
-	}
-	s.held, s.by = q.before, nil
-	s.doubts, q.beforeDoubts = q.beforeDoubts, doubts{}
-	if q.taken != nil {
-		r.cache.putBack(q.taken, q.takenNext)
-	}
-	if q.maybe != nil {
-		q.maybe.doubtful = false
-	}
-	q.slot, q.least, q.fromHost, q.taken, q.takenNext, q.maybe = -1, false, 0, nil, nil, nil
-	r.launch(q)
-	r.publish()
-}
-
 // Slot is the slot a request is believed to be in; -1: none.
 func (r *Replay) Slot(id ledger.ClaimID) int {
 	if q := r.open[id]; q != nil {
@@ -268,6 +234,7 @@ func (r *Replay) launch(q *request) bool {
 		return false
 	}
 	r.doubtOthers(q, i)
+	l := r.launches(q)
 	s := &r.slots[i]
 	lcp := s.held.shared(q.keys)
 	own, before := lcp, s.held
@@ -312,11 +279,14 @@ func (r *Replay) launch(q *request) bool {
 			if idle := &r.slots[k]; !idle.busy() {
 				r.give(idle.held)
 				if r.opt.Shared && idle.held.tokens > 0 {
-					idle.held = &sequence{exact: true}
+					l.emptied, l.held = append(l.emptied, k), append(l.held, idle.held)
+					idle.held = l.empty
 				}
 			}
 		}
 	}
+	l.changes = r.cache.changes
+	r.latest = l
 	return true
 }
 

@@ -157,6 +157,7 @@ func (r *Replay) admit(seen []Seen) {
 // swap exchanges two slots.
 func (r *Replay) swap(i, k int) {
 	r.slots[i], r.slots[k] = r.slots[k], r.slots[i]
+	r.latest = launched{} // it names slots by their numbers
 	for _, at := range []int{i, k} {
 		if q := r.slots[at].by; q != nil {
 			q.slot = at
@@ -319,6 +320,7 @@ func (r *Replay) place(e *sequence) {
 	for i, o := range r.cache.entries {
 		if e.names(o) && !r.cache.holds(e) {
 			r.cache.entries[i], placed = e, true
+			r.cache.changes++
 			break
 		}
 	}
