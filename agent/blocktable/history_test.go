@@ -223,3 +223,17 @@ func TestFloodOfClearsForgetsOnce(t *testing.T) {
 		t.Errorf("after a store and a clear a block was listed at %v", got)
 	}
 }
+
+// What a cache that is empty needed to be told of is given back.
+func TestHistoryOfAnEmptyCacheTakesNoMemory(t *testing.T) {
+	s := newScript(t)
+	s.store(50, 1, 0, 6, "")
+	s.table.Apply(&Event{Op: OpClear})
+	if n := len(s.h.listed); n != 0 {
+		t.Errorf("%d pages of moments are kept of no block", n)
+	}
+	s.store(60, 1, 0, 6, "")
+	if got := s.h.listedAt(s.table.findHash(6)); got != 60 {
+		t.Errorf("stored anew at 60 ms, listed at %v", got)
+	}
+}
