@@ -31,6 +31,10 @@ const (
 	// one takes many times the bytes of an empty member.
 	MaxMembers = 1 << 16
 
+	// bytesPerToken is what an answer has at most for a byte that was sent: the id
+	// of a token of its own, and what parts it from the next.
+	bytesPerToken = 16
+
 	maxErrorBytes  = 512
 	maxHeaderBytes = 64 << 10
 	maxNesting     = 10_000 // as encoding/json has it
@@ -249,13 +253,14 @@ func (c *Client) GetJSON(ctx context.Context, path string, v any) error {
 }
 
 // PostJSON sends a body as JSON and reads the answer into v. The answer may be
-// as large as the token ids of the longest prompt.
+// as large as the token ids of what was sent, with a template around it.
 func (c *Client) PostJSON(ctx context.Context, path string, body, v any) error {
 	b, err := json.Marshal(body)
 	if err != nil {
 		return fmt.Errorf("%s: %w", path, err)
 	}
-	return c.askJSON(ctx, Question{Method: http.MethodPost, Path: path, Body: b, MaxBytes: MaxTokensBytes}, v)
+	most := min(MaxFactsBytes/4+bytesPerToken*int64(len(b)), MaxTokensBytes)
+	return c.askJSON(ctx, Question{Method: http.MethodPost, Path: path, Body: b, MaxBytes: most}, v)
 }
 
 func (c *Client) askJSON(ctx context.Context, q Question, v any) error {

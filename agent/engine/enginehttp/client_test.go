@@ -332,3 +332,16 @@ func TestErrorsQuoteNoAnswerToAPrompt(t *testing.T) {
 		}
 	}
 }
+
+// A short text has no millions of tokens; a long one has as many as it has bytes.
+func TestTokensOfAText(t *testing.T) {
+	for _, n := range []int{1, 4 << 20} {
+		c, _ := serve(t, func(w http.ResponseWriter, _ *http.Request) {
+			io.WriteString(w, `{"tokens":[`+strings.Repeat("3,", 1<<20)+"3]}")
+		})
+		ids, err := c.TokenIDs(t.Context(), map[string]string{"prompt": strings.Repeat("x", n)})
+		if n == 1 && !errors.Is(err, ErrTooLarge) || n > 1 && (err != nil || len(ids) != 1<<20+1) {
+			t.Errorf("%d ids of %d bytes, error %v", len(ids), n, err)
+		}
+	}
+}
