@@ -116,3 +116,52 @@ func TestAWrongPromptCountsOnce(t *testing.T) {
 		}
 	}
 }
+
+// An answer is kept for the message that the client sends back, but for its last
+// token, which may become another one; not while predictions are withheld, nor of a
+// former epoch.
+func TestWhichAnswersAreKept(t *testing.T) {
+	for name, c := range map[string]struct {
+		before func(m *Memo)
+		tokens int
+	}{
+		"kept":                     {func(*Memo) {}, 48},
+		"the breaker is open":      {func(m *Memo) { m.breaker.open = true }, 0},
+		"it is of a former epoch":  {func(m *Memo) { m.newEpoch(m.epoch + 1) }, 0},
+		"it is of an epoch before": {func(m *Memo) { m.newEpoch(m.epoch + 1); m.newEpoch(m.epoch + 1) }, 0},
+	} {
+		m := newMemo(t)
+		r := chatAt(t, m, talk("user:"+someText(rng(1), 40)))
+		c.before(m)
+		if err := m.Answer(r, words(someText(rng(2), 64)), []byte(`{"role":"assistant","content":"yes"}`)); err != nil {
+			t.Fatal(err)
+		}
+		tokens := 0
+		for i := range m.nodes {
+			tokens += int(m.nodes[i].tokens)
+		}
+		if tokens != c.tokens || m.Records() != bit(c.tokens > 0) {
+			t.Errorf("%s: %d tokens of %d records, want %d", name, tokens, m.Records(), c.tokens)
+		}
+	}
+}
+
+// What fails near the start of a prompt says nothing of how templates write a kind
+// of message.
+func TestFailuresNearTheStartCostNoTrust(t *testing.T) {
+	m := newMemo(t)
+	u := unit{role: roleUser}
+	c := u.classOf(same, false, false)
+	for range 20 {
+		m.note(c, earlyTokens-pointTokens, 200)
+	}
+	if m.trust[c].seen || !m.trust.trusts(c) {
+		t.Errorf("%+v", m.trust[c])
+	}
+	for range 5 {
+		m.note(c, earlyTokens, 200)
+	}
+	if m.trust.trusts(c) {
+		t.Errorf("%+v", m.trust[c])
+	}
+}
