@@ -523,6 +523,8 @@ func TestGuessedLengthIsSane(t *testing.T) {
 		ids  int
 	}{
 		"small talk":     {chatOf(message{"user", "hi"}), 400},
+		"short texts":    {chatOf(message{"user", prose(1, 70)}), 600},
+		"a long preface": {chatOf(message{"user", prose(1, 150)}), 4000},
 		"tools":          {`{"messages":[{"role":"user","content":"hi"}],"tools":[{"type":"function","function":{"name":"f","description":"` + prose(1, 2000) + `"}}]}`, 2400},
 		"a lying engine": {chatOf(message{"user", prose(1, 400)}), 1 << 18},
 	} {
@@ -541,7 +543,7 @@ func TestGuessedLengthIsSane(t *testing.T) {
 				t.Fatal(err)
 			}
 			err := o.memos.look(w, testModel, prefix.NewKeyer(testKey, prefix.Domain{}))
-			if n := w.prompt.tokens; err != nil || n < len(text)/8 || n > len(text) {
+			if n := w.prompt.tokens; err != nil || n < len(text)/8 || n > len(text)/2 {
 				t.Errorf("a text of %d bytes is taken for %d tokens: %v", len(text), n, err)
 			}
 		})
