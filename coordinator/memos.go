@@ -32,9 +32,13 @@ const (
 	teachFor        = 15 * time.Minute
 	maxTaughtTokens = 4 << 20
 	// tokensPerByte is the guess of a prompt's length before any was learnt, and
-	// lengthRate the weight of the newest.
+	// lengthRate the weight of the newest. Of one of less than lengthBytes, what
+	// templates write around texts is too much to tell how long others are.
 	tokensPerByte = 1. / bytesPerToken
 	lengthRate    = 1. / 32
+	lengthBytes   = 1 << 10
+	// aroundTokens is what a template may write around a text.
+	aroundTokens = 16 << 10
 )
 
 // memos keeps the text memo of each pool, and what is needed to teach it: the
@@ -337,10 +341,20 @@ const (
 // learn teaches the memo a placement's prompt. It reports false with the reason
 // if it cannot be learnt.
 func (m *memos) learn(tp *taughtPrompt, ids []uint32, source string) (bool, string) {
-	if len(ids) == 0 {
+	switch {
+	case len(ids) == 0:
 		return false, "no prompt token ids"
+	case tooMany(tp.request, len(ids)):
+		return false, fmt.Sprintf("%d prompt token ids cannot be of a text of %d bytes", len(ids), tp.request.TextBytes())
 	}
 	return m.learnFrom(tp, source, len(ids), func(mm *memo.Memo) memo.Learnt { return mm.Learn(tp.request, ids, &tp.given) })
+}
+
+// tooMany says that a text cannot become so many tokens: none is of less than a
+// byte. Who tells of more must not make the prompts that begin so too long for
+// every worker.
+func tooMany(r *memo.Request, tokens int) bool {
+	return !r.Opaque() && tokens > r.TextBytes()+aroundTokens
 }
 
 // learnFrom teaches the memo a prompt of so many tokens.
@@ -356,7 +370,7 @@ func (m *memos) learnFrom(tp *taughtPrompt, source string, tokens int, learn fun
 	p.mu.Lock()
 	got := learn(p.memo)
 	p.learnt[source]++
-	if n := tp.request.TextBytes(); n > 0 && !tp.request.Opaque() {
+	if n := tp.request.TextBytes(); n >= lengthBytes && tokens <= n && !tp.request.Opaque() {
 		p.perByte += lengthRate * (float64(tokens)/float64(n) - p.perByte)
 	}
 	open, share, _ := p.memo.Breaker()

@@ -512,3 +512,40 @@ func TestRequestsWhoseReuseSaysNothing(t *testing.T) {
 		}
 	}
 }
+
+// How long a text is, is guessed of texts before that were long enough to tell,
+// and never as more tokens than bytes: neither small talk with much around it, nor
+// tools, nor an engine that tells of a million tokens makes the next text too long
+// to be placed.
+func TestGuessedLengthIsSane(t *testing.T) {
+	for name, c := range map[string]struct {
+		body string
+		ids  int
+	}{
+		"small talk":     {chatOf(message{"user", "hi"}), 400},
+		"short texts":    {chatOf(message{"user", prose(1, 70)}), 600},
+		"a long preface": {chatOf(message{"user", prose(1, 150)}), 4000},
+		"tools":          {`{"messages":[{"role":"user","content":"hi"}],"tools":[{"type":"function","function":{"name":"f","description":"` + prose(1, 2000) + `"}}]}`, 2400},
+		"a lying engine": {chatOf(message{"user", prose(1, 400)}), 1 << 18},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := startOne(t)
+			startText(t, o)
+			for i := range 40 {
+				p := o.place(t, noBudget(bodyInput(c.body)))
+				if r := o.learn(t, p.GetPlacementId(), someIDs(uint32(i)<<20, c.ids), nil, ""); r.GetLearnt() == (c.ids == 1<<18) || r.GetLearnt() != (r.GetReason() == "") {
+					t.Fatalf("%d tokens of %d bytes, learnt %t: %s", c.ids, len(c.body), r.GetLearnt(), r.GetReason())
+				}
+			}
+			text := chatOf(message{"user", prose(2, 20_000)})
+			w := &work{}
+			if _, err := w.text.readText(bodyInput(text)); err != nil {
+				t.Fatal(err)
+			}
+			err := o.memos.look(w, testModel, prefix.NewKeyer(testKey, prefix.Domain{}))
+			if n := w.prompt.tokens; err != nil || n < len(text)/8 || n > len(text)/2 {
+				t.Errorf("a text of %d bytes is taken for %d tokens: %v", len(text), n, err)
+			}
+		})
+	}
+}

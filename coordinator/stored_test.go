@@ -91,6 +91,16 @@ func TestTextIsLearntFromEvents(t *testing.T) {
 	// answer's tokens are cut off.
 	tell(id, "00000000", ids[:800])
 	tell("pl_c1_nobody", testKey.ID(), ids[:800])
+	values := make([]uint64, 50)
+	host, _, ok := o.lanes.where(o.pending(t, id).worker)
+	for at, m := range map[string]*waypostv1.StoredPrompt{
+		host:      {Session: &id, KeyId: new("00000000"), Values: values},
+		"another": {Session: &id, KeyId: new(testKey.ID()), Values: values},
+	} {
+		if o.memos.stored(at, m); !ok || points(id) != 0 {
+			t.Errorf("%d points kept of what %s tells, masked by %s", points(id), at, m.GetKeyId())
+		}
+	}
 	tell(id, testKey.ID(), append(append([]uint32(nil), ids...), someIDs(9000, 64)...))
 	eventually(t, "what is stored is kept", func() bool { return points(id) > 0 })
 	if points(id) != (len(ids)+64)/16 {

@@ -107,7 +107,7 @@ func (a *tokenizing) first(w *work, req *waypostv1.PlaceRequest, keyer *prefix.K
 	defer cancel()
 	q := t.question()
 	ids := a.one(ctx, a.anyWorker(t.name), &q)
-	if len(ids) == 0 || p.ofTokens("input", ids, keyer) != nil {
+	if len(ids) == 0 || tooMany(t.request, len(ids)) || p.ofTokens("input", ids, keyer) != nil {
 		return
 	}
 	w.tokens = append(w.tokens[:0], ids...)
@@ -195,7 +195,7 @@ func (a *tokenizing) run() {
 				if !a.m.c.boundaries.credited(next.worker) {
 					next.worker = a.anyWorker(next.tp.name)
 				}
-				if ids := a.one(ctx, next.worker, &next.ask); len(ids) > 0 {
+				if ids := a.one(ctx, next.worker, &next.ask); len(ids) > 0 && !tooMany(next.tp.request, len(ids)) {
 					a.m.learn(next.tp, ids, next.ask.source())
 					a.m.extend(next.tp, ids)
 					next.tp.pool.taughtBy(false)

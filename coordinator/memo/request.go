@@ -41,7 +41,8 @@ func (Key) String() string { return "memo-key" }
 func (Key) GoString() string { return "memo-key" }
 
 // neutral are the fields of a request that leave its prompt alone, but for
-// messages and prompt, which are read by themselves. A field too many in the head
+// messages and prompt, which are read by themselves; those that a placement sets in
+// the body are among them. A field too many in the head
 // costs a miss, one too few a wrong prediction: what is not listed counts.
 var neutral = map[string]bool{
 	"stream": true, "stream_options": true, "temperature": true, "top_p": true, "top_k": true, "min_p": true, "typical_p": true,
@@ -49,7 +50,7 @@ var neutral = map[string]bool{
 	"user": true, "metadata": true, "priority": true, "logprobs": true, "top_logprobs": true, "prompt_logprobs": true, "logit_bias": true,
 	"frequency_penalty": true, "presence_penalty": true, "repetition_penalty": true, "length_penalty": true, "ignore_eos": true, "include_stop_str_in_output": true,
 	"skip_special_tokens": true, "spaces_between_special_tokens": true, "service_tier": true, "store": true, "safety_identifier": true,
-	"prompt_cache_key": true, "request_id": true, "cache_salt": true, "kv_transfer_params": true, "return_token_ids": true, "return_tokens_as_token_ids": true,
+	"prompt_cache_key": true, "request_id": true, "session_id": true, "id_slot": true, "cache_salt": true, "kv_transfer_params": true, "return_token_ids": true, "return_tokens_as_token_ids": true,
 }
 
 // ofTools are the fields that come and go with tools.
@@ -102,6 +103,7 @@ type Request struct {
 	tools            bool
 	chat             bool
 	textBytes        int
+	headBytes        int // of tools and documents
 	toolBound        float64
 	rest             float64 // bound of what has no unit any more
 	// shown counts the words of messages that templates show as they are; cut says
@@ -110,8 +112,9 @@ type Request struct {
 	cut   bool
 }
 
-// TextBytes is the size of all messages in canonical form, in bytes.
-func (r *Request) TextBytes() int { return r.textBytes }
+// TextBytes is the size of all that a prompt shows of a request in canonical form,
+// in bytes: messages, tools and documents.
+func (r *Request) TextBytes() int { return r.textBytes + r.headBytes }
 
 // Opaque says that the prompt holds something else than text: behind that,
 // nothing is known of it.
@@ -338,6 +341,7 @@ func (rd *Reader) head(r *Request, tag byte, pool string) {
 		b = append(append(append(append(b, '"'), f.name...), `":`...), f.value...)
 		if f.name == "tools" || f.name == "documents" {
 			r.tools = r.tools || f.value != "[]"
+			r.headBytes += len(f.value)
 			bd.add([]byte(f.value))
 		}
 	}

@@ -84,6 +84,7 @@ func TestCanonicalForm(t *testing.T) {
 		"order of fields":         {`{"messages":[{"role":"user","content":"é"}],"model":"m"}`, true},
 		"null is absent":          {`{"model":"m","tools":null,"messages":[{"role":"user","name":null,"content":"é"}]}`, true},
 		"escaped":                 {`{"model":"m","messages":[{"role":"user","content":"\u00e9"}]}`, true},
+		"fields of a placement":   {`{"model":"m","session_id":"pl_c1_x","id_slot":3,"kv_transfer_params":{},"messages":[{"role":"user","content":"é"}]}`, true},
 		"neutral field":           {`{"model":"m","temperature":0.5,"stream":true,"messages":[{"role":"user","content":"é"}]}`, true},
 		"unknown field":           {`{"model":"m","invented":1,"messages":[{"role":"user","content":"é"}]}`, false},
 		"kwargs":                  {`{"model":"m","chat_template_kwargs":{"a":1},"messages":[{"role":"user","content":"é"}]}`, false},

@@ -3,6 +3,7 @@ package enginehttp
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -26,8 +27,17 @@ const (
 	// FactsTimeout bounds a question about what seldom changes.
 	FactsTimeout = 5 * time.Second
 
+	// MaxMembers bounds each list and each object of an answer: what is decoded of
+	// one takes many times the bytes of an empty member.
+	MaxMembers = 1 << 16
+
+	// bytesPerToken is what an answer has at most for a byte that was sent: the id
+	// of a token of its own, and what parts it from the next.
+	bytesPerToken = 16
+
 	maxErrorBytes  = 512
 	maxHeaderBytes = 64 << 10
+	maxNesting     = 10_000 // as encoding/json has it
 	maxConnections = 8
 )
 
@@ -36,6 +46,10 @@ var (
 	ErrTooLarge   = errors.New("answer too large")
 	ErrCompressed = errors.New("answer is compressed though that was not asked for")
 	ErrRedirect   = errors.New("answer redirects elsewhere")
+	ErrTooMany    = errors.New("answer lists too much")
+	// ErrNotHTTP stands for what the transport says of an answer to a question
+	// with a prompt: it may quote the answer.
+	ErrNotHTTP = errors.New("answer cannot be read as HTTP")
 )
 
 // StatusError is an answer other than 200.
@@ -44,8 +58,8 @@ type StatusError struct {
 	Path string
 	// Code is the HTTP status.
 	Code int
-	// Text is the beginning of the answer. It is empty for questions with a
-	// body: engines repeat the prompt in what they complain about.
+	// Text is the beginning of the answer. It is empty for all but GET: engines
+	// repeat the prompt in what they complain about.
 	Text string
 }
 
@@ -178,7 +192,7 @@ func (c *Client) Ask(ctx context.Context, q Question, buf *bytes.Buffer) (http.H
 	}
 	resp, err := c.http.Do(req)
 	if err != nil {
-		return nil, err
+		return nil, q.failure(err)
 	}
 	defer resp.Body.Close()
 	switch {
@@ -186,7 +200,7 @@ func (c *Client) Ask(ctx context.Context, q Question, buf *bytes.Buffer) (http.H
 		return nil, fmt.Errorf("%s: %w", q.Path, ErrRedirect)
 	case resp.StatusCode != http.StatusOK:
 		e := &StatusError{Path: q.Path, Code: resp.StatusCode}
-		if q.Body == nil {
+		if q.Method == http.MethodGet {
 			text, _ := io.ReadAll(io.LimitReader(resp.Body, maxErrorBytes))
 			e.Text = strings.ToValidUTF8(strings.TrimSpace(string(text)), "?")
 		}
@@ -198,12 +212,39 @@ func (c *Client) Ask(ctx context.Context, q Question, buf *bytes.Buffer) (http.H
 	buf.Reset()
 	n, err := buf.ReadFrom(io.LimitReader(resp.Body, q.MaxBytes+1))
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", q.Path, err)
+		return nil, fmt.Errorf("%s: %w", q.Path, q.failure(err))
 	}
 	if n > q.MaxBytes {
 		return nil, fmt.Errorf("%s: %w: more than %d bytes", q.Path, ErrTooLarge, q.MaxBytes)
 	}
 	return resp.Header, nil
+}
+
+// failure is an error of the transport, without what it may quote of the answer
+// if that may repeat a prompt.
+func (q *Question) failure(err error) error {
+	if q.Method == http.MethodGet {
+		return err
+	}
+	cause := err
+	var asked *url.Error // says of itself that it is an error of the network
+	if errors.As(err, &asked) {
+		cause = asked.Err
+	}
+	for _, known := range []error{context.Canceled, io.EOF, io.ErrUnexpectedEOF} {
+		if errors.Is(cause, known) {
+			return err
+		}
+	}
+	var network net.Error
+	var certificate *tls.CertificateVerificationError
+	switch {
+	case errors.As(cause, &network), errors.As(cause, &certificate):
+		return err
+	case asked != nil:
+		return &url.Error{Op: asked.Op, URL: asked.URL, Err: ErrNotHTTP}
+	}
+	return ErrNotHTTP
 }
 
 // GetJSON reads the JSON at a path into v, as Decode does.
@@ -212,13 +253,14 @@ func (c *Client) GetJSON(ctx context.Context, path string, v any) error {
 }
 
 // PostJSON sends a body as JSON and reads the answer into v. The answer may be
-// as large as the token ids of the longest prompt.
+// as large as the token ids of what was sent, with a template around it.
 func (c *Client) PostJSON(ctx context.Context, path string, body, v any) error {
 	b, err := json.Marshal(body)
 	if err != nil {
 		return fmt.Errorf("%s: %w", path, err)
 	}
-	return c.askJSON(ctx, Question{Method: http.MethodPost, Path: path, Body: b, MaxBytes: MaxTokensBytes}, v)
+	most := min(MaxFactsBytes/4+bytesPerToken*int64(len(b)), MaxTokensBytes)
+	return c.askJSON(ctx, Question{Method: http.MethodPost, Path: path, Body: b, MaxBytes: most}, v)
 }
 
 func (c *Client) askJSON(ctx context.Context, q Question, v any) error {
@@ -249,14 +291,45 @@ func (c *Client) Odd() int { return int(c.odd.Swap(0)) }
 
 // Decode reads JSON into v. A value that its field cannot have, such as a count of
 // 2^63, is left out and reported as odd: it must not take the rest of an answer
-// along. NaN and Infinity are read as -1.
+// along. NaN and Infinity are read as -1. No list may have more than [MaxMembers].
 func Decode(b []byte, v any) (odd bool, err error) {
+	if err := Widest(b, MaxMembers); err != nil {
+		return false, err
+	}
 	err = json.Unmarshal(Finite(b), v)
 	var wrong *json.UnmarshalTypeError
 	if errors.As(err, &wrong) && wrong.Field != "" {
 		return true, nil // the decoder went on behind it
 	}
 	return false, err
+}
+
+// Widest refuses JSON in which a list or an object has more members than most.
+func Widest(b []byte, most int) error {
+	var members []int // of what is open, the outermost first
+	inText := false
+	for i := 0; i < len(b); i++ {
+		switch c := b[i]; {
+		case inText && c == '\\':
+			i++
+		case c == '"':
+			inText = !inText
+		case inText:
+		case c == '[' || c == '{':
+			if len(members) == maxNesting {
+				return fmt.Errorf("%w: it nests deeper than %d", ErrTooMany, maxNesting)
+			}
+			members = append(members, 1)
+		case c == ']' || c == '}':
+			members = members[:max(0, len(members)-1)]
+		case c == ',' && len(members) > 0:
+			n := len(members) - 1
+			if members[n]++; members[n] > most {
+				return fmt.Errorf("%w: more than %d members", ErrTooMany, most)
+			}
+		}
+	}
+	return nil
 }
 
 // Finite replaces, in place, the words NaN and Infinity by -1, which is no count,

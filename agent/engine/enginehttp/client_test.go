@@ -1,15 +1,19 @@
 package enginehttp
 
 import (
+	"bufio"
 	"bytes"
 	"compress/gzip"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -233,6 +237,111 @@ func TestNewRefuses(t *testing.T) {
 	for _, u := range []string{"", "127.0.0.1:8000", "ftp://x", "http://", "://"} {
 		if _, err := New(Options{URL: u}); err == nil {
 			t.Errorf("URL %q was accepted", u)
+		}
+	}
+}
+
+// Empty members of a list take a hundred times their bytes once they are read.
+func TestListsWithoutEnd(t *testing.T) {
+	many := func(open, member, end string) []byte {
+		return []byte(open + strings.Repeat(member+",", MaxMembers) + member + end)
+	}
+	for name, page := range map[string][]byte{
+		"a list": many("[", "0", "]"), "of objects": many("[", "{}", "]"), "an object": many("{", `"a":0`, "}"),
+		"within": many(`{"text":"]}\\\"]","n":[1,2],"list":[`, "[]", "]}"), "without an end": many("[", "0", ""),
+		"deep": bytes.Repeat([]byte("["), maxNesting+1),
+	} {
+		c, _ := serve(t, func(w http.ResponseWriter, _ *http.Request) { w.Write(page) })
+		var into struct {
+			List []struct{ A, B, C, D, E, F int }
+		}
+		var list []struct{ A, B, C, D, E, F int }
+		var v any = &into
+		if page[0] == '[' {
+			v = &list
+		}
+		if err := c.GetJSON(t.Context(), "/x", v); !errors.Is(err, ErrTooMany) || !strings.HasPrefix(err.Error(), "/x: ") || len(list)+len(into.List) > 0 {
+			t.Errorf("%s: %d read, error %v", name, len(list)+len(into.List), err)
+		}
+	}
+	most := append(bytes.Repeat([]byte("0,"), MaxMembers-1), '0')
+	page := slices.Concat([]byte(`[{"a":",,,,"},[`), most, []byte("],["), most, []byte("]]"))
+	if err := Widest(page, MaxMembers); err != nil {
+		t.Errorf("lists of %d: %v", MaxMembers, err)
+	}
+}
+
+// What an engine answers to a question with a prompt stands in no error: the
+// transport quotes an answer that is not HTTP, and engines quote the prompt.
+func TestErrorsQuoteNoAnswerToAPrompt(t *testing.T) {
+	const secret = "secret"
+	for _, answer := range []string{
+		"secret secret\r\n\r\n", "HTTP/1.1 200 OK\r\nsecret secret\r\n\r\n", "HTTP/1.1 secret OK\r\n\r\n", "HTTP/1.1 200 OK\r\nContent-Length: secret\r\n\r\n",
+		"HTTP/1.1 200 OK\r\nTransfer-Encoding: secret\r\n\r\n", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nsecret secret\r\n\r\n",
+		"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nsecret", "HTTP/1.1 400 Bad\r\nContent-Length: 6\r\n\r\nsecret", "HTTP/1.1 307 secret\r\nLocation: http://secret:1/secret\r\n\r\n",
+		"HTTP/1.1 200 OK\r\nContent-Encoding: secret\r\nContent-Length: 6\r\n\r\nsecret",
+	} {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			for {
+				nc, err := l.Accept()
+				if err != nil {
+					return
+				}
+				if r, err := http.ReadRequest(bufio.NewReader(nc)); err == nil {
+					io.Copy(io.Discard, r.Body)
+					io.WriteString(nc, answer)
+				}
+				nc.Close()
+			}
+		}()
+		c, err := New(Options{URL: "http://" + l.Addr().String()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var v []int
+		var buf bytes.Buffer
+		for _, err := range []error{
+			c.PostJSON(t.Context(), "/tokenize", map[string]string{"prompt": secret}, &v),
+			func() error {
+				_, err := c.Ask(t.Context(), Question{Method: http.MethodPost, Path: "/events"}, &buf)
+				return err
+			}(),
+		} {
+			if err == nil {
+				if v == nil && !strings.HasSuffix(answer, "\nsecret") {
+					t.Errorf("%q was read", answer)
+				}
+				continue
+			}
+			if strings.Contains(err.Error(), secret) || !strings.Contains(err.Error(), "/tokenize") && !strings.Contains(err.Error(), "/events") {
+				t.Errorf("%q: error %q", answer, err)
+			}
+		}
+		c.Close()
+		l.Close()
+		<-done
+		// Why an engine is not reached is told.
+		if err := c.PostJSON(t.Context(), "/tokenize", 1, &v); !errors.Is(err, syscall.ECONNREFUSED) {
+			t.Errorf("error %v", err)
+		}
+	}
+}
+
+// A short text has no millions of tokens; a long one has as many as it has bytes.
+func TestTokensOfAText(t *testing.T) {
+	for _, n := range []int{1, 4 << 20} {
+		c, _ := serve(t, func(w http.ResponseWriter, _ *http.Request) {
+			io.WriteString(w, `{"tokens":[`+strings.Repeat("3,", 1<<20)+"3]}")
+		})
+		ids, err := c.TokenIDs(t.Context(), map[string]string{"prompt": strings.Repeat("x", n)})
+		if n == 1 && !errors.Is(err, ErrTooLarge) || n > 1 && (err != nil || len(ids) != 1<<20+1) {
+			t.Errorf("%d ids of %d bytes, error %v", len(ids), n, err)
 		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"waypost/agent/engine"
+	"waypost/agent/engine/enginehttp"
 	"waypost/agent/engine/llamacpp/slots"
 	"waypost/agent/engine/promtext"
 	"waypost/gossip/ledger"
@@ -40,6 +41,9 @@ func parseSlots(page []byte) (slotPage, error) {
 		Next       []struct {
 			Decoded int64 `json:"n_decoded"`
 		} `json:"next_token"`
+	}
+	if err := enginehttp.Widest(page, enginehttp.MaxMembers); err != nil {
+		return slotPage{}, fmt.Errorf("%w: %w", errSlots, err)
 	}
 	if err := json.Unmarshal(page, &list); err != nil {
 		return slotPage{}, fmt.Errorf("%w: answer is not a list of slots", errSlots)

@@ -2,14 +2,17 @@ package llamacpp
 
 import (
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 
 	"waypost/agent/engine"
+	"waypost/agent/engine/enginehttp"
 	"waypost/agent/engine/llamacpp/slots"
 )
 
@@ -172,4 +175,11 @@ func FuzzFacts(f *testing.F) {
 			t.Errorf("%+v", told)
 		}
 	})
+}
+
+// A list without end is refused before its members are read.
+func TestSlotsWithoutEnd(t *testing.T) {
+	if _, err := parseSlots([]byte("[" + strings.Repeat("0,", enginehttp.MaxMembers) + "0]")); !errors.Is(err, errSlots) || !errors.Is(err, enginehttp.ErrTooMany) {
+		t.Errorf("error %v", err)
+	}
 }

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -579,4 +580,14 @@ func FuzzFacts(f *testing.F) {
 			}
 		}
 	})
+}
+
+// A list without end is refused before its members are read.
+func TestLoadsWithoutEnd(t *testing.T) {
+	list := "[" + strings.Repeat("{},", enginehttp.MaxMembers) + "{}]"
+	for _, body := range []string{list, `{"loads":` + list + `}`} {
+		if _, err := parseLoads([]byte(body), time.Now()); !errors.Is(err, enginehttp.ErrTooMany) {
+			t.Errorf("error %v", err)
+		}
+	}
 }

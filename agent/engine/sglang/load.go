@@ -72,6 +72,9 @@ type loads struct {
 // parseLoads reads either form: an object with a list and the engine's time, or
 // a list. now is when the answer came.
 func parseLoads(b []byte, now time.Time) (loads, error) {
+	if err := enginehttp.Widest(b, enginehttp.MaxMembers); err != nil {
+		return loads{}, err
+	}
 	var body struct {
 		Now   clock      `json:"timestamp"`
 		Loads []rankLoad `json:"loads"`

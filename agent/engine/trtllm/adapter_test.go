@@ -147,11 +147,11 @@ func TestHandedOutEvents(t *testing.T) {
 func TestFailedAnswers(t *testing.T) {
 	f := newFake(t)
 	m := enginetest.NewMirror(t)
-	f.hand(list(event(0, 0, 1)), "500", `{"a":`, `{"event_id":1}`, `[5,{"event_id":"x"},{"event_id":-1},{"event_id":1,"attention_dp_rank":-2}]`, list(event(2, 1, 2)))
+	f.hand(list(event(0, 0, 1)), "500", `{"a":`, `{"event_id":1}`, `[5,{"event_id":"x"},{"event_id":-1},{"event_id":1,"attention_dp_rank":-2}]`, "["+strings.Repeat("0,", maxMembers)+"0]", list(event(2, 1, 2)))
 	watch(t, f, engine.Target{}, m)
 	m.Await("what came after", func() bool {
 		r := m.Of(0)
-		return r.Match(1, 2) == 4 && r.Counts[kvevents.CountMissing] == 1 && r.Counts[kvevents.CountMalformed] == 7 && r.Coverage == engine.CoveragePartial
+		return r.Match(1, 2) == 4 && r.Counts[kvevents.CountMissing] == 1 && r.Counts[kvevents.CountMalformed] == 8 && r.Coverage == engine.CoveragePartial
 	})
 }
 
@@ -310,6 +310,7 @@ func TestOddEvents(t *testing.T) {
 		{name: "a move of nothing", data: `{"type":"updated"}`, damaged: 1, lost: true},
 		{name: "a kind of the future", data: `{"type":"touched"}`, unknown: 1},
 		{name: "no data", data: `5`, damaged: 1, lost: true},
+		{name: "blocks without end", data: `{"type":"stored","blocks":[` + strings.Repeat("0,", maxMembers) + `0]}`, damaged: 1, lost: true},
 	} {
 		b, err := newDecoder().Decode([]byte(`{"event_id":1,"data":` + test.data + `}`))
 		if err != nil || len(b.Events) != test.events || b.Damaged != test.damaged || b.Unknown != test.unknown || b.LostRemovals != test.lost {

@@ -20,6 +20,9 @@ const (
 	eventsTimeout = 15 * time.Second
 	// missingEvery is the pause after an answer that there is no such route.
 	missingEvery = 30 * time.Second
+	// maxMembers bounds the events of an answer, and the blocks, tokens and hashes
+	// of one.
+	maxMembers = 1 << 18
 	// maxWaiting bounds the events that wait for the reader of their rank.
 	maxWaiting      = 10_000
 	maxWaitingBytes = 64 << 20
@@ -118,6 +121,9 @@ func (s *source) askEvents(ctx context.Context, list *[]json.RawMessage) error {
 		return err
 	}
 	if b := bytes.TrimSpace(s.eventBuf.Bytes()); len(b) > 0 {
+		if err := enginehttp.Widest(b, maxMembers); err != nil {
+			return err
+		}
 		return json.Unmarshal(b, list)
 	}
 	return nil

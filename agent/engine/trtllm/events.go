@@ -9,6 +9,7 @@ import (
 
 	"waypost/agent/blocktable"
 	"waypost/agent/engine"
+	"waypost/agent/engine/enginehttp"
 	"waypost/agent/engine/kvevents"
 
 	"github.com/zeebo/xxh3"
@@ -118,6 +119,10 @@ func (d *decoder) Omits() (adapters, salts bool) { return true, true }
 func (d *decoder) Decode(payload []byte) (kvevents.Batch, error) {
 	d.events, d.hashes, d.tokens, d.marks = d.events[:0], d.hashes[:0], d.tokens[:0], d.marks[:0]
 	b := kvevents.Batch{Rank: -1}
+	if enginehttp.Widest(payload, maxMembers) != nil {
+		b.Damaged, b.LostRemovals = 1, true
+		return b, nil
+	}
 	var e handed
 	if err := json.Unmarshal(payload, &e); err != nil {
 		return b, kvevents.ErrNotBatch

@@ -104,8 +104,12 @@ func TestTokenizeAndRender(t *testing.T) {
 	}
 	tokens, err := a.Tokenize(t.Context(), "x", true)
 	check(tokens, err, `/tokenize {"add_special_tokens":true,"prompt":"x"}`)
-	tokens, err = a.Render(t.Context(), []byte(`{"model":"m","messages":[{"role":"user","content":"x"}],"max_tokens":4,"stream":true,"reasoning_effort":"low","chat_template_kwargs":{"a":1}}`))
-	check(tokens, err, `/tokenize {"chat_template_kwargs":{"a":1,"reasoning_effort":"low"},"messages":[{"role":"user","content":"x"}],"model":"m"}`)
+	tokens, err = a.Render(t.Context(), []byte(`{"model":"m","messages":[{"role":"user","content":"x"}],"max_tokens":4,"stream":true,"reasoning_effort":"low","documents":[{"text":"d"}],"chat_template_kwargs":{"a":1}}`))
+	check(tokens, err, `/tokenize {"chat_template_kwargs":{"a":1,"documents":[{"text":"d"}],"enable_thinking":true,"reasoning_effort":"low"},"messages":[{"role":"user","content":"x"}],"model":"m"}`)
+	tokens, err = a.Render(t.Context(), []byte(`{"messages":[1],"reasoning_effort":"low","documents":null,"chat_template_kwargs":{"enable_thinking":false,"reasoning_effort":"high"}}`))
+	check(tokens, err, `/tokenize {"chat_template_kwargs":{"enable_thinking":false,"reasoning_effort":"high"},"messages":[1]}`)
+	tokens, err = a.Render(t.Context(), []byte(`{"messages":[1],"reasoning_effort":null,"documents":null}`))
+	check(tokens, err, `/tokenize {"messages":[1]}`)
 	for _, bad := range []string{`{}`, `[]`, `{"messages":[],"x":`, `{"messages":[],"reasoning_effort":"low","chat_template_kwargs":3}`} {
 		if _, err := a.Render(t.Context(), []byte(bad)); err == nil {
 			t.Errorf("%s was accepted", bad)
