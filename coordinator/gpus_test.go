@@ -25,6 +25,14 @@ func gpuReport(verdict string, xids ...*waypostv1.XidEvent) *waypostv1.ConnectRe
 	}}}}
 }
 
+// sick is a report of a GPU with values and an error.
+func sick() *waypostv1.ConnectRequest {
+	r := gpuReport("exclude:xid_79", xid(79, "hardware", 1))
+	g := r.GetHost().GetGpus()[0]
+	g.TemperatureCelsius, g.NvlinkUp = proto.Float64(60), proto.Uint32(18)
+	return r
+}
+
 func xid(number uint32, class string, count float64) *waypostv1.XidEvent {
 	return &waypostv1.XidEvent{Xid: &number, Class: &class, Count: &count, AgeMs: proto.Float64(10), Acknowledged: proto.Bool(false)}
 }
@@ -179,8 +187,25 @@ func TestGPUsAreListedAndAcknowledged(t *testing.T) {
 		return slices.Equal(a.policy.GetGpu().GetPrice(), []string{"xid:79"}) && slices.Equal(a.policy.GetGpu().GetExclude(), []string{"xid:48"})
 	})
 
+	reported("what it has now", sick(), func() bool { return list(nil).GetGpus()[0].GetGpu().TemperatureCelsius != nil })
 	a.dialer.Close()
 	eventually(t, "no lane", func() bool { return o.lanes.session("gpu-01") == nil })
+	// What a silent host said is not shown as true now, but for what stays.
+	var last *waypostv1.Gpu
+	eventually(t, "the GPUs of a silent host", func() bool {
+		resp := list(nil)
+		last = resp.GetGpus()[0].GetGpu()
+		return len(resp.GetWithout()) == 1 && strings.Contains(resp.GetWithout()[0].GetGpuState(), "last heard of its GPUs")
+	})
+	if last.GetUuid() != "GPU-c04d" || last.TemperatureCelsius != nil || last.NvlinkUp != nil || last.GetVerdict() != "exclude:xid_79" || last.GetMissing()["values"] == "" {
+		t.Errorf("of a silent host: %v", last)
+	}
+	if x := last.GetXids(); len(x) != 1 || x[0].GetXid() != 79 || x[0].GetAgeMs() <= 10 {
+		t.Errorf("errors of a silent host: %v", x)
+	}
+	if well := lastKnown(&waypostv1.Gpu{Verdict: proto.String("ok")}, 1); well.Verdict != nil {
+		t.Error("a silent host's GPU is said to be well")
+	}
 	_, err = operators.AckGpu(t.Context(), &waypostv1.AckGpuRequest{Gpu: proto.String("gpu-01/1"), Reason: proto.String("r")})
 	if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "has no lane") {
 		t.Errorf("without a lane: %v", err)
