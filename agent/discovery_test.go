@@ -35,7 +35,7 @@ type engineProcess struct {
 }
 
 func (p *procTable) set(engines ...engineProcess) {
-	files := fstest.MapFS{"self": &fstest.MapFile{}}
+	files := fstest.MapFS{"self": &fstest.MapFile{}, "1/cmdline": &fstest.MapFile{Data: []byte("init")}}
 	sockets := "head\n"
 	for i, e := range engines {
 		dir := fmt.Sprintf("%d/", e.pid)

@@ -51,10 +51,15 @@ func (a *Agent) checkDiscovery(l *doctor.List) {
 	result, failed, refused := d.result, d.failed, d.refused
 	d.mu.Unlock()
 	if failed != nil {
-		l.Bad(discover.CheckReachable, a.name, "engines are not looked for", failed.Error(), "mount /proc without hidepid, or list engines as [[engine]] in agent.toml")
+		l.Bad(discover.CheckReachable, a.name, "engines are not looked for", failed.Error(), "list engines as [[engine]] in agent.toml")
+	}
+	const seeAll = "systemctl edit waypost-agent\n[Service]\nAmbientCapabilities=CAP_SYS_PTRACE"
+	if result.Hidden {
+		l.Bad(discover.CheckReachable, a.name, "processes of other users are hidden from the agent, and engines among them are not found",
+			"/proc is mounted with hidepid, or the unit has ProtectProc", seeAll+"\nor list engines as [[engine]] in agent.toml and set discover.enabled = false")
 	}
 	if result.Limited != "" {
-		l.Add(discover.CheckReachable, doctor.OK, a.name, result.Limited, "", "systemctl edit waypost-agent\n[Service]\nAmbientCapabilities=CAP_SYS_PTRACE")
+		l.Add(discover.CheckReachable, doctor.OK, a.name, result.Limited, "", seeAll)
 	}
 	if result.Over > 0 {
 		l.Bad(discover.CheckReachable, a.name, fmt.Sprintf("%d processes or engines are over the bounds and were left out", result.Over), "", "list the engines as [[engine]] in agent.toml")

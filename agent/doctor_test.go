@@ -64,6 +64,19 @@ func TestDoctorNamesWhatWasFound(t *testing.T) {
 	}
 }
 
+// Where the kernel hides other users' processes, doctor does not say that there is
+// no engine: it says that none is found, and what to do.
+func TestDoctorNamesHiddenProcesses(t *testing.T) {
+	p := &procTable{}
+	p.set()
+	delete(p.files, "1/cmdline")
+	a := discovering(t, p, nil)
+	a.discovery.look(time.Now())
+	if checks := a.checks(time.Now()).Sorted(); !finds(checks, "engine-reachable", doctor.Problem, "hidden from the agent", "hidepid", "CAP_SYS_PTRACE", "[[engine]]") {
+		t.Errorf("checks %v", checks)
+	}
+}
+
 // An engine in another network namespace is named with the fix, until agent.toml
 // names the engine.
 func TestDoctorNamesAnotherNamespace(t *testing.T) {
