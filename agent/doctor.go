@@ -113,14 +113,7 @@ func (a *Agent) checkDiscovery(l *doctor.List) {
 // checkPublished tells of an engine in a container that this host reaches through
 // a port of its own.
 func (a *Agent) checkPublished(l *doctor.List, subject, found string, e *discover.Engine, at netip.AddrPort) {
-	live, replay, missing := e.PublishedEvents()
-	fix := fmt.Sprintf("[[engine]]\nkind = %q\nurl = \"http://%s\"", e.Kind, at)
-	if live != "" {
-		fix += fmt.Sprintf("\nkv_events = %q", live)
-	}
-	if replay != "" {
-		fix += fmt.Sprintf("\nkv_replay = %q", replay)
-	}
+	fix, missing := e.AllowPublished(at)
 	cause := ""
 	if len(missing) > 0 {
 		cause = fmt.Sprintf("its events are not read without publishing port %s as well", ports(missing))

@@ -134,9 +134,24 @@ func (e *Engine) URL() string {
 	return "http://" + netip.AddrPortFrom(address, uint16(e.Port)).String()
 }
 
-// Allow are the lines of agent.toml that have the agent serve it.
+// Allow are the lines of agent.toml that have the agent serve it: where its events
+// are read is not found out for an engine that stands there.
 func (e *Engine) Allow() string {
-	return fmt.Sprintf("[[engine]]\nkind = %q\nurl = %q", e.Kind, e.URL())
+	live, replay := e.Events()
+	return configLines(e.Kind, e.URL(), live, replay)
+}
+
+// configLines are the lines of agent.toml that name an engine; empty endpoints are
+// left out.
+func configLines(kind, url, live, replay string) string {
+	lines := fmt.Sprintf("[[engine]]\nkind = %q\nurl = %q", kind, url)
+	if live != "" {
+		lines += fmt.Sprintf("\nkv_events = %q", live)
+	}
+	if replay != "" {
+		lines += fmt.Sprintf("\nkv_replay = %q", replay)
+	}
+	return lines
 }
 
 // Result is what one scan found.
