@@ -12,7 +12,9 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"waypost/coordinator/api"
+	"waypost/coordinator/fleet"
 	"waypost/coordinator/registry"
+	"waypost/gossip/doctor"
 	waypostv1 "waypost/proto/waypost/v1"
 )
 
@@ -106,6 +108,38 @@ func (o *operators) ListGpus(_ context.Context, req *waypostv1.ListGpusRequest) 
 		return cmp.Or(cmp.Compare(a.GetHost(), b.GetHost()), cmp.Compare(a.GetGpu().GetIndex(), b.GetGpu().GetIndex()))
 	})
 	return out, nil
+}
+
+// checkGPUs tells of GPUs and drivers that are not well, as far as no worker is
+// told to be excluded for it: what a GPU that nobody uses has will meet the next
+// engine, and the engine that died of it is gone.
+func (c *Coordinator) checkGPUs(p *problems, hosts []fleet.HostInfo, workers []fleet.WorkerInfo, now time.Time) {
+	excluded := map[string]bool{}
+	for i := range workers {
+		excluded[workers[i].Name] = strings.HasPrefix(workers[i].State, "excluded")
+	}
+	for i := range hosts {
+		h := &hosts[i]
+		hl := c.lanes.host(h.Name)
+		hl.mu.Lock()
+		r, at := hl.report, hl.reportAt
+		hl.mu.Unlock()
+		if r == nil || !h.LaneUp || now.Sub(at) > gpuReportLate {
+			continue // that it is silent is told
+		}
+		for _, k := range r.GetChecks() {
+			if k.GetCheck() == "nvml-driver" {
+				p.check(k.GetState() != doctor.Problem, "warning", h.Name, "GPUs: "+k.GetWhat(), nil, "engines that run are kept", "waypost doctor --host "+h.Name)
+			}
+		}
+		for _, g := range r.GetGpus() {
+			action, reasons, _ := strings.Cut(g.GetVerdict(), ":")
+			name, next := fmt.Sprintf("%s/%d", h.Name, g.GetIndex()), "waypost gpus "+h.Name
+			told := slices.ContainsFunc(workersOn(h.Name, h.Workers, g.GetEngines()), func(w string) bool { return excluded[h.Name+"/"+w] })
+			p.check(action != "exclude" || told, "error", name, "GPU excluded: "+reasons, nil, "workers on it get no placements", next)
+			p.check(action != "price", "warning", name, "GPU priced: "+reasons, nil, "workers on it are placed by their measured speed", next)
+		}
+	}
 }
 
 // gpuReportLate is how old what an agent says of its GPUs may be: it does so every

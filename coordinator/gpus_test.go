@@ -16,6 +16,7 @@ import (
 
 	"waypost/coordinator/events"
 	"waypost/gossip/lane"
+	"waypost/gossip/ledger"
 	waypostv1 "waypost/proto/waypost/v1"
 )
 
@@ -209,6 +210,53 @@ func TestGPUsAreListedAndAcknowledged(t *testing.T) {
 	_, err = operators.AckGpu(t.Context(), &waypostv1.AckGpuRequest{Gpu: proto.String("gpu-01/1"), Reason: proto.String("r")})
 	if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "has no lane") {
 		t.Errorf("without a lane: %v", err)
+	}
+}
+
+// What GPUs and drivers have is a problem of the fleet also where no worker is
+// excluded for it; where one is, it is told once.
+func TestStatusTellsOfGPUs(t *testing.T) {
+	o := startOne(t)
+	var verdict atomic.Pointer[string]
+	verdict.Store(proto.String(""))
+	a := &fakeAgent{workers: 1, state: func(_ int, l *ledger.Load) { l.GPUVerdict = *verdict.Load() }}
+	a.start(t, o)
+	report := func(driver, verdict string) *waypostv1.ConnectRequest {
+		r := gpuReport(verdict)
+		r.GetHost().Checks = []*waypostv1.Check{{Check: proto.String("nvml-driver"), State: &driver, What: proto.String("driver/library version mismatch")}}
+		return r
+	}
+	problems := func() (out []string) {
+		resp, err := waypostv1.NewOperatorServiceClient(o.conn).GetStatus(t.Context(), &waypostv1.GetStatusRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range resp.GetProblems() {
+			if strings.Contains(p.GetWhat(), "GPU") || strings.Contains(p.GetWhat(), "gpu") {
+				out = append(out, p.GetSeverity()+" "+p.GetSubject()+" "+p.GetWhat())
+			}
+		}
+		return out
+	}
+	for _, c := range []struct {
+		driver, verdict, worker string
+		want                    []string
+	}{
+		{"ok", "ok", "", nil},
+		{"problem", "ok", "", []string{"warning gpu-01 GPUs: driver/library version mismatch"}},
+		{"ok", "exclude:xid_79,gpu_lost", "", []string{"error gpu-01/1 GPU excluded: xid_79,gpu_lost"}},
+		{"unknown", "price:thermal_throttle", "", []string{"warning gpu-01/1 GPU priced: thermal_throttle"}},
+		{"ok", "exclude:xid_79", "exclude:xid_79(gpu_1)", []string{"error gpu-01/vllm-8000/0 excluded:gpu_fault (xid_79(gpu_1))"}},
+	} {
+		verdict.Store(&c.worker)
+		var got []string
+		eventually(t, "status of "+c.driver+", "+c.verdict+c.worker, func() bool {
+			for _, l := range a.dialer.Lanes() {
+				_ = l.Send(report(c.driver, c.verdict))
+			}
+			got = problems()
+			return slices.Equal(got, c.want)
+		})
 	}
 }
 
