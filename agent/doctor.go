@@ -48,7 +48,7 @@ func (a *Agent) subject(engineName string) string { return a.name + "/" + engine
 func (a *Agent) checkDiscovery(l *doctor.List) {
 	d := a.discovery
 	d.mu.Lock()
-	result, failed, refused := d.result, d.failed, d.refused
+	result, failed, refused, looked := d.result, d.failed, d.refused, d.failed == nil && !d.at.IsZero()
 	d.mu.Unlock()
 	if failed != nil {
 		l.Bad(discover.CheckReachable, a.name, "engines are not looked for", failed.Error(), "list engines as [[engine]] in agent.toml")
@@ -65,6 +65,10 @@ func (a *Agent) checkDiscovery(l *doctor.List) {
 		l.Bad(discover.CheckReachable, a.name, fmt.Sprintf("%d processes or engines are over the bounds and were left out", result.Over), "", "list the engines as [[engine]] in agent.toml")
 	}
 	a.checkStrangers(l)
+	if looked && !result.Hidden && len(result.Engines) == 0 && len(a.watching()) == 0 {
+		l.Add(discover.CheckReachable, doctor.Unknown, a.name, "no engine was found on this host", "no process here is started as vLLM, SGLang, TensorRT-LLM or llama.cpp are",
+			"start one, or name it in agent.toml\n[[engine]]\nkind = \"generic\"\nurl = \"http://ADDRESS:PORT\"")
+	}
 	// One that agent.toml names and that is not among this host's processes may be
 	// the one in another namespace.
 	elsewhere := map[string]int{}

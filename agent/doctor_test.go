@@ -66,6 +66,32 @@ func TestDoctorNamesWhatWasFound(t *testing.T) {
 	}
 }
 
+// A host on which no engine is found says so, unless engines are not looked for or
+// are named.
+func TestDoctorSaysThatNoEngineWasFound(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*Config)
+		args   string
+		want   bool
+	}{
+		"none":         {nil, "", true},
+		"not looked":   {func(c *Config) { c.Discover.Enabled = false }, "", false},
+		"one is named": {func(c *Config) { c.Engines = []EngineConfig{{Name: "x", Kind: "generic", URL: "http://127.0.0.1:1"}} }, "", false},
+		"one is there": {nil, "llama-server -m x", false},
+	} {
+		p := &procTable{}
+		p.set()
+		if c.args != "" {
+			p.set(engineProcess{pid: 41, args: c.args})
+		}
+		a := discovering(t, p, c.change)
+		a.discovery.look(time.Now())
+		if got := finds(a.checks(time.Now()).Sorted(), "engine-reachable", doctor.Unknown, "no engine was found"); got != c.want {
+			t.Errorf("%s: said %v", name, got)
+		}
+	}
+}
+
 // Where the kernel hides other users' processes, doctor does not say that there is
 // no engine: it says that none is found, and what to do.
 func TestDoctorNamesHiddenProcesses(t *testing.T) {
