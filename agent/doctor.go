@@ -157,6 +157,7 @@ func (a *Agent) checkEngine(l *doctor.List, w *watched) {
 	}
 	if live.up {
 		live.check(l, subject, w.target.Kind, told)
+		checkTokenizer(l, subject, w.prober.able(live.facts.Capabilities).Has(engine.TokenizesText), w.prober)
 	}
 }
 
@@ -217,10 +218,27 @@ func (s *engineState) check(l *doctor.List, subject, kind string, told map[strin
 			l.Good(discover.CheckBlockSize, subject, fmt.Sprintf("%d tokens per block, as the engine says", s.facts.BlockTokens))
 		}
 	}
-	if s.facts.Capabilities.Has(engine.TokenizesText) {
-		l.Good("tokenizer-probe", subject, "the engine tells token ids")
-	} else {
-		l.Add("tokenizer-probe", doctor.Unknown, subject, "the engine tells no token ids", "requests given as text find their tokens by what callers and answers teach", "")
+}
+
+// checkTokenizer tells whether an engine tells token ids, by the answers to the
+// probes of its boundary.
+func checkTokenizer(l *doctor.List, subject string, able bool, p *prober) {
+	const check = "tokenizer-probe"
+	const taught = "requests given as text find their tokens by what callers and answers teach"
+	answered, refused, why := p.tellsIDs()
+	switch {
+	case !able && why == nil:
+		l.Add(check, doctor.Unknown, subject, "the engine tells no token ids", taught, "")
+	case !able:
+		l.Add(check, doctor.Unknown, subject, "the engine tells no token ids: "+why.Error(), taught, "")
+	case answered == 0 && why == nil:
+		l.Add(check, doctor.Unknown, subject, "the engine was not asked for token ids yet", "", "")
+	case answered == 0:
+		l.Bad(check, subject, "the engine does not answer when it is asked for token ids: "+why.Error(), taught, "see the engine's log, and waypost boundary")
+	case refused > 0:
+		l.Add(check, doctor.OK, subject, fmt.Sprintf("the engine tells token ids; of the probes of its boundary it refused %d: %v", refused, why), "what it refuses is not compared with other workers", "")
+	default:
+		l.Good(check, subject, "the engine tells token ids")
 	}
 }
 
