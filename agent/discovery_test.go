@@ -184,6 +184,19 @@ func TestEngineMovesWithItsNewestModel(t *testing.T) {
 	}
 }
 
+// Two engines whose command lines name no model are not taken for one that moved.
+func TestEnginesOfNoNamedModelAreNotOne(t *testing.T) {
+	e1, e2, p := startEmulator(t), startEmulator(t), &procTable{}
+	a := discovering(t, p, nil)
+	for pid, e := range []*emulator.Engine{e1, e2} {
+		p.set(engineProcess{pid: pid + 41, args: "llama-server --port " + portOfAddress(t, e.Address()), address: e.Address()})
+		a.discovery.look(time.Now())
+	}
+	if n := len(a.watching()); n != 2 {
+		t.Errorf("%d engines are listed, want the one that is there and the one that is gone", n)
+	}
+}
+
 // Two engines whose processes began alike, as in two containers, are two lives.
 func TestDSC03ProcessMarksOfEqualLives(t *testing.T) {
 	e1, e2, p := startEmulator(t), startEmulator(t), &procTable{}

@@ -82,3 +82,75 @@ func TestProbeThatIsAnsweredInTheEnd(t *testing.T) {
 		t.Errorf("%d answered, %d refused: %v", answered, refused, why)
 	}
 }
+
+// What changes in a rendering is a date only where the day can have changed: within
+// half an hour, or in another life, it is another template.
+func TestAChangedTemplateIsNoDate(t *testing.T) {
+	for name, c := range map[string]struct {
+		mark  uint64
+		after time.Duration
+		want  bool
+	}{
+		"at once":                  {7, time.Minute, false},
+		"at midnight somewhere":    {7, time.Hour, true},
+		"its life is not told":     {0, time.Hour, false},
+		"just before the half":     {7, 30*time.Minute - time.Second, false},
+		"just after the half hour": {7, 30*time.Minute + time.Second, true},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			p := newProber(proberOptions{tokenizer: qwenLike(), hasher: boundary.NewHasher(prefix.ClusterKey{5}), log: slog.New(slog.DiscardHandler)})
+			p.begin(&probedState{life: engineLife{mark: c.mark, model: "m"}, up: true})
+			key := probeKey{boundary.PartChat, 1}
+			p.took(key, []uint32{1, 2, 3, 4}, nil)
+			time.Sleep(c.after) // time begins at midnight
+			p.took(key, []uint32{1, 2, 9, 4}, nil)
+			if v := p.vector(); v.DateDependent() != c.want {
+				t.Errorf("%s: taken for a date: %v", name, v.DateDependent())
+			}
+		})
+	}
+}
+
+// dateless refuses the text of dates.
+type dateless struct{ *textEngine }
+
+func (e dateless) Tokenize(ctx context.Context, text string, special bool) ([]uint32, error) {
+	if strings.Count(text, "\n") > 20 {
+		return nil, errors.New("too long")
+	}
+	return e.textEngine.Tokenize(ctx, text, special)
+}
+
+// The text of dates is a help and no condition: chats are measured without it.
+func TestBoundaryWithoutTheTextOfDates(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newProber(proberOptions{
+			tokenizer: dateless{qwenLike()}, hasher: boundary.NewHasher(prefix.ClusterKey{5}), changed: func() {}, log: slog.New(slog.DiscardHandler),
+			state: func() probedState { return probedState{life: engineLife{mark: 7, model: "m"}, up: true} },
+		})
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { p.run(ctx); close(done) }()
+		time.Sleep(time.Minute)
+		cancel()
+		<-done
+		if n := len(p.vector().Probes); n != len(boundary.Published()) {
+			t.Errorf("%d of %d probes were measured", n, len(boundary.Published()))
+		}
+	})
+}
+
+// A probe that a coordinator asks for is tried as often as any other, whatever came
+// of it before.
+func TestAProbeAskedForIsTriedAgain(t *testing.T) {
+	p := newProber(proberOptions{tokenizer: qwenLike(), hasher: boundary.NewHasher(prefix.ClusterKey{5}), log: slog.New(slog.DiscardHandler)})
+	key := probeKey{boundary.PartChat, 1}
+	for range probeTries {
+		p.took(key, nil, errors.New("busy"))
+	}
+	p.again(key.part, key.number)
+	p.queue = nil // it is asked
+	if p.took(key, nil, errors.New("busy")); len(p.queue) != 1 || p.queue[0] != key {
+		t.Errorf("waiting to be asked: %v", p.queue)
+	}
+}

@@ -316,6 +316,16 @@ func TestUnprivileged(t *testing.T) {
 	}
 }
 
+// Of an engine whose command line names no port, those that its events are
+// published at are not its server's.
+func TestEventPortsAreNoServers(t *testing.T) {
+	tb := newTable()
+	tb.add(fake{pid: 41, uid: 0, args: `vllm serve m --kv-events-config {"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5557"}`, listens: []string{all5557, "00000000:2328"}})
+	if diff := cmp.Diff([]string{"vllm-9000 pid=41 here http://127.0.0.1:9000 trusted model=m"}, shorts(tb.scan(t))); diff != "" {
+		t.Error(diff)
+	}
+}
+
 // A table that hides other users' processes, in either way that the kernel has,
 // says so: engines among them are not found.
 func TestHiddenProcesses(t *testing.T) {
