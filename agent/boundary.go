@@ -3,6 +3,7 @@ package agent
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"log/slog"
 	"slices"
 	"strings"
@@ -80,8 +81,10 @@ type prober struct {
 	measured []boundary.Measurement
 	// at is when a probe was measured last, by part and number.
 	at map[probeKey]time.Time
-	// unmeasurable says that the engine has no tokenizer after all.
+	// unmeasurable says that the engine has no tokenizer after all; refused are the
+	// probes that it did not answer when they were asked last, with the reason.
 	unmeasurable bool
+	refused      map[probeKey]error
 
 	// queue are the probes to ask next, tries the failures in a row.
 	queue   []probeKey
@@ -103,7 +106,7 @@ type probeKey struct {
 var datesKey = probeKey{}
 
 func newProber(o proberOptions) *prober {
-	return &prober{proberOptions: o, at: map[probeKey]time.Time{}, tries: map[probeKey]int{}}
+	return &prober{proberOptions: o, at: map[probeKey]time.Time{}, tries: map[probeKey]int{}, refused: map[probeKey]error{}}
 }
 
 // run measures until ctx ends.
@@ -189,6 +192,7 @@ func (p *prober) begin(s *probedState) bool {
 	}
 	clear(p.tries)
 	clear(p.at)
+	clear(p.refused)
 	return true
 }
 
@@ -288,6 +292,7 @@ func (p *prober) took(key probeKey, ids []uint32, err error) bool {
 		return p.unmeasurable
 	}
 	p.tries[key] = 0
+	delete(p.refused, key)
 	p.runs++
 	tokens := p.hasher.Hash(ids)
 	if key.part == boundary.PartChat {
@@ -330,6 +335,7 @@ func (p *prober) dated(key probeKey, former, tokens []boundary.Token, now time.T
 // not have the route cannot be measured.
 func (p *prober) failed(key probeKey, err error) {
 	p.tries[key]++
+	p.refused[key] = err
 	if enginehttp.Missing(err) && key.part == boundary.PartRaw {
 		p.log.Info("hashing boundary cannot be measured: the engine tells no token ids; it is as declared", "error", err)
 		p.unmeasurable = true
@@ -340,6 +346,34 @@ func (p *prober) failed(key probeKey, err error) {
 		return
 	}
 	p.log.Debug("probe of the hashing boundary refused", "part", string(key.part), "probe", key.number, "error", err)
+}
+
+// tellsIDs says what came of asking the engine for token ids: how many probes were
+// answered, and why the others were not, by the first of them. None at all and no
+// reason: it was not asked yet.
+func (p *prober) tellsIDs() (answered, refused int, why error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, probe := range boundary.Published() {
+		if err := p.refused[probeKey{probe.Part, probe.Number}]; err != nil {
+			refused++
+			if why == nil {
+				why = fmt.Errorf("%s, probe %d: %w", probe.Part.Title(), probe.Number, err)
+			}
+		}
+	}
+	return len(p.measured), refused, why
+}
+
+// able are the capabilities of the engine without those that it does not have after
+// all.
+func (p *prober) able(c engine.Capability) engine.Capability {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.unmeasurable {
+		return c &^ (engine.TokenizesText | engine.TokenizesChats)
+	}
+	return c
 }
 
 // vector is what was measured or declared; nil: nothing yet.

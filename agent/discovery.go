@@ -133,6 +133,10 @@ func (d *discovery) follow(engines []discover.Engine, now time.Time) {
 			continue
 		}
 		switch {
+		case w != nil && !present[w] && !w.configured && unwanted == "" && !w.reads(e):
+			// Its next life publishes elsewhere, or publishes at last.
+			d.a.forget(w)
+			fresh = append(fresh, e)
 		case w != nil && !present[w] && (w.configured || unwanted == ""):
 			present[w] = true
 			d.found(w, e)
@@ -161,6 +165,12 @@ func (d *discovery) follow(engines []discover.Engine, now time.Time) {
 func served(e *discover.Engine, w *watched) bool {
 	_, published := e.Published()
 	return (e.Place == discover.Here || published || w != nil) && (e.Group == nil || e.Group.Front)
+}
+
+// reads says whether events are read where an engine's flags have it publish them.
+func (w *watched) reads(e *discover.Engine) bool {
+	live, replay := e.Events()
+	return w.target.Events == live && w.target.Replay == replay
 }
 
 // unwanted says why an engine that is found is not served unasked; empty: it is.
@@ -246,7 +256,7 @@ func portOf(u *url.URL) string {
 func (d *discovery) found(w *watched, e *discover.Engine) {
 	w.mu.Lock()
 	before := w.found
-	w.found, w.lostAt = e, time.Time{}
+	w.found, w.lostAt, w.foundModel = e, time.Time{}, e.Model
 	w.mu.Unlock()
 	if before == nil {
 		d.a.log.Info("engine found", "event", "engine_found", "engine", w.target.Name, "kind", e.Kind, "pid", e.PID, "url", w.target.URL)

@@ -35,7 +35,7 @@ type engineProcess struct {
 }
 
 func (p *procTable) set(engines ...engineProcess) {
-	files := fstest.MapFS{"self": &fstest.MapFile{}}
+	files := fstest.MapFS{"self": &fstest.MapFile{}, "1/cmdline": &fstest.MapFile{Data: []byte("init")}}
 	sockets := "head\n"
 	for i, e := range engines {
 		dir := fmt.Sprintf("%d/", e.pid)
@@ -166,6 +166,37 @@ func TestDSC02EngineMovesToAnotherPort(t *testing.T) {
 	}
 }
 
+// It is the model that it served last that tells an engine which has moved.
+func TestEngineMovesWithItsNewestModel(t *testing.T) {
+	e1, e2, p := startEmulator(t), startEmulator(t), &procTable{}
+	a := discovering(t, p, nil)
+	serve := func(pid int, e *emulator.Engine, model string) {
+		one := serving(t, pid, e)
+		one.args = strings.Replace(one.args, "serve m", "serve "+model, 1)
+		p.set(one)
+		a.discovery.look(time.Now())
+	}
+	serve(41, e1, "m")
+	serve(42, e1, "n")
+	serve(43, e2, "n")
+	if all := a.watching(); len(all) != 1 || all[0].target.URL != e2.URL() {
+		t.Errorf("%d engines are watched, want the one that is there", len(all))
+	}
+}
+
+// Two engines whose command lines name no model are not taken for one that moved.
+func TestEnginesOfNoNamedModelAreNotOne(t *testing.T) {
+	e1, e2, p := startEmulator(t), startEmulator(t), &procTable{}
+	a := discovering(t, p, nil)
+	for pid, e := range []*emulator.Engine{e1, e2} {
+		p.set(engineProcess{pid: pid + 41, args: "llama-server --port " + portOfAddress(t, e.Address()), address: e.Address()})
+		a.discovery.look(time.Now())
+	}
+	if n := len(a.watching()); n != 2 {
+		t.Errorf("%d engines are listed, want the one that is there and the one that is gone", n)
+	}
+}
+
 // Two engines whose processes began alike, as in two containers, are two lives.
 func TestDSC03ProcessMarksOfEqualLives(t *testing.T) {
 	e1, e2, p := startEmulator(t), startEmulator(t), &procTable{}
@@ -242,6 +273,36 @@ func TestLostEngineComesBackAsItself(t *testing.T) {
 	a.discovery.look(now.Add(keepLost))
 	if n := len(a.watching()); n != 0 || len(a.ranks()) != 0 || len(helloWorkers(a)) != 0 {
 		t.Errorf("%d engines are watched long after it went", n)
+	}
+}
+
+// An engine that is started again as doctor says, at the same port, is read where
+// it publishes now, whether it was seen to be gone or not; so is one that publishes
+// no more.
+func TestEngineIsReadWhereItsNextLifePublishes(t *testing.T) {
+	e := startEmulator(t)
+	without := serving(t, 41, e)
+	with := serving(t, 58, e)
+	with.args += ` --kv-events-config {"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5657"}`
+	for _, seen := range []bool{true, false} {
+		p := &procTable{}
+		a := discovering(t, p, nil)
+		for _, life := range []struct {
+			engineProcess
+			events, replay string
+		}{{without, "", ""}, {with, "tcp://127.0.0.1:5557", "tcp://127.0.0.1:5657"}, {without, "", ""}} {
+			if seen {
+				p.set()
+				a.discovery.look(time.Now())
+			}
+			p.set(life.engineProcess)
+			a.discovery.look(time.Now())
+			all := a.watching()
+			if len(all) != 1 || all[0].target.Events != life.events || all[0].target.Replay != life.replay || all[0].process() == nil {
+				t.Fatalf("with %q %d engines are watched, the first is read at %q and %q", life.args, len(all), all[0].target.Events, all[0].target.Replay)
+			}
+			waitHello(t, a, "vllm-"+portOfAddress(t, e.Address())+"/0 "+e.URL())
+		}
 	}
 }
 

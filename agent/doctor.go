@@ -48,18 +48,27 @@ func (a *Agent) subject(engineName string) string { return a.name + "/" + engine
 func (a *Agent) checkDiscovery(l *doctor.List) {
 	d := a.discovery
 	d.mu.Lock()
-	result, failed, refused := d.result, d.failed, d.refused
+	result, failed, refused, looked := d.result, d.failed, d.refused, d.failed == nil && !d.at.IsZero()
 	d.mu.Unlock()
 	if failed != nil {
-		l.Bad(discover.CheckReachable, a.name, "engines are not looked for", failed.Error(), "mount /proc without hidepid, or list engines as [[engine]] in agent.toml")
+		l.Bad(discover.CheckReachable, a.name, "engines are not looked for", failed.Error(), "list engines as [[engine]] in agent.toml")
+	}
+	const seeAll = "systemctl edit waypost-agent\n[Service]\nAmbientCapabilities=CAP_SYS_PTRACE"
+	if result.Hidden {
+		l.Bad(discover.CheckReachable, a.name, "processes of other users are hidden from the agent, and engines among them are not found",
+			"/proc is mounted with hidepid, or the unit has ProtectProc", seeAll+"\nor list engines as [[engine]] in agent.toml and set discover.enabled = false")
 	}
 	if result.Limited != "" {
-		l.Add(discover.CheckReachable, doctor.OK, a.name, result.Limited, "", "systemctl edit waypost-agent\n[Service]\nAmbientCapabilities=CAP_SYS_PTRACE")
+		l.Add(discover.CheckReachable, doctor.OK, a.name, result.Limited, "", seeAll)
 	}
 	if result.Over > 0 {
 		l.Bad(discover.CheckReachable, a.name, fmt.Sprintf("%d processes or engines are over the bounds and were left out", result.Over), "", "list the engines as [[engine]] in agent.toml")
 	}
 	a.checkStrangers(l)
+	if looked && !result.Hidden && len(result.Engines) == 0 && len(a.watching()) == 0 {
+		l.Add(discover.CheckReachable, doctor.Unknown, a.name, "no engine was found on this host", "no process here is started as vLLM, SGLang, TensorRT-LLM or llama.cpp are",
+			"start one, or name it in agent.toml\n[[engine]]\nkind = \"generic\"\nurl = \"http://ADDRESS:PORT\"")
+	}
 	// One that agent.toml names and that is not among this host's processes may be
 	// the one in another namespace.
 	elsewhere := map[string]int{}
@@ -108,14 +117,7 @@ func (a *Agent) checkDiscovery(l *doctor.List) {
 // checkPublished tells of an engine in a container that this host reaches through
 // a port of its own.
 func (a *Agent) checkPublished(l *doctor.List, subject, found string, e *discover.Engine, at netip.AddrPort) {
-	live, replay, missing := e.PublishedEvents()
-	fix := fmt.Sprintf("[[engine]]\nkind = %q\nurl = \"http://%s\"", e.Kind, at)
-	if live != "" {
-		fix += fmt.Sprintf("\nkv_events = %q", live)
-	}
-	if replay != "" {
-		fix += fmt.Sprintf("\nkv_replay = %q", replay)
-	}
+	fix, missing := e.AllowPublished(at)
 	cause := ""
 	if len(missing) > 0 {
 		cause = fmt.Sprintf("its events are not read without publishing port %s as well", ports(missing))
@@ -155,6 +157,7 @@ func (a *Agent) checkEngine(l *doctor.List, w *watched) {
 	}
 	if live.up {
 		live.check(l, subject, w.target.Kind, told)
+		checkTokenizer(l, subject, w.prober.able(live.facts.Capabilities).Has(engine.TokenizesText), w.prober)
 	}
 }
 
@@ -215,10 +218,27 @@ func (s *engineState) check(l *doctor.List, subject, kind string, told map[strin
 			l.Good(discover.CheckBlockSize, subject, fmt.Sprintf("%d tokens per block, as the engine says", s.facts.BlockTokens))
 		}
 	}
-	if s.facts.Capabilities.Has(engine.TokenizesText) {
-		l.Good("tokenizer-probe", subject, "the engine tells token ids")
-	} else {
-		l.Add("tokenizer-probe", doctor.Unknown, subject, "the engine tells no token ids", "requests given as text find their tokens by what callers and answers teach", "")
+}
+
+// checkTokenizer tells whether an engine tells token ids, by the answers to the
+// probes of its boundary.
+func checkTokenizer(l *doctor.List, subject string, able bool, p *prober) {
+	const check = "tokenizer-probe"
+	const taught = "requests given as text find their tokens by what callers and answers teach"
+	answered, refused, why := p.tellsIDs()
+	switch {
+	case !able && why == nil:
+		l.Add(check, doctor.Unknown, subject, "the engine tells no token ids", taught, "")
+	case !able:
+		l.Add(check, doctor.Unknown, subject, "the engine tells no token ids: "+why.Error(), taught, "")
+	case answered == 0 && why == nil:
+		l.Add(check, doctor.Unknown, subject, "the engine was not asked for token ids yet", "", "")
+	case answered == 0:
+		l.Bad(check, subject, "the engine does not answer when it is asked for token ids: "+why.Error(), taught, "see the engine's log, and waypost boundary")
+	case refused > 0:
+		l.Add(check, doctor.OK, subject, fmt.Sprintf("the engine tells token ids; of the probes of its boundary it refused %d: %v", refused, why), "what it refuses is not compared with other workers", "")
+	default:
+		l.Good(check, subject, "the engine tells token ids")
 	}
 }
 

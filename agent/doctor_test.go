@@ -38,6 +38,7 @@ func TestDoctorNamesWhatWasFound(t *testing.T) {
 	p.set(
 		engineProcess{pid: 41, uid: 1000, args: "vllm serve m", address: "127.0.0.1:8000"},
 		engineProcess{pid: 42, args: "VLLM::EngineCore", address: "127.0.0.1:5557"},
+		engineProcess{pid: 46, uid: 1000, args: "vllm serve m --port 8002 --kv-events-config {\"enable_kv_cache_events\":true,\"publisher\":\"zmq\",\"endpoint\":\"tcp://*:5558\",\"replay_endpoint\":\"tcp://*:5658\"}", address: "127.0.0.1:8002"},
 		engineProcess{pid: 43, args: "llama-server -m x"},
 		engineProcess{pid: 44, args: "python3 -m sglang.launch_server --nnodes 2 --node-rank 1 --dist-init-addr 10.0.0.1:20000"},
 		engineProcess{pid: 45, args: "trtllm-serve m --port 8001", address: "127.0.0.1:8001"},
@@ -50,6 +51,7 @@ func TestDoctorNamesWhatWasFound(t *testing.T) {
 		words []string
 	}{
 		{doctor.OK, []string{"gpu-01/vllm-8000", "pid 41 (vLLM)", "user 1000", "[[engine]]\nkind = \"vllm\"\nurl = \"http://127.0.0.1:8000\""}},
+		{doctor.OK, []string{"gpu-01/vllm-8002", "[[engine]]\nkind = \"vllm\"\nurl = \"http://127.0.0.1:8002\"\nkv_events = \"tcp://127.0.0.1:5558\"\nkv_replay = \"tcp://127.0.0.1:5658\""}},
 		{doctor.Problem, []string{"pid 42", "holds ports 5557", "kill 42"}},
 		{doctor.Unknown, []string{"gpu-01/llamacpp-8080", "pid 43", "listens nowhere yet"}},
 		{doctor.OK, []string{"pid 44", "node 1 of the engine at 10.0.0.1:20000"}},
@@ -61,6 +63,45 @@ func TestDoctorNamesWhatWasFound(t *testing.T) {
 	}
 	if len(a.watching()) != 0 {
 		t.Error("one of them is served")
+	}
+}
+
+// A host on which no engine is found says so, unless engines are not looked for or
+// are named.
+func TestDoctorSaysThatNoEngineWasFound(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*Config)
+		args   string
+		want   bool
+	}{
+		"none":         {nil, "", true},
+		"not looked":   {func(c *Config) { c.Discover.Enabled = false }, "", false},
+		"one is named": {func(c *Config) { c.Engines = []EngineConfig{{Name: "x", Kind: "generic", URL: "http://127.0.0.1:1"}} }, "", false},
+		"one is there": {nil, "llama-server -m x", false},
+	} {
+		p := &procTable{}
+		p.set()
+		if c.args != "" {
+			p.set(engineProcess{pid: 41, args: c.args})
+		}
+		a := discovering(t, p, c.change)
+		a.discovery.look(time.Now())
+		if got := finds(a.checks(time.Now()).Sorted(), "engine-reachable", doctor.Unknown, "no engine was found"); got != c.want {
+			t.Errorf("%s: said %v", name, got)
+		}
+	}
+}
+
+// Where the kernel hides other users' processes, doctor does not say that there is
+// no engine: it says that none is found, and what to do.
+func TestDoctorNamesHiddenProcesses(t *testing.T) {
+	p := &procTable{}
+	p.set()
+	delete(p.files, "1/cmdline")
+	a := discovering(t, p, nil)
+	a.discovery.look(time.Now())
+	if checks := a.checks(time.Now()).Sorted(); !finds(checks, "engine-reachable", doctor.Problem, "hidden from the agent", "hidepid", "CAP_SYS_PTRACE", "[[engine]]") {
+		t.Errorf("checks %v", checks)
 	}
 }
 

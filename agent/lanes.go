@@ -412,7 +412,7 @@ func workerFacts(w *watched, id rankFacts) *waypostv1.WorkerFacts {
 	if f.RankHeader != "" {
 		out.Headers = map[string]string{f.RankHeader: strconv.Itoa(id.number)}
 	}
-	out.Capabilities = f.Capabilities.With(engine.PublishesEvents, id.coverage != engine.CoverageNone).Names()
+	out.Capabilities = w.prober.able(f.Capabilities).With(engine.PublishesEvents, id.coverage != engine.CoverageNone).Names()
 	return out
 }
 

@@ -18,6 +18,8 @@ const (
 	// selfTestPatience is how long after an engine comes up it is waited for a
 	// moment without requests; one that has none is not tested.
 	selfTestPatience = time.Minute
+	// selfTestAgain is the least time between two tries to begin.
+	selfTestAgain = 5 * time.Second
 	// selfTestEvents is how long events of the probe are waited for,
 	// selfTestRequest bounds one request, selfTestSettle how long counters may
 	// take to show that it has ended.
@@ -60,6 +62,10 @@ type lifeTest struct {
 	process uint64
 	// since is from when patience counts.
 	since time.Time
+	// putOff is why the test could not begin though the engine had no requests, nil:
+	// it was not so; putOffAt is when it was tried last.
+	putOff   error
+	putOffAt time.Time
 }
 
 // run tests each life of each rank once, one rank after the other, until ctx ends.
@@ -99,7 +105,7 @@ func (s *selfTester) look(ctx context.Context, r *rank, ranks []*rank, l *lifeTe
 		return false
 	}
 	if now != l.process {
-		l.process, l.since = now, time.Now()
+		*l = lifeTest{process: now, since: time.Now()}
 		if bits, ok := s.done(r.local(), now); ok {
 			r.tested(now, bits)
 			s.changed()
@@ -108,16 +114,25 @@ func (s *selfTester) look(ctx context.Context, r *rank, ranks []*rank, l *lifeTe
 	if r.wasTested(now) {
 		return false
 	}
-	switch {
-	case !r.addressed(len(ranks)):
+	if !r.addressed(len(ranks)) {
 		r.tested(now, 0)
 		s.log.Info("self-test not run: requests cannot name a rank of this engine", "rank", r.number, "ranks", len(ranks))
-	case ready && othersIdle(r, ranks) && (r.publishes() || time.Since(l.since) > selfTestEvents):
+		return false
+	}
+	if ready && othersIdle(r, ranks) && (r.publishes() || time.Since(l.since) > selfTestEvents) && time.Since(l.putOffAt) > selfTestAgain {
 		// Events may begin a moment after the engine answers.
-		s.test(ctx, r, ranks, now)
-		return true
-	case time.Since(l.since) > selfTestPatience:
-		r.tested(now, 0)
+		if l.putOff = s.test(ctx, r, ranks, now); l.putOff == nil {
+			return true
+		}
+		l.putOffAt = time.Now()
+	}
+	if time.Since(l.since) <= selfTestPatience {
+		return false
+	}
+	r.tested(now, 0)
+	if l.putOff != nil {
+		s.log.Info("self-test not run", "rank", r.number, "patience", selfTestPatience, "error", l.putOff)
+	} else {
 		s.log.Info("self-test not run: the engine was never without requests", "rank", r.number, "patience", selfTestPatience)
 	}
 	return false
@@ -155,16 +170,19 @@ func (r *rank) askedRank() int {
 }
 
 // test runs the test once and keeps its result. It is kept that it was begun
-// before anything is asked, so that no life is tested twice.
-func (s *selfTester) test(ctx context.Context, r *rank, ranks []*rank, process uint64) {
+// before anything is asked, so that no life is tested twice. putOff says why
+// nothing was asked that takes a place in the engine's batch: it may be tried again
+// while patience lasts.
+func (s *selfTester) test(ctx context.Context, r *rank, ranks []*rank, process uint64) (putOff error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*selfTestRequest+selfTestEvents)
 	defer cancel()
 	prompt, ids, err := s.prompt(ctx, process, r.number, r.blockTokens())
-	if err != nil || !r.hold(process) {
-		// Nothing was asked that takes a place in the engine's batch: it may be
-		// tried again while patience lasts.
+	if err == nil && !r.hold(process) {
+		err = errLoaded
+	}
+	if err != nil {
 		s.log.Debug("self-test put off", "error", err)
-		return
+		return err
 	}
 	r.tested(process, 0)
 	s.save()
@@ -182,6 +200,7 @@ func (s *selfTester) test(ctx context.Context, r *rank, ranks []*rank, process u
 	default:
 		s.log.Info("self-test ended early", "rank", r.number, "found", bits.String(), "error", err)
 	}
+	return nil
 }
 
 // prompt makes a prompt of two blocks and a bit that no other life or rank of any

@@ -156,7 +156,7 @@ func TestSelfTest(t *testing.T) {
 		"requests all the time":  {func(*testedEngine) {}, func() int { return 3 }, "", 0, "never without requests"},
 		"no events at all":       {func(e *testedEngine) { e.silent = true; e.r.setCoverage(engine.CoverageNone, "") }, nobody, "cached-tokens", 2, "self-test passed"},
 		"its life is not told":   {func(e *testedEngine) { e.r.facts.StartMark = 0 }, nobody, "", 0, ""},
-		"blocks are too large":   {func(e *testedEngine) { e.r.facts.BlockTokens = 544 }, nobody, "", 0, "put off"},
+		"blocks are too large":   {func(e *testedEngine) { e.r.facts.BlockTokens = 544 }, nobody, "", 0, "blocks of 544 tokens are too large"},
 		"a placement comes amid": {func(e *testedEngine) { e.before = func() { e.r.claim(1) } }, nobody, "self-test-events,self-test-keys", 1, "requests came"},
 		"the process ends amid": {func(e *testedEngine) {
 			e.before = func() { e.r.setFacts(engine.Facts{Model: "m", StartMark: 8, BlockTokens: 16}) }
@@ -179,6 +179,45 @@ func TestSelfTest(t *testing.T) {
 			}
 		})
 	}
+}
+
+// unaskedTokenizer tells no ids, and counts how often it is asked.
+type unaskedTokenizer struct {
+	*textEngine
+	asked int
+}
+
+func (u *unaskedTokenizer) Tokenize(context.Context, string, bool) ([]uint32, error) {
+	u.asked++
+	return nil, errors.New("404 Not Found")
+}
+
+// A test that cannot begin is given up with its patience: the engine is not asked
+// for ever, and why it was not tested is said.
+func TestSelfTestThatCannotBeginIsGivenUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log bytes.Buffer
+		e, u := newTestedEngine(), &unaskedTokenizer{}
+		s := &selfTester{
+			tokenizer: u, completer: e, ranks: func() []*rank { return []*rank{e.r} }, changed: func() {}, save: func() {},
+			done: func(string, uint64) (engine.Capability, bool) { return 0, false }, log: slog.New(slog.NewTextHandler(&log, nil)),
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		var done sync.WaitGroup
+		done.Go(func() { s.run(ctx) })
+		for range 600 {
+			e.r.setLoad(e.load(0))
+			time.Sleep(time.Second)
+		}
+		cancel()
+		done.Wait()
+		if u.asked == 0 || u.asked > int(selfTestPatience/selfTestAgain)+1 || e.requests != 0 {
+			t.Errorf("%d questions, %d requests within ten minutes", u.asked, e.requests)
+		}
+		if n := strings.Count(log.String(), "self-test not run"); n != 1 || !strings.Contains(log.String(), "404 Not Found") {
+			t.Errorf("the log says %d times that it was not run:\n%s", n, log.String())
+		}
+	})
 }
 
 // claim takes a claim as from a coordinator.

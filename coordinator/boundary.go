@@ -174,6 +174,16 @@ func vectorOf(f *fleet.Facts) *boundary.Vector {
 	return f.Vector
 }
 
+// boundaryName names a worker's boundary in lists: what is declared in full, because
+// the beginnings of two models' names may be alike, else the beginning of the
+// fingerprint.
+func boundaryName(f *fleet.Facts) string {
+	if v := vectorOf(f); v != nil && v.Declared != "" {
+		return v.Declared
+	}
+	return shortHash(f.Boundary)
+}
+
 // boundaryFault is why a worker's boundary is not its pool's, empty: it is;
 // effect says what that costs.
 func (c *Coordinator) boundaryFault(worker string) (fault, effect string) {
@@ -251,11 +261,8 @@ func (o *operators) GetBoundary(_ context.Context, req *waypostv1.GetBoundaryReq
 
 // workerBoundary is what is made of a worker's boundary, in the API's words.
 func workerBoundary(w *fleet.WorkerInfo, v *boundary.Verdict) *waypostv1.WorkerBoundary {
-	out := &waypostv1.WorkerBoundary{Worker: &w.Name, State: proto.String(string(boundary.StateUnknown)), Boundary: proto.String(shortHash(w.Facts.Boundary)), Credited: proto.Bool(true)}
+	out := &waypostv1.WorkerBoundary{Worker: &w.Name, State: proto.String(string(boundary.StateUnknown)), Boundary: proto.String(boundaryName(&w.Facts)), Credited: proto.Bool(true)}
 	if vector := vectorOf(&w.Facts); vector != nil {
-		if vector.Declared != "" {
-			out.Boundary = &vector.Declared
-		}
 		for _, set := range vector.Sets {
 			out.Sets = append(out.Sets, uint32(set))
 		}

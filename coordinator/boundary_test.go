@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"waypost/coordinator/fleet"
 	"waypost/gossip/boundary"
 	"waypost/gossip/lane"
 	waypostv1 "waypost/proto/waypost/v1"
@@ -213,4 +214,19 @@ func TestDeclaredBoundaryAndOutcomes(t *testing.T) {
 	}
 	found.Store(95)
 	eventually(t, "it is confirmed", func() bool { return state() == "confirmed" && o.credit(t, tokens, name) > 0 })
+}
+
+// Two declared boundaries that begin alike are not shown as one.
+func TestBoundaryNames(t *testing.T) {
+	const fingerprint = "8a22c8510123abcd"
+	for want, f := range map[string]*fleet.Facts{
+		"Qwen/Qwen3-32B": {Boundary: "Qwen/Qwen3-32B", Vector: &boundary.Vector{Declared: "Qwen/Qwen3-32B"}},
+		"Qwen/Qwen3-8B":  {Boundary: "Qwen/Qwen3-8B"},
+		"8a22c851":       {Boundary: fingerprint, Vector: &boundary.Vector{}},
+		"":               {},
+	} {
+		if got := boundaryName(f); got != want {
+			t.Errorf("%v is shown as %q, want %q", f, got, want)
+		}
+	}
 }

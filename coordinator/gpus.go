@@ -12,7 +12,9 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"waypost/coordinator/api"
+	"waypost/coordinator/fleet"
 	"waypost/coordinator/registry"
+	"waypost/gossip/doctor"
 	waypostv1 "waypost/proto/waypost/v1"
 )
 
@@ -82,14 +84,20 @@ func (o *operators) ListGpus(_ context.Context, req *waypostv1.ListGpusRequest) 
 		hl.mu.Lock()
 		r, at := hl.report, hl.reportAt
 		hl.mu.Unlock()
-		state := "not reported yet"
+		state, silent := "not reported yet", false
 		if r != nil {
 			state = r.GetGpuState()
+			if silent = !h.LaneUp || now.Sub(at) > gpuReportLate; silent {
+				state = fmt.Sprintf("its agent was last heard of its GPUs %s ago; what may have changed is not known; see: waypost members %s", now.Sub(at).Round(time.Second), h.Name)
+			}
 		}
 		if state != "ok" {
 			out.Without = append(out.Without, &waypostv1.GpuHost{Host: &h.Name, GpuState: &state})
 		}
 		for _, g := range r.GetGpus() {
+			if silent {
+				g = lastKnown(g, ms(now.Sub(at)))
+			}
 			name := fmt.Sprintf("%s/%d", h.Name, g.GetIndex())
 			out.Gpus = append(out.Gpus, &waypostv1.HostGpu{
 				Name: &name, Host: &h.Name, Gpu: g, Workers: append(workersOn(h.Name, h.Workers, g.GetEngines()), o.c.fleet.GroupWorkers(uuidsOf(g)...)...), AgeMs: proto.Float64(ms(now.Sub(at))),
@@ -100,6 +108,63 @@ func (o *operators) ListGpus(_ context.Context, req *waypostv1.ListGpusRequest) 
 		return cmp.Or(cmp.Compare(a.GetHost(), b.GetHost()), cmp.Compare(a.GetGpu().GetIndex(), b.GetGpu().GetIndex()))
 	})
 	return out, nil
+}
+
+// checkGPUs tells of GPUs and drivers that are not well, as far as no worker is
+// told to be excluded for it: what a GPU that nobody uses has will meet the next
+// engine, and the engine that died of it is gone.
+func (c *Coordinator) checkGPUs(p *problems, hosts []fleet.HostInfo, workers []fleet.WorkerInfo, now time.Time) {
+	excluded := map[string]bool{}
+	for i := range workers {
+		excluded[workers[i].Name] = strings.HasPrefix(workers[i].State, "excluded")
+	}
+	for i := range hosts {
+		h := &hosts[i]
+		hl := c.lanes.host(h.Name)
+		hl.mu.Lock()
+		r, at := hl.report, hl.reportAt
+		hl.mu.Unlock()
+		if r == nil || !h.LaneUp || now.Sub(at) > gpuReportLate {
+			continue // that it is silent is told
+		}
+		for _, k := range r.GetChecks() {
+			if k.GetCheck() == "nvml-driver" {
+				p.check(k.GetState() != doctor.Problem, "warning", h.Name, "GPUs: "+k.GetWhat(), nil, "engines that run are kept", "waypost doctor --host "+h.Name)
+			}
+		}
+		for _, g := range r.GetGpus() {
+			action, reasons, _ := strings.Cut(g.GetVerdict(), ":")
+			name, next := fmt.Sprintf("%s/%d", h.Name, g.GetIndex()), "waypost gpus "+h.Name
+			told := slices.ContainsFunc(workersOn(h.Name, h.Workers, g.GetEngines()), func(w string) bool { return excluded[h.Name+"/"+w] })
+			p.check(action != "exclude" || told, "error", name, "GPU excluded: "+reasons, nil, "workers on it get no placements", next)
+			p.check(action != "price", "warning", name, "GPU priced: "+reasons, nil, "workers on it are placed by their measured speed", next)
+		}
+	}
+}
+
+// gpuReportLate is how old what an agent says of its GPUs may be: it does so every
+// ten seconds.
+const gpuReportLate = 45 * time.Second
+
+// lastKnown is what is still true of a GPU whose host was last heard ageMs ago:
+// what cannot change, its errors, and what they led to. That it was well says
+// nothing.
+func lastKnown(g *waypostv1.Gpu, ageMs float64) *waypostv1.Gpu {
+	out := &waypostv1.Gpu{
+		Index: g.Index, Uuid: g.Uuid, Model: g.Model, PciBusId: g.PciBusId, MemoryTotalBytes: g.MemoryTotalBytes, SmClockMaxMhz: g.SmClockMaxMhz,
+		NvlinkTotal: g.NvlinkTotal, NumaNode: g.NumaNode, Nics: g.Nics, Engines: g.Engines, Missing: map[string]string{"values": "its host is silent"},
+	}
+	if g.GetVerdict() != "ok" {
+		out.Verdict = g.Verdict
+	}
+	for _, x := range g.GetXids() {
+		x = proto.CloneOf(x)
+		if x.AgeMs != nil {
+			x.AgeMs = proto.Float64(x.GetAgeMs() + ageMs)
+		}
+		out.Xids = append(out.Xids, x)
+	}
+	return out
 }
 
 // workersOn are the workers of some engines of a host, without the host's name.

@@ -16,6 +16,7 @@ import (
 
 	"waypost/coordinator/events"
 	"waypost/gossip/lane"
+	"waypost/gossip/ledger"
 	waypostv1 "waypost/proto/waypost/v1"
 )
 
@@ -23,6 +24,14 @@ func gpuReport(verdict string, xids ...*waypostv1.XidEvent) *waypostv1.ConnectRe
 	return &waypostv1.ConnectRequest{Frame: &waypostv1.ConnectRequest_Host{Host: &waypostv1.HostReport{GpuState: proto.String("ok"), Gpus: []*waypostv1.Gpu{
 		{Index: proto.Uint32(1), Uuid: proto.String("GPU-c04d"), Verdict: &verdict, Xids: xids, Engines: []string{"vllm-8000"}},
 	}}}}
+}
+
+// sick is a report of a GPU with values and an error.
+func sick() *waypostv1.ConnectRequest {
+	r := gpuReport("exclude:xid_79", xid(79, "hardware", 1))
+	g := r.GetHost().GetGpus()[0]
+	g.TemperatureCelsius, g.NvlinkUp = proto.Float64(60), proto.Uint32(18)
+	return r
 }
 
 func xid(number uint32, class string, count float64) *waypostv1.XidEvent {
@@ -179,11 +188,75 @@ func TestGPUsAreListedAndAcknowledged(t *testing.T) {
 		return slices.Equal(a.policy.GetGpu().GetPrice(), []string{"xid:79"}) && slices.Equal(a.policy.GetGpu().GetExclude(), []string{"xid:48"})
 	})
 
+	reported("what it has now", sick(), func() bool { return list(nil).GetGpus()[0].GetGpu().TemperatureCelsius != nil })
 	a.dialer.Close()
 	eventually(t, "no lane", func() bool { return o.lanes.session("gpu-01") == nil })
+	// What a silent host said is not shown as true now, but for what stays.
+	var last *waypostv1.Gpu
+	eventually(t, "the GPUs of a silent host", func() bool {
+		resp := list(nil)
+		last = resp.GetGpus()[0].GetGpu()
+		return len(resp.GetWithout()) == 1 && strings.Contains(resp.GetWithout()[0].GetGpuState(), "last heard of its GPUs")
+	})
+	if last.GetUuid() != "GPU-c04d" || last.TemperatureCelsius != nil || last.NvlinkUp != nil || last.GetVerdict() != "exclude:xid_79" || last.GetMissing()["values"] == "" {
+		t.Errorf("of a silent host: %v", last)
+	}
+	if x := last.GetXids(); len(x) != 1 || x[0].GetXid() != 79 || x[0].GetAgeMs() <= 10 {
+		t.Errorf("errors of a silent host: %v", x)
+	}
+	if well := lastKnown(&waypostv1.Gpu{Verdict: proto.String("ok")}, 1); well.Verdict != nil {
+		t.Error("a silent host's GPU is said to be well")
+	}
 	_, err = operators.AckGpu(t.Context(), &waypostv1.AckGpuRequest{Gpu: proto.String("gpu-01/1"), Reason: proto.String("r")})
 	if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "has no lane") {
 		t.Errorf("without a lane: %v", err)
+	}
+}
+
+// What GPUs and drivers have is a problem of the fleet also where no worker is
+// excluded for it; where one is, it is told once.
+func TestStatusTellsOfGPUs(t *testing.T) {
+	o := startOne(t)
+	var verdict atomic.Pointer[string]
+	verdict.Store(proto.String(""))
+	a := &fakeAgent{workers: 1, state: func(_ int, l *ledger.Load) { l.GPUVerdict = *verdict.Load() }}
+	a.start(t, o)
+	report := func(driver, verdict string) *waypostv1.ConnectRequest {
+		r := gpuReport(verdict)
+		r.GetHost().Checks = []*waypostv1.Check{{Check: proto.String("nvml-driver"), State: &driver, What: proto.String("driver/library version mismatch")}}
+		return r
+	}
+	problems := func() (out []string) {
+		resp, err := waypostv1.NewOperatorServiceClient(o.conn).GetStatus(t.Context(), &waypostv1.GetStatusRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range resp.GetProblems() {
+			if strings.Contains(p.GetWhat(), "GPU") || strings.Contains(p.GetWhat(), "gpu") {
+				out = append(out, p.GetSeverity()+" "+p.GetSubject()+" "+p.GetWhat())
+			}
+		}
+		return out
+	}
+	for _, c := range []struct {
+		driver, verdict, worker string
+		want                    []string
+	}{
+		{"ok", "ok", "", nil},
+		{"problem", "ok", "", []string{"warning gpu-01 GPUs: driver/library version mismatch"}},
+		{"ok", "exclude:xid_79,gpu_lost", "", []string{"error gpu-01/1 GPU excluded: xid_79,gpu_lost"}},
+		{"unknown", "price:thermal_throttle", "", []string{"warning gpu-01/1 GPU priced: thermal_throttle"}},
+		{"ok", "exclude:xid_79", "exclude:xid_79(gpu_1)", []string{"error gpu-01/vllm-8000/0 excluded:gpu_fault (xid_79(gpu_1))"}},
+	} {
+		verdict.Store(&c.worker)
+		var got []string
+		eventually(t, "status of "+c.driver+", "+c.verdict+c.worker, func() bool {
+			for _, l := range a.dialer.Lanes() {
+				_ = l.Send(report(c.driver, c.verdict))
+			}
+			got = problems()
+			return slices.Equal(got, c.want)
+		})
 	}
 }
 

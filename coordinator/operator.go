@@ -55,7 +55,7 @@ func (c *Coordinator) workerProto(w *fleet.WorkerInfo, state *registry.State) *w
 		Name: &w.Name, Pool: &w.Pool, State: &w.State, WaitMs: finite(w.WaitMs), Running: counted(w.Running), Waiting: counted(w.Waiting),
 		KvUsedRatio: finite(w.KVUsedRatio), CachedTokens: finite(w.CachedBlocks * float64(f.BlockTokens)), View: proto.String(c.viewWord(w)), Trust: finite(w.Trust),
 		PrefillTokensPerSec: finite(w.PrefillTokensPerSec), StepMs: finite(w.StepMs), Share: c.shares.of(w.Pool, w.Name), UpdatedMs: finite(w.UpdatedMs),
-		Url: &f.URL, Incarnation: proto.String(markHex(w.Process)), Boundary: proto.String(shortHash(f.Boundary)), Model: &f.Model, GpuUuids: f.GPUUUIDs,
+		Url: &f.URL, Incarnation: proto.String(markHex(w.Process)), Boundary: proto.String(boundaryName(f)), Model: &f.Model, GpuUuids: f.GPUUUIDs,
 		Engine: &f.Kind, EngineVersion: &f.EngineVersion, Headers: f.Headers, BlockTokens: positive(f.BlockTokens), PoolBlocks: positive(f.PoolBlocks),
 		Capabilities: f.Capabilities,
 		QueueBasis:   proto.String(string(w.QueueBasis)), Live: counted(w.Live), OpenClaims: proto.Uint32(uint32(w.OpenClaims)),

@@ -220,7 +220,9 @@ func (o *operators) GetStatus(context.Context, *waypostv1.GetStatusRequest) (*wa
 	p.check(silent == "", "error", c.name, silent, nil, "it is not ready, and answers with what it knows", "waypost coordinators")
 	checkTold(p, c.exchange.Peers(), now)
 	c.checkTransfers(p, now)
-	for _, w := range c.fleet.Workers(now) {
+	workers := c.fleet.Workers(now)
+	c.checkGPUs(p, hosts, workers, now)
+	for _, w := range workers {
 		bad := strings.HasPrefix(w.State, "lost") || strings.HasPrefix(w.State, "stalled") || strings.HasPrefix(w.State, "excluded") || w.State == "failing"
 		p.check(!bad, "error", w.Name, joinWhy(w.State, w.StateWhy), nil, "0 new placements", "waypost workers "+w.Name)
 		p.check(w.Pool != "", "warning", w.Name, "belongs to no pool: "+c.fleetFile.Load().WhyNoPool(w.Name, w.Facts.Model), nil, "0 placements", "waypost fleet show")

@@ -134,9 +134,24 @@ func (e *Engine) URL() string {
 	return "http://" + netip.AddrPortFrom(address, uint16(e.Port)).String()
 }
 
-// Allow are the lines of agent.toml that have the agent serve it.
+// Allow are the lines of agent.toml that have the agent serve it: where its events
+// are read is not found out for an engine that stands there.
 func (e *Engine) Allow() string {
-	return fmt.Sprintf("[[engine]]\nkind = %q\nurl = %q", e.Kind, e.URL())
+	live, replay := e.Events()
+	return configLines(e.Kind, e.URL(), live, replay)
+}
+
+// configLines are the lines of agent.toml that name an engine; empty endpoints are
+// left out.
+func configLines(kind, url, live, replay string) string {
+	lines := fmt.Sprintf("[[engine]]\nkind = %q\nurl = %q", kind, url)
+	if live != "" {
+		lines += fmt.Sprintf("\nkv_events = %q", live)
+	}
+	if replay != "" {
+		lines += fmt.Sprintf("\nkv_replay = %q", replay)
+	}
+	return lines
 }
 
 // Result is what one scan found.
@@ -145,6 +160,8 @@ type Result struct {
 	Engines []Engine
 	// Limited says what this process may not see; empty: it sees all.
 	Limited string
+	// Hidden says that processes of other users are not seen at all.
+	Hidden bool
 	// Over is how many processes or engines were left out over the bounds.
 	Over int
 }
@@ -161,7 +178,7 @@ func (s *Scanner) Scan() (Result, error) {
 	if err != nil {
 		return Result{}, fmt.Errorf("discover: the listening sockets cannot be read: %w", err)
 	}
-	out := Result{}
+	out := Result{Hidden: s.hidden(entries)}
 	found := map[int]candidate{}
 	var helpers []helper
 	dull, forwards := map[int]int{}, map[int]forward{}
@@ -218,6 +235,19 @@ func (s *Scanner) Scan() (Result, error) {
 	slices.SortFunc(helpers, func(a, b helper) int { return cmp.Compare(a.pid, b.pid) })
 	s.join(helpers, &out)
 	return out, nil
+}
+
+// hidden says whether the table shows this process's own entry and not the first
+// process, or not what that runs: the kernel then hides other users' processes.
+func (s *Scanner) hidden(entries []fs.DirEntry) bool {
+	listed := func(name string) bool {
+		return slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return e.Name() == name })
+	}
+	if !listed("self") {
+		return false // it is no table of the kernel's
+	}
+	_, err := readArgs(s.proc, 1)
+	return !listed("1") || errors.Is(err, fs.ErrPermission)
 }
 
 // candidate is a process with an engine's command line.

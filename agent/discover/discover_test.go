@@ -316,6 +316,38 @@ func TestUnprivileged(t *testing.T) {
 	}
 }
 
+// Of an engine whose command line names no port, those that its events are
+// published at are not its server's.
+func TestEventPortsAreNoServers(t *testing.T) {
+	tb := newTable()
+	tb.add(fake{pid: 41, uid: 0, args: `vllm serve m --kv-events-config {"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5557"}`, listens: []string{all5557, "00000000:2328"}})
+	if diff := cmp.Diff([]string{"vllm-9000 pid=41 here http://127.0.0.1:9000 trusted model=m"}, shorts(tb.scan(t))); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// A table that hides other users' processes, in either way that the kernel has,
+// says so: engines among them are not found.
+func TestHiddenProcesses(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*table)
+		want   bool
+	}{
+		"all are seen":          {func(*table) {}, false},
+		"hidepid=1":             {func(tb *table) { tb.hidden["1/cmdline"] = true }, true},
+		"hidepid=2":             {func(tb *table) { delete(tb.MapFS, "1/cmdline") }, true},
+		"no table of a kernel":  {func(tb *table) { delete(tb.MapFS, "self"); delete(tb.MapFS, "1/cmdline") }, false},
+		"the first one is gone": {func(tb *table) { tb.MapFS["1/cmdline"].Data = nil }, false},
+	} {
+		tb := newTable()
+		tb.MapFS["self"], tb.MapFS["1/cmdline"] = &fstest.MapFile{}, &fstest.MapFile{Data: []byte("init\x00")}
+		c.change(tb)
+		if r := tb.scan(t); r.Hidden != c.want {
+			t.Errorf("%s: hidden is %v", name, r.Hidden)
+		}
+	}
+}
+
 // A process that becomes an engine, by exec, is found; one that ends is gone in
 // the next scan.
 func TestScansFollowTheProcessTable(t *testing.T) {

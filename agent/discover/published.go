@@ -121,6 +121,13 @@ func (e *Engine) ReachedAt(a netip.AddrPort) bool {
 	return e.Place == Elsewhere && int(a.Port()) == e.Port && e.addresses[a.Addr().Unmap()] && (e.Address.IsUnspecified() || e.Address == a.Addr().Unmap())
 }
 
+// AllowPublished are the lines of agent.toml that have the agent serve such an
+// engine, and the ports inside that would have to be published for its events.
+func (e *Engine) AllowPublished(at netip.AddrPort) (lines string, missing []int) {
+	live, replay, missing := e.PublishedEvents()
+	return configLines(e.Kind, "http://"+at.String(), live, replay), missing
+}
+
 // PublishedEvents are the endpoints at which this host reads the events of such
 // an engine, and the ports inside that would have to be published for it.
 func (e *Engine) PublishedEvents() (live, replay string, missing []int) {

@@ -197,6 +197,9 @@ func links(m *waypostv1.Gpu) string {
 
 // verdictText is a verdict as people read it: "excluded: xid_79".
 func verdictText(m *waypostv1.Gpu) string {
+	if m.GetVerdict() == "" {
+		return unknown
+	}
 	action, reasons, _ := strings.Cut(m.GetVerdict(), ":")
 	reasons = strings.ReplaceAll(reasons, ",", ", ")
 	switch action {

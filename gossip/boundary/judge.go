@@ -72,6 +72,9 @@ const (
 	maxGroups = 16
 	// askEvery is how long a probe that was asked for is waited for.
 	askEvery = 3 * time.Second
+	// holdBlank is how long a difference counts while one side's boundary is there
+	// without what differed: more than a first measurement takes.
+	holdBlank = time.Minute
 	// Declared boundaries are believed or revoked after so many outcomes, by the
 	// share of the expected reuse that was found.
 	leastOutcomes = 8
@@ -81,42 +84,54 @@ const (
 
 // Judge compares the workers of each pool. It is not safe for concurrent use.
 type Judge struct {
-	// pending are the differences of a worker and the one it is compared with.
-	pending map[[2]string]*pending
+	// pending are the differences of workers and the boundary of their pool.
+	pending map[string]*pending
 }
 
+// pending is a difference of a worker: it outlives the one that it was compared
+// with, and a restart of its own agent.
 type pending struct {
-	part   Part
-	number int
-	runs   [2]uint32
+	pool, against string
+	part          Part
+	number        int
+	runs          [2]uint32
 	// counts says that it was measured again on both sides.
 	counts  bool
 	askedAt time.Time
+	// blankAt is since when one side's boundary is there without what differed;
+	// zero: it is not so.
+	blankAt time.Time
 }
 
 // Judge says of each worker what is made of its boundary, and which probes
 // should be measured again. It is called when a vector, a pool or outcomes have
 // changed, and while asks are open. Verdicts are in the order of the workers.
 func (j *Judge) Judge(now time.Time, workers []Worker) (verdicts []Verdict, asks []Ask) {
-	if j.pending == nil {
-		j.pending = map[[2]string]*pending{}
-	}
+	former := j.pending
+	j.pending = map[string]*pending{}
 	pools := map[string][]int{}
 	verdicts = make([]Verdict, len(workers))
 	for i := range workers {
-		verdicts[i] = Verdict{Worker: workers[i].Name, State: StateUnknown, Credit: true}
-		if workers[i].Pool != "" && workers[i].Vector != nil {
-			pools[workers[i].Pool] = append(pools[workers[i].Pool], i)
+		w, v := &workers[i], &verdicts[i]
+		*v = Verdict{Worker: w.Name, State: StateUnknown, Credit: true}
+		p := former[w.Name]
+		if p != nil && w.Pool != "" && p.pool != w.Pool {
+			p = nil
+		}
+		if p != nil {
+			j.pending[w.Name] = p
+		}
+		switch {
+		case w.Pool != "" && w.Vector != nil:
+			pools[w.Pool] = append(pools[w.Pool], i)
+		case p != nil && p.counts:
+			// Its agent has begun anew and tells nothing yet.
+			v.Against = p.against
+			v.differs(p.difference())
 		}
 	}
-	live := map[[2]string]bool{}
 	for _, members := range pools {
-		asks = append(asks, j.pool(now, workers, members, verdicts, live)...)
-	}
-	for pair := range j.pending {
-		if !live[pair] {
-			delete(j.pending, pair)
-		}
+		asks = append(asks, j.pool(now, workers, members, verdicts)...)
 	}
 	for i := range workers {
 		judgeDeclared(&workers[i], &verdicts[i])
@@ -128,7 +143,7 @@ func (j *Judge) Judge(now time.Time, workers []Worker) (verdicts []Verdict, asks
 }
 
 // pool judges the workers of one pool.
-func (j *Judge) pool(now time.Time, workers []Worker, members []int, verdicts []Verdict, live map[[2]string]bool) (asks []Ask) {
+func (j *Judge) pool(now time.Time, workers []Worker, members []int, verdicts []Verdict) (asks []Ask) {
 	groups := group(workers, members)
 	if len(groups) == 0 {
 		return nil
@@ -136,38 +151,80 @@ func (j *Judge) pool(now time.Time, workers []Worker, members []int, verdicts []
 	most := &workers[groups[0][0]]
 	for n, g := range groups {
 		for _, i := range g {
-			v := &verdicts[i]
+			v, w := &verdicts[i], &workers[i]
 			v.Group, v.Against, v.State = n+1, most.Name, StateAgrees
-			if n == 0 {
-				continue
+			relation, d := Agree, Difference{}
+			if n > 0 {
+				relation, d = Compare(w.Vector, most.Vector)
 			}
-			w := &workers[i]
-			relation, d := Compare(w.Vector, most.Vector)
-			pair := [2]string{w.Name, most.Name}
-			p := j.pending[pair]
-			if relation == Unknown && p != nil && p.counts {
-				// A key that is changed on one side takes nothing back.
-				relation, d = Differ, Difference{Part: p.part, Number: p.number, Token: -1}
+			p := j.pending[w.Name]
+			if relation != Differ && w != most && p.holds(now, w.Vector, most.Vector) {
+				relation, d = Differ, p.difference()
 			}
 			if relation != Differ {
-				v.State = StateUnknown
+				delete(j.pending, w.Name)
+				if relation == Unknown {
+					v.State = StateUnknown
+				}
 				continue
 			}
-			live[pair] = true
 			if p == nil {
-				p = &pending{part: d.Part, number: d.Number, runs: runsOf(w, most, d)}
+				p = &pending{pool: w.Pool, part: d.Part, number: d.Number, runs: runsOf(w, most, d)}
 				p.counts = d.Part == PartDeclared || d.Part == PartRule
-				j.pending[pair] = p
+				j.pending[w.Name] = p
 			}
+			if !p.counts && p.against != most.Name {
+				p.runs, p.askedAt = runsOf(w, most, d), time.Time{}
+			}
+			p.against = most.Name
 			asks = append(asks, p.update(now, w, most, d)...)
 			v.Difference, v.State = d, StateMeasuring
 			if p.counts {
-				v.State, v.Credit = StateDiffers, !d.CostsCredit()
-				v.Why = fmt.Sprintf("boundary differs: %s: worker %s is not as %s", place(d), w.Name, most.Name)
+				v.differs(d)
 			}
 		}
 	}
 	return asks
+}
+
+// differs is said of a worker whose difference counts.
+func (v *Verdict) differs(d Difference) {
+	v.State, v.Difference, v.Credit = StateDiffers, d, !d.CostsCredit()
+	v.Why = fmt.Sprintf("boundary differs: %s: worker %s is not as %s", place(d), v.Worker, v.Against)
+}
+
+// difference is what differed when it was compared last.
+func (p *pending) difference() Difference {
+	return Difference{Part: p.part, Number: p.number, Token: -1}
+}
+
+// holds says that a difference that counts was not compared again, and goes on to
+// count: a key that is changed on one side, and an agent that has begun to measure
+// anew, take nothing back. A boundary that stays without what differed does.
+// It is called when the two do not differ in anything else.
+func (p *pending) holds(now time.Time, worker, most *Vector) bool {
+	if p == nil || !p.counts {
+		return false
+	}
+	if d := p.difference(); worker.lacks(d) || most.lacks(d) {
+		if p.blankAt.IsZero() {
+			p.blankAt = now
+		}
+		return now.Sub(p.blankAt) < holdBlank
+	}
+	p.blankAt = time.Time{}
+	return worker.KeyID != most.KeyID && p.part != PartRule && p.part != PartDeclared
+}
+
+// lacks says that a boundary does not have, or not yet, what differed.
+func (v *Vector) lacks(d Difference) bool {
+	switch d.Part {
+	case PartDeclared:
+		return v.Declared == ""
+	case PartRule:
+		return v.Rule == ""
+	}
+	return v.Probe(d.Part, d.Number) == nil
 }
 
 // place is a difference with its token.
@@ -193,7 +250,7 @@ func (p *pending) update(now time.Time, a, b *Worker, d Difference) (asks []Ask)
 	runs := runsOf(a, b, d)
 	if p.counts && d.CostsCredit() && !(Difference{Part: p.part}).CostsCredit() {
 		// What counted so far took no credit; this would.
-		*p = pending{part: d.Part, number: d.Number, runs: runs, counts: d.Part == PartDeclared}
+		*p = pending{pool: p.pool, against: p.against, part: d.Part, number: d.Number, runs: runs, counts: d.Part == PartDeclared}
 	}
 	if p.counts {
 		p.part, p.number = d.Part, d.Number

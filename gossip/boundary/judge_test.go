@@ -90,6 +90,90 @@ func TestADifferenceIsMeasuredAgainFirst(t *testing.T) {
 	}
 }
 
+// A difference that counts does so whoever stands for the pool: when that one
+// leaves, or its agent begins anew, nothing is given back meanwhile.
+func TestADifferenceOutlivesTheOneComparedWith(t *testing.T) {
+	good, bad := "chat3 a b c", "chat3 a b x"
+	pool := func() (*Judge, []Worker) {
+		j := &Judge{}
+		workers := []Worker{
+			{Name: "a", Pool: "p", Vector: vector(1, "raw1 r", good)}, {Name: "b", Pool: "p", Vector: vector(1, "raw1 r", good)},
+			{Name: "c", Pool: "p", Vector: vector(1, "raw1 r", good)}, {Name: "d", Pool: "p", Vector: vector(1, "raw1 r", bad)},
+		}
+		j.Judge(t0, workers)
+		workers[0].Vector, workers[3].Vector = vector(2, "raw1 r", good), vector(2, "raw1 r", bad)
+		if v, _ := j.Judge(t0.Add(time.Second), workers); v[3].State != StateDiffers {
+			t.Fatal(told(v))
+		}
+		return j, workers
+	}
+	t.Run("it leaves", func(t *testing.T) {
+		j, workers := pool()
+		v, asks := j.Judge(t0.Add(2*time.Second), workers[1:])
+		expect(t, "without a", v, `
+			b agrees credit=true
+			c agrees credit=true
+			d differs credit=false boundary differs: chat rendering, probe 3, token 2: worker d is not as b`)
+		if len(asks) != 0 {
+			t.Errorf("asks %v", asks)
+		}
+	})
+	t.Run("its agent begins anew", func(t *testing.T) {
+		j, workers := pool()
+		for _, now := range []*Vector{nil, {KeyID: 1}, vector(1, "raw1 r")} {
+			workers[0].Vector = now
+			if v, _ := j.Judge(t0.Add(2*time.Second), workers); v[3].State != StateDiffers || v[3].Credit {
+				t.Error(told(v))
+			}
+		}
+	})
+}
+
+// What is known of a worker outlives its agent, whose next life tells nothing at
+// first, then probe by probe. It ends when the probe is measured and agrees, with
+// another pool, and when the probe is not measured any more.
+func TestADifferenceOutlivesTheAgent(t *testing.T) {
+	good, bad := "chat3 a b c", "chat3 a b x"
+	for name, c := range map[string]struct {
+		last *Vector
+		pool string
+		wait time.Duration
+		want State
+	}{
+		"it still differs":         {last: vector(1, "raw1 r", bad), want: StateDiffers},
+		"the template was mended":  {last: vector(1, "raw1 r", good), want: StateAgrees},
+		"it serves something else": {last: vector(1, "raw1 r"), pool: "q", want: StateAgrees},
+		"the probe is refused now": {last: vector(1, "raw1 r"), wait: holdBlank, want: StateAgrees},
+		"it tells no ids any more": {last: &Vector{Declared: "m"}, wait: holdBlank, want: StateDeclared},
+	} {
+		var j Judge
+		workers := []Worker{{Name: "a", Pool: "p", Vector: vector(1, "raw1 r", good)}, {Name: "b", Pool: "p", Vector: vector(1, "raw1 r", bad)}}
+		j.Judge(t0, workers)
+		workers[0].Vector, workers[1].Vector = vector(2, "raw1 r", good), vector(2, "raw1 r", bad)
+		now := t0.Add(time.Second)
+		j.Judge(now, workers)
+		for _, v := range []*Vector{nil, {KeyID: 1}, vector(1, "raw1 r")} {
+			workers[1].Vector = v
+			now = now.Add(time.Second)
+			if got, _ := j.Judge(now, workers); got[1].State != StateDiffers || got[1].Credit || !strings.Contains(got[1].Why, "chat rendering, probe 3: worker b is not as a") {
+				t.Errorf("%s: meanwhile %s", name, told(got))
+			}
+		}
+		workers[1].Vector = c.last
+		if c.pool != "" {
+			workers[1].Pool = c.pool
+		}
+		j.Judge(now, workers)
+		if got, _ := j.Judge(now.Add(c.wait), workers); got[1].State != c.want || got[1].Credit == (c.want == StateDiffers) {
+			t.Errorf("%s: %s", name, told(got))
+		}
+		workers[1].Name = "another"
+		if j.Judge(now, workers); len(j.pending) > 1 || j.pending["b"] != nil {
+			t.Errorf("%s: %d are kept of workers that are gone", name, len(j.pending))
+		}
+	}
+}
+
 // What passes by itself, as midnight between two measurements, never counts.
 func TestMidnightSplitsNoPool(t *testing.T) {
 	var j Judge
