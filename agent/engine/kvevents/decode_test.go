@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"waypost/agent/blocktable"
 
@@ -167,6 +168,7 @@ func TestBatchShapes(t *testing.T) {
 
 func TestExtraKeys(t *testing.T) {
 	type list = []any
+	long := strings.Repeat("t", maxNameBytes+1)
 	tests := []struct {
 		name    string
 		adapter any
@@ -192,6 +194,9 @@ func TestExtraKeys(t *testing.T) {
 		{"a picture called like a salt", nil, nil, false, list{list{list{"cache_salt", 3}}, nil}, "||x-"},
 		{"a picture that says so", nil, nil, false, list{list{list{"mm", "ab12", -3}}, nil}, "||x-"},
 		{"one entry for two blocks", nil, nil, true, list{list{list{"ab12", 0}}}, "||xx"},
+		{"the longest salt", nil, nil, false, list{list{long[1:]}, nil}, "|" + long[1:] + "|"},
+		{"a salt too long to keep", nil, nil, false, list{list{long}, nil}, "||x-"},
+		{"an adapter too long to keep", long, 1, false, list{list{long}, list{long}}, "||xx"},
 	}
 	for _, test := range tests {
 		payload, err := msgp.AppendIntf(nil, list{1.0, list{map[string]any{
@@ -371,6 +376,69 @@ func TestMemoryIsGivenBack(t *testing.T) {
 	}
 	if _, err := d.Decode([]byte{0x92, 0x01, 0x90}); err != nil || cap(d.events) > 0 {
 		t.Errorf("%v; %d events kept", err, cap(d.events))
+	}
+}
+
+// Salts are the callers' own texts: neither many nor long ones stay in memory,
+// and the blocks of one too long to keep are nobody's.
+func TestNamesAreBounded(t *testing.T) {
+	d := NewDecoder()
+	kept := func() (bytes int) {
+		for name := range d.names {
+			bytes += len(name)
+		}
+		return bytes
+	}
+	for i := range 2 * maxNames {
+		salt := fmt.Sprint(i)
+		if i%100 == 0 {
+			salt += strings.Repeat("x", 1<<16)
+		}
+		payload, err := msgp.AppendIntf(nil, []any{1.0, []any{map[string]any{
+			"type": "BlockStored", "block_hashes": []any{1}, "token_ids": []any{1}, "block_size": 1, "cache_salt": salt,
+		}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := d.Decode(payload)
+		if err != nil || len(b.Events) != 1 {
+			t.Fatal(err, b)
+		}
+		e := b.Events[0]
+		opaque := len(e.Marks) == 1 && e.Marks[0] != 0
+		if long := len(salt) > maxNameBytes; opaque != long || (e.Salt == salt) == long {
+			t.Fatalf("a salt of %d bytes: %d bytes are told, opaque: %v", len(salt), len(e.Salt), opaque)
+		}
+	}
+	if len(d.names) > maxNames || kept() > maxNames*maxNameBytes {
+		t.Errorf("%d names of %d bytes are kept", len(d.names), kept())
+	}
+}
+
+// Texts among many tokens of many blocks cost no more than the tokens.
+func TestTextsAmongManyTokens(t *testing.T) {
+	const n = 300_000
+	var hashes, tokens []any
+	for i := range n {
+		hashes, tokens = append(hashes, i), append(tokens, i&127)
+	}
+	tokens[n/2] = "00ff"
+	payload, err := msgp.AppendIntf(nil, []any{1.0, []any{map[string]any{"type": "BlockStored", "block_hashes": hashes, "token_ids": tokens, "block_size": 1}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan Batch)
+	go func() {
+		b, _ := NewDecoder().Decode(payload)
+		done <- b
+	}()
+	select {
+	case b := <-done:
+		if len(b.Events) != 1 || len(b.Events[0].Marks) != n || slices.Contains(b.Events[0].Marks, 0) {
+			t.Errorf("%d events, %d marks", len(b.Events), len(b.Events[0].Marks))
+		}
+	case <-time.After(time.Minute): // each token at each block would take hours
+		t.Fatal("the batch is still being read")
 	}
 }
 
