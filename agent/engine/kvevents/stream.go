@@ -393,6 +393,14 @@ func (s *Stream) Applied(now time.Time, stored, damaged, unknown int, lostRemova
 	}
 }
 
+// Cleared tells that the batch given to Apply clears GPU memory, and that the engine
+// tells of no other: what was missed before matters no more. It is told before
+// Applied, since a removal that was lost in the same batch may stand behind.
+func (s *Stream) Cleared() {
+	s.late, s.lossy, s.holed = false, false, false
+	s.rebuildAt, s.rebuildPause = time.Time{}, s.o.RebuildAfter
+}
+
 // WrongRank tells that the batch given to Apply is another rank's of the same
 // engine, and was not applied: its cache must not be taken for ours. RightRank
 // tells that one was ours.
