@@ -67,20 +67,28 @@ func TestSettings(t *testing.T) {
 }
 
 // Older releases of one connector tell the removals from its host cache as
-// removals from GPU memory: their events are not relied on.
+// removals from GPU memory: their events are not relied on, whoever tells that it
+// is there.
 func TestConnectorWhoseRemovalsMislead(t *testing.T) {
-	f := newFakeEngine(t, 1)
-	f.extra["/server_info"] = `{"vllm_config":{"kv_transfer_config":{"kv_connector":"SimpleCPUOffloadConnector"}}}`
-	m := enginetest.NewMirror(t)
-	watch(t, f, Options{Options: engine.Options{FactsEvery: engine.MinLoadEvery}}, m)
-	m.Await("doubted", func() bool {
-		return m.Of(0).Coverage == engine.CoveragePartial && strings.Contains(m.Of(0).Hint, simpleOffload)
-	})
-	host := enginetest.Stored(0, 1).(map[string]any)
-	host["medium"] = "CPU"
-	f.ranks[0].AwaitSubscriber()
-	f.ranks[0].Publish(false, host)
-	m.Await("relied on", func() bool { return m.Of(0).Coverage == engine.CoverageFull })
+	for _, configured := range []bool{false, true} {
+		f := newFakeEngine(t, 1)
+		o := Options{Options: engine.Options{FactsEvery: engine.MinLoadEvery}}
+		if configured {
+			o.Target.KVConnector = simpleOffload
+		} else {
+			f.extra["/server_info"] = `{"vllm_config":{"kv_transfer_config":{"kv_connector":"SimpleCPUOffloadConnector"}}}`
+		}
+		m := enginetest.NewMirror(t)
+		watch(t, f, o, m)
+		m.Await("doubted", func() bool {
+			return m.Of(0).Coverage == engine.CoveragePartial && strings.Contains(m.Of(0).Hint, simpleOffload)
+		})
+		host := enginetest.Stored(0, 1).(map[string]any)
+		host["medium"] = "CPU"
+		f.ranks[0].AwaitSubscriber()
+		f.ranks[0].Publish(false, host)
+		m.Await("relied on", func() bool { return m.Of(0).Coverage == engine.CoverageFull })
+	}
 }
 
 // An engine of the first releases: events of few fields, no routes but the
