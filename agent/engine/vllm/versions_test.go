@@ -147,3 +147,26 @@ func TestVersionsThatNameSessions(t *testing.T) {
 		}
 	}
 }
+
+// An engine that is started again with fewer ranks has no cache in the others, and
+// nobody asks for their events any more; when they are back they are read again.
+func TestFewerRanks(t *testing.T) {
+	f := newFakeEngine(t, 2)
+	m := enginetest.NewMirror(t)
+	watch(t, f, Options{Options: engine.Options{FactsEvery: engine.MinLoadEvery}}, m)
+	prompt := []uint32{2, 3, 0}
+	f.ranks[1].Publish(true, enginetest.Stored(0, 1))
+	m.Await("stored", func() bool { return m.Of(1).Match(1) == 2 && m.Known.Ranks == 2 })
+	second := f.ranks[1]
+	f.set(func() { f.ranks = f.ranks[:1:1] })
+	f.restart()
+	m.Await("one rank", func() bool {
+		resets := m.Of(1).Resets
+		return m.Known.Ranks == 1 && len(resets) > 0 && resets[len(resets)-1] == engine.ResetGone && m.Of(1).Table.Match(prompt, "", "") == 0
+	})
+	second.Restart()
+	second.Publish(true, enginetest.Stored(0, 1))
+	f.set(func() { f.ranks = append(f.ranks, second) })
+	f.set(func() { f.start += 100 })
+	m.Await("two ranks again", func() bool { return m.Known.Ranks == 2 && m.Of(1).Match(1) == 2 })
+}
