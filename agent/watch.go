@@ -39,6 +39,11 @@ type watched struct {
 
 	mu    sync.Mutex
 	ranks []*rank
+	// serving is how many of them the engine has: an engine that is started again
+	// may have fewer than before. 0: not known. up and reason are its health.
+	serving int
+	up      bool
+	reason  string
 	// found is its process; nil: not found among this host's, or gone. lostAt is
 	// when it went.
 	found  *discover.Engine
@@ -162,6 +167,14 @@ func (w *watched) Facts(f engine.Facts) {
 			r.setFacts(f.Of(n))
 		}
 	}
+	w.mu.Lock()
+	changed := w.serving != 0 && w.serving != f.Ranks
+	w.serving = f.Ranks
+	up, reason := w.up, w.reason
+	w.mu.Unlock()
+	if changed {
+		w.Health(up, reason)
+	}
 	w.changed()
 }
 
@@ -172,11 +185,20 @@ func (w *watched) Load(number int, l engine.Load) {
 	}
 }
 
-// Health implements engine.Sink.
+// Health implements engine.Sink. Ranks that the engine has no more do not serve,
+// however well it is.
 func (w *watched) Health(up bool, reason string) {
 	w.rank(0)
+	w.mu.Lock()
+	w.up, w.reason = up, reason
+	serving := w.serving
+	w.mu.Unlock()
 	ranks := w.all()
-	for _, r := range ranks {
+	for n, r := range ranks {
+		if serving > 0 && n >= serving && up {
+			r.setHealth(false, fmt.Sprintf("the engine has no rank %d any more: it runs %d", n, serving))
+			continue
+		}
 		r.setHealth(up, reason)
 	}
 	w.dirty(ranks...)

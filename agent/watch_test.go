@@ -61,3 +61,49 @@ func TestWindowsAreTold(t *testing.T) {
 		t.Error("windows are not told, or told again and again")
 	}
 }
+
+// An engine that is started again with fewer ranks answers 400 to whoever names one
+// of the others: those do not serve, until it has them again.
+func TestRanksThatAreNoMoreDoNotServe(t *testing.T) {
+	var ranks []*rank
+	told := 0
+	w := &watched{
+		log: slog.New(slog.DiscardHandler), changed: func() {}, dirty: func(r ...*rank) { told += len(r) },
+		newRank: func(_ string, number int) *rank {
+			r := newTestedEngine().r
+			r.number = number
+			ranks = append(ranks, r)
+			return r
+		},
+	}
+	serve := func() (out string) {
+		for _, r := range ranks {
+			out += map[bool]string{true: "u", false: "d"}[r.up]
+		}
+		return out
+	}
+	facts := func(n int) { w.Facts(engine.Facts{Model: "m", Ranks: n, StartMark: uint64(n), BlockTokens: 16}) }
+	facts(3)
+	w.Health(true, "")
+	if got := serve(); got != "uuu" {
+		t.Fatalf("of three ranks %s", got)
+	}
+	told = 0
+	facts(1)
+	if got := serve(); got != "udd" || told != 3 || !strings.Contains(ranks[2].reason, "no rank 2") {
+		t.Errorf("of three ranks that became one %s, %d told, the last because %q", got, told, ranks[2].reason)
+	}
+	w.Health(false, "refused")
+	w.Health(true, "")
+	if got := serve(); got != "udd" {
+		t.Errorf("after an outage %s", got)
+	}
+	facts(2)
+	if got := serve(); got != "uud" || ranks[1].reason != "" {
+		t.Errorf("of one rank that became two %s (%s)", got, ranks[1].reason)
+	}
+	w.Health(false, "refused")
+	if got := serve(); got != "ddd" || ranks[2].reason != "refused" {
+		t.Errorf("an engine that is down: %s (%s)", got, ranks[2].reason)
+	}
+}

@@ -97,8 +97,10 @@ func TestADifferenceOutlivesTheOneComparedWith(t *testing.T) {
 	pool := func() (*Judge, []Worker) {
 		j := &Judge{}
 		workers := []Worker{
-			{Name: "a", Pool: "p", Vector: vector(1, "raw1 r", good)}, {Name: "b", Pool: "p", Vector: vector(1, "raw1 r", good)},
-			{Name: "c", Pool: "p", Vector: vector(1, "raw1 r", good)}, {Name: "d", Pool: "p", Vector: vector(1, "raw1 r", bad)},
+			{Name: "a", Pool: "p", Vector: vector(1, "raw1 r", good)},
+			{Name: "b", Pool: "p", Vector: vector(1, "raw1 r", good)},
+			{Name: "c", Pool: "p", Vector: vector(1, "raw1 r", good)},
+			{Name: "d", Pool: "p", Vector: vector(1, "raw1 r", bad)},
 		}
 		j.Judge(t0, workers)
 		workers[0].Vector, workers[3].Vector = vector(2, "raw1 r", good), vector(2, "raw1 r", bad)

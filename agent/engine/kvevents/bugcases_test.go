@@ -22,6 +22,7 @@ type player struct {
 	stream        *Stream
 	decoder       *Decoder
 	table, beside *blocktable.Table
+	tiers         bool
 	coverage      engine.Coverage
 	hint          string
 	hints         []string
@@ -48,8 +49,12 @@ func (p *player) Apply(m Message) {
 		p.stream.BadPayload(m.Received)
 		return
 	}
-	stored, untold, _ := storedIn(b.Events)
-	p.stream.UnknownTier(untold)
+	told := tellOf(b.Events)
+	p.tiers = p.tiers || told.tiers
+	p.stream.UnknownTier(told.untold)
+	if told.cleared && !p.tiers {
+		p.stream.Cleared()
+	}
 	table := p.table
 	if p.beside != nil {
 		table = p.beside
@@ -57,7 +62,7 @@ func (p *player) Apply(m Message) {
 	for i := range b.Events {
 		table.Apply(&b.Events[i])
 	}
-	p.stream.Applied(m.Received, stored, b.Damaged, b.Unknown, b.LostRemovals)
+	p.stream.Applied(m.Received, told.gpu, b.Damaged, b.Unknown, b.LostRemovals)
 }
 func (p *player) AskReplay(run, from uint64) { p.asked = append(p.asked, ask{run, from}) }
 func (p *player) Reset(c engine.ResetCause) {
@@ -226,11 +231,68 @@ func TestEVT06JumpWithoutReplay(t *testing.T) {
 	if p.counts[CountMissing] != 100 || p.counts[CountGaps] != 1 || p.coverage != engine.CoveragePartial {
 		t.Errorf("%v, %s (%s)", p.counts, p.coverage, p.hint)
 	}
-	if p.counts[CountLost] != 100 || !strings.Contains(p.hint, "could not be replayed") {
+	if p.counts[CountLost] != 100 || !strings.Contains(p.hint, "set replay_endpoint") {
 		t.Errorf("%v, and the hint is %q", p.counts, p.hint)
 	}
 	if p.table.Len() != 100 {
 		t.Errorf("%d blocks: what is known must stay", p.table.Len())
+	}
+}
+
+// After a clear nothing of before matters: neither what was missed nor what may have
+// been removed unseen. Where the engine tells of memory that a clear leaves alone,
+// and where a removal was lost behind it, the doubt stays.
+func TestClearEndsDoubtsOfBefore(t *testing.T) {
+	clear := []any{"AllBlocksCleared"}
+	lost := []any{"BlockRemoved", []any{"x"}}
+	late := func(p *player) { p.next = 7 }
+	gap := func(p *player) {
+		p.live(p.publish(block(0, 1)))
+		p.ring, p.next = nil, 9
+	}
+	damage := func(p *player) { p.live(p.publish(block(0, 1), lost)) }
+	hole := func(p *player) {
+		p.publish(block(0, 1))
+		p.publish(block(0, 3))
+		p.publish(block(0, 4))
+		p.ring = append(p.ring[:1:1], p.ring[2:]...)
+	}
+	tests := []struct {
+		name   string
+		replay bool
+		before func(*player)
+		events []any
+		want   engine.Coverage
+	}{
+		{"late", false, late, []any{clear, block(0, 2)}, engine.CoverageFull},
+		{"late with a replay", true, late, []any{clear, block(0, 2)}, engine.CoverageFull},
+		{"gap", false, gap, []any{clear, block(0, 2)}, engine.CoverageFull},
+		{"gap with a replay", true, gap, []any{clear, block(0, 2)}, engine.CoverageFull},
+		{"a lost removal", true, damage, []any{clear, block(0, 2)}, engine.CoverageFull},
+		{"a hole in the replay", true, hole, []any{clear, block(0, 2)}, engine.CoverageFull},
+		{"no clear", false, gap, []any{block(0, 2)}, engine.CoveragePartial},
+		{"another tier is told of", false, gap, []any{[]any{"BlockRemoved", []any{5}, "CPU"}, clear}, engine.CoveragePartial},
+		{"a clear of another tier", false, gap, []any{[]any{"AllBlocksCleared", "CPU"}}, engine.CoveragePartial},
+		{"a removal is lost behind it", false, gap, []any{clear, lost}, engine.CoveragePartial},
+	}
+	for _, test := range tests {
+		p := newPlayer(t, StreamOptions{Replay: test.replay})
+		p.stream.Connected(p.now)
+		test.before(p)
+		p.answer()
+		p.live(p.publish(test.events...))
+		p.answer()
+		if p.coverage != test.want {
+			t.Errorf("%s: %s (%s), want %s", test.name, p.coverage, p.hint, test.want)
+		}
+		if test.want != engine.CoverageFull {
+			continue
+		}
+		// Nothing is left to be repaired either.
+		p.pass(time.Hour)
+		if got := p.table.Match(prompt(2), "", ""); got != 2 || len(p.asked) > 0 && p.asked[0].from == 0 {
+			t.Errorf("%s: %d tokens, and %v is asked for", test.name, got, p.asked)
+		}
 	}
 }
 

@@ -15,6 +15,7 @@ const (
 	hintLate         = "earlier events are gone: raise buffer_steps in %s"
 	hintGap          = "a gap in the events is being replayed"
 	hintLossy        = "events were lost and could not be replayed: raise buffer_steps in %s"
+	hintLossForGood  = "events were lost and the engine replays none: set replay_endpoint in %s"
 	hintDisconnected = "the event stream is disconnected"
 	hintNever        = "no event publisher answers at %s: check endpoint in %s"
 	hintGone         = "the engine's HTTP server is gone"
@@ -55,6 +56,8 @@ func (s *Stream) coverage() (engine.Coverage, string) {
 		return engine.CoveragePartial, s.catchingUp()
 	case len(s.held) > 0:
 		return engine.CoveragePartial, hintGap
+	case s.lossy && !s.o.Replay:
+		return engine.CoveragePartial, set(hintLossForGood)
 	case s.lossy:
 		return engine.CoveragePartial, set(hintLossy)
 	case s.behind:

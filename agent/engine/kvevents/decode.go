@@ -19,8 +19,13 @@ const (
 
 	// keepItems bounds what a decoder keeps of an unusually large batch.
 	keepItems = 1 << 20
-	maxNames  = 4096
 	maxInt    = 1 << 30
+
+	// maxNames bounds the adapters and salts that a decoder keeps, maxNameBytes
+	// each of them: salts are the callers' own texts. Blocks of a longer one are
+	// known, but are nobody's.
+	maxNames     = 4096
+	maxNameBytes = 1024
 )
 
 // The reasons for refusing a whole batch.
@@ -287,6 +292,7 @@ type fields struct {
 	hashes     bool // a list of hashes was there
 	remote     bool
 	strings    bool   // some tokens are texts
+	nameless   uint64 // digest of names that are too long to keep; 0: none
 	adapterID  []byte // raw lora_id if not null
 	extra      []byte // raw extra_keys if not null
 	items      []byte // raw mm_keys if not null
@@ -461,7 +467,7 @@ func (d *Decoder) field(c *cursor, field uint8, f *fields) (ok bool) {
 			return d.saltMap(c, n, f)
 		}
 		f.hasAdapter = true
-		e.Adapter, ok = d.name(c)
+		e.Adapter, ok = d.name(c, f)
 	case fieldMedium:
 		f.hasMedium = true
 		if c.null() {
@@ -473,7 +479,7 @@ func (d *Decoder) field(c *cursor, field uint8, f *fields) (ok bool) {
 		e.Spec, ok = readSpec(c)
 	case fieldLocality:
 		var v string
-		v, ok = d.name(c)
+		v, ok = d.name(c, f)
 		f.remote = v == "REMOTE"
 	case fieldAdapterID:
 		f.adapterID, ok = c.raw()
@@ -482,7 +488,7 @@ func (d *Decoder) field(c *cursor, field uint8, f *fields) (ok bool) {
 		f.extra, ok = c.raw()
 	case fieldSalt:
 		f.hasSalts = true
-		e.Salt, ok = d.name(c)
+		e.Salt, ok = d.name(c, f)
 	case fieldItems:
 		f.items, ok = c.raw()
 	case fieldSession:
@@ -547,13 +553,18 @@ func (d *Decoder) finish(f *fields) bool {
 		}
 	case f.strings:
 		// Which blocks the texts belong to is not told.
+		var mark uint64
 		for _, t := range e.Tokens {
-			d.markAll(e, uint64(t))
+			mark = (mark ^ uint64(t)) * 1099511628211
 		}
+		d.markAll(e, mark)
 	}
 	if f.adapterID != nil && e.Adapter == "" {
 		// The prompt uses an adapter that is not named.
 		d.markAll(e, xxh3.Hash(f.adapterID))
+	}
+	if f.nameless != 0 {
+		d.markAll(e, f.nameless)
 	}
 	return true
 }

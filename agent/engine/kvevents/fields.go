@@ -21,14 +21,19 @@ func (c *cursor) raw() ([]byte, bool) {
 	return c.b[start:c.i], ok
 }
 
-// name reads null as "", or a string, which is kept for the next time.
-func (d *Decoder) name(c *cursor) (string, bool) {
+// name reads null as "", or a string, which is kept for the next time unless it
+// is too long: then it is in f.nameless.
+func (d *Decoder) name(c *cursor, f *fields) (string, bool) {
 	if c.null() {
 		return "", true
 	}
 	v, ok := c.text()
 	if !ok {
 		return "", false
+	}
+	if len(v) > maxNameBytes {
+		f.nameless = markOf(v, f.nameless)
+		return "", true
 	}
 	return d.intern(v), true
 }
@@ -111,7 +116,10 @@ func (d *Decoder) readExtra(raw []byte, e *blocktable.Event) bool {
 				mark = markOf(raw[start:c.i], mark)
 			}
 		}
-		if salt != nil {
+		switch {
+		case len(salt) > maxNameBytes:
+			mark = markOf(salt, mark)
+		case salt != nil:
 			e.Salt = d.intern(salt)
 		}
 		if mark != 0 {

@@ -464,36 +464,45 @@ func (r *Reader) Apply(m Message) {
 		return
 	}
 	r.stream.RightRank()
-	stored, untold, tiers := storedIn(b.Events)
-	r.tiers = r.tiers || tiers
-	r.stream.UnknownTier(untold)
+	told := tellOf(b.Events)
+	r.tiers = r.tiers || told.tiers
+	r.stream.UnknownTier(told.untold)
+	if told.cleared && !r.tiers {
+		r.stream.Cleared()
+	}
 	out := engine.Batch{Seq: m.Seq, Received: m.Received, Replayed: m.Replayed, Events: b.Events}
 	out.Age = age(m, b.PublishedUnixSeconds)
 	r.sink.Batch(r.n, out)
 	if b.Clears > 0 {
 		r.Counted(CountClears, b.Clears)
 	}
-	r.stream.Applied(m.Received, stored, b.Damaged, b.Unknown, b.LostRemovals)
+	r.stream.Applied(m.Received, told.gpu, b.Damaged, b.Unknown, b.LostRemovals)
 }
 
-// storedIn counts the blocks that events store in GPU memory and in memory that is
-// not told, and says whether any event is of memory that is told to be another.
-func storedIn(events []blocktable.Event) (gpu, untold int, tiers bool) {
+// told is what the events of a batch tell of the memory they are of.
+type told struct {
+	gpu, untold int  // blocks stored in GPU memory, and in memory that is not told
+	tiers       bool // any event is of memory that is told to be another
+	cleared     bool // GPU memory was cleared
+}
+
+func tellOf(events []blocktable.Event) (t told) {
 	for i := range events {
-		n := 0
-		if events[i].Op == blocktable.OpStore {
-			n = len(events[i].Hashes)
+		e, n := &events[i], 0
+		if e.Op == blocktable.OpStore {
+			n = len(e.Hashes)
 		}
-		switch events[i].Medium {
+		switch e.Medium {
 		case blocktable.MediumGPU:
-			gpu += n
+			t.gpu += n
+			t.cleared = t.cleared || e.Op == blocktable.OpClear
 		case blocktable.MediumUnknown:
-			untold += n
+			t.untold += n
 		default:
-			tiers = true
+			t.tiers = true
 		}
 	}
-	return gpu, untold, tiers
+	return t
 }
 
 // age is how long ago a batch was published by the engine's clock, which is that

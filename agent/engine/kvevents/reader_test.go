@@ -17,6 +17,7 @@ import (
 	"waypost/agent/engine/enginetest"
 	"waypost/gossip/nonblock"
 
+	"github.com/tinylib/msgp/msgp"
 	"go.uber.org/goleak"
 )
 
@@ -307,4 +308,37 @@ func TestWorkWithoutEvents(t *testing.T) {
 			t.Errorf("%+v: what is not known shows work", l)
 		}
 	}
+}
+
+// A reader tells its stream of clears, but only of those that leave nothing.
+func TestClearsAreTold(t *testing.T) {
+	clear := []any{"AllBlocksCleared"}
+	for _, test := range []struct {
+		name   string
+		events []any
+		want   engine.Coverage
+	}{
+		{"all of it", []any{clear}, engine.CoverageFull},
+		{"of what holds another copy", []any{[]any{"BlockStored", []any{1}, nil, []any{2, 3}, 2, nil, "CPU"}, clear}, engine.CoveragePartial},
+	} {
+		m := enginetest.NewMirror(t)
+		r := NewReader(ReaderOptions{Plan: Plan{Pulled: true}, Dialect: &testDialect, Logger: slog.New(slog.DiscardHandler), Sink: m})
+		r.Connected(time.Now())
+		r.Deliver(Message{Seq: 7, Payload: batch(t, block(0, 1)), Received: time.Now()})
+		r.Deliver(Message{Seq: 8, Payload: batch(t, test.events...), Received: time.Now()})
+		m.Mu.Lock()
+		if got := m.Of(0).Coverage; got != test.want {
+			t.Errorf("%s: %s (%s), want %s", test.name, got, m.Of(0).Hint, test.want)
+		}
+		m.Mu.Unlock()
+	}
+}
+
+func batch(t *testing.T, events ...any) []byte {
+	t.Helper()
+	payload, err := msgp.AppendIntf(nil, []any{1.5, events, 0})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return payload
 }

@@ -2,9 +2,9 @@ package kvevents
 
 import (
 	"bytes"
+	"cmp"
+	"slices"
 	"time"
-
-	"github.com/zeebo/xxh3"
 
 	"waypost/agent/engine"
 )
@@ -250,16 +250,22 @@ func (s *Stream) Live(m Message) {
 
 // old judges a batch with a number that was applied before.
 func (s *Stream) old(m Message) {
-	if !s.o.Once && s.sums.same(m) {
+	if s.seen(m) {
 		s.fx.Counted(CountDuplicates, 1)
 		return
 	}
 	s.restart(m.Received, &m)
 }
 
+// seen says whether a batch came before: it was applied, or waits.
+func (s *Stream) seen(m Message) bool {
+	i, waits := slices.BinarySearchFunc(s.held, m.Seq, func(h Message, seq uint64) int { return cmp.Compare(h.Seq, seq) })
+	return !s.o.Once && (s.sums.same(m) || waits && bytes.Equal(s.held[i].Payload, m.Payload))
+}
+
 func (s *Stream) hold(m Message) {
 	if k := len(s.held); k > 0 && m.Seq <= s.held[k-1].Seq {
-		if last := &s.held[k-1]; !s.o.Once && m.Seq == last.Seq && xxh3.Hash(m.Payload) == xxh3.Hash(last.Payload) {
+		if s.seen(m) {
 			s.fx.Counted(CountDuplicates, 1)
 			return
 		}
@@ -391,6 +397,14 @@ func (s *Stream) Applied(now time.Time, stored, damaged, unknown int, lostRemova
 			s.holed = false
 		}
 	}
+}
+
+// Cleared tells that the batch given to Apply clears GPU memory, and that the engine
+// tells of no other: what was missed before matters no more. It is told before
+// Applied, since a removal that was lost in the same batch may stand behind.
+func (s *Stream) Cleared() {
+	s.late, s.lossy, s.holed = false, false, false
+	s.rebuildAt, s.rebuildPause = time.Time{}, s.o.RebuildAfter
 }
 
 // WrongRank tells that the batch given to Apply is another rank's of the same

@@ -58,6 +58,7 @@ func (x *transcript) Counted(what string, n int) {
 //	end [run=N] | fail [run=N]       its end marker; its failure
 //	tick DURATION [busy]             time passes
 //	stored N | damaged N [removals]  what became of the last batch
+//	untold N                         blocks of the last batch of no known tier
 //	silent | heard                   the engine works without events, or not
 //	doubt | trust                    the adapter's own doubts
 //	wrongrank N | rightrank          whose the last batch was
@@ -183,6 +184,9 @@ func play(t *testing.T, s *Stream, x *transcript, now time.Time, words []string)
 		x.quiet = false
 	case "stored":
 		s.Applied(now, number(1), 0, 0, false)
+		s.Tick(now, false)
+	case "untold":
+		s.UnknownTier(number(1))
 		s.Tick(now, false)
 	case "damaged":
 		s.Applied(now, 0, number(1), 0, len(words) > 2)

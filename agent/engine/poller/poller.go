@@ -305,6 +305,7 @@ func (l *life) learn(ctx context.Context) error {
 		}
 		l.follow(ctx, n, k.Plans[n])
 	}
+	l.drop(k.Facts.Ranks)
 	if readers := l.p.readers(); k.Faults > 0 && len(readers) > 0 {
 		readers[0].Count(engine.CountFactFaults, k.Faults)
 	}
@@ -345,6 +346,19 @@ func (l *life) tellFacts() {
 	if !reflect.DeepEqual(f, l.facts) {
 		l.facts = f
 		l.sink.Facts(f)
+	}
+}
+
+// drop ends the readers of ranks that the engine has no more, since it was started
+// again with fewer.
+func (l *life) drop(ranks int) {
+	l.p.mu.Lock()
+	gone := l.p.ranks[min(ranks, len(l.p.ranks)):]
+	l.p.ranks = l.p.ranks[:len(l.p.ranks)-len(gone)]
+	l.p.mu.Unlock()
+	for _, r := range gone {
+		r.end()
+		l.sink.Reset(r.Rank(), engine.ResetGone)
 	}
 }
 

@@ -75,7 +75,7 @@ func (s *source) Deliver(ctx context.Context, reader func(rank int) *kvevents.Re
 	for ctx.Err() == nil {
 		began := time.Now()
 		var list []json.RawMessage
-		err := s.askEvents(ctx, &list)
+		answered, err := s.askEvents(ctx, &list)
 		now := time.Now()
 		pause := eventsEvery - now.Sub(began)
 		switch {
@@ -88,7 +88,7 @@ func (s *source) Deliver(ctx context.Context, reader func(rank int) *kvevents.Re
 			// Events of an answer that failed are lost; the next number shows
 			// which, and until it comes nobody knows.
 			s.log.Debug("events cannot be read", "error", err)
-			if r := reader(0); r != nil {
+			if r := reader(0); r != nil && answered {
 				r.Malformed(now)
 			}
 			doubt(hintUnanswered)
@@ -115,18 +115,19 @@ func wait(ctx context.Context, d time.Duration) {
 	}
 }
 
-func (s *source) askEvents(ctx context.Context, list *[]json.RawMessage) error {
-	_, err := s.Ask(ctx, enginehttp.Question{Method: http.MethodPost, Path: eventsPath, MaxBytes: kvevents.MaxBatchBytes, Timeout: eventsTimeout}, &s.eventBuf)
+// askEvents asks for events; answered says that there is an answer, though it may be
+// none that can be read.
+func (s *source) askEvents(ctx context.Context, list *[]json.RawMessage) (answered bool, err error) {
+	_, err = s.Ask(ctx, enginehttp.Question{Method: http.MethodPost, Path: eventsPath, MaxBytes: kvevents.MaxBatchBytes, Timeout: eventsTimeout}, &s.eventBuf)
 	if err != nil {
-		return err
+		return false, err
 	}
 	if b := bytes.TrimSpace(s.eventBuf.Bytes()); len(b) > 0 {
-		if err := enginehttp.Widest(b, maxMembers); err != nil {
-			return err
+		if err = enginehttp.Widest(b, maxMembers); err == nil {
+			err = json.Unmarshal(b, list)
 		}
-		return json.Unmarshal(b, list)
 	}
-	return nil
+	return true, err
 }
 
 // pass gives events to the readers of their ranks.

@@ -100,11 +100,12 @@ type decoder struct {
 	tokens []uint32
 	marks  []uint64
 
-	// window is the largest attention window that was told: only its blocks
-	// make whole prefixes.
+	// window is the largest attention window of this life of the engine: only its
+	// blocks make whole prefixes.
 	window int64
-	// blockTokens is the length of a block: told, or the longest seen.
-	blockTokens int
+	// blockTokens is the length of a block as it was told, longest that of the
+	// longest seen in this life.
+	blockTokens, longest int
 }
 
 func newDecoder() *decoder { return &decoder{} }
@@ -135,13 +136,14 @@ func (d *decoder) Decode(payload []byte) (kvevents.Batch, error) {
 		b.Damaged, b.LostRemovals = 1, kind.Type != "stored" && kind.Type != "created"
 		return b, nil
 	}
+	if e.ID != nil && *e.ID == 0 {
+		d.window, d.longest = 0, 0 // the first event of a life
+	}
 	if e.Window != nil {
-		if c.Type == "created" {
-			d.window = max(d.window, *e.Window)
-		}
 		if *e.Window < d.window {
 			return b, nil
 		}
+		d.widen(*e.Window, c.Type == "created")
 	}
 	switch c.Type {
 	case "created":
@@ -166,6 +168,17 @@ func (d *decoder) Decode(payload []byte) (kvevents.Batch, error) {
 	}
 	b.Events = d.events
 	return b, nil
+}
+
+// widen takes the window of an event. The events of its pools tell all windows at
+// first; who missed them took what came of a smaller one for whole prefixes.
+func (d *decoder) widen(window int64, created bool) {
+	if d.window > 0 && window > d.window && !created {
+		for _, medium := range []blocktable.Medium{blocktable.MediumGPU, blocktable.MediumCPU} {
+			d.events = append(d.events, blocktable.Event{Op: blocktable.OpClear, Medium: medium})
+		}
+	}
+	d.window = window
 }
 
 // moved tells of a block that went from one level to another. It is stored there
@@ -206,8 +219,8 @@ func (d *decoder) stored(c *change) (damaged int) {
 			return len(c.Blocks) - i
 		}
 		n := len(b.Tokens)
-		d.blockTokens = max(d.blockTokens, n)
-		if n < d.blockTokens {
+		d.longest = max(d.longest, n)
+		if n < max(d.blockTokens, d.longest) {
 			d.hashes, d.marks = d.hashes[:len(d.hashes)-1], d.marks[:len(d.marks)-1]
 			return 0
 		}

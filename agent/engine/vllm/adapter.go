@@ -133,7 +133,7 @@ func (s *source) Facts(ctx context.Context, latest *poller.Counters) (poller.Kno
 	k.facts.PoolBlocks = s.page.usableBlocks()
 	k.facts.Capabilities |= engine.TokenizesText | engine.TokenizesChats
 	k.facts.Capabilities = k.facts.Capabilities.With(engine.NamesSessions, namesSessions(k.facts.Version))
-	k.facts.Capabilities = k.facts.Capabilities.With(engine.ReadsHostTier, readsHostTier(cmp.Or(s.target.KVConnector, k.facts.Transfer.Connector)))
+	k.facts.Capabilities = k.facts.Capabilities.With(engine.ReadsHostTier, readsHostTier(s.connector(&k.facts)))
 	if ranks > 1 {
 		k.facts.RankHeader = rankHeader
 	}
@@ -167,9 +167,15 @@ const hintNoCache = "the engine keeps no prefixes: start it with --enable-prefix
 // its CPU cache as removals from GPU memory, and no stores there.
 const simpleOffload = "SimpleCPUOffloadConnector"
 
+// connector is the engine's KV connector: only developers' routes tell it, so that
+// the configuration may.
+func (s *source) connector(f *engine.Facts) string {
+	return cmp.Or(s.target.KVConnector, f.Transfer.Connector)
+}
+
 // Doubt implements poller.Doubter.
 func (s *source) Doubt(k *poller.Known, r *kvevents.Reader) string {
-	if k.Facts.Transfer.Connector != simpleOffload || r.SeesTiers() {
+	if s.connector(&k.Facts) != simpleOffload || r.SeesTiers() {
 		return ""
 	}
 	return "the engine's " + simpleOffload + " may tell removals from its CPU cache as removals from GPU memory: use a vLLM whose events name the CPU"

@@ -47,7 +47,7 @@ func (f *fakeEngine) set(change func()) {
 func (f *fakeEngine) handle(w http.ResponseWriter, r *http.Request) {
 	f.mu.Lock()
 	extra, hasExtra := f.extra[r.URL.Path]
-	metrics, asleep, start, model := f.metrics, f.asleep, f.start, f.model
+	metrics, asleep, start, model, ranks := f.metrics, f.asleep, f.start, f.model, f.ranks
 	f.mu.Unlock()
 	own := f.routes[r.URL.Path]
 	switch {
@@ -59,7 +59,7 @@ func (f *fakeEngine) handle(w http.ResponseWriter, r *http.Request) {
 		metrics(w)
 	case r.URL.Path == "/metrics":
 		fmt.Fprintf(w, "process_start_time_seconds %v\n", start)
-		for i := range f.ranks {
+		for i := range ranks {
 			fmt.Fprintf(w, "vllm:num_requests_running{engine=\"%d\"} %d.0\nvllm:num_requests_waiting{engine=\"%d\"} 0.0\n", i, i, i)
 			fmt.Fprintf(w, "vllm:engine_sleep_state{engine=\"%d\",sleep_state=\"weights_offloaded\"} %v\n", i, map[bool]int{true: 1}[asleep])
 			fmt.Fprintf(w, "vllm:cache_config_info{block_size=\"2\",engine=\"%d\",num_gpu_blocks=\"101\",num_gpu_blocks_override=\"101\"} 1.0\n", i)
@@ -71,7 +71,7 @@ func (f *fakeEngine) handle(w http.ResponseWriter, r *http.Request) {
 	case r.URL.Path == "/health":
 	case r.URL.Path == "/kv_event_sources":
 		var parts []string
-		for i, rank := range f.ranks {
+		for i, rank := range ranks {
 			parts = append(parts, fmt.Sprintf(`"%d":{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:%d","replay_endpoint":"tcp://*:%d"}`, i, rank.Port(), rank.ReplayPort()))
 		}
 		fmt.Fprintf(w, "{%s}", strings.Join(parts, ","))

@@ -67,20 +67,28 @@ func TestSettings(t *testing.T) {
 }
 
 // Older releases of one connector tell the removals from its host cache as
-// removals from GPU memory: their events are not relied on.
+// removals from GPU memory: their events are not relied on, whoever tells that it
+// is there.
 func TestConnectorWhoseRemovalsMislead(t *testing.T) {
-	f := newFakeEngine(t, 1)
-	f.extra["/server_info"] = `{"vllm_config":{"kv_transfer_config":{"kv_connector":"SimpleCPUOffloadConnector"}}}`
-	m := enginetest.NewMirror(t)
-	watch(t, f, Options{Options: engine.Options{FactsEvery: engine.MinLoadEvery}}, m)
-	m.Await("doubted", func() bool {
-		return m.Of(0).Coverage == engine.CoveragePartial && strings.Contains(m.Of(0).Hint, simpleOffload)
-	})
-	host := enginetest.Stored(0, 1).(map[string]any)
-	host["medium"] = "CPU"
-	f.ranks[0].AwaitSubscriber()
-	f.ranks[0].Publish(false, host)
-	m.Await("relied on", func() bool { return m.Of(0).Coverage == engine.CoverageFull })
+	for _, configured := range []bool{false, true} {
+		f := newFakeEngine(t, 1)
+		o := Options{Options: engine.Options{FactsEvery: engine.MinLoadEvery}}
+		if configured {
+			o.Target.KVConnector = simpleOffload
+		} else {
+			f.extra["/server_info"] = `{"vllm_config":{"kv_transfer_config":{"kv_connector":"SimpleCPUOffloadConnector"}}}`
+		}
+		m := enginetest.NewMirror(t)
+		watch(t, f, o, m)
+		m.Await("doubted", func() bool {
+			return m.Of(0).Coverage == engine.CoveragePartial && strings.Contains(m.Of(0).Hint, simpleOffload)
+		})
+		host := enginetest.Stored(0, 1).(map[string]any)
+		host["medium"] = "CPU"
+		f.ranks[0].AwaitSubscriber()
+		f.ranks[0].Publish(false, host)
+		m.Await("relied on", func() bool { return m.Of(0).Coverage == engine.CoverageFull })
+	}
 }
 
 // An engine of the first releases: events of few fields, no routes but the
@@ -138,4 +146,27 @@ func TestVersionsThatNameSessions(t *testing.T) {
 			t.Errorf("version %q: want %v", version, want)
 		}
 	}
+}
+
+// An engine that is started again with fewer ranks has no cache in the others, and
+// nobody asks for their events any more; when they are back they are read again.
+func TestFewerRanks(t *testing.T) {
+	f := newFakeEngine(t, 2)
+	m := enginetest.NewMirror(t)
+	watch(t, f, Options{Options: engine.Options{FactsEvery: engine.MinLoadEvery}}, m)
+	prompt := []uint32{2, 3, 0}
+	f.ranks[1].Publish(true, enginetest.Stored(0, 1))
+	m.Await("stored", func() bool { return m.Of(1).Match(1) == 2 && m.Known.Ranks == 2 })
+	second := f.ranks[1]
+	f.set(func() { f.ranks = f.ranks[:1:1] })
+	f.restart()
+	m.Await("one rank", func() bool {
+		resets := m.Of(1).Resets
+		return m.Known.Ranks == 1 && len(resets) > 0 && resets[len(resets)-1] == engine.ResetGone && m.Of(1).Table.Match(prompt, "", "") == 0
+	})
+	second.Restart()
+	second.Publish(true, enginetest.Stored(0, 1))
+	f.set(func() { f.ranks = append(f.ranks, second) })
+	f.set(func() { f.start += 100 })
+	m.Await("two ranks again", func() bool { return m.Known.Ranks == 2 && m.Of(1).Match(1) == 2 })
 }
