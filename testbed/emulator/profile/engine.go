@@ -169,6 +169,8 @@ func (e *Engine) Subscribers() int {
 type counts struct {
 	prompt, cached, generated, finished, firsts atomic.Int64
 	firstMicros, longest                        atomic.Int64
+	// prefilled are tokens that were computed before an answer's first one.
+	prefilled, prefillMicros atomic.Int64
 }
 
 // life is one process life.
@@ -191,8 +193,15 @@ type life struct {
 	pending []event
 	running int
 	waiting int
-	steps   int64
-	files   map[string][]uint32 // of saved slots
+	// queued are those of running that wait for their turn to be computed, backlog
+	// is how many tokens wait to be.
+	queued, backlog int
+	// active are the requests that run, in the order of admission; retractions counts
+	// those that had to give up their pages.
+	active      []*held
+	retractions int
+	steps       int64
+	files       map[string][]uint32 // of saved slots
 }
 
 func startLife(e *Engine, lns [3]net.Listener) *life {

@@ -1,12 +1,14 @@
 package profile
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 )
@@ -51,19 +53,18 @@ func mix(x uint64) uint64 {
 // prompt has been computed.
 func (l *life) generate(ctx context.Context, q *query, each func(o *outcome, token uint32)) (outcome, error) {
 	o := outcome{finish: "length"}
-	if len(q.prompt) == 0 || len(q.prompt)+q.maxTokens > l.opts.MaxModelTokens {
+	if len(q.prompt) == 0 || len(q.prompt)+q.maxTokens > l.longest() {
 		return o, errTooLong
 	}
 	arrived := time.Now()
-	h, err := l.admit(ctx, q)
-	if err != nil {
+	all := append([]uint32(nil), q.prompt...)
+	var h held
+	if err := l.admit(ctx, q, &h, all); err != nil {
 		return o, err
 	}
 	o.cached, o.slot = h.cached, h.slot
-	all := append([]uint32(nil), q.prompt...)
 	defer func() { l.release(&h, all) }()
-	prefill := time.Duration(float64(len(q.prompt)-h.cached) / l.opts.PrefillTokensPerSec * float64(time.Second))
-	if err := l.prefill(ctx, prefill); err != nil {
+	if err := l.compute(ctx, &h, all); err != nil {
 		return o, err
 	}
 	seed := uint64(len(q.prompt))
@@ -77,7 +78,7 @@ func (l *life) generate(ctx context.Context, q *query, each func(o *outcome, tok
 			if err := l.sleep(ctx, l.opts.TokenTime); err != nil {
 				return o, err
 			}
-			if !l.grow(ctx, &h, all) {
+			if !l.grow(ctx, q, &h, all) {
 				return o, errStopped
 			}
 		}
@@ -96,47 +97,72 @@ func (l *life) generate(ctx context.Context, q *query, each func(o *outcome, tok
 	return o, nil
 }
 
-// admit waits for a place, in no order.
-func (l *life) admit(ctx context.Context, q *query) (held, error) {
+// longest is how long a prompt and its answer may be.
+func (l *life) longest() int {
+	if l.pages == nil {
+		return l.opts.MaxModelTokens
+	}
+	return min(l.opts.MaxModelTokens, (l.pages.pool-1)*l.opts.PageTokens)
+}
+
+// admit waits for a place for a request of so many tokens, in no order.
+func (l *life) admit(ctx context.Context, q *query, h *held, tokens []uint32) error {
 	l.mu.Lock()
+	defer l.mu.Unlock()
 	l.waiting++
+	l.backlog += len(tokens) // what is cached of them is not looked for
 	defer func() {
 		l.waiting--
-		l.mu.Unlock()
+		l.backlog -= len(tokens)
 	}()
 	for {
 		if l.running < l.opts.MaxRunning {
-			var h held
+			var got held
 			var ok bool
 			if l.slots != nil {
-				h, ok = l.slots.begin(q.prompt, q.pinned, !q.noReuse)
+				got, ok = l.slots.begin(tokens, q.pinned, !q.noReuse)
 			} else {
-				h, ok = l.pages.begin(q.namespace, q.salt, q.prompt)
+				got, ok = l.pages.begin(q.namespace, q.salt, tokens, len(q.prompt)+q.maxTokens-len(tokens))
 			}
 			if ok {
+				*h = got
+				h.prompt, h.output = len(q.prompt), len(tokens)-len(q.prompt)
+				l.active = append(l.active, h)
 				l.running++
 				l.steps++
 				l.publish()
-				return h, nil
+				return nil
 			}
 		}
-		freed := l.freed
-		l.mu.Unlock()
-		var err error
-		select {
-		case <-ctx.Done():
-			err = ctx.Err()
-		case <-freed:
-		}
-		l.mu.Lock()
-		if err != nil {
-			return held{}, err
+		if !l.await(ctx) {
+			return ctx.Err()
 		}
 	}
 }
 
-// grow makes room for one more token, or waits for it.
-func (l *life) grow(ctx context.Context, h *held, all []uint32) bool {
+// await waits until a request has ended or given up its pages; mu is held.
+func (l *life) await(ctx context.Context) bool {
+	freed := l.freed
+	l.mu.Unlock()
+	defer l.mu.Lock()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-freed:
+		return true
+	}
+}
+
+// changed wakes who waits for memory; mu is held.
+func (l *life) changed() {
+	close(l.freed)
+	l.freed = make(chan struct{})
+}
+
+// grow makes room for one more token. Where there is none the request with the
+// shortest answer, of those the one with the longest prompt, gives up its pages, waits
+// for others again and computes all anew.
+func (l *life) grow(ctx context.Context, q *query, h *held, all []uint32) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.steps++
@@ -145,18 +171,47 @@ func (l *life) grow(ctx context.Context, h *held, all []uint32) bool {
 		s.tokens = append(s.tokens, all[len(all)-1])
 		return true
 	}
-	for !l.pages.grow(h, len(all)-1) {
-		freed := l.freed
-		l.mu.Unlock()
-		select {
-		case <-ctx.Done():
-			l.mu.Lock()
-			return false
-		case <-freed:
+	for h.output = len(all) - h.prompt; !h.retract; {
+		if l.pages.grow(h, len(all)-1) {
+			return true
 		}
-		l.mu.Lock()
+		v := l.victim()
+		if !v.retract {
+			v.retract = true
+			l.changed()
+		}
+		if v != h && !l.await(ctx) {
+			return false
+		}
 	}
-	return true
+	return l.retracted(ctx, q, h, all)
+}
+
+// victim is the running request that gives up its pages next; mu is held.
+func (l *life) victim() *held {
+	return slices.MinFunc(l.active, func(a, b *held) int {
+		return cmp.Or(cmp.Compare(a.output, b.output), cmp.Compare(b.prompt, a.prompt))
+	})
+}
+
+// retracted gives up a request's pages and begins it again; mu is held.
+func (l *life) retracted(ctx context.Context, q *query, h *held, all []uint32) bool {
+	l.pages.retract(h)
+	l.leave(h)
+	l.retractions++
+	l.mu.Unlock()
+	defer l.mu.Lock()
+	if l.admit(ctx, q, h, all) != nil {
+		return false
+	}
+	return l.compute(ctx, h, all) == nil
+}
+
+// leave takes a request out of those that run; mu is held.
+func (l *life) leave(h *held) {
+	l.active = slices.DeleteFunc(l.active, func(o *held) bool { return o == h })
+	l.running--
+	l.changed()
 }
 
 // release ends a request; what its answer filled may be told of a moment later.
@@ -168,14 +223,18 @@ func (l *life) release(h *held, all []uint32) {
 		all = append(all, 0)
 	}
 	l.counts.longest.Store(max(l.counts.longest.Load(), int64(len(all))))
-	if l.slots != nil {
-		l.slots.end(h, all)
-	} else {
-		l.pages.end(h, all)
+	if h.away {
+		return // its caller left while it waited for its pages again
 	}
-	l.running--
-	close(l.freed)
-	l.freed = make(chan struct{})
+	switch {
+	case l.slots != nil:
+		l.slots.end(h, all)
+	case h.computed:
+		l.pages.end(h, all)
+	default:
+		l.pages.retract(h) // its caller left before
+	}
+	l.leave(h)
 	if l.opts.StoresLag <= 0 {
 		l.publish()
 		return
@@ -188,14 +247,44 @@ func (l *life) release(h *held, all []uint32) {
 	})
 }
 
-func (l *life) prefill(ctx context.Context, d time.Duration) error {
+// compute computes what is not cached of a request's tokens; then others find it.
+func (l *life) compute(ctx context.Context, h *held, tokens []uint32) error {
+	if err := l.prefill(ctx, len(tokens)-h.cached); err != nil || l.pages == nil {
+		return err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.pages.keep(h, tokens)
+	l.publish()
+	return nil
+}
+
+// prefill computes so many tokens, after those of others that came before.
+func (l *life) prefill(ctx context.Context, tokens int) error {
+	l.queue(1, tokens)
 	select {
 	case l.gpu <- struct{}{}:
+		l.queue(-1, -tokens)
 	case <-ctx.Done():
+		l.queue(-1, -tokens)
 		return ctx.Err()
 	}
-	defer func() { <-l.gpu }()
-	return l.sleep(ctx, d)
+	began := time.Now()
+	defer func() {
+		l.counts.prefilled.Add(int64(tokens))
+		l.counts.prefillMicros.Add(time.Since(began).Microseconds())
+		<-l.gpu
+	}()
+	return l.sleep(ctx, time.Duration(float64(tokens)/l.opts.PrefillTokensPerSec*float64(time.Second)))
+}
+
+// queue counts requests that have their memory and wait to be computed, and their
+// tokens.
+func (l *life) queue(requests, tokens int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.queued += requests
+	l.backlog += tokens
 }
 
 func (l *life) sleep(ctx context.Context, d time.Duration) error {

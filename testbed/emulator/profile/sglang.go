@@ -111,8 +111,9 @@ func (l *life) sglTokenize(w http.ResponseWriter, r *http.Request) {
 
 // pressure is the state that load and metrics show.
 type pressure struct {
-	running, waiting, used, cached int // tokens
-	usage                          float64
+	running, waiting      int
+	backlog, used, cached int // tokens
+	usage                 float64
 }
 
 func (l *life) pressure() (p pressure) {
@@ -123,6 +124,8 @@ func (l *life) pressure() (p pressure) {
 		p.used = l.pages.used() * l.opts.PageTokens
 		p.cached = l.pages.tree.pages * l.opts.PageTokens
 		p.usage = float64(p.used) / float64(l.opts.PoolTokens)
+		// Who waits to be computed is in the queue, though its memory is set aside here.
+		p.running, p.waiting, p.backlog = p.running-l.queued, p.waiting+l.queued, l.backlog
 	}
 	return p
 }
@@ -134,9 +137,9 @@ func (l *life) loads() object {
 		"timestamp": now.UTC().Format("2006-01-02T15:04:05.000000-07:00"), "version": l.opts.Version, "accelerator": nil, "num_accelerators": 1,
 		"loads": []any{object{
 			"timestamp": float64(now.UnixMicro()) / 1e6, "dp_rank": 0, "num_running_reqs": p.running, "num_waiting_reqs": p.waiting,
-			"num_waiting_uncached_tokens": 0, "num_used_tokens": p.used, "num_total_tokens": p.used, "num_active_tokens": p.used, "num_prealloc_ready_tokens": 0,
+			"num_waiting_uncached_tokens": p.backlog, "num_used_tokens": p.used, "num_total_tokens": p.used, "num_active_tokens": p.used, "num_prealloc_ready_tokens": 0,
 			"max_total_num_tokens": l.opts.PoolTokens, "max_running_requests": l.opts.MaxRunning, "token_usage": p.usage, "gen_throughput": 0.0,
-			"cache_hit_rate": 0.0, "utilization": 0.0, "total_prefill_uncached_tokens": c.prompt.Load() - c.cached.Load(), "total_prefill_busy_us": 0,
+			"cache_hit_rate": 0.0, "utilization": 0.0, "total_prefill_uncached_tokens": c.prefilled.Load(), "total_prefill_busy_us": c.prefillMicros.Load(),
 			"decode_moments": []float64{0, 0, 0, 0, 0, 0},
 			"memory":         object{"weight_gb": 0.0, "kv_cache_gb": 0.0, "graph_gb": 0.0, "token_capacity": l.opts.PoolTokens},
 			"disaggregation": object{

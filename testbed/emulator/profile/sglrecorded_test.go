@@ -61,10 +61,11 @@ func sglRun(t *testing.T, dir fs.FS, name string) (want, got []string, told []ev
 		want = append(want, line)
 
 		events = nil
-		h, ok := c.begin(r.Salt, r.Salt, all[:r.PromptTokens])
+		h, ok := c.begin(r.Salt, r.Salt, all[:r.PromptTokens], 0)
 		if !ok {
 			t.Fatalf("%s: request %d does not fit", name, i)
 		}
+		c.keep(&h, all[:r.PromptTokens])
 		for n := r.PromptTokens; n < len(all)-1; n++ {
 			if !c.grow(&h, n) {
 				t.Fatalf("%s: request %d outgrows the pool", name, i)
