@@ -88,7 +88,7 @@ type Agent struct {
 	lanes    *lanes
 	dialer   *lane.Dialer
 	mesh     *mesh.Mesh
-	gpus     gpuReader // nil: switched off
+	gpus     gpuReading
 	truth    *gpuTruth
 	host     *host.Collector
 	local    *localServer

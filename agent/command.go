@@ -69,7 +69,7 @@ func Command(version string) *cobra.Command {
 		if os.Getenv("GOGC") == "" {
 			debug.SetGCPercent(gcPercent)
 		}
-		log, level := daemon.NewLogger(cmd.ErrOrStderr(), cfg.Log.Level, cfg.Log.Format)
+		log, logging := daemon.NewLogger(cmd.ErrOrStderr(), cfg.Log.Level, cfg.Log.Format)
 		reg := prometheus.NewRegistry()
 		log, err = daemon.CountEvents(log, reg)
 		if err != nil {
@@ -92,10 +92,10 @@ func Command(version string) *cobra.Command {
 		return daemon.Serve(ctx, log, a, a.statusLine, func() error {
 			_, _, err := load()
 			if err == nil {
-				level.Set(cfg.Log.Level.Level())
+				logging.Set(cfg.Log.Level, cfg.Log.Format)
 				daemon.WarnRestart(log, &started, &cfg)
 				a.discovery.reload(cfg.Discover)
-				err = a.reloadKeys()
+				err = errors.Join(a.gpus.reload(a, cfg.GPU), a.reloadKeys())
 			}
 			reloads.Done(err)
 			return err

@@ -173,9 +173,9 @@ func (Mode) Allowed() []string { return []string{"auto", "off"} }
 
 // GPUConfig is the gpu section.
 type GPUConfig struct {
-	Enabled Mode            `toml:"enabled" help:"read GPUs through NVML"`
-	Poll    daemon.Duration `toml:"poll" help:"how often GPUs are read"`
-	Helper  string          `toml:"helper" help:"program built with NVML; empty: this one"`
+	Enabled Mode            `toml:"enabled" help:"read GPUs through NVML" reload:"true"`
+	Poll    daemon.Duration `toml:"poll" help:"how often GPUs are read" reload:"true"`
+	Helper  string          `toml:"helper" help:"program built with NVML; empty: this one" reload:"true"`
 }
 
 // Validate implements daemon.Validator.
@@ -211,7 +211,7 @@ type MetricsConfig struct {
 // LogConfig is the log section.
 type LogConfig struct {
 	Level  daemon.LogLevel  `toml:"level" help:"least level of log lines" reload:"true"`
-	Format daemon.LogFormat `toml:"format" help:"form of log lines"`
+	Format daemon.LogFormat `toml:"format" help:"form of log lines" reload:"true"`
 }
 
 // DefaultConfig returns the documented defaults.

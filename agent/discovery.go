@@ -371,10 +371,11 @@ func (a *Agent) forget(w *watched) {
 
 // mapGPUs finds the GPUs of each engine, by the processes on them.
 func (d *discovery) mapGPUs() {
-	if d.a.gpus == nil {
+	reader := d.a.gpus.client()
+	if reader == nil {
 		return
 	}
-	view := d.a.gpus.View()
+	view := reader.View()
 	if d.a.takeGPUs(view.Devices, d.scanner.Parent) {
 		d.a.helloChanged()
 	}

@@ -40,11 +40,12 @@ var gpuFixes = map[string]string{
 // checkGPUs tells the state of the driver and of each GPU, by the policy that the
 // fleet has.
 func (a *Agent) checkGPUs(l *doctor.List) {
-	if a.gpus == nil {
+	reader := a.gpus.client()
+	if reader == nil {
 		l.Good(checkDriver, a.name, "GPU facts are switched off: gpu.enabled = \"off\"")
 		return
 	}
-	v, policy := a.gpus.View(), a.truth.policyNow()
+	v, policy := reader.View(), a.truth.policyNow()
 	a.checkDriver(l, &v)
 	for i := range v.Devices {
 		d := &v.Devices[i]

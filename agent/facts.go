@@ -1,33 +1,19 @@
 package agent
 
 import (
-	"context"
-	"errors"
-	"path/filepath"
 	"time"
 
 	"google.golang.org/protobuf/proto"
 
 	"waypost/agent/host"
 	"waypost/gossip/lane"
-	"waypost/nvml"
 	waypostv1 "waypost/proto/waypost/v1"
 )
 
 // wireFacts prepares the readers of GPUs and host.
 func (a *Agent) wireFacts() error {
-	if a.cfg.GPU.Enabled != "off" {
-		client, err := nvml.New(nvml.Options{
-			Logger: a.log, Registerer: a.opt.Registerer, Executable: a.cfg.GPU.Helper, Poll: time.Duration(a.cfg.GPU.Poll),
-			KernelLog: "/dev/kmsg", StateFile: filepath.Join(a.cfg.StateDir, "gpus.json"),
-		})
-		if err != nil {
-			return err
-		}
-		a.gpus = client
-		if err := a.opt.Registerer.Register(newGPUCollector(a)); err != nil {
-			return err
-		}
+	if err := a.gpus.open(a, a.cfg.GPU); err != nil {
+		return err
 	}
 	var err error
 	a.host, err = host.New(host.Options{DiskPath: a.cfg.StateDir, Interval: hostEvery})
@@ -36,13 +22,7 @@ func (a *Agent) wireFacts() error {
 
 // startFacts runs the readers and sends what they find.
 func (a *Agent) startFacts() {
-	if a.gpus != nil {
-		a.tasks.Go(func() {
-			if err := a.gpus.Run(a.ctx); err != nil && !errors.Is(err, context.Canceled) {
-				a.log.Warn("GPU facts ended", "error", err)
-			}
-		})
-	}
+	a.gpus.run(a)
 	a.tasks.Go(func() { a.host.Run(a.ctx) })
 	a.tasks.Go(func() {
 		t := time.NewTicker(hostEvery)
@@ -54,10 +34,11 @@ func (a *Agent) startFacts() {
 
 // lookAtGPUs finds out which engine uses which GPU and tells what has changed.
 func (a *Agent) lookAtGPUs() {
-	if a.gpus == nil {
+	reader := a.gpus.client()
+	if reader == nil {
 		return
 	}
-	view := a.gpus.View()
+	view := reader.View()
 	if a.truth.look(&view, a.urls(), a.carried()) {
 		a.dialer.HelloChanged()
 	}
@@ -67,16 +48,12 @@ func (a *Agent) lookAtGPUs() {
 // reportHost sends host and GPU facts on change and whenever they are due, until
 // the agent ends: a coordinator forgets facts that are not repeated.
 func (a *Agent) reportHost(due <-chan time.Time) {
-	var changed <-chan struct{}
-	if a.gpus != nil {
-		changed = a.gpus.Changed()
-	}
 	for {
 		select {
 		case <-a.ctx.Done():
 			return
 		case <-due:
-		case <-changed:
+		case <-a.gpus.changed:
 			a.dialer.Kick()
 		case <-a.truth.judged:
 			a.dialer.Kick()

@@ -274,10 +274,11 @@ func (a *Agent) urls() map[string]string {
 
 // gpuVerdicts returns the verdict on the GPUs of engines as they are now.
 func (a *Agent) gpuVerdicts() func(engine string) string {
-	if a.gpus == nil {
+	reader := a.gpus.client()
+	if reader == nil {
 		return func(string) string { return "" }
 	}
-	v := a.gpus.View()
+	v := reader.View()
 	names := map[string]bool{}
 	for _, name := range a.carried() {
 		names[name] = true
@@ -300,12 +301,13 @@ func (a *Agent) gpuVerdicts() func(engine string) string {
 // hostReport is what is told of the host and its GPUs.
 func (a *Agent) hostReport() *waypostv1.HostReport {
 	facts, _, _ := a.host.Facts()
-	if a.gpus == nil {
+	reader := a.gpus.client()
+	if reader == nil {
 		r := host.Report(&facts, &nvml.View{}, nvml.DefaultPolicy())
 		r.GpuState = proto.String("GPU facts are switched off: gpu.enabled = \"off\"")
 		return r
 	}
-	view := a.gpus.View()
+	view := reader.View()
 	g := a.truth
 	r := host.Report(&facts, &view, g.policyNow())
 	for _, m := range r.GetGpus() {
@@ -416,11 +418,12 @@ func (a *Agent) acknowledge(ack *waypostv1.AckGpu) *waypostv1.AckGpuReply {
 	refuse := func(format string, args ...any) *waypostv1.AckGpuReply {
 		return &waypostv1.AckGpuReply{Error: proto.String(fmt.Sprintf(format, args...))}
 	}
-	if a.gpus == nil {
+	reader := a.gpus.client()
+	if reader == nil {
 		return refuse("GPU facts are switched off on %s: gpu.enabled = \"off\"", a.name)
 	}
 	find := func() (nvml.View, *nvml.Device) {
-		v := a.gpus.View()
+		v := reader.View()
 		for i := range v.Devices {
 			d := &v.Devices[i]
 			if ack.Index != nil && ack.GetIndex() == uint32(d.Index) || ack.Index == nil && ack.GetUuid() == d.UUID {
@@ -444,7 +447,7 @@ func (a *Agent) acknowledge(ack *waypostv1.AckGpu) *waypostv1.AckGpuReply {
 			d.Xids[i].Acknowledged = true
 		}
 	} else {
-		a.gpus.Acknowledge(d.UUID)
+		reader.Acknowledge(d.UUID)
 		a.log.Info("GPU errors acknowledged", "event", "gpu_acked", "gpu", fmt.Sprintf("%s/%d", a.name, d.Index), "uuid", d.UUID,
 			"xids", fmt.Sprint(reply.GetXids()), "by", ack.GetBy(), "reason", ack.GetReason())
 		if v, d = find(); d == nil {

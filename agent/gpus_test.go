@@ -77,7 +77,7 @@ func twoEngines(t *testing.T) (*Agent, *fakeGPUs) {
 		{GPU: nvml.GPU{UUID: "GPU-a", Processes: []nvml.Process{held(os.Getpid(), 70<<30), held(1, 5<<30)}}},
 		{GPU: nvml.GPU{Index: 1, UUID: "GPU-b", Processes: []nvml.Process{}}},
 	}}}
-	a.gpus = gpus
+	a.gpus.reader = gpus
 	for i, url := range []string{"http://" + l.Addr().String(), "http://127.0.0.1:1"} {
 		e := EngineConfig{Name: fmt.Sprintf("vllm-%d", i), Kind: "vllm", URL: url}
 		w, err := a.watch(e)
@@ -346,7 +346,7 @@ func TestAcknowledge(t *testing.T) {
 	if r := ack(proto.Uint32(0), "", false); r.GetVerdict() != "exclude:gpu_lost" {
 		t.Errorf("a GPU that is still lost: %v", r)
 	}
-	a.gpus = nil
+	a.gpus.reader = nil
 	if r := ack(proto.Uint32(0), "", false); !strings.Contains(r.GetError(), "switched off") {
 		t.Errorf("switched off: %v", r)
 	}

@@ -173,7 +173,11 @@ func (c *gpuCollector) Describe(ch chan<- *prometheus.Desc) { ch <- c.verdict }
 // Collect implements prometheus.Collector. There is one series per GPU: one with
 // an old reason does not stay.
 func (c *gpuCollector) Collect(ch chan<- prometheus.Metric) {
-	view := c.a.gpus.View()
+	reader := c.a.gpus.client()
+	if reader == nil {
+		return
+	}
+	view := reader.View()
 	c.a.truth.mu.Lock()
 	policy := c.a.truth.policy
 	c.a.truth.mu.Unlock()

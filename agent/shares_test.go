@@ -99,7 +99,7 @@ func TestSharesGPUs(t *testing.T) {
 		{GPU: nvml.GPU{UUID: "GPU-a", Processes: []nvml.Process{held(4242, 70<<30)}}},
 		{GPU: nvml.GPU{Index: 1, UUID: "GPU-b", Processes: []nvml.Process{}}},
 	}}}
-	a.gpus = gpus
+	a.gpus.reader = gpus
 	a.discovery.look(time.Now())
 	verdict := func() string {
 		loads := a.lanes.load(nil).GetShares()
@@ -157,7 +157,7 @@ func TestGPUsOfHelpers(t *testing.T) {
 		view.Devices = append(view.Devices, nvml.Device{GPU: nvml.GPU{Index: i, UUID: fmt.Sprint("GPU-", i), Processes: []nvml.Process{held(pid, 70<<30)}}})
 	}
 	gpus := &fakeGPUs{view: view}
-	a.gpus = gpus
+	a.gpus.reader = gpus
 	a.discovery.look(time.Now())
 	a.lookAtGPUs()
 	share := "trtllm(node 1)@mpi-7@1"

@@ -32,7 +32,7 @@ func TestStrangersOnGPUsAreProposed(t *testing.T) {
 		{GPU: nvml.GPU{UUID: "GPU-a", Processes: []nvml.Process{held(41, 1<<30), held(51, 40<<30), held(60, 1<<30)}}},
 		{GPU: nvml.GPU{Index: 1, UUID: "GPU-b", Processes: []nvml.Process{held(51, 30<<30), held(80, 1<<30), {PID: 70}}}},
 	}}}
-	a.gpus = gpus
+	a.gpus.reader = gpus
 	proposed := func() (out []string) {
 		a.discovery.look(time.Now())
 		for _, c := range a.checks(time.Now()).Sorted() {
@@ -102,7 +102,7 @@ func TestPublishedEngineIsNamedWithTheFix(t *testing.T) {
 	}
 	named := discovering(t, p, func(c *Config) { c.Engines = []EngineConfig{{Kind: "vllm", URL: "http://127.0.0.1:18000"}} })
 	gpus := &fakeGPUs{view: nvml.View{Status: nvml.Status{Code: nvml.StateOK, Text: "ok"}, Devices: []nvml.Device{{GPU: nvml.GPU{UUID: "GPU-a", Processes: []nvml.Process{held(7713, 1<<30)}}}}}}
-	named.gpus = gpus
+	named.gpus.reader = gpus
 	named.discovery.look(time.Now())
 	named.lookAtGPUs()
 	if checks := named.checks(time.Now()).Sorted(); finds(checks, "engine-reachable", doctor.Problem, "another network namespace") {
@@ -134,7 +134,7 @@ func TestEngineAtAContainersAddressIsKnown(t *testing.T) {
 	}
 	files["net/tcp"] = &fstest.MapFile{Data: []byte("head\n")}
 	a := discovering(t, p, func(c *Config) { c.Engines = []EngineConfig{{Kind: "vllm", URL: "http://172.17.0.2:8000"}} })
-	a.gpus = &fakeGPUs{view: nvml.View{Status: nvml.Status{Code: nvml.StateOK, Text: "ok"}, Devices: []nvml.Device{
+	a.gpus.reader = &fakeGPUs{view: nvml.View{Status: nvml.Status{Code: nvml.StateOK, Text: "ok"}, Devices: []nvml.Device{
 		{GPU: nvml.GPU{UUID: "GPU-a", Processes: []nvml.Process{held(7713, 1<<30)}}}, {GPU: nvml.GPU{Index: 1, UUID: "GPU-b", Processes: []nvml.Process{held(7800, 1<<30)}}},
 	}}}
 	a.discovery.look(time.Now())

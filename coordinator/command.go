@@ -32,7 +32,7 @@ func Command(version string) *cobra.Command {
 		// The collector of garbage works harder near the limit; what is kept is
 		// bounded by the parts themselves.
 		debug.SetMemoryLimit(int64(cfg.Limits.Memory))
-		log, level := daemon.NewLogger(cmd.ErrOrStderr(), cfg.Log.Level, cfg.Log.Format)
+		log, logging := daemon.NewLogger(cmd.ErrOrStderr(), cfg.Log.Level, cfg.Log.Format)
 		reg := prometheus.NewRegistry()
 		log, err = daemon.CountEvents(log, reg)
 		if err != nil {
@@ -50,7 +50,7 @@ func Command(version string) *cobra.Command {
 		return daemon.Serve(cmd.Context(), log, co, co.statusLine, func() error {
 			_, _, err := load()
 			if err == nil {
-				level.Set(cfg.Log.Level.Level())
+				logging.Set(cfg.Log.Level, cfg.Log.Format)
 				daemon.WarnRestart(log, &started, &cfg)
 				err = co.reloadKeys()
 			}

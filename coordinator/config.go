@@ -136,7 +136,7 @@ func (c LimitsConfig) Validate() error {
 // LogConfig is the log section.
 type LogConfig struct {
 	Level  daemon.LogLevel  `toml:"level" help:"least level of log lines" reload:"true"`
-	Format daemon.LogFormat `toml:"format" help:"form of log lines"`
+	Format daemon.LogFormat `toml:"format" help:"form of log lines" reload:"true"`
 }
 
 // DefaultConfig returns the documented defaults.

@@ -118,7 +118,7 @@ func TestLogger(t *testing.T) {
 	} {
 		t.Setenv("JOURNAL_STREAM", tt.journal)
 		var out strings.Builder
-		log, level := NewLogger(&out, "warn", LogFormat(tt.format))
+		log, settings := NewLogger(&out, "warn", LogFormat(tt.format))
 		log.Info("not shown")
 		log.Warn("lane down", "event", "lane_down")
 		for _, want := range tt.want {
@@ -129,10 +129,17 @@ func TestLogger(t *testing.T) {
 		if strings.Contains(out.String(), tt.unwanted) || strings.Contains(out.String(), "not shown") {
 			t.Errorf("%+v wrote %q", tt, out.String())
 		}
-		level.Set(LogLevel("debug").Level())
-		log.Debug("shown now")
-		if !strings.Contains(out.String(), "shown now") {
-			t.Errorf("level did not change: %q", out.String())
+		out.Reset()
+		of := log.With("part", "mesh").WithGroup("peer")
+		other := LogFormat("json")
+		want := `"part":"mesh","peer":{"name":"gpu-02"}`
+		if tt.format == "json" {
+			other, want = "logfmt", "part=mesh peer.name=gpu-02"
+		}
+		settings.Set("debug", other)
+		of.Debug("shown now", "name", "gpu-02")
+		if got := out.String(); !strings.Contains(got, "shown now") || !strings.Contains(got, want) {
+			t.Errorf("level and format did not change: %q", got)
 		}
 	}
 	for word, want := range map[LogLevel]slog.Level{"debug": slog.LevelDebug, "info": slog.LevelInfo, "warn": slog.LevelWarn, "error": slog.LevelError} {

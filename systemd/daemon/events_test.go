@@ -39,7 +39,7 @@ func TestEventsAreCounted(t *testing.T) {
 	if got := out.String(); strings.Count(got, "\n") != 1 || !strings.Contains(got, "lost again") {
 		t.Errorf("at level error the log says %q", got)
 	}
-	level.Set(-8)
+	level.Set("debug", "logfmt")
 	log.Debug("now", "event", "host_left")
 	if !strings.Contains(out.String(), "level=DEBUG msg=now") {
 		t.Errorf("at level debug the log says %q", out.String())
