@@ -158,7 +158,10 @@ func (j *Judge) pool(now time.Time, workers []Worker, members []int, verdicts []
 				relation, d = Compare(w.Vector, most.Vector)
 			}
 			p := j.pending[w.Name]
-			if relation != Differ && w != most && p.holds(now, w.Vector, most.Vector) {
+			switch {
+			case relation == Differ && p != nil:
+				p.blankAt = time.Time{}
+			case relation != Differ && w != most && p.holds(now, w.Vector, most.Vector):
 				relation, d = Differ, p.difference()
 			}
 			if relation != Differ {

@@ -176,6 +176,64 @@ func TestADifferenceOutlivesTheAgent(t *testing.T) {
 	}
 }
 
+// Each restart of an agent has its own time to measure: one that was long ago takes
+// nothing from it.
+func TestADifferenceOutlivesEachRestart(t *testing.T) {
+	var j Judge
+	good, bad := vector(1, "chat3 a b c"), vector(1, "chat3 a b x")
+	workers := []Worker{{Name: "a", Pool: "p", Vector: good}, {Name: "b", Pool: "p", Vector: bad}}
+	j.Judge(t0, workers)
+	workers[0].Vector, workers[1].Vector = vector(2, "chat3 a b c"), vector(2, "chat3 a b x")
+	j.Judge(t0.Add(time.Second), workers)
+	for k, blank := range []*Vector{{KeyID: 1}, {KeyID: 1}, {KeyID: 2}} {
+		for _, at := range []time.Duration{0, holdBlank - time.Second} {
+			workers[1].Vector = blank
+			if v, _ := j.Judge(t0.Add(time.Duration(k+1)*time.Hour+at), workers); v[1].State != StateDiffers || v[1].Credit {
+				t.Errorf("restart %d, after %v: %s", k+1, at, told(v))
+			}
+		}
+		workers[1].Vector = bad
+		if k == 1 { // measured with another key, which tells nothing
+			other := *bad
+			other.KeyID = 2
+			workers[1].Vector = &other
+		}
+		j.Judge(t0.Add(time.Duration(k+1)*time.Hour+holdBlank), workers)
+	}
+	// It is of the pool: in another one nothing is held against it.
+	moved := []Worker{{Name: "0", Pool: "q", Vector: good}, {Name: "b", Pool: "q", Vector: &Vector{KeyID: 1}}}
+	other := j
+	if v, _ := other.Judge(t0.Add(24*time.Hour), moved); v[1].State == StateDiffers {
+		t.Error(told(v))
+	}
+	// Nobody differs from what itself is.
+	workers[1].Vector = &Vector{KeyID: 1}
+	if v, _ := j.Judge(t0.Add(24*time.Hour), workers[1:]); v[0].State == StateDiffers {
+		t.Error(told(v))
+	}
+}
+
+// What another one measured is not measured again by who stands for the pool now.
+func TestADifferenceIsMeasuredAgainByBoth(t *testing.T) {
+	var j Judge
+	workers := []Worker{
+		{Name: "a", Pool: "p", Vector: vector(1, "chat3 a b c")},
+		{Name: "b", Pool: "p", Vector: vector(5, "chat3 a b c")},
+		{Name: "c", Pool: "p", Vector: vector(5, "chat3 a b c")},
+		{Name: "d", Pool: "p", Vector: vector(1, "chat3 a b x")},
+	}
+	j.Judge(t0, workers)
+	workers[3].Vector = vector(2, "chat3 a b x")
+	v, asks := j.Judge(t0.Add(time.Second), workers[1:])
+	if v[2].State != StateMeasuring || len(asks) != 2 {
+		t.Errorf("%s, asks %v", told(v), asks)
+	}
+	workers[1].Vector, workers[3].Vector = vector(6, "chat3 a b c"), vector(3, "chat3 a b x")
+	if v, _ := j.Judge(t0.Add(2*time.Second), workers[1:]); v[2].State != StateDiffers {
+		t.Error(told(v))
+	}
+}
+
 // What passes by itself, as midnight between two measurements, never counts.
 func TestMidnightSplitsNoPool(t *testing.T) {
 	var j Judge
