@@ -89,8 +89,10 @@ type Reader struct {
 	work    work
 	busy    bool
 	asleep  bool
-	ended   bool // ctx of Run is done: nothing more is told
-	seen    engine.Capability
+	// asleepAt is when the engine was read to sleep last.
+	asleepAt time.Time
+	ended    bool // ctx of Run is done: nothing more is told
+	seen     engine.Capability
 	// tiers says that events of memory other than the GPU's were seen.
 	tiers bool
 	// badLogged is when an unreadable batch was last warned of, foreignLogged
@@ -256,11 +258,15 @@ func (r *Reader) Load(l engine.Load, now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.busy = l.Running != nil && *l.Running > 0
-	if asleep := l.Sleeping != nil && *l.Sleeping; asleep != r.asleep {
-		r.asleep = asleep
-		if asleep && r.stream != nil {
-			r.stream.Slept(now)
-		}
+	asleep := l.Sleeping != nil && *l.Sleeping
+	// What was read of its past while it slept is gone as well, and its word that it
+	// is comes with its next step.
+	woke := r.asleep && !asleep && r.stream != nil && !r.stream.lastLive.After(r.asleepAt)
+	if r.stream != nil && (asleep && !r.asleep || woke) {
+		r.stream.Slept(now)
+	}
+	if r.asleep = asleep; asleep {
+		r.asleepAt = now
 	}
 	if r.stream != nil && !r.ended {
 		r.stream.Silent(r.work.unheard(&l, r.stream.lastLive, now))

@@ -310,6 +310,36 @@ func TestWorkWithoutEvents(t *testing.T) {
 	}
 }
 
+// What an engine gave up to sleep is not believed when it wakes either, though it was
+// read anew meanwhile; what it tells of its first steps is.
+func TestAWakingEngineHoldsNothing(t *testing.T) {
+	began := time.Now()
+	at := func(s int) time.Time { return began.Add(time.Duration(s) * time.Second) }
+	for _, told := range []int{2, 4} { // before and after it was last read to sleep
+		m := enginetest.NewMirror(t)
+		r := NewReader(ReaderOptions{Plan: Plan{Pulled: true}, Dialect: &testDialect, Logger: slog.New(slog.DiscardHandler), Sink: m})
+		r.Connected(at(0))
+		r.Deliver(Message{Seq: 0, Payload: batch(t, enginetest.Stored(0, 1)), Received: at(0)})
+		load := func(s int, asleep bool) { r.Load(engine.Load{Sleeping: &asleep}, at(s)) }
+		load(1, false)
+		load(2, true)
+		load(3, true)
+		if got := m.Of(0).Match(1); got != 0 {
+			t.Fatalf("%d blocks of an engine that sleeps", got)
+		}
+		r.Deliver(Message{Seq: 1, Payload: batch(t, enginetest.Stored(0, 2)), Received: at(told)})
+		load(5, false)
+		load(6, false)
+		want := 0
+		if told > 3 {
+			want = 2
+		}
+		if got := m.Of(0).Match(2); got != want {
+			t.Errorf("told at %d s: %d tokens are there once it is awake, want %d", told, got, want)
+		}
+	}
+}
+
 // A reader tells its stream of clears, but only of those that leave nothing.
 func TestClearsAreTold(t *testing.T) {
 	clear := []any{"AllBlocksCleared"}
