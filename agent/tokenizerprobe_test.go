@@ -48,12 +48,7 @@ func TestTokenizerProbe(t *testing.T) {
 				tokenizer: c.tokenizer, hasher: boundary.NewHasher(prefix.ClusterKey{5}), changed: func() {}, log: slog.New(slog.DiscardHandler),
 				state: func() probedState { return probedState{life: engineLife{model: "m"}, up: c.up} },
 			})
-			ctx, cancel := context.WithCancel(t.Context())
-			done := make(chan struct{})
-			go func() { p.run(ctx); close(done) }()
-			time.Sleep(time.Minute)
-			cancel()
-			<-done
+			probeForAMinute(t, p)
 			able := p.able(c.can).Has(engine.TokenizesText)
 			l := &doctor.List{}
 			checkTokenizer(l, "gpu-01/x", able, p)
@@ -121,6 +116,16 @@ func (e dateless) Tokenize(ctx context.Context, text string, special bool) ([]ui
 	return e.textEngine.Tokenize(ctx, text, special)
 }
 
+// probeForAMinute runs a prober so long, and waits for its end.
+func probeForAMinute(t *testing.T, p *prober) {
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { p.run(ctx); close(done) }()
+	time.Sleep(time.Minute)
+	cancel()
+	<-done
+}
+
 // The text of dates is a help and no condition: chats are measured without it.
 func TestBoundaryWithoutTheTextOfDates(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -128,12 +133,7 @@ func TestBoundaryWithoutTheTextOfDates(t *testing.T) {
 			tokenizer: dateless{qwenLike()}, hasher: boundary.NewHasher(prefix.ClusterKey{5}), changed: func() {}, log: slog.New(slog.DiscardHandler),
 			state: func() probedState { return probedState{life: engineLife{mark: 7, model: "m"}, up: true} },
 		})
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan struct{})
-		go func() { p.run(ctx); close(done) }()
-		time.Sleep(time.Minute)
-		cancel()
-		<-done
+		probeForAMinute(t, p)
 		if n := len(p.vector().Probes); n != len(boundary.Published()) {
 			t.Errorf("%d of %d probes were measured", n, len(boundary.Published()))
 		}

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"net"
 	"net/http"
 	"net/url"
@@ -307,14 +308,8 @@ func Decode(b []byte, v any) (odd bool, err error) {
 // Widest refuses JSON in which a list or an object has more members than most.
 func Widest(b []byte, most int) error {
 	var members []int // of what is open, the outermost first
-	inText := false
-	for i := 0; i < len(b); i++ {
-		switch c := b[i]; {
-		case inText && c == '\\':
-			i++
-		case c == '"':
-			inText = !inText
-		case inText:
+	for _, c := range outsideTexts(b) {
+		switch {
 		case c == '[' || c == '{':
 			if len(members) == maxNesting {
 				return fmt.Errorf("%w: it nests deeper than %d", ErrTooMany, maxNesting)
@@ -336,14 +331,8 @@ func Widest(b []byte, most int) error {
 // share or time either: Python writes them as JSON, where one of them would spoil
 // the whole answer.
 func Finite(b []byte) []byte {
-	inText := false
-	for i := 0; i < len(b); i++ {
-		switch c := b[i]; {
-		case inText && c == '\\':
-			i++
-		case c == '"':
-			inText = !inText
-		case inText:
+	for i, c := range outsideTexts(b) {
+		switch {
 		case c == 'N' && bytes.HasPrefix(b[i:], []byte("NaN")):
 			copy(b[i:], "-1 ")
 		case c == 'I' && bytes.HasPrefix(b[i:], []byte("Infinity")):
@@ -354,4 +343,21 @@ func Finite(b []byte) []byte {
 		}
 	}
 	return b
+}
+
+// outsideTexts are the bytes of JSON, with their places, that are in no text.
+func outsideTexts(b []byte) iter.Seq2[int, byte] {
+	return func(yield func(int, byte) bool) {
+		inText := false
+		for i := 0; i < len(b); i++ {
+			switch c := b[i]; {
+			case inText && c == '\\':
+				i++
+			case c == '"':
+				inText = !inText
+			case !inText && !yield(i, c):
+				return
+			}
+		}
+	}
 }

@@ -54,19 +54,11 @@ func TestItems(t *testing.T) {
 		{"one list for two blocks", list{item}, "xx"},
 		{"three lists for two blocks", list{nil, nil, item}, "xx"},
 	} {
-		payload, err := msgp.AppendIntf(nil, list{1.0, list{map[string]any{
+		e := decodedEvent(t, test.name, map[string]any{
 			"type": "BlockStored", "block_hashes": list{1, 2}, "token_ids": list{1, 2}, "block_size": 1, "mm_keys": test.items,
-		}}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		b, err := NewDecoder().Decode(payload)
-		if err != nil || len(b.Events) != 1 {
-			t.Errorf("%s: %v, %+v", test.name, err, b)
-			continue
-		}
+		})
 		marks := ""
-		for _, m := range b.Events[0].Marks {
+		for _, m := range e.Marks {
 			marks += map[bool]string{true: "x", false: "-"}[m != 0]
 		}
 		if marks != test.want {

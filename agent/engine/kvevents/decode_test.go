@@ -199,19 +199,10 @@ func TestExtraKeys(t *testing.T) {
 		{"an adapter too long to keep", long, 1, false, list{list{long}, list{long}}, "||xx"},
 	}
 	for _, test := range tests {
-		payload, err := msgp.AppendIntf(nil, list{1.0, list{map[string]any{
+		e := decodedEvent(t, test.name, map[string]any{
 			"type": "BlockStored", "block_hashes": list{1, 2}, "parent_block_hash": map[bool]any{true: 9}[test.parent],
 			"token_ids": list{1, 2}, "block_size": 1, "lora_id": test.id, "lora_name": test.adapter, "extra_keys": test.extra,
-		}}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		b, err := NewDecoder().Decode(payload)
-		if err != nil || len(b.Events) != 1 {
-			t.Errorf("%s: %v, %+v", test.name, err, b)
-			continue
-		}
-		e := b.Events[0]
+		})
 		marks := ""
 		for _, m := range e.Marks {
 			marks += map[bool]string{true: "x", false: "-"}[m != 0]
@@ -220,6 +211,20 @@ func TestExtraKeys(t *testing.T) {
 			t.Errorf("%s: %q, want %q", test.name, got, test.want)
 		}
 	}
+}
+
+// decodedEvent is the only event of a batch that holds one.
+func decodedEvent(t *testing.T, name string, event map[string]any) blocktable.Event {
+	t.Helper()
+	payload, err := msgp.AppendIntf(nil, []any{1.0, []any{event}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := NewDecoder().Decode(payload)
+	if err != nil || len(b.Events) != 1 {
+		t.Fatalf("%s: %v, %+v", name, err, b)
+	}
+	return b.Events[0]
 }
 
 func TestMedia(t *testing.T) {
